@@ -83,7 +83,9 @@ def test_a_hostile_place_is_shown_as_text(attempt):
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        ("sagemaker", "ask for more disk_gb"),
+        ("sagemaker", "raise resources.disk_gb, or keep"),
+        ("vertex", "raise resources.disk_gb, or keep"),
+        ("kubernetes", "the size of the volume that is full"),
         ("slurm", "your quota of the shared folder"),
         ("ssh", "free space on that machine"),
         ("local", "free space on this machine's disk"),
@@ -95,4 +97,4 @@ def test_a_full_disk_has_a_fix_that_its_place_offers(attempt, backend, words):
     full = lines("OSError: [Errno 28] No space left on device")
     verdict = verdict_record.judge_attempt(store, record, FAILED, full)
     assert verdict.label == "disk-full" and words in verdict.change
-    assert ("disk_gb" in verdict.change) == (backend == "sagemaker")
+    assert ("disk_gb" in verdict.change) == (backend in ("sagemaker", "vertex", "kubernetes"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from secrets import token_hex
@@ -194,15 +195,17 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_goes_on(cluster: Cluster)
 
 
 @pytest.mark.long
-def test_a_lost_node_that_no_client_hears_of(cluster: Cluster) -> None:
+def test_a_lost_node_that_no_client_hears_of(cluster: Cluster, figure: Callable[[str, object], None]) -> None:
     """With every client asleep the job is requeued all the same: by its script, or by Slurm when that died too."""
     for number in (1, 0):
         backend, handle = cluster.submit(PATIENT, 2, num_nodes=2, retry={"max_attempts": 2})
         wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
         cluster.slurm.nodes[number].power_off()
+        since = time.monotonic()
         wait_for(
             lambda: "Restarts=1" in cluster.slurm.ask("scontrol", "-o", "show", "job", job_of(handle)), "a restart"
         )
+        figure(f"seconds from the power-off of node {number} to the requeue", round(time.monotonic() - since, 1))
         cluster.slurm.nodes[number].reboot()
         wait_for(lambda: lines("done", backend, handle)() == 2, "the end")
         assert final(backend, handle).state is State.SUCCEEDED
