@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -140,6 +141,30 @@ def test_a_node_asks_for_node_0_seldom_and_gives_up_in_time(monkeypatch, error, 
         worker.tick(False)
     assert clock.now - 1000 < 320 and 60 <= len(asked) <= 90, "ten a second were asked before"
     assert (outcomes[0].state, outcomes[0].exit_code) == outcome
+
+
+def test_64_nodes_do_not_ask_together(monkeypatch):
+    """63 nodes that wait for node 0 ask about 13 times a second together; that they began together is soon forgotten."""
+    clock, asked, outcomes = Clock(), [], []
+
+    def refuse(address, timeout):
+        asked.append(clock.now)
+        raise OSError("refused")
+
+    monkeypatch.setattr(workers, "time", clock)
+    monkeypatch.setattr(workers.socket, "create_connection", refuse)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
+    plan = manifest.decode(Manifest("run", 1, ("train.py",), 64, 1).encode())
+    places = [Cluster(nodes=64, node_rank=rank, control_host="a.b") for rank in range(1, 64)]
+    nodes = [workers.Worker(Loop(), plan, place, "", listener, 1800.0) for place in places]
+    began = clock.now
+    while clock.now < began + 120:
+        for node in nodes:
+            node.tick(False)
+        clock.now += 0.05
+    later = Counter(int(moment) for moment in asked if moment >= began + 60)
+    assert not outcomes and len(later) >= 59
+    assert 9 <= sum(later.values()) / 60 <= 17 and max(later.values()) <= 40, later
 
 
 def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
