@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cloudtrain.simulators.sagemaker import training_job
 from cloudtrain.simulators.sagemaker.server import Simulator
 
 
@@ -57,3 +59,21 @@ def test_the_simulator_as_a_program_says_how_it_is_found(tmp_path: Path) -> None
         ran = subprocess.run([sys.executable, "-c", client], env=env, capture_output=True, text=True, timeout=120)
         process.terminate()
     assert ran.stdout.strip() == "['mine']", ran.stderr
+
+
+def test_a_checkpoint_that_vanishes_while_it_is_uploaded_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A job deletes old checkpoints at any moment, also between the listing of its files and their upload."""
+    uploaded = []
+    host = SimpleNamespace(base=tmp_path, synced={})
+    job = SimpleNamespace(
+        request={"CheckpointConfig": {"S3Uri": "s3://bucket/run"}},
+        _hosts=[host],
+        _call=lambda *_, **given: uploaded.append((given["Key"], given["Body"])),
+    )
+    kept = tmp_path / "checkpoints" / "kept"
+    kept.parent.mkdir()
+    kept.write_bytes(b"weights")
+    listed = [(kept.with_name("gone"), "gone"), (kept, "kept")]
+    monkeypatch.setattr(training_job, "iter_files", lambda _: listed)
+    training_job.TrainingJob._sync(job)
+    assert uploaded == [("run/kept", b"weights")] and list(host.synced) == ["kept"]

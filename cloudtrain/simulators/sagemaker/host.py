@@ -211,8 +211,9 @@ class LogStream:
 
 
 def iter_files(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield path and relative name of all files below a folder."""
-    for path in sorted(folder.rglob("*")):
+    """Yield path and relative name of all files below a folder, which may change meanwhile."""
+    paths = [Path(base, name) for base, _, names in os.walk(folder) for name in names]
+    for path in sorted(paths):
         if path.is_file():
             yield path, path.relative_to(folder).as_posix()
 

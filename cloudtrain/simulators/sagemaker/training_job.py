@@ -206,10 +206,14 @@ class TrainingJob:
         prefix = self.request.get("CheckpointConfig", {}).get("S3Uri")
         for host in self._hosts if prefix else ():
             for path, name in iter_files(host.base / "checkpoints"):
-                version = (path.stat().st_mtime_ns, path.stat().st_size)
+                try:
+                    version = (path.stat().st_mtime_ns, path.stat().st_size)
+                    content = b"" if host.synced.get(name) == version else path.read_bytes()
+                except FileNotFoundError:  # the job has deleted it since it was listed
+                    continue
                 if host.synced.get(name) != version:
                     bucket, key = split_uri(f"{prefix}/{name}")
-                    self._call("s3", "put_object", Bucket=bucket, Key=key, Body=path.read_bytes())
+                    self._call("s3", "put_object", Bucket=bucket, Key=key, Body=content)
                     host.synced[name] = version
             for name in [name for name in host.synced if not (host.base / "checkpoints" / name).exists()]:
                 bucket, key = split_uri(f"{prefix}/{name}")
