@@ -14,6 +14,7 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.columns import find_column, format_cell
+from cloudtrain.job.units import format_number
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
@@ -225,7 +226,7 @@ def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:
     code = "" if status.exit_code is None else str(status.exit_code)
     took = runs.elapsed(status.started_at, status.ended_at) if status.started_at else ""
     target = "attached" if record.attached else "" if record.target == record.backend else record.target
-    last = f"{loss.last:.4g}" if loss else ""
+    last = format_number(loss.last) if loss else ""
     return record.run_id, str(status.state), code, runs.elapsed(record.created_at), took, last, record.backend, target
 
 

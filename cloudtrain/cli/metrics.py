@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.job.units import format_number
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 CHART_HEIGHT = 14  # lines
+DIGITS = 6  # of a value in tables
 COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")  # of CSV and JSON; new ones come last
 
 
@@ -121,7 +123,7 @@ def _print_points_table(selected: Sequence[Run], name: str, rank: int | None) ->
         ("rank", [str(row.rank) for _, row in rows]),
         ("step", [str(row.step) for _, row in rows]),
         ("epoch", [_epoch(row) for _, row in rows]),
-        (name, [format_number(row.value) for _, row in rows]),
+        (name, [format_number(row.value, DIGITS) for _, row in rows]),
         ("at", [row.at for _, row in rows]),
     ]
     usual = {"run": {selected[0].run_id}, "attempt": {"1"}, "rank": {"0"}, "epoch": {""}}
@@ -151,7 +153,7 @@ def _print_summary(summaries: dict[str, list[Summary]]) -> None:
 
 def _summary_row(row: Summary) -> tuple[str, ...]:
     values = (row.first, row.last, row.lowest, row.highest)
-    return row.name, str(row.points), *map(format_number, values), str(row.step)
+    return row.name, str(row.points), *(format_number(value, DIGITS) for value in values), str(row.step)
 
 
 def _metric_names(summaries: dict[str, list[Summary]]) -> list[str]:
@@ -186,8 +188,3 @@ def _print_charts(selected: Sequence[Run], names: Sequence[str], rank: int | Non
 
 def _along(point: Point, over: str) -> float:
     return point.step if over == "step" else point.epoch or 0.0
-
-
-def format_number(value: float) -> str:
-    """Return a metric's value with at most six digits."""
-    return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.6g}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudtrain.console import curvestyle, history, shell, text, widgets
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.history.curves import metric_order
 from cloudtrain.history.store import Store
 from cloudtrain.report import nearest, plots
 from cloudtrain.runs.run import Run
@@ -125,7 +126,7 @@ class Curves:
             self._ranks = ranks
             self._rank_choice.set_options([*(str(rank) for rank in sorted({0, *ranks})), "all"])
             self._rank_choice.visible = ranks != [0]
-        every = sorted(dict.fromkeys(name for _, name, *_ in sizes), key=lambda name: "/" in name)  # groups come last
+        every = sorted(dict.fromkeys(name for _, name, *_ in sizes), key=metric_order)
         found = [name for name in every if look.search.lower() in name.lower()]
         names = found[: self._most]
         figures = await history.current().query(lambda store: _figures(store, ids, names, look, labels))

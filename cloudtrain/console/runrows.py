@@ -16,6 +16,7 @@ from cloudtrain.history import table
 from cloudtrain.history.columns import find_column, format_cell
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
+from cloudtrain.job.units import format_number
 from cloudtrain.runs import asked, listing
 from cloudtrain.runs.run import Run
 
@@ -78,7 +79,7 @@ def read(store: Store, query: Query, offset: int) -> Shown:
     for row in rows:
         record, values = row.record, dict(zip(wanted.names, row.values, strict=True))
         loss = losses.get(record.run_id)
-        values["loss"] = f"{loss.last:.4g}" if loss else ""
+        values["loss"] = format_number(loss.last) if loss else ""
         if not query.names:
             values["took"] = values["took"] if record.status.ended_at else None
         title = ("★ " if values["star"] else "") + text.clean(values["title"] or record.run_id, 120)

@@ -19,6 +19,7 @@ from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.file import repaired
 from cloudtrain.history.migrations import BLOCK
 from cloudtrain.history.sampling import Block, Point, downsample, to_float
+from cloudtrain.job.units import natural_key
 
 MOST = 1000  # default number of points of a curve
 LOSSES = ("loss", "train_loss", "train/loss", "training_loss")
@@ -49,6 +50,12 @@ _BLOCKS = (
     " c.last_step, c.first_step, c.last_at, c.last_epoch FROM attempts a JOIN curves c USING (attempt_id)"
     " WHERE a.run_id = ? AND c.name = ?"
 )
+
+
+def metric_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return what sorts names of metrics: groups (`eval/loss`) last; numbered names as people count, others as logged."""
+    grouped = "/" in name
+    return grouped, natural_key(name) if grouped or any(map(str.isdigit, name)) else []
 
 
 def of_rank(rank: int | None) -> str:
@@ -86,7 +93,7 @@ class Curves:
                     at,
                     of,
                 )
-        return list(summaries.values())
+        return sorted(summaries.values(), key=lambda row: metric_order(row.name))
 
     def newest(self, run_id: str) -> list[Summary]:
         """Return the last point of each curve of a run's newest attempt; the other fields describe the last block only.

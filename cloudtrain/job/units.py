@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 
@@ -67,12 +68,22 @@ def format_size(count: float) -> str:
     return (f"{count:.0f}" if count >= 10 else f"{count:.1f}".removesuffix(".0")) + f" {unit}"
 
 
-def format_number(value: float) -> str:
-    """Format a number with four digits as people write it: 0.05, 5.2e-4, 12000, 1.2e9."""
-    if value == 0 or 1e-3 <= abs(value) < 1e7 or value != value or abs(value) == float("inf"):
-        return str(int(value)) if value == value and abs(value) < 1e7 and float(value).is_integer() else f"{value:.4g}"
-    mantissa, _, exponent = f"{value:.3e}".partition("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+def format_number(value: float, digits: int = 4) -> str:
+    """Format a number with at most that many digits as people write it: 0.05, 5.2e-4, 12000, 1.2e9."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        if float(value).is_integer():
+            return str(int(value))
+        text = f"{value:.{digits}g}"
+        return text if "e" not in text else str(round(value))
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Return what sorts names with numbers as people count: layer.2 before layer.10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
 
 
 def format_duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.history.sampling import Point, share, split_lost
-from cloudtrain.job.units import seconds_since
+from cloudtrain.job.units import format_number, seconds_since
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
@@ -26,7 +26,7 @@ def table(store: Store, run_ids: Sequence[str]) -> str:
     for run_id in run_ids:
         record = store.find(run_id)
         loss = losses.get(run_id)
-        cells = (run_id, record.status.state.value, record.created_at[:19], f"{loss.last:.4g}" if loss else "")
+        cells = (run_id, record.status.state.value, record.created_at[:19], format_number(loss.last) if loss else "")
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, record.backend)) + "</tr>")
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
 
@@ -59,7 +59,7 @@ def card(store: Store, run_id: str) -> str:
     curves = []
     for summary in store.curves.summary(run_id)[:6]:
         curve = _svg(store.curves.points(run_id, summary.name, 100))
-        value = f"{summary.last:.4g} at step {summary.step}"
+        value = f"{format_number(summary.last)} at step {summary.step}"
         curves.append((summary.name, curve, value))
     return frame(run_id, status.state.value, rows, curves)
 

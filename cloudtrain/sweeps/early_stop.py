@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from cloudtrain.job.units import format_number
+
 _KEYS = {
     "hyperband": {"min_iter", "max_iter", "s", "eta", "strict"},
     "asha": {"min_iter", "max_iter", "eta"},
@@ -82,7 +84,7 @@ class EarlyStop:
         value = mine[band - 1] if self.strict else min(mine)
         if value <= limit:
             return ""
-        return f"{value:.4g} is not among the best 1/{self.eta:g} of {len(reached)} trials at report {band}"
+        return f"{format_number(value)} is not among the best 1/{self.eta:g} of {len(reached)} trials at report {band}"
 
     def _below_median(self, mine: Sequence[float], others: Sequence[Sequence[float]]) -> str:
         at = len(mine)
@@ -91,7 +93,7 @@ class EarlyStop:
             return ""
         limit = median(reached)
         return (
-            f"{min(mine):.4g} is behind the median {limit:.4g} of {len(reached)} trials at report {at}"
+            f"{format_number(min(mine))} is behind the median {format_number(limit)} of {len(reached)} trials at report {at}"
             if min(mine) > limit
             else ""
         )

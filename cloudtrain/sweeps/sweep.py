@@ -17,6 +17,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
 from cloudtrain.job.problems import fit_name
 from cloudtrain.job.targets import home as default_home
+from cloudtrain.job.units import format_number
 from cloudtrain.report import notebook
 from cloudtrain.report.importance import importance
 from cloudtrain.runs.run import Run
@@ -184,7 +185,7 @@ class Sweep:
 
 def format_value(value: Any) -> str:
     """Return a parameter's value as lists show it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def begin(

@@ -161,7 +161,7 @@ def test_the_panel_stands_what_ranks_print(store):
     panel = Panel("tiny-1", store)
     lines = panel.lines(100, 20)
     assert [line for line in lines if line.startswith("node")] == ["node 2  memory 2 GB"]
-    assert any(line.startswith("loss -1.7e+308  ") for line in lines)
+    assert any(line.startswith("loss -1.7e308  ") for line in lines)
     panel.read_total_steps(["step 1/" + "9" * 5000])
     assert "step 39/400" in panel.lines(100, 20)[1]
 

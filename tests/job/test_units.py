@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.job.units import duration_s, size_bytes
+from cloudtrain.job.units import duration_s, format_number, natural_key, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,32 @@ def test_sizes(text, size):
 def test_no_sizes(text):
     with pytest.raises(ValueError, match="write|must"):
         size_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.05, "0.05"),
+        (5.2e-4, "5.2e-4"),
+        (1e-5, "1e-5"),
+        (-3.14159e-9, "-3.142e-9"),
+        (12_000, "12000"),
+        (12_345.6, "12346"),
+        (1_234_567.8, "1234568"),
+        (1.2e9, "1.2e9"),
+        (0.0, "0"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_a_number_is_written_as_people_write_it(value: float, text: str):
+    assert format_number(value) == text
+
+
+def test_more_digits():
+    assert format_number(2.7182818, 6) == "2.71828" and format_number(1.23456789e-5, 6) == "1.23457e-5"
+
+
+def test_names_with_numbers_are_sorted_as_people_count():
+    names = ["layer.10.norm", "layer.2.norm", "layer.norm", "2", "10"]
+    assert sorted(names, key=natural_key) == ["layer.2.norm", "layer.10.norm", "layer.norm", "2", "10"]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cloudtrain.history.sampling import share
+from cloudtrain.job.units import format_number
 
 COLOURS = ("cyan", "yellow", "green", "red")
 _MARKS = "*o+x#@"
@@ -79,9 +80,9 @@ def chart(
 
 
 def format_short(value: float) -> str:
-    """Return a number as a short text: 0.031, 2.5, 12k, 1.2M, 3.1e-05."""
+    """Return a number as a short text: 0.031, 2.5, 12k, 1.2M, 3.1e-5."""
     if abs(float(f"{value:.4g}")) < 1e4 or not math.isfinite(value):
-        return f"{value:.4g}"
+        return format_number(value)
     size = abs(float(f"{value:.3g}"))  # rounded as it is shown: 999,999 is 1M, not 1000k
     for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if factor <= size < factor * 1e3:

@@ -17,7 +17,7 @@ from cloudtrain import events
 from cloudtrain.cli.view import chart, columns, runs, terminal
 from cloudtrain.cli.view.terminal import LineWriter, clean
 from cloudtrain.history.curves import LOSSES
-from cloudtrain.job.units import format_duration, format_size
+from cloudtrain.job.units import format_duration, format_number, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -195,7 +195,7 @@ class Panel:
         loss = next((name for name in LOSSES if name in newest), None)
         if loss:
             tail = self._store.curves.tail(self._run_id, loss, SPARKLINE_WIDTH)
-            parts.append(f"{loss} {newest[loss].last:.4g}  {chart.sparkline(tail, SPARKLINE_WIDTH)}")
+            parts.append(f"{loss} {format_number(newest[loss].last)}  {chart.sparkline(tail, SPARKLINE_WIDTH)}")
         for name in SPEEDS:
             if name in newest and math.isfinite(newest[name].last):
                 parts.append(f"{newest[name].last:,.0f} {name.replace('_per_s', '/s')}")
