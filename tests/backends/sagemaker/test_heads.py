@@ -158,6 +158,8 @@ def test_they_run_in_containers(run_heads: Callable[..., None], data: dict[str, 
     def lose_machine(run: Run) -> None:  # local mode has no spot: container and keeper are killed as a machine goes
         folder = Path(str(run.attempts[-1].handle))
         wait_for_epoch(folder.parent)
+        # What its keeper has not copied yet is lost with the machine.
+        wait_for(lambda: any("Train Epoch: 1" in line.text for line in run.logs()), "the line of its first epoch")
         os.kill(json.loads((folder / "status.json").read_text())["pid"], signal.SIGKILL)
         docker_engine.remove_all(folder)
 
