@@ -53,7 +53,7 @@ _BLOCKS = (
 
 
 def metric_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Return what sorts names of metrics: groups (`eval/loss`) last; numbered names as people count, others as logged."""
+    """Return what sorts names of metrics: groups (`eval/loss`) last; numbered names as people count; others as they are."""
     grouped = "/" in name
     return grouped, natural_key(name) if grouped or any(map(str.isdigit, name)) else []
 

@@ -69,7 +69,7 @@ def format_size(count: float) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Format a number with at most that many digits as people write it: 0.05, 5.2e-4, 12000, 1.2e9."""
+    """Format a number as people write it: 0.05, 5.2e-4, 12346, 1.2e9; with so many digits, or all before the point."""
     if not math.isfinite(value):
         return str(float(value))
     if value == 0 or 1e-3 <= abs(value) < 1e7:
@@ -83,7 +83,11 @@ def format_number(value: float, digits: int = 4) -> str:
 
 def natural_key(name: str) -> list[tuple[int, str]]:
     """Return what sorts names with numbers as people count: layer.2 before layer.10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
+    key = []
+    for position, part in enumerate(re.split(r"([0-9]+)", name)):
+        number = part.lstrip("0") if position % 2 else None  # compared as text: it may have thousands of digits
+        key.append((-1, part) if number is None else (len(number), number))
+    return key
 
 
 def format_duration(seconds: float) -> str:

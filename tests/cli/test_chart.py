@@ -80,7 +80,7 @@ def test_numbers_of_any_size_are_drawn(values):
         assert max(map(len, lines)) <= 40 and "nan" not in "".join(lines) and "inf" not in "".join(lines)
     assert sparkline(EXTREMES[0], 9, unicode=True) == "█▁█▁█▁"
     drawn = chart({"a": list(enumerate(EXTREMES[0]))}, 40, 5, unicode=False)
-    assert "1.70e+308 |*" in drawn[0] and "-1.70e+308 |" in drawn[4] and "*" in drawn[4]
+    assert "1.7e308 |*" in drawn[0] and "-1.7e308 |" in drawn[4] and "*" in drawn[4]
     assert len(chart({"a": [(-1.7e308, 0), (1.7e308, 1)]}, 40, 5, unicode=False)) == 6
 
 
@@ -89,7 +89,7 @@ def test_numbers_of_any_size_are_drawn(values):
     [
         (0.031, "0.031"), (2.5, "2.5"), (0, "0"), (12_000, "12k"), (1_200_000, "1.2M"), (3.1e-5, "3.1e-5"),
         (9999, "9999"), (9999.4, "9999"), (9999.6, "10k"), (999_499, "999k"), (999_500, "1M"), (999_999, "1M"),
-        (5_000_000, "5M"), (999_999_999, "1G"), (5e12, "5T"), (9.999e14, "1.00e+15"), (1.7e308, "1.70e+308"),
+        (5_000_000, "5M"), (999_999_999, "1G"), (5e12, "5T"), (9.999e14, "1e15"), (1.7e308, "1.7e308"),
         (math.inf, "inf"), (math.nan, "nan"),
     ],
 )  # fmt: skip

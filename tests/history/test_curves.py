@@ -252,3 +252,10 @@ def test_triggers_of_ours_are_all_that_there_are(store):
             "metrics_into_curves",
             "runs_into_values",
         ]
+
+
+def test_names_are_in_the_order_that_people_count_and_groups_come_last(store: Store):
+    for seq, name in enumerate(("train/loss", "norm.10", "norm.2", "loss", "eval/loss.10", "eval/loss.9")):
+        write(store, [(seq, 1, 0.5)], name=name)
+    names = [row.name for row in store.curves.summary("r")]
+    assert names == ["loss", "norm.2", "norm.10", "eval/loss.9", "eval/loss.10", "train/loss"]

@@ -88,4 +88,6 @@ def test_more_digits():
 
 def test_names_with_numbers_are_sorted_as_people_count():
     names = ["layer.10.norm", "layer.2.norm", "layer.norm", "2", "10"]
-    assert sorted(names, key=natural_key) == ["layer.2.norm", "layer.10.norm", "layer.norm", "2", "10"]
+    assert sorted(names, key=natural_key) == ["2", "10", "layer.2.norm", "layer.10.norm", "layer.norm"]
+    long = ["layer." + "9" * 5000, "layer.010", "layer.9"]
+    assert sorted(long, key=natural_key) == ["layer.9", "layer.010", "layer." + "9" * 5000]

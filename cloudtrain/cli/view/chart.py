@@ -87,7 +87,7 @@ def format_short(value: float) -> str:
     for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if factor <= size < factor * 1e3:
             return f"{value / factor:.3g}{unit}"
-    return f"{value:.2e}"
+    return format_number(value, 3)
 
 
 def _finite(curve: Curve) -> Curve:

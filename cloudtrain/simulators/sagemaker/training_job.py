@@ -208,13 +208,14 @@ class TrainingJob:
             for path, name in iter_files(host.base / "checkpoints"):
                 try:
                     version = (path.stat().st_mtime_ns, path.stat().st_size)
-                    content = b"" if host.synced.get(name) == version else path.read_bytes()
+                    if host.synced.get(name) == version:
+                        continue
+                    content = path.read_bytes()
                 except FileNotFoundError:  # the job has deleted it since it was listed
                     continue
-                if host.synced.get(name) != version:
-                    bucket, key = split_uri(f"{prefix}/{name}")
-                    self._call("s3", "put_object", Bucket=bucket, Key=key, Body=content)
-                    host.synced[name] = version
+                bucket, key = split_uri(f"{prefix}/{name}")
+                self._call("s3", "put_object", Bucket=bucket, Key=key, Body=content)
+                host.synced[name] = version
             for name in [name for name in host.synced if not (host.base / "checkpoints" / name).exists()]:
                 bucket, key = split_uri(f"{prefix}/{name}")
                 self._call("s3", "delete_object", Bucket=bucket, Key=key)
