@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from cloudtrain.cli import COMMANDS
+from cloudtrain.events import CLI_EXIT, EXIT_REFUSED, EXIT_RESUMABLE, KINDS
 from cloudtrain.job.job import schema
 from tests.conftest import WAIT_S
 
@@ -72,3 +74,18 @@ def test_every_key_of_a_job_has_its_row():
         keys += [key for form in [part, *part.get("anyOf", ())] for key in form.get("properties", ())]
     assert len(keys) > 40
     assert [key for key in keys if f"| `{key}` |" not in text] == []
+
+
+def test_the_page_of_events_has_every_kind():
+    page = (DOCS / "reference" / "events.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) == KINDS | {"status"}
+
+
+def test_the_page_of_exit_codes_has_those_of_the_states():
+    page = (DOCS / "reference" / "exit-codes.md").read_text()
+    codes = {int(code) for code in re.findall(r"^\| (\d+) ", page, re.MULTILINE)}
+    assert {*CLI_EXIT.values(), EXIT_RESUMABLE, EXIT_REFUSED} <= codes
+    generated = (DOCS / "cli.md").read_text().partition("An error is")[0]
+    assert {
+        int(code) for row in re.findall(r"^\| ([\d, ]+) \|", generated, re.MULTILINE) for code in row.split(", ")
+    } <= codes

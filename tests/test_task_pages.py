@@ -23,7 +23,9 @@ from cloudtrain import DistributedTraining
 from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(page for folder in ("start", "how", "migrate", "reference") for page in (DOCS / folder).glob("*.md"))
+PAGES = sorted(
+    page for folder in ("start", "how", "migrate", "concepts", "reference") for page in (DOCS / folder).glob("*.md")
+)
 BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FILES = {
     "package/__init__.py": "",
@@ -109,7 +111,9 @@ def test_files_and_commands_are_planned(page: Path, project: Path, capsys: pytes
         assert program == "cloudtrain", line
         if not words[0].startswith("-"):
             parse(words)
-        planned = [word for word in words[1:] if word not in ("--follow", "--wait", "--on-interrupt", "cancel")]
+        planned = [
+            word for word in words[1:] if word not in ("--follow", "--wait", "--new", "--on-interrupt", "cancel")
+        ]
         runs = words[0] in ("plan", "init", "--version") or words == ["doctor"]
         if runs or words[0] == "submit":
             assert main(words if runs else ["plan", *planned]) == 0, (line, capsys.readouterr())

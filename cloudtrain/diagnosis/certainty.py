@@ -1,7 +1,7 @@
 """Decide whether a line proves its failure class or only suggests it: a verdict without proof says "probably".
 
 A row of patterns.toml with `certain = true` has the whole message as one library writes it. It is proof only at the end of
-the process that died first, and only if no other line suggests another class. docs/diagnosis.md has the principles;
+the process that died first, and only if no other line suggests another class. docs/concepts/diagnosis.md has the principles;
 tests/diagnosis/corpus/doubtful has a failure against each.
 """
 
