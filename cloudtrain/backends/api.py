@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from cloudtrain.backends.plan import Facts as Facts
 from cloudtrain.backends.plan import FoundAttempt as FoundAttempt
 from cloudtrain.backends.plan import Plan as Plan
 from cloudtrain.backends.plan import TimeLimit as TimeLimit
@@ -242,6 +243,15 @@ class HasPolicies(Protocol):
 
     def policy(self, kind: str, plan: Plan | None) -> Mapping[str, Any]:
         """Return "trust", "role" or "submit" for a plan, or for any plain job with these options. Pure; raises BadRequest."""
+        ...
+
+
+@runtime_checkable
+class HasFacts(Protocol):
+    """A backend whose plans say to which account, region and machines they go; policies are checked against it."""
+
+    def facts(self, plan: Plan) -> Facts:
+        """Return what the request of a plan says. Pure: it reads the plan alone."""
         ...
 
 

@@ -36,6 +36,7 @@ class Plan:
     time: Mapping[str, Any] | None = None  # how long it takes: cloudtrain.forecast.duration.forecast
     at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.runs.cap.worst_case
     candidates: tuple[Mapping[str, Any], ...] = ()  # of several targets or accelerators: cloudtrain.runs.candidates
+    policies: tuple[Mapping[str, Any], ...] = ()  # that it was checked against: cloudtrain.policy.files.Policy.to_dict
     version: int = field(default=PLAN_VERSION, compare=False)
 
     @property
@@ -63,7 +64,21 @@ class Plan:
         unknown = data.keys() - cls.__dataclass_fields__.keys()
         if unknown:
             raise BadRequest(f"the plan has unknown entries: {', '.join(sorted(unknown))}")
-        return cls(**data | {name: tuple(data.get(name, ())) for name in ("notes", "candidates")})
+        return cls(**data | {name: tuple(data.get(name, ())) for name in ("notes", "candidates", "policies")})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where the request of a plan goes, and with what: what a policy is checked against.
+
+    "" and an empty tuple mean that the plan does not say it, None that the platform has no such thing.
+    """
+
+    account: str | None = None  # of AWS, or Google's project
+    region: str | None = None
+    instance_types: tuple[str, ...] | None = None
+    images: tuple[str, ...] | None = None
+    isolated: bool | None = None  # whether the containers have no network
 
 
 @dataclass(frozen=True)

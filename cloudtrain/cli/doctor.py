@@ -73,7 +73,7 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
         for named in names or [None]:
             terminal.print_json(_policy(policy, named, job), indent=2)
         return 0
-    all_findings = list(_check_machine())
+    all_findings = [*_check_machine(), *_check_policies()]
     for name in names or ["local"]:
         all_findings += _check_target(name, {})
         all_findings += _check_job(job, name) if job else ()
@@ -119,6 +119,35 @@ def _check_machine() -> Iterator[Finding]:
         yield _check_package(package, extra)
     gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*")) if sys.platform == "linux" else []
     yield Finding("accelerators", None, f"{len(gpus)} NVIDIA" if gpus else f"none; {os.cpu_count()} CPUs")
+
+
+def _check_policies() -> Iterator[Finding]:
+    """Fetch and pin the organisation's policies that the configuration here names, and read those beside it."""
+    from cloudtrain.job import targets
+    from cloudtrain.policy import changes, files, find, pin
+
+    here = Path.cwd()
+    try:
+        addresses = find.configured(here)
+    except CloudtrainError as error:
+        yield Finding("policy", False, error.message, error.hint)
+        return
+    for url, sha256 in addresses.items():
+        try:
+            policy = pin.pin(url, targets.home(), sha256)
+        except CloudtrainError as error:
+            yield Finding("policy", False, error.message, error.hint)
+        else:
+            yield Finding("policy", True, f"{url}: {len(policy.rules)} rules, sha256 {policy.sha256[:12]}, pinned now")
+    for path in targets.config_files(here, files.POLICY_FILE):
+        try:
+            policy = files.read(path)
+        except CloudtrainError as error:
+            yield Finding("policy", False, error.message, error.hint)
+        else:
+            yield Finding("policy", True, f"{path}: {len(policy.rules)} rules")
+    for point in changes.entry_points():
+        yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 
 
 def _check_git() -> Finding:

@@ -53,6 +53,17 @@ def page(url: str, headers: Mapping[str, str]) -> Any:
         return json.loads(text)
 
 
+def content(url: str, most: int) -> bytes:
+    """Return a file of at most so many bytes; blocking. Raises BackendError, Unreachable."""
+    with _Answer(url, {}) as answer:
+        found: bytes = answer.response.read(most + 1)
+        if len(found) > most:
+            raise BackendError(f"{url} is longer than {most >> 10} KiB")
+        if answer.response.length:
+            raise Unreachable(f"{url} broke off after {len(found)} bytes", "try again")
+        return found
+
+
 class _Answer:
     """An open answer; what goes wrong while it is read becomes an error of ours, without a header of the request."""
 

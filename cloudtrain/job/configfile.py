@@ -13,9 +13,12 @@ from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job.document import Document
 from cloudtrain.job.units import usd, usd_per_month
 
-_TABLES = ("defaults", "targets", "notify", "budgets")
+_TABLES = ("defaults", "targets", "notify", "budgets", "policy")
 _NOTIFY = {"on": list, "command": str, "webhook": str}
 _BUDGET = re.compile(r"all|(label\.\S+|target|user)=\S.*")
+_NEVER = re.compile(r"(?!)")
+_ADDRESS = r"git\+\w+://\S+|https://[^\s/@]+/\S*|http://(127\.0\.0\.1|localhost)(:\d+)?/\S*"
+_POLICY = {"from": re.compile(_ADDRESS), "sha256": re.compile(r"[0-9a-f]{64}")}
 _KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]\s*(?:#.*)?")
 _ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
@@ -41,6 +44,16 @@ class _Number(float):
 
 def read(path: Path) -> Document:
     """Return a file as a document of `defaults` and `targets`; raises BadRequest with one sentence and the line."""
+    document = load(path)
+    problems = list(_problems(document))
+    if problems:
+        raise BadJob(problems)
+    _root_paths(document.value.get("defaults", {}), path.parent)
+    return document
+
+
+def load(path: Path) -> Document:
+    """Return a TOML file as a document; raises BadRequest with one sentence and the line."""
     import tomllib
 
     try:
@@ -55,12 +68,7 @@ def read(path: Path) -> Document:
         message = str(error).replace("at end of document", f"at line {last}, the end of the file")
         hint = 'put text in quotes: key = "value"' if "Invalid value" in message else "see https://toml.io"
         raise BadRequest(f"{path} is no TOML: {message[:1].lower()}{message[1:]}", hint) from None
-    document = Document.of(_texts(data), str(path), _lines(text))
-    problems = list(_problems(document))
-    if problems:
-        raise BadJob(problems)
-    _root_paths(document.value.get("defaults", {}), path.parent)
-    return document
+    return Document.of(_texts(data), str(path), _lines(text))
 
 
 def part(document: Document, path: tuple[str, ...]) -> Document:
@@ -104,7 +112,7 @@ def _problems(document: Document) -> list[Problem]:
 
     for table, entries in document.value.items():
         if table not in _TABLES:
-            add("is not a known table", (table,), "known are [defaults], [targets.NAME], [notify] and [budgets]")
+            add("is not a known table", (table,), "known are [defaults], [targets.NAME], [notify], [budgets] and [policy]")
         elif not isinstance(entries, dict):
             add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
         elif table == "notify":
@@ -112,6 +120,13 @@ def _problems(document: Document) -> list[Problem]:
                 if not isinstance(value, _NOTIFY.get(name, ())):
                     add("is not known there, or of another kind", (table, name), 'known are on = ["end", "failure",'
                         ' "preemption"], command = "..." and webhook = "..."')  # fmt: skip
+        elif table == "policy":
+            for name, value in entries.items():
+                if not isinstance(value, str) or not _POLICY.get(name, _NEVER).fullmatch(value):
+                    add("is not known there, or of another kind", (table, name), 'known are from = "git+https://host/repo@rev"'
+                        ' or "https://host/policy.toml", and sha256')  # fmt: skip
+            if "from" not in entries:
+                add("names no policy", (table,), 'write from = "git+https://host/repo@rev"')
         elif table == "budgets":
             for name, value in entries.items():
                 amount = usd if name == "confirm_above" else usd_per_month

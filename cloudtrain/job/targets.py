@@ -81,16 +81,19 @@ def home_id(folder: Path) -> str:
     return ""
 
 
-def config_files(start: Path) -> list[Path]:
-    """Return the configuration files that exist, the weakest first: the user's, then the nearest project's."""
+def config_files(start: Path, name: str = CONFIG_FILE) -> list[Path]:
+    """Return the configuration files that exist, the weakest first: the user's, then the nearest project's.
+
+    `name` is that of another file in the same folders.
+    """
     if chosen := os.environ.get("CLOUDTRAIN_CONFIG_HOME"):
-        user = Path(chosen).expanduser() / CONFIG_FILE
+        user = Path(chosen).expanduser() / name
     else:
         from platformdirs import user_config_path
 
-        user = user_config_path("cloudtrain") / CONFIG_FILE
+        user = user_config_path("cloudtrain") / name
     here = start.absolute()
-    project = next((folder / CONFIG_FILE for folder in (here, *here.parents) if (folder / CONFIG_FILE).is_file()), None)
+    project = next((folder / name for folder in (here, *here.parents) if (folder / name).is_file()), None)
     return [path for path in dict.fromkeys((user, project)) if path is not None and path.is_file()]
 
 
@@ -122,12 +125,13 @@ def resolve(
     target: str | None = None,
     backends: Collection[str] = (),
     choice: Choice | None = None,
+    over: Sequence[Document] = (),
 ) -> Resolved:
     """Return a job (file, dictionary, Job, or a document and its folder) laid over everything that is configured, with
     settings over it.
 
     `target` names a backend or a target, and wins over the job's own; `backends` are the names that exist (none: any is
-    taken); `choice` is one of `choices`, None for the first.
+    taken); `choice` is one of `choices`, None for the first; `over` wins over the settings: what a policy sets.
 
     Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
     UnknownBackend.
@@ -145,6 +149,8 @@ def resolve(
             if (value := options.value["options"][chosen.backend].pop(name, None)) is not None:
                 options.put(("resources", name), Document.of(value, ""))
         whole = _stack([*layers, options, own], sets, target, choice or Choice())
+    for document in over:
+        whole.overlay(document)
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:

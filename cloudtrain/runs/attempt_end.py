@@ -16,7 +16,7 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import failover, retry, send, spend, watch_log
+from cloudtrain.runs import failover, policies, retry, send, spend, watch_log
 from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
@@ -115,6 +115,7 @@ class AttemptEnds:
         client = backend if base is attempt.plan else backend_of(base, self.store.home)
         earlier = self.store.attempts(self.run_id)
         plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
+        plan = policies.check_stored(plan, client, self.store.home)
         if unset := unset_secrets(plan):
             raise BackendError(f"{unset} in the watcher's environment")
         if client is not backend:

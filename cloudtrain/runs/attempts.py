@@ -53,7 +53,7 @@ def replan(
     bundle = stored_bundle(plan, home)
     rows = () if job else plan.candidates
     made = cap.plan_attempt(backend, job or Job.from_dict(plan.job), bundle, plan.run_id, number, earlier, home, rows)
-    return replace(made, target=plan.target, candidates=rows), bundle
+    return replace(made, target=plan.target, candidates=rows, policies=plan.policies), bundle
 
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:

@@ -108,11 +108,12 @@ def _end(store: Store, attempt: AttemptRecord, status: Status) -> bool:
 
 
 def _send(store: Store, attempt: AttemptRecord) -> bool:
-    from cloudtrain.runs import attempts, send
+    from cloudtrain.runs import attempts, policies, send
 
     try:
         plan = _final_plan(store, attempt.plan)
         backend = attempts.backend_of(plan, store.home)
+        plan = policies.check_stored(plan, backend, store.home)
         send.preflight(plan, backend)
     except Unreachable:
         raise

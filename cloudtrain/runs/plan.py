@@ -19,7 +19,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
-from cloudtrain.runs import cap, chain, keys, refusals, run_inputs, script_notes, strategy_check
+from cloudtrain.runs import cap, chain, keys, policies, refusals, run_inputs, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -42,6 +42,7 @@ class Planner:
         self.target, self.force = target, force
         self.home = home or targets.home()
         self.overrides = options
+        self.earlier_policies: Sequence[Mapping[str, Any]] = ()  # of an older plan of the run
         self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
 
     def plan(
@@ -88,11 +89,24 @@ class Planner:
             self._folder = job[1]
         else:
             self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
+
+        def read(over: Sequence[Document] = ()) -> targets.Resolved:
+            known = registry.Names()
+            return targets.resolve(job, sets, target=self.target, backends=known, choice=choice, over=over)
+
         with Quickly():
-            resolution = targets.resolve(job, sets, target=self.target, backends=registry.Names(), choice=choice)
+            resolution = read()
             kind = registry.backend_class(resolution.backend)
-            options = {**resolution.options, **self.overrides}
-            found = chain.resolve(resolution.job, self.home)
+            governed = policies.govern(
+                resolution,
+                self._folder,
+                self.home,
+                overrides=self.overrides,
+                earlier=self.earlier_policies,
+                again=read,
+            )
+            options = governed.options
+            found = chain.resolve(governed.job, self.home)
             found = run_inputs.locate(found, resolution.backend, options, self.home)
             problems = [
                 *_unsupported(found, kind),
@@ -102,7 +116,7 @@ class Planner:
         if problems:
             raise BadJob(found.located(problems))
         ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
-        return Resolved(ready, resolution.target, resolution.backend)
+        return Resolved(ready, resolution.target, resolution.backend, governed)
 
     def package(self, resolved: Resolved) -> Bundle:
         """Return the bundle of a job's source, made or found below the home."""
@@ -177,7 +191,8 @@ class Planner:
         if layout.accelerate_config or layout.strategy not in ("none", "ddp"):
             notes += strategy_check.check(job, plan, texts)
         notes += script_notes.notes(job, plan, texts)
-        return replace(plan, target=resolved.target, notes=tuple(notes))
+        plan = replace(plan, target=resolved.target, notes=tuple(notes))
+        return resolved.governed.check(plan, backend) if resolved.governed else plan
 
     def backend(self, resolved: Resolved) -> Backend:
         return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home)
@@ -186,8 +201,9 @@ class Planner:
 class Resolved:
     """A validated job together with the target and backend that were chosen for it."""
 
-    def __init__(self, job: Job, target: str, backend: str) -> None:
+    def __init__(self, job: Job, target: str, backend: str, governed: policies.Governed | None = None) -> None:
         self.job = job
+        self.governed = governed
         self.target = target
         self.backend = backend
 

@@ -15,7 +15,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attached_source, attempts, budgets, retry, send, watcher
+from cloudtrain.runs import attached_source, attempts, budgets, policies, retry, send, watcher
 from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.plan import Planner
 
@@ -91,6 +91,7 @@ def send_copy(
     record = store.find(run_id)
     options = (record.job.get("options") or {}).get(record.backend) or {}
     submitter = ExactlyOnce(record.target, home=store.home, watch=watch, confirm=confirm, force=force, **options)
+    submitter.earlier_policies = store.attempts(run_id)[-1].plan.policies
     data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
     resolved = submitter.resolve(Job.from_dict(data), sets)
     if source:
@@ -125,8 +126,10 @@ def plan_next(
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
         backend = attempts.backend_of(newest, store.home)
         plan, bundle = attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job)
+        plan = policies.check_stored(plan, backend, store.home, Path.cwd())
         return plan, bundle, _alone(newest, plan)
     planner = Planner(target or newest.target, home=store.home, force=force)
+    planner.earlier_policies = newest.policies
     data, notes = _carried(earlier, planner.target or "", dict(brought.job if brought else newest.job))
     resolved = planner.resolve(Job.from_dict(data), sets)
     saved = retry.saved(store, newest.run_id)

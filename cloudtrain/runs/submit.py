@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
+from cloudtrain.runs import policies
 from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Resolved
@@ -70,6 +73,7 @@ class Submitter(ExactlyOnce):
         """Submit exactly this plan, once; raises BadRequest when the bundle of its digest can no longer be made."""
         if self.store.get(plan.run_id):
             return self._run(self.existing(plan))
+        plan = policies.check_stored(plan, registry.create_for(plan, self.home), self.home, Path.cwd())
         digest = str(plan.bundle["sha256"])
         bundle = Bundle.stored(self.home / "bundles", digest)
         if bundle is None:

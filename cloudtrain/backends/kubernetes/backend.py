@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
@@ -20,7 +20,7 @@ from cloudtrain.backends.kubernetes.jobset import as_job
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
-from cloudtrain.backends.kubernetes.names import OUTPUT
+from cloudtrain.backends.kubernetes.names import INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import get_annotations
 from cloudtrain.backends.kubernetes.store import KubeStore
@@ -115,6 +115,13 @@ class KubernetesBackend:
         import yaml
 
         return yaml.safe_dump_all(kubectl_manifests(plan.request, packed), sort_keys=False)
+
+    def facts(self, plan: Plan) -> Facts:
+        pod = as_job(plan.request["manifests"][0])["spec"]["template"]["spec"]
+        named = (pod.get("nodeSelector") or {}).get(INSTANCE_TYPE)
+        containers = [*pod.get("initContainers", ()), *pod["containers"]]
+        images = tuple(dict.fromkeys(str(each.get("image") or "") for each in containers))
+        return Facts(instance_types=(str(named),) if named else (), images=images)
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return time_limit(plan)

@@ -10,3 +10,4 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 # Label: seconds over all admissions of a queue (https://kueue.sigs.k8s.io/docs/concepts/workload, 2026-11-23)
 MAX_EXEC = "kueue.x-k8s.io/max-exec-time-seconds"
 CONTAINER, UNPACK = "node", "source"  # the launcher's container, and the init container
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label of nodes, set by the cloud

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.kubernetes import init_container, security
 from cloudtrain.backends.kubernetes.jobset import child_name
-from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, UNPACK
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, INSTANCE_TYPE, UNPACK
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
@@ -87,7 +87,7 @@ class Pod:
         tolerations = [dict(item) for item in options.get("tolerations") or ()]
         resources = self.job.resources
         if resources.instance_type:
-            selector["node.kubernetes.io/instance-type"] = resources.instance_type
+            selector[INSTANCE_TYPE] = resources.instance_type
         if resources.use_spot:
             spot = dict(options.get("spot_selector") or {})
             if not spot:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, types, upload
+from cloudtrain.backends.sagemaker import client, ecr, fields, limits, listing, logs, request, status, types, upload
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
@@ -84,6 +84,9 @@ class SagemakerBackend:
         resources = plan.request["ResourceConfig"]
         first = (resources.get("InstanceGroups") or [resources])[0]
         return f"sagemaker/{self._options.get('region') or ''}/{first['InstanceType']}"
+
+    def facts(self, plan: Plan) -> Facts:
+        return fields.find_facts(plan.request, self._options)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.plan import Facts
 from cloudtrain.backends.sagemaker import limits, toolkit
 from cloudtrain.errors import Problem
 from cloudtrain.job import units
@@ -21,6 +22,20 @@ EXPERIMENT = {
     "display_name": "TrialComponentDisplayName",
     "run": "RunName",
 }
+
+
+def find_facts(request: Mapping[str, Any], options: Mapping[str, Any]) -> Facts:
+    """Return where a request goes, and with what; the account is the role's where no other key names it."""
+    role = str(request.get("RoleArn") or "").split(":")
+    resources = request["ResourceConfig"]
+    machines = resources.get("InstanceGroups") or [resources]
+    return Facts(
+        account=str(options.get("account") or (role[4] if len(role) > 5 else "")),
+        region=str(options.get("region") or ""),
+        instance_types=tuple(dict.fromkeys(str(each.get("InstanceType") or "") for each in machines)),
+        images=(str(request["AlgorithmSpecification"].get("TrainingImage") or ""),),
+        isolated=bool(request.get("EnableNetworkIsolation")),
+    )
 
 
 def add_options(request: dict[str, Any], job: Job, machine: Machine | None, options: Mapping[str, Any]) -> None:

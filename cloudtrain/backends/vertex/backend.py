@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
@@ -165,6 +165,15 @@ class VertexBackend(CustomJobsBackend):
         gpus = f"+{spec['acceleratorType']}:{spec['acceleratorCount']}" if spec.get("acceleratorType") else ""
         name = str(spec["machineType"])
         return f"vertex/{self._options.get('region')}/{name}{gpus if name.startswith('n1-') else ''}"
+
+    def facts(self, plan: Plan) -> Facts:
+        pools = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"]
+        return Facts(
+            account=str(self._options.get("project") or ""),
+            region=str(self._options.get("region") or ""),
+            instance_types=tuple(dict.fromkeys(str(pool["machineSpec"]["machineType"]) for pool in pools)),
+            images=tuple(dict.fromkeys(str(pool["containerSpec"]["imageUri"]) for pool in pools)),
+        )
 
     def check(self) -> list[Problem]:
         problems = [

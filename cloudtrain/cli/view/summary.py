@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
@@ -28,6 +28,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("time", str((plan.time or {}).get("line", ""))),
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
+            *(("policy", _describe_policy(policy)) for policy in plan.policies),
             *(("note", text) for text in plan.notes),
         ]
     )
@@ -183,6 +184,18 @@ def describe_cost(plan: Plan) -> str:
     each = f"this attempt {each}" if capped else f"{_count(case['attempts'], 'attempt')} of {each}"
     most = f"{case['usd']:.2f} USD" if case["usd"] is not None else limits.get("max_total_runtime") or ""
     return (f"at most {most} ({each})" if most else f"at most {each}") + (f"; {case['note']}" if case["note"] else "")
+
+
+def _describe_policy(policy: Mapping[str, Any]) -> str:
+    """Return where a policy is from, its size and digest, and the age of a pinned copy."""
+    facts = [_count(int(policy["rules"]), "rule"), f"sha256 {policy['sha256'][:12]}"]
+    if policy["as_of"]:
+        from cloudtrain.policy.pin import OLD_DAYS, age_days
+
+        age = age_days(policy["as_of"])
+        facts.append(f"pinned {_count(age, 'day')} ago" if age else "pinned today")
+        facts += ["old: cloudtrain doctor fetches it again"] * (age > OLD_DAYS)
+    return f"{policy['from'] or policy['file']} ({', '.join(facts)})"
 
 
 def model_location(run: Run) -> str:

@@ -1,0 +1,8 @@
+"""An organisation's rules for jobs (policy.toml): read, applied at plan, checked before each attempt, written for the platform.
+
+files.py    parse policy.toml; find.py: which ones hold for a job
+pin.py      fetch an organisation's policy and keep a copy (`cloudtrain doctor`)
+checks.py   what a plan breaks; pure
+changes.py  what a policy sets in a job, and the entry points `cloudtrain.policies`
+iam.py, kubernetes.py, vertex.py   what the platform enforces, for `cloudtrain permissions`
+"""

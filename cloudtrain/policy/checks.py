@@ -1,0 +1,173 @@
+"""Compare a plan with the rules of policies. Pure: a plan and rules give problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Facts, Feature, HasFacts, HasMachine
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.job import units
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.policy.files import Policy, Rule
+
+_UNKNOWN = Facts("", "", (), (), None)  # of a backend from elsewhere that does not say it
+
+
+class Refused(BadJob):
+    """A policy refuses a job; `problems` holds all that its rules refuse."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems)
+        head = "the policy refuses this job:"
+        self.message = "\n  ".join([head, *map(str, self.problems)])
+        self.args = (self.message,)
+
+
+def find_problems(policies: Sequence[Policy], plan: Plan, backend: Backend) -> list[Problem]:
+    """Return all that the rules refuse of a plan, each with its rule; pure."""
+    return [problem for policy in policies for rule in policy.rules if holds(rule, plan.target, plan.backend)
+            for problem in _of_rule(rule, plan, backend)]  # fmt: skip
+
+
+def holds(rule: Rule, target: str, backend: str) -> bool:
+    """Return whether a rule is for a target or its backend."""
+    return not rule.on or any(fnmatchcase(name, pattern) for pattern in rule.on for name in (target, backend))
+
+
+def facts_of(plan: Plan, backend: Backend) -> Facts:
+    """Return where a plan goes: as its backend says it, nothing on machines of your own, "" where it is not known."""
+    if isinstance(backend, HasFacts):
+        return backend.facts(plan)
+    return Facts() if plan.backend in registry.BUILT_IN else _UNKNOWN
+
+
+def _of_rule(rule: Rule, plan: Plan, backend: Backend) -> Iterator[Problem]:
+    facts = facts_of(plan, backend)
+    for key, wanted in rule.requires.items():
+        for path, message, hint in _CHECKS[key](wanted, plan, facts, backend):
+            yield Problem(f"{message} ({rule.place(key)}{rule.reason})", path, hint)
+
+
+Found = Iterator[tuple[str, str, str]]  # the key of the job file, what is wrong, what to do
+
+
+def _labels(wanted: dict[str, list[str]], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    labels = plan.job.get("labels") or {}
+    for name, patterns in wanted.items():
+        value = labels.get(name)
+        if value is None or not _fits(str(value), patterns):
+            what = "is not set" if value is None else f"is {value}"
+            yield f"labels.{name}", f"{what}, required is {_any_of(patterns)}", f"write labels: {{{name}: ...}}"
+
+
+def _target(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    if not _fits(plan.target or plan.backend, wanted):
+        yield "target", f"is {plan.target or plan.backend}, allowed is {_any_of(wanted)}", "choose another: -t TARGET"
+
+
+def _backend(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    if not _fits(plan.backend, wanted):
+        yield "target", f"is on the backend {plan.backend}, allowed is {_any_of(wanted)}", "choose another: -t TARGET"
+
+
+def _account(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    key = "project" if plan.backend == "vertex" else "account"
+    yield from _one(f"options.{plan.backend}.{key}", facts.account, wanted)
+
+
+def _region(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    yield from _one(f"options.{plan.backend}.region", facts.region, wanted)
+
+
+def _one(path: str, value: str | None, wanted: list[str]) -> Found:
+    if value is None:
+        return
+    if not value:
+        yield path, f"is not set, allowed is {_any_of(wanted)}", "name it in the target of cloudtrain.toml"
+    elif not _fits(value, wanted):
+        yield path, f"is {value}, allowed is {_any_of(wanted)}", "choose another target"
+
+
+def _instance_types(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    path = "resources.instance_type"
+    if facts.instance_types is not None and not any(facts.instance_types):
+        yield path, f"is not set, allowed is {_any_of(wanted)}", "the plan names no machine: set it"
+    for name in facts.instance_types or ():
+        if name and not _fits(name, wanted):
+            yield path, f"is {name}, allowed is {_any_of(wanted)}", "ask for fewer or other accelerators"
+
+
+def _output(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    output = plan.job.get("output")
+    if not output or not _fits(str(output), wanted):
+        what = f"is {output}" if output else "is not set"
+        yield "output", f"{what}, required is {_any_of(wanted)}", "write output: ... in the job file"
+
+
+def _image_by_digest(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    for image in facts.images or () if facts.images != () else ("",):
+        if "@sha256:" not in image:
+            yield "image", f"is {image or 'not known'}, required is a digest", "write registry/name@sha256:..."
+
+
+def _spot(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    if Feature.SPOT in backend.features and not (plan.job.get("resources") or {}).get("use_spot"):
+        yield "resources.use_spot", "is false, required are spot machines", "write resources: {use_spot: true}"
+
+
+def _network_isolation(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    if facts.isolated is None:
+        hint = "on = [...] of the rule names where it is required"
+        yield "target", f"has no network isolation on {plan.backend}, and that is required", hint
+    elif not facts.isolated:
+        yield f"options.{plan.backend}.isolate", "is false, required is network isolation", "write isolate: true"
+
+
+def _max_runtime(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    limits = plan.job.get("limits") or {}
+    given = str(limits.get("max_runtime") or "24h")
+    if units.duration_s(given) > units.duration_s(wanted):
+        yield (
+            "limits.max_runtime",
+            f"is {given}, allowed is at most {wanted}",
+            f"write limits: {{max_runtime: {wanted}}}",
+        )
+
+
+def _max_cost(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    case = plan.at_most or {}
+    usd, hint = case.get("usd"), f'write limits: {{max_cost: "{wanted}"}}'
+    if usd is None and (plan.price or isinstance(backend, HasMachine)):
+        why = case.get("unbounded") or "the price is not known"
+        yield "limits.max_cost", f"has no figure ({why}), allowed is at most {wanted}", hint
+    elif usd is not None and usd > units.usd(wanted):
+        yield "limits.max_cost", f"allows {usd:.2f} USD, allowed is at most {wanted}", hint
+
+
+_CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {
+    "labels": _labels,
+    "targets": _target,
+    "backends": _backend,
+    "accounts": _account,
+    "regions": _region,
+    "instance_types": _instance_types,
+    "output": _output,
+    "image_by_digest": _image_by_digest,
+    "spot": _spot,
+    "network_isolation": _network_isolation,
+    "max_runtime": _max_runtime,
+    "max_cost": _max_cost,
+}
+
+
+def _fits(value: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def _any_of(patterns: Sequence[str]) -> str:
+    return "any text" if "*" in patterns else " or ".join(patterns)

@@ -1,0 +1,101 @@
+"""Apply policies while a run is planned, and check stored plans again before they are sent; opens no connection."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadRequest, Problem
+from cloudtrain.policy import changes, checks, find
+from cloudtrain.policy.files import BadPolicy, Policy
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.job.document import Document
+    from cloudtrain.job.job import Job
+    from cloudtrain.job.targets import Resolved
+
+
+@dataclass
+class Governed:
+    """A job as its policies have changed it, and the policies that its plan is checked against."""
+
+    job: Job
+    options: Mapping[str, Any]  # of its backend
+    policies: list[Policy] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def check(self, plan: Plan, backend: Backend) -> Plan:
+        """Return a plan with its policies and what they changed; raises Refused with all that their rules refuse."""
+        if refused := checks.find_problems(self.policies, plan, backend):
+            raise checks.Refused(self.job.located(refused))
+        kept = tuple(policy.to_dict() for policy in self.policies)
+        return replace(plan, policies=kept, notes=(*plan.notes, *self.notes))
+
+
+def govern(
+    resolution: Resolved,
+    folder: Path,
+    home: Path,
+    *,
+    overrides: Mapping[str, Any],
+    earlier: Sequence[Mapping[str, Any]],
+    again: Callable[[Sequence[Document]], Resolved],
+) -> Governed:
+    """Return a resolved job as its policies change it; blocking: reads files.
+
+    Args:
+        folder: the job file's: where policies are looked for.
+        overrides: options of the backend that win over the job's, and not over a policy's.
+        earlier: the policies of an older plan of the run, which hold too.
+        again: resolves the job once more, under what rules set.
+
+    Raises:
+        BadPolicy: a policy cannot be used.
+        Refused: the policy of an installed package refuses the job.
+    """
+    target, backend = resolution.target, resolution.backend
+    policies, notes = find.find(folder, home, earlier)
+    found = list(changes.settings(policies, target, backend))
+    options = {**resolution.options, **overrides}
+    if found:
+        before = resolution.job.to_dict()
+        resolution = again([document for _, document in found])
+        after = resolution.job.to_dict()
+        for rule, document in found:
+            notes += changes.describe_settings(rule, before, after)
+            options |= (document.value.get("options") or {}).get(backend) or {}
+        if (resolution.target, resolution.backend) != (target, backend):
+            raise BadPolicy("a policy cannot move a job to another target", "targets = [...] refuses others")
+    job = resolution.job.model_copy(update={"options": {**resolution.job.options, backend: options}})
+    made, more = changes.apply_entry_points(job, changes.Context(target, backend, getpass.getuser()))
+    if made.target != job.target:
+        raise BadRequest("the policy of an installed package moves the job to another target", "it may refuse it")
+    return Governed(made, made.options.get(backend, {}), policies, notes + more)
+
+
+def check_stored(plan: Plan, backend: Backend, home: Path, folder: Path | None = None) -> Plan:
+    """Return a plan that was made earlier, checked against the policies of now; blocking: reads files.
+
+    The policies are those that it was planned under, and those of a folder.
+
+    Raises:
+        Refused: a rule refuses it, or a policy would change its job.
+        BadPolicy: a policy cannot be used.
+    """
+    from cloudtrain.job.job import Job
+
+    policies, notes = find.find(folder, home, plan.policies)
+    refused = checks.find_problems(policies, plan, backend)
+    for policy in policies:
+        refused += changes.missing_settings([policy], plan.target, plan.backend, plan.job)
+    if changes.entry_points():
+        context = changes.Context(plan.target, plan.backend, getpass.getuser())
+        _, changed = changes.apply_entry_points(Job.from_dict(plan.job), context)
+        refused += [Problem(f"{text}: the plan was made without it", hint="make the plan again") for text in changed]
+    if refused:
+        raise checks.Refused(refused)
+    return replace(plan, policies=tuple(policy.to_dict() for policy in policies), notes=(*plan.notes, *notes))

@@ -1,0 +1,51 @@
+"""docs/how/team.md: its files are planned, and the refusals are those that it shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.cli import main
+from cloudtrain.policy import files
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how" / "team.md").read_text()
+FILES = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project of the page."""
+    folder = tmp_path / "acme"
+    for name, text in {**FILES, "train.py": "print(1)\n"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_refusal_is_the_one_of_the_page(acme: Path, capsys):
+    assert main(["plan", "wrong.yaml"]) == 2
+    printed = capsys.readouterr().err.replace(f"{acme}/", "")
+    shown = PAGE[PAGE.index("$ cloudtrain plan wrong.yaml") :].partition("```")[0].splitlines()[1:]
+    assert [line for line in shown if line != "..." and line not in printed.splitlines()] == [], printed
+
+
+def test_the_table_has_every_key_of_a_rule():
+    table = PAGE[PAGE.index("| key | requires |") :].partition("\n\n")[0]
+    assert set(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)[2:]) and {
+        key for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)
+    } == {*files.REQUIREMENTS, "set"}
+
+
+def test_the_function_of_the_page_refuses_and_changes():
+    from cloudtrain.job.job import Job
+    from cloudtrain.policy.changes import Context
+
+    code: dict = {}
+    exec(PAGE.partition("```python\n")[2].partition("```")[0], code)
+    context = Context("prod", "sagemaker", "ann")
+    assert code["apply"](Job(entrypoint="train.py"), context).labels == {"org": "acme"}
+    with pytest.raises(ValueError, match="several nodes"):
+        code["apply"](Job(entrypoint="train.py", num_nodes=2), context)

@@ -1,0 +1,263 @@
+"""policy.toml: what rules refuse and set, for first plans, stored plans and every later attempt of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.policy import files
+from cloudtrain.policy.checks import Refused
+from cloudtrain.policy.files import BadPolicy
+from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.resume import send_copy, send_next
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
+
+TEAM = '[rules.team]\nwhy = "costs are split by team"\nlabels = {team = ["nlp", "vision"]}\n'
+
+
+def refusal(job: object, **changes) -> list[str]:
+    with pytest.raises(Refused) as error:
+        Planner().plan(job, **changes)
+    assert error.value.exit_code == 2
+    return [str(problem) for problem in error.value.problems]
+
+
+def test_a_refusal_names_the_key_the_rule_and_both_lines(project: Path):
+    (project / "policy.toml").write_text(TEAM)
+    (project / "job.yaml").write_text("entrypoint: train.py\nlabels:\n  team: sales\n")
+    (text,) = refusal("job.yaml")
+    assert text.startswith("job.yaml:3: labels.team: is sales, required is nlp or vision")
+    assert f"(rule team, {project}/policy.toml:3: costs are split by team)" in text
+
+
+WRONG = {  # a rule, the key that it refuses, and settings with which it does not
+    'targets = ["lab"]': ("target", None),
+    'backends = "sage*"': ("target", None),
+    'accounts = ["9999"]': ("options.memory.account", None),
+    'regions = "us-*"': ("options.memory.region", None),
+    'instance_types = ["g5.*"]': ("resources.instance_type", ["resources.instance_type=g5.xlarge"]),
+    'output = "s3://acme/*"': ("output", ["output=s3://acme/runs"]),
+    "image_by_digest = true": ("image", ["image=r/n@sha256:" + "0" * 64]),
+    "spot = true": ("resources.use_spot", ["resources.use_spot=true"]),
+    "network_isolation = true": ("options.memory.isolate", ["options.memory.isolate=true"]),
+    'max_runtime = "2h"': ("limits.max_runtime", ["limits.max_runtime=2h"]),
+    'max_cost = "10 USD"': ("limits.max_cost", ["resources.usd_per_hour=1", "limits.max_runtime=1h"]),
+    'labels = {team = "*"}': ("labels.team", ["labels.team=x"]),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_each_requirement_refuses_and_allows(rule: str, project: Path, monkeypatch):
+    monkeypatch.setattr(MemoryBackend, "options", classmethod(lambda cls: _Any))
+    path, allowed = WRONG[rule]
+    (project / "policy.toml").write_text(f"[rules.one]\n{rule}\n")
+    sets = ["resources.usd_per_hour=100"]
+    (text,) = refusal("job.yaml", sets=sets)
+    assert f"{path}: " in text and "(rule one, " in text and "policy.toml:2" in text
+    if allowed:
+        Planner().plan("job.yaml", sets=[*sets, *allowed])
+    else:
+        (project / "policy.toml").write_text(f'[rules.one]\non = ["other"]\n{rule}\n')
+        Planner().plan("job.yaml")
+
+
+class _Any:
+    """Options of a backend that takes any."""
+
+    @classmethod
+    def model_validate(cls, options):
+        return options
+
+
+def test_every_requirement_is_tried():
+    assert {rule.split(" ")[0] for rule in WRONG} == set(files.REQUIREMENTS)
+
+
+def test_all_rules_of_all_policies_are_reported_at_once(project: Path, tmp_path: Path, monkeypatch):
+    config = tmp_path / "mine"
+    config.mkdir()
+    monkeypatch.setenv("CLOUDTRAIN_CONFIG_HOME", str(config))
+    (config / "policy.toml").write_text('[rules.short]\nmax_runtime = "1h"\n')
+    (project / "policy.toml").write_text(TEAM + '[rules.out]\noutput = "s3://acme/*"\n')
+    assert len(refusal("job.yaml")) == 3
+
+
+def test_what_a_rule_sets_is_in_the_plan_with_its_reason(project: Path, cli):
+    rule = '[rules.org]\nwhy = "one invoice"\nset = {"labels.org" = "acme", "limits.max_runtime" = "1h"}\n'
+    (project / "policy.toml").write_text(rule)
+    plan = Planner().plan("job.yaml")
+    assert plan.job["labels"]["org"] == "acme" and plan.manifest["max_runtime_s"] == 3600
+    code, out, _ = cli("plan")
+    assert code == 0
+    assert (
+        f'the policy sets labels.org to the text "acme", was nothing (rule org, {project}/policy.toml:3: one invoice)'
+        in out
+    )
+    assert 'sets limits.max_runtime to the text "1h", was the text "24h"' in out
+    assert f"policy  {project}/policy.toml (1 rule, sha256 " in out
+    (project / "job.yaml").write_text("entrypoint: train.py\nlabels: {org: acme}\nlimits: {max_runtime: 1h}\n")
+    assert "the policy sets" not in cli("plan")[1], "nothing was changed"
+
+
+def test_what_a_rule_sets_wins_over_set_and_over_options_from_python(project: Path, monkeypatch):
+    monkeypatch.setattr(MemoryBackend, "options", classmethod(lambda cls: _Any))
+    (project / "policy.toml").write_text('[rules.off]\nset = {"options.memory.isolate" = true}\n')
+    plan = Planner(isolate=False).plan("job.yaml", sets=["options.memory.isolate=false"])
+    assert plan.job["options"]["memory"]["isolate"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[rules.a]\nmax_runtimes = '1h'",
+            "policy.toml:2: rules.a.max_runtimes: is not known (did you mean max_runtime?)",
+        ),
+        ("[rules.a]\nspot = false", "policy.toml:2: rules.a.spot: can only be true"),
+        ("[rules.a]\nmax_cost = 5", "policy.toml:2: rules.a.max_cost: is no such amount"),
+        ("[rules.a]\nregions = []", "policy.toml:2: rules.a.regions: allows nothing"),
+        ("[rules.a]\nwhy = 'x'", "policy.toml:1: rules.a: requires nothing"),
+        ("[rules.a]\nset = {entrypoint = 'x.py'}", 'policy.toml:2: rules.a.set: cannot set the text "entrypoint"'),
+        ("[rule.a]\nspot = true", "policy.toml: rule: is not a known table"),
+        ("[rules.a]\nspot = true\nspot = true", "is no TOML"),
+        ("", "rules: holds no rule"),
+    ],
+)
+def test_a_policy_that_is_wrong_lets_nothing_through(text: str, message: str, project: Path):
+    (project / "policy.toml").write_text(text)
+    with pytest.raises(BadRequest) as error:
+        Planner().plan("job.yaml")
+    assert message in str(error.value)
+
+
+def test_a_stored_plan_is_checked_again(project: Path, cli):
+    assert cli("plan", "-o", "plan.json")[0] == 0
+    (project / "policy.toml").write_text(TEAM + '[rules.org]\nset = {"labels.org" = "acme"}\n')
+    code, _, err = cli("submit", "plan.json")
+    assert (
+        code == 2
+        and "labels.team: is not set" in err
+        and 'labels.org: is nothing, the policy sets the text "acme"' in err
+    )
+    assert not MemoryBackend.attempts
+    (project / "policy.toml").unlink()
+    assert cli("submit", "plan.json")[0] == 0
+
+
+def test_rerun_resume_and_the_watchers_retry_are_checked(project: Path):
+    submitter = Submitter(watch=False)
+    job = project / "job.yaml"
+    job.write_text("entrypoint: train.py\nretry: {max_attempts: 9}\nlabels: {team: nlp}\n")
+    (project / "policy.toml").write_text(TEAM)
+    run = submitter.submit(job)
+    MemoryBackend.finish(newest(run), State.LOST, 1)
+    (project / "policy.toml").write_text(TEAM.replace("nlp", "speech"))
+    watch(run)
+    assert (
+        run.record.status.state is State.LOST
+        and "the policy refuses" in run.record.status.reason
+        and "speech" in run.record.status.reason
+    )
+    for sets in ([], ["limits.max_runtime=3h"], ["env.A=b"]):
+        with pytest.raises(Refused, match="rule team"):
+            send_next(run.store, run.run_id, sets=sets, target=None, watch=False)
+        with pytest.raises(Refused, match="rule team"):
+            send_copy(run.store, run.run_id, sets=sets, source=None, key=None, watch=False)
+    assert len(MemoryBackend.attempts) == 1
+
+
+def test_a_run_is_resumed_under_its_policy_from_another_folder(project: Path, tmp_path: Path, monkeypatch):
+    (project / "policy.toml").write_text(TEAM)
+    job = Job(entrypoint="train.py", source=str(project), labels={"team": "nlp"})
+    run = Submitter("memory", watch=False).submit(job)
+    MemoryBackend.finish(newest(run), State.FAILED, 1)
+    watch(run)
+    monkeypatch.chdir(tmp_path)
+    (project / "policy.toml").write_text(TEAM.replace("nlp", "speech"))
+    with pytest.raises(Refused):
+        send_copy(run.store, run.run_id, sets=[], source=None, key=None, watch=False)
+    (project / "policy.toml").unlink()
+    _, notes = send_copy(run.store, run.run_id, sets=[], source=None, key=None, watch=False)
+    plan = run.store.attempts(run.store.runs(limit=1)[0].run_id)[-1].plan
+    assert any("is gone: its rules were not checked" in note for note in plan.notes), notes
+
+
+def test_candidates_and_trials_are_checked(project: Path, cli):
+    (project / "cloudtrain.toml").write_text('[targets.a]\nbackend = "memory"\n[targets.b]\nbackend = "memory"\n')
+    (project / "policy.toml").write_text('[rules.only]\ntargets = ["b"]\n')
+    plan = Planner().plan(Job(entrypoint="train.py", source=".", target=["a", "b"]))
+    assert [(row["target"], bool(row["why_not"])) for row in plan.candidates] == [("b", False), ("a", True)]
+    sweep = {
+        "method": "grid",
+        "parameters": {"lr": {"values": ["1", "2"]}},
+        "job": {"entrypoint": "train.py", "target": "a"},
+    }
+    (project / "sweep.yaml").write_text(json.dumps(sweep))
+    code, out, err = cli("sweep", "sweep.yaml")
+    assert code == 2 and "rule only" in err, (code, out, err)
+
+
+def test_a_policy_without_rules_for_machines_of_ones_own_does_not_refuse_them(project: Path):
+    text = '[rules.cloud]\naccounts = "1"\nregions = "x"\ninstance_types = "y"\nspot = true\nmax_cost = "1 USD"\n'
+    (project / "policy.toml").write_text(text + "image_by_digest = true\n")
+    Planner("local").plan("job.yaml")
+    (project / "policy.toml").write_text("[rules.cut]\nnetwork_isolation = true\n")
+    (text,) = refusal_on("local")
+    assert "has no network isolation on local" in text
+
+
+def refusal_on(target: str) -> list[str]:
+    with pytest.raises(Refused) as error:
+        Planner(target).plan("job.yaml")
+    return [str(problem) for problem in error.value.problems]
+
+
+def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, monkeypatch):
+    monkeypatch.delattr("tests.policy.conftest.Cloud.facts")
+    monkeypatch.setattr("cloudtrain.policy.checks.registry.BUILT_IN", {})
+    from cloudtrain.policy import checks
+
+    policy = _policy(project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\n')
+    plan = _plan_of_memory(project)
+    found = checks.find_problems([policy], plan, MemoryBackend({}, project))
+    assert [problem.message.split(",")[0] for problem in found] == ["is not set", "is not set", "is not known"]
+
+
+def _policy(project: Path, text: str) -> files.Policy:
+    path = project / "other.toml"
+    path.write_text(text)
+    return files.read(path)
+
+
+def _plan_of_memory(project: Path):
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.source.bundle import Bundle
+
+    bundle = Bundle.make(project, project.parent / "bundles")
+    plan = MemoryBackend({}, project).plan(Job(entrypoint="train.py", source="."), bundle, "r")
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def test_an_old_plan_without_policies_is_still_read(project: Path):
+    from cloudtrain.backends.api import Plan
+
+    data = json.loads(Planner().plan("job.yaml").to_json())
+    del data["policies"]
+    assert Plan.from_json(json.dumps(data)).policies == ()
+
+
+def test_the_policy_of_a_broken_file_stops_the_plan_and_not_other_commands(project: Path, cli):
+    (project / "policy.toml").write_text("[rules.a]\nspot = 1\n")
+    with pytest.raises(BadPolicy):
+        Planner().plan("job.yaml")
+    assert cli("ls")[0] == 0
+    code, out, _ = cli("doctor", "local")
+    assert code == 1 and "rules.a.spot: can only be true" in out
