@@ -112,7 +112,11 @@ def _problems(document: Document) -> list[Problem]:
 
     for table, entries in document.value.items():
         if table not in _TABLES:
-            add("is not a known table", (table,), "known are [defaults], [targets.NAME], [notify], [budgets] and [policy]")
+            add(
+                "is not a known table",
+                (table,),
+                "known are [defaults], [targets.NAME], [notify], [budgets] and [policy]",
+            )
         elif not isinstance(entries, dict):
             add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
         elif table == "notify":
