@@ -125,7 +125,9 @@ With fsdp, hsdp, tp and pp each rank writes its own part of a checkpoint. Severa
 ## Limits
 
 - torch 2.13 or newer, with the pinned versions of accelerate and transformers. On older images the trainer exits with 78.
-- Each rank makes the whole model in CPU memory first, then keeps its part.
+- With fsdp, hsdp, `tp_size` and `pp_size` each rank loads only its part, from safetensors or drawn tensor by tensor. With zero3 each rank builds the whole
+  model first, as it does for quantized models, models without safetensors, experts that transformers packs, and your own task classes. A line in the log says so.
+- With fsdp, hsdp and `tp_size` the trained model is written one tensor at a time. With `pp_size`, zero3, LoRA and your own task classes rank 0 gathers the whole model.
 - `cp_size` keeps keys and values of one layer whole on each rank, and needs three to five bytes for each pair of tokens in a chunk.
 - It was tested on CPUs with gloo. GPUs, NCCL, hub downloads and hub uploads were not available to the tests.
 

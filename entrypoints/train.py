@@ -259,20 +259,28 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
             logger.say(f"back to the best evaluation, {best.checkpoint}")
     if arguments.torch_compile:
         logger.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
-    trained = strategy.whole()
-    if trained is not None:
+    if strategy.saves_in_parts:
+        trained, bare = models.plain(strategy.model, arguments), models.plain(strategy.bare, arguments)
+        publish.save_in_parts(
+            bare, strategy.tensors, task.tokenizer, model_folder, manager.epoch, manager.check_current
+        )
+        if strategy.context is not None:
+            strategy.context.take_off()
+    elif (trained := strategy.whole()) is not None:
         trained = models.plain(trained, arguments)
         publish.save(trained, task.tokenizer, model_folder, manager.epoch, manager.check_current)
-        if task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
-            samples = [
-                {
-                    "prompt": prompt,
-                    "text": sample(trained, task.tokenizer, prompt, arguments.sample_tokens, arguments.seed),
-                }
-                for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
-            ]
-            logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))
-            logger.table(loop.step, "samples", samples)
+    # Of a model in parts all ranks write the samples together.
+    if trained is not None and task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
+        samples = [
+            {
+                "prompt": prompt,
+                "text": sample(trained, task.tokenizer, prompt, arguments.sample_tokens, arguments.seed),
+            }
+            for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
+        ]
+        logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))
+        logger.table(loop.step, "samples", samples)
+    if context.rank == 0:
         logger.table(loop.step, "predictions", task.table)
         if scores:
             before = "" if first_loss is None else f"{first_loss:.3f} -> "

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from . import collectives, pretrained
 from .errors import Unsupported
 from .labels import IGNORED, counted, targets
+from .pretrained import Whole
+from .weights import Recorder, Weights, fill
 
 if TYPE_CHECKING:
     from .arguments import Arguments
@@ -18,6 +21,17 @@ GATED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"}  # three matrice
 
 def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
     """Return the model in float32 on the CPU; raises Unsupported when it cannot be loaded or built."""
+    model = outline(arguments, tokenizer, labels)
+    fill(model, torch.device("cpu"))
+    return model
+
+
+def outline(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
+    """Return the model in float32 without values, which `weights.fill` gives each rank its part of.
+
+    A model that cannot be loaded or drawn tensor by tensor comes whole, and a line says why. Raises Unsupported when it
+    cannot be loaded or built at all.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     auto: Any = AutoModelForCausalLM if arguments.writes else AutoModelForSequenceClassification
@@ -27,13 +41,47 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
         names["num_labels"] = len(labels)
     common = {"attn_implementation": arguments.attn_implementation, "dtype": torch.float32}
     try:
+        try:
+            return _outlined(arguments, tokenizer, auto, names, common)
+        except Whole as reason:
+            if collectives.rank() == 0:
+                print(f"each rank builds the whole model before it is sharded: {reason}", flush=True)
         if arguments.model:
             model = auto.from_pretrained(arguments.model, ignore_mismatched_sizes=bool(labels), **common, **names)
         else:
             model = auto.from_config(_config(arguments, tokenizer, names), **common)
+        return _adjusted(model, arguments, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
         model_name = arguments.model or f"of type {arguments.model_type}"
         raise Unsupported(f"the model {model_name} cannot be made: {str(error).strip().splitlines()[0]}") from None
+
+
+def _outlined(
+    arguments: Arguments, tokenizer: Any, auto: Any, names: dict[str, Any], common: dict[str, Any]
+) -> torch.nn.Module:
+    """Return the model without values; raises Whole where it must be built with them."""
+    recorder, stored = Recorder(), dict[int, Any]()
+    if arguments.model:
+        files = pretrained.find(arguments.model)
+        config = pretrained.config(arguments.model, names)
+    else:
+        config = _config(arguments, tokenizer, names)
+    with recorder.recording():
+        model = auto.from_config(config, **common)
+    if arguments.model:
+        stored = files.match(model, mismatched=bool(names))
+        pretrained.add_generation_config(model, arguments.model)
+    with recorder.recording():
+        model = _adjusted(model, arguments, tokenizer)
+    weights = Weights.of(model, recorder, arguments.seed, stored)
+    if weights.unknown:
+        raise Whole(f"it is not known how {weights.unknown[0]} is initialised")
+    model.initial_weights = weights
+    return model  # type: ignore[no-any-return]
+
+
+def _adjusted(model: Any, arguments: Arguments, tokenizer: Any) -> Any:
+    """Return the model as it is trained."""
     if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
         raise Unsupported(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -44,7 +92,7 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
         from . import lora
 
         model = lora.adapted(model, arguments)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def compiled(model: torch.nn.Module, arguments: Arguments) -> None:

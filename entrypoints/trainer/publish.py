@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from . import collectives
 from .errors import Unsupported
+from .tensor_files import TensorFormat, write
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_token() -> None:
@@ -27,22 +32,81 @@ def save(model: Any, tokenizer: Any, folder: Path, epoch: int, check_current: Ca
     """
     from safetensors.torch import save_model
 
-    partial = folder.with_name(f"{folder.name}.partial-{epoch}")
-    withdraw(folder, epoch + 1)
-    partial.mkdir(parents=True)
-    try:
+    with _published(folder, epoch, check_current) as partial:
         if hasattr(model, "save_pretrained"):
             model.save_pretrained(partial)
         else:
             save_model(model, str(partial / "model.safetensors"))
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
+
+
+def saves_in_parts(model: Any) -> bool:
+    """Return whether a model without values can be written tensor by tensor as transformers would write it."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return False
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # before version 5 names were never converted
+        return True
+    return not get_model_conversion_mapping(model, add_legacy=False)
+
+
+def save_in_parts(
+    bare: Any,
+    tensors: Callable[[list[str]], Iterator[tuple[str, torch.Tensor | None]]],
+    tokenizer: Any,
+    folder: Path,
+    epoch: int,
+    check_current: Callable[[], None],
+) -> None:
+    """Write a model of which every rank has a part, one whole tensor after the other; collective.
+
+    Args:
+        bare: the model without values.
+        tensors: returns tensors by name, whole and on the CPU on rank 0, None elsewhere; collective.
+    """
+    formats: dict[str, TensorFormat] = {}
+    seen: set[int] = set()
+    for name, tensor in bare.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen and name not in (bare._keys_to_ignore_on_save or ()):  # a tied one has one name
+            formats[name] = TensorFormat(tuple(tensor.shape), tensor.dtype)
+        seen.add(id(tensor))
+    source = tensors(list(formats))
+    if collectives.rank() != 0:
+        for _ in source:
+            pass
+        return
+    with _published(folder, epoch, check_current) as partial:
+        write(partial, formats, cast("Iterator[tuple[str, torch.Tensor]]", source))
+        bare.config.architectures = [type(bare).__name__]
+        bare.config.save_pretrained(partial)
+        if bare.can_generate():
+            bare.generation_config.save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+
+
+@contextmanager
+def _published(folder: Path, epoch: int, check_current: Callable[[], None]) -> Iterator[Path]:
+    """Give a folder to write in; what is in it then replaces what was in the model's folder."""
+    partial = folder.with_name(f"{folder.name}.partial-{epoch}")
+    withdraw(folder, epoch + 1)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
         check_current()
         folder.mkdir(parents=True, exist_ok=True)
+        written = sorted(partial.iterdir())
         # File by file: the folder itself may be a mount point.
-        for file in sorted(partial.iterdir()):
+        for file in written:
             shutil.move(file, folder / file.name)
         partial.rmdir()
+        stale = {*folder.glob("model*.safetensors"), *folder.glob("model*.safetensors.index.json")}
+        for file in stale - {folder / file.name for file in written}:  # an earlier start wrote other files
+            file.unlink()
     except Exception:
         check_current()
         raise

@@ -57,8 +57,8 @@ class Task:
         raise NotImplementedError
 
     def model(self, arguments: Arguments) -> torch.nn.Module:
-        """Return the model, the same on every rank."""
-        return models.build(arguments, self.tokenizer, self.labels)
+        """Return the model, the same on every rank; it may be without values yet (weights.py)."""
+        return models.outline(arguments, self.tokenizer, self.labels)
 
     def optimizer(self, model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
         """Return the optimizer of what is trained."""

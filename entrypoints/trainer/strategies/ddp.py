@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import chunked_loss, collectives
+from .. import chunked_loss, collectives, weights
 from .. import model as models
 from ..data.samples import GlobalBatches, loader
 from ..errors import Unsupported
@@ -44,6 +44,7 @@ class Strategy:
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         """Spread the model, which is the same on every rank; raises Unsupported when that cannot be done. Collective."""
+        weights.fill(bare, self.device)
         if self.context is not None:
             self.context.put_on(bare)
         self.chunked = None if self.task.own_loss else chunked_loss.of(bare, self.plan.tensor)
@@ -221,6 +222,15 @@ class Strategy:
 
     def reshard(self) -> None:
         """Give back what a forward pass left whole."""
+
+    @property
+    def saves_in_parts(self) -> bool:
+        """Whether the trained model is written tensor by tensor, by `tensors`, since no rank holds the whole."""
+        return False
+
+    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Return tensors of the trained model, whole and on the CPU on rank 0, None elsewhere; collective."""
+        raise NotImplementedError
 
     def whole(self) -> Any:
         """Return the trained model as a plain one on rank 0, None elsewhere; collective."""

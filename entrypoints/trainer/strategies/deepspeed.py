@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import collectives
+from .. import collectives, weights
 from ..errors import Unsupported
 from .ddp import Batch, Strategy
 from .fsdp import filled, skeleton
@@ -60,6 +60,7 @@ class DeepSpeedStrategy(Strategy):
         forget()
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+        weights.fill(bare, torch.device("cpu"))  # the engine moves what stays on the device
         self.bare = None
         if self.plan.strategy == "zero3":
             self.bare = skeleton(bare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from .. import chunked_loss
+from .. import chunked_loss, publish, weights
 from ..errors import Unsupported
 from .ddp import Strategy
 from .mesh import check_division
@@ -33,12 +33,12 @@ class ShardedStrategy(Strategy):
         self.mesh = mesh_of(self.plan, self.device)
         if self.plan.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
-            bare.to(self.device)
         if self.context is not None:
             self.context.put_on(bare)
         self.chunked = None if self.task.own_loss else chunked_loss.of(bare, self.plan.tensor)
         if self._fully:
             shard(bare, bare, self.mesh, self.plan, str(self.accelerator.mixed_precision))
+        materialize(bare, self.device, self.plan.offload)
         # In this mode it puts on nothing but the precision: it would wrap the model in DDP.
         self.model = self.accelerator.prepare_model(bare, device_placement=False, evaluation_mode=True)
         self.optimizer = by_mesh(make_optimizer(self.model))
@@ -75,6 +75,18 @@ class ShardedStrategy(Strategy):
             raise Unsupported(f"{self.plan.described}: {placements['whole']:,} parameters lie whole on every rank")
         return "FSDP2" if self._fully else "DTensor"
 
+    @property
+    def saves_in_parts(self) -> bool:
+        return publish.saves_in_parts(self.bare)
+
+    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        self.reshard()
+        state = self.model.state_dict()
+        for name in names:
+            tensor = state[name]
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield name, full.detach().cpu() if self.rank == 0 else None
+
     def whole(self) -> Any:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -98,6 +110,14 @@ def mesh_of(plan: ParallelismPlan, device: torch.device) -> DeviceMesh:
     replicas = plan.gradient_ranks // plan.parts
     lengths = (plan.pipeline, replicas, plan.parts, plan.tensor)
     return init_device_mesh(device.type, lengths, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
+
+
+def materialize(model: Any, device: torch.device, offload: bool = False) -> None:
+    """Give this rank's part of the model its values where it has none, and put it where it is trained."""
+    if "initial_weights" in vars(model):
+        weights.fill(model, device, offload)
+    elif not offload:
+        model.to(device)
 
 
 def skeleton(bare: Any) -> Any:

@@ -15,7 +15,18 @@ from .. import collectives
 from .. import model as models
 from ..errors import Unsupported
 from .ddp import Batch, local
-from .fsdp import ShardedStrategy, by_mesh, check_split, filled, mesh_of, shard, skeleton, split_layers, untie
+from .fsdp import (
+    ShardedStrategy,
+    by_mesh,
+    check_split,
+    filled,
+    materialize,
+    mesh_of,
+    shard,
+    skeleton,
+    split_layers,
+    untie,
+)
 from .stages import check_cut, cut
 
 if TYPE_CHECKING:
@@ -51,10 +62,10 @@ class PipelineStrategy(ShardedStrategy):
         indices = list(range(self.place, plan.stages, plan.pipeline))
         self.tied = names if tied and plan.stages - 1 in indices else None
         self.stages = dict(zip(indices, cut(bare, indices, plan.stages), strict=True))
-        bare.to(self.device)
         for stage in self.stages.values():
             if self._fully:
                 shard(stage, stage, self.mesh, plan, str(self.accelerator.mixed_precision))
+        materialize(bare, self.device, plan.offload)
         self.model = bare
         self.optimizer = by_mesh(make_optimizer(bare))
         self.stepper = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
@@ -179,6 +190,10 @@ class PipelineStrategy(ShardedStrategy):
             "microbatches": self.microbatches,
             "stages": stages,
         }
+
+    @property
+    def saves_in_parts(self) -> bool:
+        return False  # no rank could run the model for a sample of its text
 
     def whole(self) -> Any:
         self.reshard()

@@ -1,0 +1,190 @@
+"""Initial values of a model's tensors by name: drawn, or read from safetensors; a rank takes its own part of each.
+
+A model is built without values (`Recorder`): its parameters are on the meta device, and what would have initialised each
+of them is recorded. `Weights.fill` runs that again for one tensor at a time, with a seed made of the tensor's name, so
+that every layout gets the same values, and keeps the part that this rank holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SMALL = 1 << 16  # numbers of a parameter whose value in the constructor is kept
+Part = tuple[slice, ...]
+Operation = tuple[Any, tuple[Any, ...], dict[str, Any]]  # of torch, its arguments after the tensor
+
+
+class Recorder(TorchDispatchMode):
+    """While active, new parameters have no memory, and the operations that set them are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: dict[int, list[tuple[tuple[Operation, ...], Operation]]] = {}  # by parameter: (views, operation)
+        self._roots: dict[int, tuple[int, tuple[Operation, ...]]] = {}  # of a view: its parameter and how it is made
+        self._alive: list[torch.Tensor] = []  # an id means nothing once its tensor is gone
+        self._unknown: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        found = self._roots.get(id(args[0])) if args and isinstance(args[0], torch.Tensor) else None
+        if found is None or (alias := func._schema.arguments[0].alias_info) is None:
+            return result
+        (root, views), operation = found, (func, args[1:], kwargs)
+        if alias.is_write:
+            others = [each for each in tree_leaves((args[1:], kwargs)) if isinstance(each, torch.Tensor)]
+            if any(each.is_meta for each in others):  # it depends on values that are not there
+                self._unknown.add(root)
+            self._steps[root].append((views, operation))
+        elif isinstance(result, torch.Tensor):
+            self._roots[id(result)] = root, (*views, operation)
+            self._alive.append(result)
+        return result
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Build models without values."""
+        register = nn.Module.register_parameter
+
+        def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            register(module, name, parameter)
+            if parameter is not None and not parameter.is_meta:
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+                self._roots[id(empty)], self._steps[id(empty)] = (id(empty), ()), []
+                self._alive.append(empty)
+                if parameter.numel() <= SMALL:
+                    copy = (torch.ops.aten.copy_.default, (parameter.detach().clone(),), {})
+                    self._steps[id(empty)].append(((), copy))
+                module._parameters[name] = empty
+
+        nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+        try:
+            with self:
+                yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+    def drawn(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
+        """Return what initialises a parameter, or None where that is not known."""
+        steps = self._steps.get(id(parameter))
+        if not steps or id(parameter) in self._unknown:
+            return None
+
+        def run(tensor: torch.Tensor) -> None:
+            for views, (func, args, kwargs) in steps:
+                target = tensor
+                for view, more, options in views:
+                    target = view(target, *more, **options)
+                func(target, *args, **kwargs)
+
+        return run
+
+
+@dataclass
+class Weights:
+    """The values of a model that was built without them."""
+
+    seed: int
+    draws: dict[str, Callable[[torch.Tensor], None] | None]
+    stored: dict[str, Callable[[], Any]] = field(default_factory=dict)  # to a slice of a safetensors file
+    names: dict[str, str] = field(default_factory=dict)  # the first name of a parameter that has several
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
+        return self
+
+    @classmethod
+    def of(cls, model: nn.Module, recorder: Recorder, seed: int, stored: dict[int, Callable[[], Any]]) -> Weights:
+        """Return the values of a model that a recorder has built; `stored` is by the id of the parameter."""
+        made, first = cls(seed, {}), dict[int, str]()
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            made.names[name] = own = first.setdefault(id(parameter), name)
+            if id(parameter) in stored:
+                made.stored[own] = stored[id(parameter)]
+            else:
+                made.draws[own] = recorder.drawn(parameter)
+        return made
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of tensors whose values are neither stored nor drawn by operations that could be recorded."""
+        return [name for name, draw in self.draws.items() if draw is None]
+
+    def part(self, name: str, like: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return a part of a tensor, of the dtype and the whole shape of another one, on the CPU."""
+        name = self.names[name]
+        if name in self.stored:
+            read = self.stored[name]()
+            return (read[part] if like.dim() else read[...]).to(like.dtype)  # type: ignore[no-any-return]
+        whole, draw = torch.empty(like.shape, dtype=like.dtype), self.draws[name]
+        assert draw is not None
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(seed_of(self.seed, name))
+            draw(whole)
+        return whole[part]
+
+    def fill(self, model: nn.Module, device: torch.device, offload: bool = False) -> None:
+        """Give the model's parameters memory, with the values that this rank holds, one after the other.
+
+        Buffers are moved to the device, parameters are made there, or on the CPU where they are offloaded to it.
+        Tied parameters stay tied.
+        """
+        names: dict[int, list[str]] = {}
+        empty: dict[int, nn.Parameter] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+            if parameter.is_meta:
+                empty[id(parameter)] = parameter
+        home = torch.device("cpu") if offload else device
+        model._apply(lambda tensor: torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.to(device))
+        for key, (first, *others) in names.items():
+            made = model.get_parameter(first)
+            for name in others:
+                module, _, own = name.rpartition(".")
+                model.get_submodule(module)._parameters[own] = made
+            if key in empty:
+                with torch.no_grad():
+                    held = made.to_local() if isinstance(made, DTensor) else made
+                    values = self.part(first, empty[key], part_of(made))
+                    if values.shape != held.shape:
+                        raise RuntimeError(f"{first}: this rank holds {tuple(held.shape)}, not {tuple(values.shape)}")
+                    held.copy_(values)
+
+
+def fill(model: nn.Module, device: torch.device, offload: bool = False) -> None:
+    """Give a model that was built without values those that this rank holds; leave any other one alone."""
+    if (weights := model.__dict__.pop("initial_weights", None)) is not None:
+        weights.fill(model, device, offload)
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return the seed of one tensor."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") >> 1
+
+
+def part_of(tensor: torch.Tensor) -> Part:
+    """Return which part of a whole tensor this rank holds."""
+    begins, ends = [0] * tensor.dim(), list(tensor.shape)
+    if isinstance(tensor, DTensor):
+        place, mesh = tensor.device_mesh.get_coordinate(), tensor.device_mesh
+        axes = list(enumerate(tensor.placements))
+        # A strided axis was applied last, to the parts of the axes behind it.
+        axes.sort(key=lambda item: isinstance(item[1], _StridedShard))
+        for axis, placement in axes:
+            if (dim := getattr(placement, "dim", None)) is None or place is None:
+                continue
+            begin, end = begins[dim], ends[dim]
+            each = -(-(end - begin) // mesh.size(axis))  # as torch.chunk does it
+            begins[dim] = min(begin + place[axis] * each, end)
+            ends[dim] = min(begins[dim] + each, end)
+    return tuple(slice(begin, end) for begin, end in zip(begins, ends, strict=True))
