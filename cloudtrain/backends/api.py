@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from cloudtrain.backends.plan import Facts as Facts
 from cloudtrain.backends.plan import FoundAttempt as FoundAttempt
 from cloudtrain.backends.plan import Plan as Plan
+from cloudtrain.backends.plan import Requirement as Requirement
 from cloudtrain.backends.plan import TimeLimit as TimeLimit
 from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, Status
@@ -252,6 +253,22 @@ class HasFacts(Protocol):
 
     def facts(self, plan: Plan) -> Facts:
         """Return what the request of a plan says. Pure: it reads the plan alone."""
+        ...
+
+
+@runtime_checkable
+class HasPermissions(Protocol):
+    """A backend whose platform grants permissions; for `cloudtrain permissions`."""
+
+    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+        """Return file name -> document (JSON, or a list of objects for YAML): the least that a plan's options need.
+
+        Without a plan that is what any plain job with these options needs. Pure; raises BadRequest.
+        """
+        ...
+
+    def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:
+        """Return file name -> document by which the platform refuses what rules refuse, and what it cannot hold. Pure."""
         ...
 
 

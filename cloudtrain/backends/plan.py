@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
@@ -79,6 +79,15 @@ class Facts:
     instance_types: tuple[str, ...] | None = None
     images: tuple[str, ...] | None = None
     isolated: bool | None = None  # whether the containers have no network
+
+
+class Requirement(NamedTuple):
+    """One thing that a rule of a policy requires or sets, for the platform that is to enforce it."""
+
+    rule: str
+    why: str
+    key: str  # as in policy.toml; "set KEY" for what a rule sets
+    wanted: Any
 
 
 @dataclass(frozen=True)

@@ -4,5 +4,5 @@ files.py    parse policy.toml; find.py: which ones hold for a job
 pin.py      fetch an organisation's policy and keep a copy (`cloudtrain doctor`)
 checks.py   what a plan breaks; pure
 changes.py  what a policy sets in a job, and the entry points `cloudtrain.policies`
-iam.py, kubernetes.py, vertex.py   what the platform enforces, for `cloudtrain permissions`
+enforce.py  what the platform enforces, for `cloudtrain permissions`; written by each backend
 """

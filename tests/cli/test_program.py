@@ -29,6 +29,7 @@ DESIGN += [
     "costs",
     "rm",
     "prune",
+    "permissions",
     "sweep",
 ]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends import registry
 from cloudtrain.cli import main
-from cloudtrain.policy import files
+from cloudtrain.policy import enforce, files
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how" / "team.md").read_text()
 FILES = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
@@ -49,3 +51,27 @@ def test_the_function_of_the_page_refuses_and_changes():
     assert code["apply"](Job(entrypoint="train.py"), context).labels == {"org": "acme"}
     with pytest.raises(ValueError, match="several nodes"):
         code["apply"](Job(entrypoint="train.py", num_nodes=2), context)
+
+
+def test_the_denial_of_the_page_is_one_of_those_that_are_written(acme: Path, capsys):
+    assert main(["permissions", "-t", "prod", "--policy", "--json"]) == 0
+    documents = json.loads(capsys.readouterr().out)["documents"]
+    shown = json.loads(PAGE.partition("```json\n")[2].partition("```")[0])
+    assert shown in documents["rules.json"]["Statement"]
+
+
+def test_the_table_says_what_each_platform_holds():
+    """Rows of the page and what is generated for each requirement alone."""
+    table = PAGE[PAGE.index("| rule | AWS |") :].partition("\n\n")[0].splitlines()[2:]
+    rows = {cells[1]: [bool(cell.strip()) for cell in cells[2:5]] for cells in (row.split("|") for row in table)}
+    shown = {key: held for names, held in rows.items() for key in re.findall(r"`(\w+)`", names)}
+    samples = {"labels": {"a": ["b"]}, "max_runtime": "1h", "max_cost": "1 USD"}
+    for key in files.REQUIREMENTS:
+        wanted = samples.get(key, True if key in files.FLAGS else ["x"])
+        rule = files.Rule("r", "", (), {key: wanted}, {}, "policy.toml", {})
+        policy = files.Policy("policy.toml", "", (rule,))
+        options = {"sagemaker": {}, "kubernetes": {"spot_selector": {"a": "b"}}, "vertex": {"project": "p"}}
+        held = [
+            bool(enforce.build([policy], name, registry.create(name, options[name], Path()))[0]) for name in options
+        ]
+        assert held == (shown.get(key, [False] * 3) if key != "accounts" else [True, False, False]), key

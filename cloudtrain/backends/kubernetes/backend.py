@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, TimeLimit
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
@@ -21,6 +21,7 @@ from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import INSTANCE_TYPE, OUTPUT
+from cloudtrain.backends.kubernetes.permissions import build_role
 from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import get_annotations
 from cloudtrain.backends.kubernetes.store import KubeStore
@@ -122,6 +123,15 @@ class KubernetesBackend:
         containers = [*pod.get("initContainers", ()), *pod["containers"]]
         images = tuple(dict.fromkeys(str(each.get("image") or "") for each in containers))
         return Facts(instance_types=(str(named),) if named else (), images=images)
+
+    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+        return {"role.yaml": build_role(self._options)}
+
+    def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:
+        from cloudtrain.backends.kubernetes.admission import build_policy
+
+        objects, notes = build_policy(rules, self._options)
+        return ({"rules.yaml": objects} if objects else {}), notes
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return time_limit(plan)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import client, ecr, fields, limits, listing, logs, request, status, types, upload
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
@@ -246,6 +246,15 @@ class SagemakerBackend:
         from cloudtrain.backends.sagemaker import doctor
 
         return doctor.check(self.aws, self._options, self.workdir)
+
+    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+        return {f"{kind}.json": self.policy(kind, plan) for kind in ("trust", "role", "submit")}
+
+    def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:
+        from cloudtrain.backends.sagemaker.denials import build_denials
+
+        policy, notes = build_denials(rules)
+        return ({"rules.json": policy} if policy else {}), notes
 
     def policy(self, kind: str, plan: Plan | None) -> Mapping[str, Any]:
         from cloudtrain.backends.sagemaker.policy import build_policy

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, TimeLimit
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.limits import time_limit
+from cloudtrain.backends.vertex.permissions import build_permissions
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.errors import BadJob, CloudtrainError, Problem
 from cloudtrain.events import LogLine, Status
@@ -165,6 +166,17 @@ class VertexBackend(CustomJobsBackend):
         gpus = f"+{spec['acceleratorType']}:{spec['acceleratorCount']}" if spec.get("acceleratorType") else ""
         name = str(spec["machineType"])
         return f"vertex/{self._options.get('region')}/{name}{gpus if name.startswith('n1-') else ''}"
+
+    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+        found = build_permissions(
+            {**self._options, **({"image": plan.job["image"]} if plan and plan.job["image"] else {})}
+        )
+        return {"role.json": found["role"], "bindings.json": found["bindings"]}
+
+    def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:
+        from cloudtrain.backends.vertex.constraints import build_constraints
+
+        return build_constraints(rules, self._options)
 
     def facts(self, plan: Plan) -> Facts:
         pools = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"]

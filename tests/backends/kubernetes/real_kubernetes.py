@@ -21,12 +21,17 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.kubernetes.admission import build_policy
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.backends.kubernetes.client import KubeError
 from cloudtrain.backends.kubernetes.jobs import PATHS
 from cloudtrain.events import State
+from cloudtrain.policy.enforce import requirements
+from cloudtrain.policy.files import read
 from cloudtrain.testing.contract import WAIT_S, BackendContract
 from tests.backends.kubernetes.locked_down import LockedDown, documented_rules
 from tests.backends.kubernetes.test_request import CASES, made
+from tests.conftest import wait_for
 
 SPACE = os.environ.get("CLOUDTRAIN_TEST_NAMESPACE", "default")
 MOUNT = "/cloudtrain-test"
@@ -71,6 +76,42 @@ def test_the_server_takes_every_golden_manifest(backend: KubernetesBackend, case
         place, query = PATHS[manifest["kind"]].format(SPACE), {"dryRun": "All", "fieldValidation": "Strict"}
         answer = backend._api.call("POST", place, f"{case} {manifest['kind']}", query=query, body=sent)
         assert answer.status == 201
+
+
+def test_the_server_refuses_what_the_admission_policy_refuses(backend: KubernetesBackend, tmp_path: Path):
+    """The generated policy, bound to this namespace; the server takes it some seconds after it was created."""
+    (tmp_path / "policy.toml").write_text('[rules.digest]\nimage_by_digest = true\nlabels = {team = "nlp"}\n')
+    objects, _ = build_policy(
+        list(requirements([read(tmp_path / "policy.toml")], "", "kubernetes")), {"namespace": SPACE}
+    )
+    base = "/apis/admissionregistration.k8s.io/v1"
+    places = [f"{base}/validatingadmissionpolicies", f"{base}/validatingadmissionpolicybindings"]
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    job = made(*CASES["one_node"]).to_dict()["manifests"][0]
+    job["metadata"]["namespace"] = SPACE
+    good = json.loads(json.dumps(job))
+    good["metadata"]["labels"]["team"] = "nlp"
+    pod = good["spec"]["template"]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        container["image"] = f"any@sha256:{'0' * 64}"
+
+    def send(manifest: dict[str, Any]) -> str:
+        try:
+            backend._api.call("POST", PATHS["Job"].format(SPACE), "job", query=query, body=manifest)
+        except KubeError as error:
+            return error.message
+        return ""
+
+    try:
+        for place, each in zip(places, objects, strict=True):
+            backend._api.call("POST", place, place, query={"fieldValidation": "Strict"}, body=each)
+        refusal = wait_for(lambda: send(job), "the refusal")
+        assert "rule digest: label team must be nlp" in refusal or "images must be name@sha256" in refusal
+        assert send(good) == ""
+    finally:
+        for place, each in zip(places, objects, strict=True):
+            path = f"{place}/{each['metadata']['name']}"
+            backend._api.call("DELETE", path, path, body={}, accept=(404,))
 
 
 class TestLockedDown(LockedDown):

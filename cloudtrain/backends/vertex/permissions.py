@@ -1,0 +1,53 @@
+"""Write the IAM bindings that a target's options need: of who submits, and of the account that a job runs as. Pure data.
+
+Roles (https://cloud.google.com/vertex-ai/docs/general/access-control, https://cloud.google.com/storage/docs/access-control/iam-roles,
+2026-11-25). The custom role holds the permissions of docs/vertex.md alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.errors import BadRequest
+
+JOBS = tuple(f"aiplatform.customJobs.{verb}" for verb in ("create", "get", "list", "cancel", "delete"))
+LOG = ("logging.logEntries.list",)
+
+
+def build_permissions(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a custom role for who submits, and bindings on the project, the bucket and the job's account.
+
+    Raises BadRequest where the project or the bucket is not named.
+    """
+    for name in ("project", "bucket"):
+        if not options.get(name):
+            raise BadRequest(f"options.vertex.{name} is not given", "name it in the target: the bindings name it too")
+    submitter, bucket = ["group:TEAM@EXAMPLE.COM"], f"gs://{options['bucket']}"
+    account = str(options.get("service_account") or "")
+    own = (
+        f"serviceAccount:{account}"
+        if account
+        else "serviceAccount:service-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+    )
+    role = f"projects/{options['project']}/roles/cloudtrain"
+    folder = f"projects/_/buckets/{options['bucket']}/objects/{options.get('prefix') or 'cloudtrain'}/"
+    bindings = [
+        _binding(f"projects/{options['project']}", role, submitter),
+        _binding(bucket, "roles/storage.objectUser", [*submitter, own]),
+    ]
+    if account:
+        bindings.append(_binding(f"serviceAccounts/{account}", "roles/iam.serviceAccountUser", submitter))
+    parts = str(options.get("image") or "").split("/")
+    if parts[0].endswith("-docker.pkg.dev") and len(parts) > 3:
+        repository = f"projects/{parts[1]}/locations/{parts[0].removesuffix('-docker.pkg.dev')}/repositories/{parts[2]}"
+        bindings.append(_binding(repository, "roles/artifactregistry.reader", [*submitter, own]))
+    return {
+        "role": {"title": "cloudtrain", "stage": "GA", "includedPermissions": [*JOBS, *LOG]},
+        "bindings": bindings,
+        "folder": folder,
+    }
+
+
+def _binding(resource: str, role: str, members: list[str]) -> dict[str, Any]:
+    return {"resource": resource, "role": role, "members": members}

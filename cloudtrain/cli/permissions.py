@@ -1,0 +1,89 @@
+"""cloudtrain permissions: print the least permissions that a target needs, and what enforces the policy there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudtrain.cli.view import options, terminal
+from cloudtrain.errors import BadRequest
+
+
+@options.command()
+@options.target_option
+@click.option(
+    "--job", metavar="JOB", type=click.Path(), help="For the options of this job file, and its inputs and secrets."
+)
+@click.option("--policy", is_flag=True, help="Also what enforces the rules of policy.toml on the platform.")
+@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Write each document to a file of this folder.")
+@options.json_option
+def command(target: str | None, job: str | None, policy: bool, output: str | None, as_json: bool) -> int:
+    """Print the least permissions that a target needs.
+
+    On SageMaker that are IAM policies for the job's role and for who submits, on Kubernetes a Role, on Vertex AI a custom role
+    and bindings. They hold what the options in use need. With --policy it adds an IAM policy that denies what the rules refuse,
+    or a ValidatingAdmissionPolicy. It calls no service.
+
+    \b
+    cloudtrain permissions -t prod --policy
+    cloudtrain permissions -t cluster | kubectl apply -f -
+    """
+    documents, notes = _documents(target, job, policy)
+    if output:
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, document in documents.items():
+            (folder / name).write_text(_text(name, document), "utf-8")
+        terminal.print_lines(*(str(folder / name) for name in documents))
+    elif as_json:
+        terminal.print_json({"documents": documents, "notes": notes}, indent=2)
+    else:
+        for name, document in documents.items():
+            terminal.print_lines(f"# {name}", *_text(name, document).rstrip("\n").splitlines())
+    for note in notes if not as_json else ():
+        terminal.note(note)
+    return 0
+
+
+def _documents(target: str | None, job: str | None, policy: bool) -> tuple[dict[str, Any], list[str]]:
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import HasPermissions
+    from cloudtrain.job import targets
+    from cloudtrain.policy import enforce, find
+    from cloudtrain.runs.plan import Planner
+
+    home = targets.home()
+    plan = Planner(target).plan(job) if job else None
+    named = targets.named_targets().get(target or "")
+    name = plan.target or plan.backend if plan else target or "local"
+    kind = plan.backend if plan else named.backend if named else name
+    given: Mapping[str, Any] = {}
+    if plan:
+        given = (plan.job.get("options") or {}).get(kind) or {}
+    elif named:
+        given = named.options.value
+    backend = registry.create(kind, given, home)
+    if not isinstance(backend, HasPermissions):
+        raise BadRequest(
+            f"the backend {kind} needs no permissions of a platform", "-t names a target of another backend"
+        )
+    documents = dict(backend.permissions(plan))
+    if not policy:
+        return documents, []
+    policies, notes = find.find(Path.cwd(), home)
+    if not policies:
+        raise BadRequest("no policy is in force here", "write policy.toml, or leave --policy out")
+    more, cannot = enforce.build(policies, name, backend)
+    return documents | more, notes + cannot
+
+
+def _text(name: str, document: Any) -> str:
+    if name.endswith(".json"):
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    import yaml
+
+    return "".join(f"---\n{yaml.safe_dump(each, sort_keys=False, width=1000)}" for each in document)

@@ -1,0 +1,205 @@
+"""`cloudtrain permissions`: the roles hold what the simulators saw called, and no more."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.backends.kubernetes.permissions import build_role
+from cloudtrain.backends.vertex.permissions import build_permissions
+from cloudtrain.cli import main
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.runs.plan import Planner
+from cloudtrain.source.bundle import Bundle
+from tests.backends.kubernetes.clusters import ground
+from tests.backends.vertex.bench import Bench, ended
+from tests.conftest import wait_for
+from tests.policy.test_page import FILES
+
+DOCS = Path(__file__).parents[2] / "docs"
+OBJECT = re.compile(
+    r"/(?:api|apis/([^/]+))/v[^/]+/namespaces/[^/]+/([a-z]+)(?:/([^/?:]+)(?::\d+)?)?(?:/(log|proxy|status))?"
+)
+VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+Grant = tuple[str, str, str]
+
+
+def granted(options: dict) -> set[Grant]:
+    return {
+        (verb, group, resource)
+        for rule in build_role(options)[0]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def asked(requests: list[tuple[str, str]]) -> set[Grant]:
+    """Return verb, group and resource of what a cluster was asked, as its RBAC sees it."""
+    found = set()
+    for method, path in requests:
+        if match := OBJECT.match(path):
+            group, plural, name, part = match.groups()
+            verb = VERBS.get(method) or ("get" if name else "list")
+            found.add((verb, group or "", plural + (f"/{part}" if part in ("log", "proxy") else "")))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_the_role_is_what_a_cluster_is_asked(kind: str, tmp_path: Path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("import sys, time\nprint('here', flush=True)\ntime.sleep(float(sys.argv[1]))\n")
+    with ground(tmp_path / "ground") as made:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.store.url)
+        made.cluster.kubelet.has_jobsets = kind == "jobset"
+        options = {"kind": kind, "network_policy": True}
+        backend = made.backend(**options)
+        bundle = Bundle.make(source, tmp_path / "bundles")
+
+        def submit(name: str, seconds: str, **more) -> str:
+            keys = {"name": name, "source": str(source), "entrypoint": "train.py", "args": [seconds], **more}
+            job = Job.from_dict({**keys, "output": "gs://local/out", "environment": {"requirements": "none"}})
+            return backend.submit(backend.plan(job, bundle, name), bundle)
+
+        before = len(made.cluster.server.requests)
+        first = submit("one", "0")
+        assert backend.find("one-a1") == first
+        wait_for(lambda: backend.status(first).state is State.SUCCEEDED, "the end")
+        assert [line.text for line in backend.logs(first) if "here" in line.text]
+        backend.statuses([first])
+        second = submit("two", "600", num_nodes=2)
+        wait_for(lambda: backend.status(second).state is State.RUNNING, "the start")
+        backend.cancel(second)
+        wait_for(lambda: backend.status(second).state.final, "the end")
+        backend.fetch(first, tmp_path / "out")
+        backend.remove(first)
+        used = asked(made.cluster.server.requests[before:])
+    role = granted(options)
+    assert used <= role, used - role
+    # Asked only now and then: an object that is there already, a cancelled Job of a queue, why a pod waits.
+    rare = {("get", "", "configmaps"), ("get", "", "services"), ("get", "networking.k8s.io", "networkpolicies")}
+    rare |= {("list", "", "events"), ("delete", "batch", "jobs"), ("delete", "jobset.x-k8s.io", "jobsets")}
+    rare |= {("list", "batch", "jobs"), ("list", "jobset.x-k8s.io", "jobsets")}
+    assert role <= used | rare, role - used
+
+
+def test_what_options_add_to_the_role_is_what_doctor_asks_for():
+    from cloudtrain.backends.kubernetes import doctor
+
+    for options, wanted in (
+        ({}, (*doctor.REQUIRED_PERMISSIONS, *doctor.KIND_PERMISSIONS["job"])),
+        ({"kind": "jobset"}, (*doctor.REQUIRED_PERMISSIONS, *doctor.KIND_PERMISSIONS["jobset"])),
+        ({"volumes": [1]}, doctor.VOLUME_PERMISSIONS),
+        ({"network_policy": True}, doctor.POLICY_PERMISSIONS),
+        ({"queue": "q"}, (("list", "kueue.x-k8s.io", "workloads", ""),)),
+    ):
+        assert {row[:3] for row in wanted} <= granted(options)
+    plain = granted({})
+    assert not {grant for grant in plain if grant[2] in ("pods/proxy", "networkpolicies", "workloads", "jobsets")}
+    assert ("create", "", "pods") not in plain, "who may make pods passes an admission policy for Jobs by"
+
+
+VERTEX = {  # a call of the service -> the permission that it needs
+    r"POST /v1/.*/customJobs$": "aiplatform.customJobs.create",
+    r"POST /v1/.*/customJobs/\d+:cancel": "aiplatform.customJobs.cancel",
+    r"GET /v1/.*/customJobs\?": "aiplatform.customJobs.list",
+    r"GET /v1/.*/customJobs/\d+$": "aiplatform.customJobs.get",
+    r"DELETE /v1/.*/customJobs/\d+$": "aiplatform.customJobs.delete",
+    r"POST /v2/entries:list": "logging.logEntries.list",
+}
+
+
+@pytest.fixture
+def bench(tmp_path: Path):
+    made = Bench(tmp_path)
+    yield made
+    made.simulator.close()
+
+
+def test_the_custom_role_is_what_vertex_ai_is_asked(bench: Bench, tmp_path: Path):
+    backend = bench.backend()
+    first, bundle = bench.plan("print('here')")
+    handle = backend.submit(first, bundle)
+    assert backend.find(first.attempt_id) == handle
+    ended(backend, handle)
+    assert [line for line in backend.logs(handle) if "here" in line.text]
+    second, bundle = bench.plan("import time; time.sleep(600)")
+    other = backend.submit(second, bundle)
+    backend.cancel(other)
+    ended(backend, other)
+    backend.remove(handle)
+    requests = [f"{method} {path}" for method, path in bench.simulator.server.requests]
+    calls = [call for call in requests if "/customJobs" in call or "entries" in call]
+    needed = [next((name for pattern, name in VERTEX.items() if re.match(pattern, call)), call) for call in calls]
+    assert set(needed) == set(build_permissions({"project": "p", "bucket": "b"})["role"]["includedPermissions"])
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "acme"
+    for name, text in {**FILES, "train.py": "print(1)\n"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
+    return folder
+
+
+def test_documents_are_written_and_printed(acme: Path, capsys):
+    assert main(["permissions", "-t", "prod", "--policy", "-o", "out"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.split() == [f"out/{name}.json" for name in ("trust", "role", "submit", "rules")]
+    assert "IAM has no condition for output (rule aws)" in printed.err
+    assert all(json.loads(path.read_text())["Version"] == "2012-10-17" for path in Path("out").glob("*.json"))
+    assert main(["permissions", "-t", "prod", "--job", "job.yaml", "--json"]) == 0
+    documents = json.loads(capsys.readouterr().out)["documents"]
+    assert "arn:aws:s3:::acme-runs/nlp/*" in json.dumps(documents["role.json"])
+
+
+def test_kubernetes_prints_what_kubectl_reads(acme: Path, capsys):
+    (acme / "cloudtrain.toml").write_text('[targets.cluster]\nbackend = "kubernetes"\nnamespace = "ml"\nimage = "i"\n')
+    assert main(["permissions", "-t", "cluster", "--policy"]) == 0
+    objects = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [each["kind"] for each in objects] == [
+        "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    ]  # fmt: skip
+    import kubernetes_validate
+
+    for each in objects:
+        kubernetes_validate.validate(each, "1.37", strict=True)
+
+
+def test_a_target_without_permissions_says_so(acme: Path, capsys):
+    assert main(["permissions", "-t", "local"]) == 2
+    assert "needs no permissions of a platform" in capsys.readouterr().err
+    (acme / "policy.toml").unlink()
+    assert main(["permissions", "-t", "prod", "--policy"]) == 2
+    assert "no policy is in force here" in capsys.readouterr().err
+
+
+def test_the_page_of_kubernetes_names_these_permissions():
+    """The page's Role has everything that any options add."""
+    text = (DOCS / "kubernetes.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    page = {
+        (verb, group, resource)
+        for rule in yaml.safe_load(text)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    options = {"volumes": [1], "queue": "q", "network_policy": True}
+    assert granted(options) | granted({**options, "kind": "jobset"}) <= page | {
+        ("get", "networking.k8s.io", "networkpolicies")
+    }
+
+
+def test_permissions_of_a_plan_are_pure(acme: Path):
+    plan = Planner("prod").plan("job.yaml")
+    assert plan.policies and KubernetesBackend({"namespace": "x"}, acme).permissions(None)["role.yaml"]
