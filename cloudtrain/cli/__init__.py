@@ -40,7 +40,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "ls": "List runs, the newest first.",
         "show": "Show a run: its state, attempts, times and job.",
         "mark": "Write a title, a note or tags to runs, star or archive them.",
-        "diff": "Show the differences between two runs.",
+        "diff": "Show the differences between two runs or two plans.",
         "logs": "Print a run's log, of all nodes.",
         "metrics": "Print or plot the metrics of runs.",
         "costs": "Print what runs have cost, by target, user, label or month.",

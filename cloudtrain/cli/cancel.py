@@ -8,23 +8,28 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli.view import follow, options, runs, terminal
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import CloudtrainError, UnknownRun
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
+@click.argument("run_ids", nargs=-1, metavar="RUN...", shell_complete=options.complete_runs)
+@click.option("--key", metavar="KEY", help="Cancel the run that `submit --key KEY` started from this machine.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask when other runs wait for these runs.")
 @options.json_option
-def command(run_ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
+def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool) -> int:
     """Cancel runs, and stop everything that they started.
 
     It waits up to 10 seconds for the platform to confirm. The request is stored: when the platform does not answer now, the
     background watcher cancels the run later. A run that has already ended does not change. A run that waits for a cancelled
     run (key `after`) is cancelled too; on a terminal you are asked first.
     """
+    if key is not None:
+        run_ids = (*run_ids, _of_key(key))
+    if not run_ids:
+        raise click.UsageError("name a run, or --key")
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     if waiting := _waiting([run for run in runs_to_cancel if not run.record.status.state.final]):
         sentence = f"{', '.join(waiting)} would be skipped"
@@ -48,6 +53,17 @@ def command(run_ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
         else:
             terminal.print_lines(sentence)
     return code
+
+
+def _of_key(key: str) -> str:
+    """Return the run of a key in this history; raises UnknownRun."""
+    from cloudtrain.runs.plan import run_id
+
+    ending = run_id("", key)
+    found = [name for name in runs.open_history().names() if name.endswith(ending)]
+    if not found:
+        raise UnknownRun(f"no run here has the key {key}", "cloudtrain ls lists runs")
+    return found[0]
 
 
 def _waiting(ended: list[Run]) -> list[str]:

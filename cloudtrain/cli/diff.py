@@ -1,15 +1,23 @@
-"""cloudtrain diff: show the differences between two runs."""
+"""cloudtrain diff: show the differences between two runs, or between two plans."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cloudtrain.report.compare import Difference
 
 VALUE_WIDTH = 60  # characters
 PATCH_LINES = 40  # shown of the difference between the patches
@@ -20,16 +28,20 @@ PATCH_LINES = 40  # shown of the difference between the patches
 @click.argument("second", metavar="RUN", shell_complete=options.complete_runs)
 @options.json_option
 def command(first: str, second: str, as_json: bool) -> int:
-    """Show the differences between two runs.
+    """Show the differences between two runs or two plans.
 
-    It compares the jobs, hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed
-    packages and results: state, exit code and last metrics. Ids and paths that contain the run's own name are ignored.
+    Of two files that `plan -o` wrote it compares cost, job, request and source. Of two runs it compares the jobs,
+    hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed packages and results:
+    state, exit code and last metrics. Ids and paths that contain the run's own name are ignored.
 
     \b
     cloudtrain diff tiny-lm-26 tiny-lm-27
+    cloudtrain diff main.json plan.json
     """
     from cloudtrain.report import compare
 
+    if first.endswith(".json") and second.endswith(".json"):
+        return _diff_plans(first, second, as_json)
     first_run, second_run = runs.find(first), runs.find(second)
     first_run.refresh()
     second_run.refresh()
@@ -44,6 +56,17 @@ def command(first: str, second: str, as_json: bool) -> int:
         terminal.print_json(data, indent=2)
         return 0
     terminal.print_lines(f"{first_run.run_id}  ->  {second_run.run_id}", style="bold")
+    _print_differences(differences)
+    lines = patches.splitlines()
+    if lines:
+        terminal.print_lines("", "patch", style="bold")
+        terminal.print_lines(*(f"  {line}" for line in lines[:PATCH_LINES]))
+        if len(lines) > PATCH_LINES:
+            terminal.print_lines(f"  ... and {len(lines) - PATCH_LINES} lines (--json has them all)")
+    return 0
+
+
+def _print_differences(differences: Sequence[Difference]) -> None:
     if not differences:
         terminal.print_lines("nothing differs")
     for section, rows in groupby(differences, key=lambda row: row.section):
@@ -51,12 +74,29 @@ def command(first: str, second: str, as_json: bool) -> int:
         terminal.print_table(
             ("  value", "first", "second"), [(f"  {r.path}", _text(r.first), _text(r.second)) for r in rows]
         )
-    lines = patches.splitlines()
-    if lines:
-        terminal.print_lines("", "patch", style="bold")
-        terminal.print_lines(*(f"  {line}" for line in lines[:PATCH_LINES]))
-        if len(lines) > PATCH_LINES:
-            terminal.print_lines(f"  ... and {len(lines) - PATCH_LINES} lines (--json has them all)")
+
+
+def _diff_plans(first: str, second: str, as_json: bool) -> int:
+    from cloudtrain.report import plans
+
+    made = []
+    for name in (first, second):
+        try:
+            made.append(Plan.from_json(Path(name).read_text("utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(
+                f"{name} cannot be read: {error}", "cloudtrain plan job.yaml -o plan.json writes one"
+            ) from None
+    differences = plans.between(*made)
+    if as_json:
+        terminal.print_json({"plans": [first, second], "differences": [asdict(row) for row in differences]}, indent=2)
+        return 0
+    terminal.print_lines(f"{first}  ->  {second}", style="bold")
+    costs = [(plan.at_most or {}).get("usd") for plan in made]
+    if any(cost is not None for cost in costs):
+        old, new = ("not known" if cost is None else f"{cost:.2f} USD" for cost in costs)
+        terminal.print_lines(f"cost at most {new}" + (f", was {old}" if old != new else ", as before"))
+    _print_differences(differences)
     return 0
 
 

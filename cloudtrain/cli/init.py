@@ -33,8 +33,15 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     help="Convert the SageMaker estimator or ModelTrainer call in this script or notebook.",
 )
 @click.option("--trainer", is_flag=True, help="Use the shared trainer even when there is a script.")
+@click.option(
+    "--ci",
+    type=click.Choice(("github", "gitlab")),
+    help="Write a CI file for the job file that is there, and nothing else.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing job file.")
-def command(script: str | None, output: str, target: str | None, call: str | None, trainer: bool, force: bool) -> int:
+def command(
+    script: str | None, output: str, target: str | None, call: str | None, trainer: bool, ci: str | None, force: bool
+) -> int:
     """Write a job file for a script, or for the shared trainer.
 
     The default SCRIPT is train.py, or the only script in the folder. Without any script the job file is for the shared
@@ -44,15 +51,20 @@ def command(script: str | None, output: str, target: str | None, call: str | Non
     With `-t BACKEND` it also looks up your account and adds a target to cloudtrain.toml. For sagemaker that is the region,
     account, profile, bucket and role.
 
+    With `--ci` it writes a CI file: a plan with its cost for each change, and a run for each commit on main. No key is stored.
+
     \b
     cloudtrain init
     cloudtrain init src/train.py -t prod
     cloudtrain init --from notebook.ipynb -t sagemaker
+    cloudtrain init --ci github
     """
     if bool(script) + trainer + bool(call) > 1:
         raise click.UsageError("SCRIPT, --from and --trainer exclude each other")
     path = Path(output)
     folder = path.parent
+    if ci:
+        return _write_ci(ci, path, target, force)
     if not folder.is_dir():
         raise BadRequest(f"there is no folder {folder}", "make it first")
     if path.is_dir():
@@ -71,6 +83,40 @@ def command(script: str | None, output: str, target: str | None, call: str | Non
         terminal.print_pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
         terminal.print_pairs([("next", f"cloudtrain doctor {target}")])
     terminal.print_pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
+    return 0
+
+
+def _write_ci(system: str, job: Path, target: str | None, force: bool) -> int:
+    from cloudtrain.cli.view import ci
+    from cloudtrain.job import targets
+    from cloudtrain.policy import find
+
+    if not job.is_file():
+        raise BadRequest(f"there is no job file {job}", "cloudtrain init writes one; -o names another")
+    resolved = targets.resolve(job, target=target)
+    options = resolved.options
+    role = str(options.get("role") or "").split(":")
+    place = ci.Place(
+        resolved.backend,
+        account=str(options.get("account") or (role[4] if len(role) > 5 else "")),
+        region=str(options.get("region") or ""),
+        project=str(options.get("project") or ""),
+        pinned_policy=bool(find.configured(job.absolute().parent)),
+    )
+    root = next((up for up in (Path.cwd(), *Path.cwd().parents) if (up / ".git").exists()), Path.cwd())
+    path = root / ci.PATHS[system]
+    if os.path.lexists(path) and not force:
+        raise BadRequest(f"{path} is there already", "write over it with --force")
+    name = os.path.relpath(job.absolute(), root)
+    if not re.fullmatch(r"[\w./-]+", name) or name.startswith(("..", "-")):
+        raise BadRequest(
+            f"a CI file cannot name {name}", "rename it: letters, digits, . _ - and /, below the repository"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, ci.build(system, name, place))
+    terminal.print_lines(f"{os.path.relpath(path)}  plans each change, and trains each commit on main")
+    todo = {"sagemaker": place.role, "vertex": "the Workload Identity provider in it"}.get(place.backend)
+    terminal.print_pairs([("next", f"allow {todo} to CI: see docs/how/ci.md")] if todo else [])
     return 0
 
 

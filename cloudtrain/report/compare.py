@@ -131,6 +131,11 @@ def beside(results: Container[str], metrics: Mapping[str, Any]) -> dict[str, Any
     return {f"metrics.{name}" if name in results else name: value for name, value in metrics.items()}
 
 
+def flatten(value: Any) -> dict[str, Any]:
+    """Return the values of some JSON by their paths, without the pieces that hold a packed job."""
+    return {path: leaf for path, leaf in _leaves(value) if not _packed(path)}
+
+
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and value of everything in some JSON that is no mapping; lists of plain values stay whole."""
     if isinstance(value, Mapping):

@@ -75,3 +75,10 @@ def test_the_table_says_what_each_platform_holds():
             bool(enforce.build([policy], name, registry.create(name, options[name], Path()))[0]) for name in options
         ]
         assert held == (shown.get(key, [False] * 3) if key != "accounts" else [True, False, False]), key
+
+
+def test_the_budgets_of_the_page_are_read(tmp_path: Path):
+    from cloudtrain.job import configfile
+
+    (tmp_path / "cloudtrain.toml").write_text(PAGE[PAGE.index("[budgets]\n") :].partition("```")[0])
+    assert configfile.read(tmp_path / "cloudtrain.toml").value["budgets"]["label.team=nlp"] == "2000 USD/month"

@@ -1,0 +1,234 @@
+"""`cloudtrain init --ci`: the vendors' schemas and zizmor accept what it writes, and its steps run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cloudtrain.cli import main
+from cloudtrain.cli.view import ci
+from tests.conftest import WAIT_S, wait_for
+
+BIN = Path(sys.executable).parent
+PLACES = {
+    "sagemaker": ci.Place("sagemaker", "123456789012", "eu-west-1", pinned_policy=True),
+    "vertex": ci.Place("vertex", project="acme"),
+    "kubernetes": ci.Place("kubernetes"),
+    "local": ci.Place("local"),
+}
+SCHEMAS = {"github": "vendor.github-workflows", "gitlab": "vendor.gitlab-ci"}
+
+
+def check(system: str, text: str, folder: Path) -> tuple[int, str]:
+    """Return the exit code and output of the vendor's schema, and for GitHub of zizmor."""
+    path = folder / ci.PATHS[system]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    words = [str(BIN / "check-jsonschema"), "--builtin-schema", SCHEMAS[system], str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S)
+    if done.returncode or system == "gitlab":
+        return done.returncode, done.stdout
+    words = [str(BIN / "zizmor"), "--offline", "--no-progress", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("system", ci.PATHS)
+@pytest.mark.parametrize("backend", PLACES)
+def test_schemas_and_zizmor_accept_it(system: str, backend: str, tmp_path: Path):
+    code, said = check(system, ci.build(system, "job.yaml", PLACES[backend]), tmp_path)
+    assert code == 0, said
+    assert "secret" not in ci.build(system, "job.yaml", PLACES[backend]).lower(), "no long-lived key"
+
+
+def test_the_checkers_find_what_is_wrong(tmp_path: Path):
+    good = ci.build("github", "job.yaml", PLACES["sagemaker"])
+    for fault in (
+        (ci.AWS.partition(" ")[0], "aws-actions/configure-aws-credentials@v6.2.3"),
+        ("runs-on: ubuntu-latest", "run-on: ubuntu-latest"),
+        ('--key "$COMMIT"', "--key ${{ github.head_ref }}"),
+    ):
+        assert fault[0] in good
+        assert check("github", good.replace(*fault), tmp_path)[0] != 0, fault
+    good = ci.build("gitlab", "job.yaml", PLACES["sagemaker"])
+    assert check("gitlab", good.replace("when: always", "when: often"), tmp_path)[0] != 0
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone of a repository with the branches main and change; change is checked out."""
+    origin, folder = tmp_path / "origin", tmp_path / "clone"
+    origin.mkdir()
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    for name, value in (
+        ("GIT_AUTHOR_NAME", "a"),
+        ("GIT_AUTHOR_EMAIL", "a@b"),
+        ("GIT_COMMITTER_NAME", "a"),
+        ("GIT_COMMITTER_EMAIL", "a@b"),
+    ):
+        monkeypatch.setenv(name, value)
+    (origin / "train.py").write_text(
+        "import sys, time\nprint('loss=0.5', flush=True)\ntime.sleep(float(sys.argv[2]))\n"
+    )
+    job = "name: ci\nentrypoint: train.py\nhyperparameters: {wait: 0}\nresources: {usd_per_hour: 2}\nlimits: {max_runtime: 1h}\n"
+    (origin / "job.yaml").write_text(job)
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", *words], cwd=origin, check=True, timeout=60, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    subprocess.run(["git", "clone", "-q", str(origin), str(folder)], check=True, timeout=60)
+    (folder / "job.yaml").write_text(job.replace("1h", "4h").replace("wait: 0", "wait: 0.0"))
+    monkeypatch.chdir(folder)
+    assert main(["init", "--ci", "github"]) == 0 and main(["init", "--ci", "gitlab"]) == 0
+    do("git add -A && git commit -q -m change", {})
+    return folder
+
+
+def steps(folder: Path, system: str, job: str) -> list[str]:
+    """Return the shell texts of a job, without the installation."""
+    made = yaml.safe_load((folder / ci.PATHS[system]).read_text())
+    if system == "github":
+        found = [step["run"] for step in made["jobs"][job]["steps"] if "run" in step]
+    else:
+        found = [made[job][part] for part in ("before_script", "script", "after_script") if part in made[job]]
+        found = ["\n".join(part) for part in found]
+    return [re.sub(r"^pip install .*$", "true", text, flags=re.MULTILINE) for text in found]
+
+
+def shell(text: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    words = ["bash", "-e", "-o", "pipefail", "-c", text]
+    return subprocess.Popen(
+        words, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def do(text: str, env: dict[str, str]) -> str:
+    process = shell(text, env)
+    out, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, (text, out)
+    return out
+
+
+@pytest.mark.parametrize("system", ci.PATHS)
+def test_a_change_is_planned_and_compared(system: str, repository: Path, tmp_path: Path):
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    summary = tmp_path / "summary.md"
+    env = {
+        "BASE": "main",
+        "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+        "RUNNER_FOLDER": str(temp),
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    out = "".join(do(text, env) for text in steps(repository, system, "plan"))
+    assert "cost at most 8.02 USD, was 2.02 USD" in out
+    assert re.search(r"limits\.max_runtime\s+1h\s+4h", out) and "source_sha256" in out
+    assert json.loads((temp / "plan.json").read_text())["job"]["limits"]["max_runtime"] == "4h"
+    assert "cost at most" in (temp / "difference.txt").read_text()
+    assert system == "gitlab" or "cost at most" in summary.read_text()
+
+
+@pytest.mark.parametrize("system", ci.PATHS)
+@pytest.mark.usefixtures("census")
+def test_a_commit_is_trained_once_and_its_report_is_kept(system: str, repository: Path):
+    env = {"COMMIT": "abc123", "CI_JOB_STATUS": "success"}
+    texts = [text for text in steps(repository, system, "train") if not text.startswith("cloudtrain cancel")]
+    for _ in range(2):
+        do("git clean -ffdxq", {})  # as runners do before each job
+        out = "".join(do(text, env) for text in texts)
+    assert "was already submitted" in out or "SUCCEEDED" in out
+    assert "<html" in (repository / "report.html").read_text()[:2000].lower()
+    assert len(json.loads(do("cloudtrain ls --json", {}))) == 1
+
+
+@pytest.mark.parametrize("way", ["interrupt", "after"])
+@pytest.mark.usefixtures("census")
+def test_an_aborted_job_cancels_its_run(way: str, repository: Path):
+    """GitHub interrupts the step; GitLab, and a step that was killed, leave it to what runs afterwards."""
+    (repository / "job.yaml").write_text((repository / "job.yaml").read_text().replace("0.0", "600"))
+    env = {"COMMIT": "abc123", "CI_JOB_STATUS": "canceled"}
+    train = next(text for text in steps(repository, "github", "train") if "submit" in text)
+    process = shell(train, env)
+
+    def state() -> str:
+        runs = json.loads(do("cloudtrain ls --json", {}))
+        return runs[0]["state"] if runs else ""
+
+    wait_for(lambda: state() == "RUNNING", "the start")
+    if way == "interrupt":
+        process.send_signal(signal.SIGINT)
+    else:
+        process.kill()
+        (after,) = (text for text in steps(repository, "gitlab", "train") if "CI_JOB_STATUS" in text)
+        do(after, env)
+    process.communicate(timeout=WAIT_S)
+    wait_for(lambda: state() == "CANCELLED", "the cancel")
+
+
+def test_cancel_needs_a_run_or_a_key_that_is_there(repository: Path, capsys):
+    assert main(["cancel"]) == 2
+    assert main(["cancel", "--key", "never"]) == 2
+    assert "no run here has the key never" in capsys.readouterr().err
+
+
+def test_botocore_takes_the_identity_of_gitlab(tmp_path: Path, monkeypatch):
+    import botocore.session
+
+    made = yaml.safe_load(ci.build("gitlab", "job.yaml", PLACES["sagemaker"]))
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    token = tmp_path / "token"
+    variables: dict[str, Any] = {**made["train"]["variables"], "AWS_WEB_IDENTITY_TOKEN_FILE": str(token)}
+    do(made["train"]["before_script"][1], {**variables, "IDENTITY_TOKEN": "a.b.c"})
+    assert token.read_text() == "a.b.c" and token.stat().st_mode & 0o077 == 0
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    found = botocore.session.Session().get_credentials()
+    assert found is not None and found.method == "assume-role-with-web-identity"
+
+
+def test_google_auth_takes_the_identity_of_gitlab(tmp_path: Path):
+    from google.auth import identity_pool
+
+    variables = yaml.safe_load(ci.build("gitlab", "job.yaml", PLACES["vertex"]))["train"]["variables"]
+    config = json.loads(variables["GOOGLE_IDENTITY"])
+    (tmp_path / "token").write_text("a.b.c")
+    made = identity_pool.Credentials.from_info({**config, "credential_source": {"file": str(tmp_path / "token")}})
+    assert made.retrieve_subject_token(None) == "a.b.c"
+
+
+def test_it_says_where_it_refuses(repository: Path, capsys):
+    assert main(["init", "--ci", "github"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["init", "--ci", "github", "-o", "no.yaml"]) == 2
+    (repository / "a b.yaml").write_text("entrypoint: train.py\n")
+    assert main(["init", "--ci", "github", "--force", "-o", "a b.yaml"]) == 2
+    assert "cannot name a b.yaml" in capsys.readouterr().err
+
+
+def test_diff_of_plans_is_json_too_and_names_a_file_that_is_no_plan(repository: Path, capsys):
+    main(["plan", "-o", "../a.json"])
+    main(["plan", "-o", "../b.json"])
+    capsys.readouterr()
+    assert main(["diff", "../a.json", "../b.json"]) == 0
+    assert "nothing differs" in capsys.readouterr().out
+    main(["plan", "--set", "env.A=1", "-o", "../b.json"])
+    capsys.readouterr()
+    assert main(["diff", "../a.json", "../b.json", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["differences"]
+    assert {(row["section"], row["path"]) for row in rows} == {("job", "env.A")}, "the request packs the job once more"
+    assert main(["diff", "../a.json", "../job.json"]) == 2
