@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cloudtrain
 from tests.conftest import WAIT_S
+from tests.test_words import MOST_WORDS, OURS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -17,6 +18,7 @@ EXPORTED = set(cloudtrain.__all__) - {"__version__", "Job", "runs"} | {
     "runs.listing.runs"
 }  # docs/spec.md has the keys of a job
 LONG = {"cli.md", "troubleshooting.md"}  # generated reference
+GENERATED = LONG | {"spec.md", "promises.md"}
 
 
 def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):
@@ -50,3 +52,24 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 def test_no_page_has_more_than_250_lines():
     pages = [path for path in DOCS.rglob("*.md") if path.name not in LONG]
     assert [path.name for path in pages if len(path.read_text().splitlines()) > 250] == []
+
+
+def sentences(page: Path) -> list[str]:
+    """Return a page's sentences: of paragraphs, items of lists and cells of tables, without code blocks and links' addresses."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) ?)", text):
+        cells = block.split("|") if block.strip().startswith("|") else [block]
+        for cell in cells:
+            words = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).split())
+            found += re.split(r"(?<=[.!?:;]) ", words)
+    return found
+
+
+def test_user_pages_have_short_sentences_in_the_fields_words():
+    pages = [path for path in DOCS.rglob("*.md") if path.name not in GENERATED and "evidence" not in path.name]
+    assert len(pages) > 50
+    every = [(path.name, sentence) for path in pages for sentence in sentences(path)]
+    assert len(every) > 2000
+    assert [(page, text) for page, text in every if len(text.split()) > MOST_WORDS] == []
+    assert [(page, text) for page, text in every if re.search("|".join(OURS), text)] == []
