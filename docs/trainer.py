@@ -115,8 +115,8 @@ Before the first step the trainer refuses:
 - fp16 with anything but none and ddp; `offload` without a GPU (except ZeRO)
 - classification with `pp_size` or `cp_size`
 - `tp_size` for a family without a plan in transformers (GPT-2 has none)
-- `cp_size` for families other than Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma, Gemma 3 (text), Phi-3, OLMo 2 and GPT-2, and for position embeddings that depend on
-  the length (longrope, dynamic)
+- `cp_size` for families other than Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma, Gemma 3 (text), Phi-3, OLMo 2 and GPT-2
+- `cp_size` with position embeddings that depend on the length (longrope, dynamic)
 
 It also checks that the model is sharded as asked, and that ranks with the same parameters have the same gradients after the first backward pass.
 
