@@ -9,10 +9,12 @@ from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.rules import parse_quantity, usage_of
 from cloudtrain.errors import CloudtrainError, Problem
 
+REPEAT = "to repeat a submit that was cut off"
 # verb, API group, resource, purpose
 REQUIRED_PERMISSIONS = (
     ("get", "batch", "jobs", "to look at a job"),
     ("create", "", "configmaps", "for the source"),
+    ("get", "", "configmaps", REPEAT),
     ("list", "", "pods", "to look at a job"),
     ("get", "", "pods/log", "to read logs"),
 )
@@ -20,15 +22,21 @@ KIND_PERMISSIONS = {
     "job": (
         ("create", "batch", "jobs", "to submit"),
         ("patch", "batch", "jobs", "to start and to cancel"),
+        ("delete", "batch", "jobs", "to delete cancelled jobs, and for cloudtrain rm"),
         ("create", "", "services", "for several nodes"),
+        ("get", "", "services", REPEAT),
     ),
     "jobset": (
         ("create", "jobset.x-k8s.io", "jobsets", "to submit"),
         ("patch", "jobset.x-k8s.io", "jobsets", "to start and to cancel"),
+        ("delete", "jobset.x-k8s.io", "jobsets", "to delete cancelled jobs, and for cloudtrain rm"),
         ("get", "jobset.x-k8s.io", "jobsets", "to look at a job"),
     ),
 }
-POLICY_PERMISSIONS = (("create", "networking.k8s.io", "networkpolicies", "for network_policy"),)
+POLICY_PERMISSIONS = (
+    ("create", "networking.k8s.io", "networkpolicies", "for network_policy"),
+    ("get", "networking.k8s.io", "networkpolicies", REPEAT),
+)
 VOLUME_PERMISSIONS = (
     ("create", "", "pods", "to fetch from a claim"),
     ("get", "", "pods", "to fetch from a claim"),
@@ -129,9 +137,6 @@ class KubeDoctor:
         options = self._options
         kind = str(options.get("kind") or "job")
         permissions = [*KIND_PERMISSIONS[kind], *REQUIRED_PERMISSIONS]
-        if options.get("queue"):
-            _, group, resource, _ = permissions[0]
-            permissions.append(("delete", group, resource, "to cancel what waits in a queue"))
         permissions += POLICY_PERMISSIONS if options.get("network_policy") else ()
         permissions += VOLUME_PERMISSIONS if options.get("volumes") else ()
         return [problem for permission in permissions if (problem := self._check_permission(*permission))]

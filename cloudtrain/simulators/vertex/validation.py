@@ -23,7 +23,7 @@ FILTERS = (
     r'display(?:_n|N)ame\s*(=|!=|:)\s*"[^"]*"',
     r'state\s*(=|!=)\s*"JOB_STATE_[A-Z_]+"',
     r'create(?:_t|T)ime\s*(=|!=|<=|>=|<|>)\s*"\d{4}-\d\d-\d\dT[^"]+Z"',
-    r'labels\.[a-z][a-z0-9_-]*(="?[a-z0-9_-]+"?|:\*)',
+    r'labels\.[a-zA-Z][a-zA-Z0-9_-]*(="?[a-zA-Z0-9_-]+"?|:\*)',
 )
 _TERM = re.compile(rf"\s*(NOT\s+)?({'|'.join(FILTERS)})\s*")
 

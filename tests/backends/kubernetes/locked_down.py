@@ -15,7 +15,8 @@ import yaml
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.backends.kubernetes.client import KubeError
-from cloudtrain.errors import BackendError
+from cloudtrain.backends.plan import Plan
+from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -56,6 +57,10 @@ class LockedDown:
         self._api.call("DELETE", f"/api/v1/namespaces/{name}", "namespace", body={})
 
     def submit(self, script: str = "print('done')", options: dict | None = None, **changes: Any) -> tuple[Any, str]:
+        backend, plan, bundle = self.plan(script, options, **changes)
+        return backend, backend.submit(plan, bundle)
+
+    def plan(self, script: str, options: dict | None = None, **changes: Any) -> tuple[KubernetesBackend, Plan, Bundle]:
         source = self._tmp / f"source-{secrets.token_hex(4)}"
         source.mkdir()
         (source / "script.py").write_text(script)
@@ -64,7 +69,7 @@ class LockedDown:
         bundle = Bundle.make(source, self._tmp / "bundles")
         backend = KubernetesBackend({**self._options, **(options or {})}, self._tmp / "runs")
         run_id = f"locked-{secrets.token_hex(4)}"
-        return backend, backend.submit(backend.plan(Job.from_dict({**job, **changes}), bundle, run_id), bundle)
+        return backend, backend.plan(Job.from_dict({**job, **changes}), bundle, run_id), bundle
 
     def create_quota(self, space: str, **hard: str) -> None:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": {"hard": hard}}
@@ -145,6 +150,24 @@ class LockedDown:
         with pytest.raises(BackendError, match="permission denied"):
             list(backend.logs(handle))
         backend.remove(handle)
+
+    def test_a_submit_that_was_cut_off_is_repeated_with_the_permissions_of_the_page(
+        self, space: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All objects are there but for the start of the Job: the second submit reads each of them."""
+        user = {"security": "restricted", "network_policy": True, "kubeconfig": self.create_user(space, "pods/log")}
+        backend, plan, bundle = self.plan("print('done')", user, num_nodes=2)
+
+        def cut_off(*_: object) -> None:
+            raise Unreachable("no answer")
+
+        with monkeypatch.context() as patched, pytest.raises(Unreachable):
+            patched.setattr(backend._jobs, "_patch", cut_off)
+            backend.submit(plan, bundle)
+        assert backend.find(plan.attempt_id) is None
+        handle = backend.submit(plan, bundle)
+        assert backend.find(plan.attempt_id) == handle
+        wait_for(lambda: backend.status(handle).state is State.SUCCEEDED, "its end", 200)
 
     def test_a_token_that_has_ended_is_said_and_the_run_is_not_lost(self, space: str) -> None:
         user = {"security": "restricted", "kubeconfig": self.create_user(space, "pods/log")}

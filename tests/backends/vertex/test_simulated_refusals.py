@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ JOB["displayName"] = JOB["display_name"]
 def test_filters_of_the_documentation_are_taken(text: str, matches: bool):
     check_job_filter(text)
     assert parse_filter(text)(JOB) is matches
+
+
+def test_the_examples_of_the_sdks_docstring_are_taken():
+    from google.cloud.aiplatform_v1.types import ListCustomJobsRequest
+
+    examples = re.findall(r"- ``(.*)``\n", str(ListCustomJobsRequest.__doc__).partition("Some examples")[2])
+    assert len(examples) == 6, examples
+    for text in examples:
+        check_job_filter(text)
+        parse_filter(text)(JOB)
 
 
 @pytest.mark.parametrize(
