@@ -17,8 +17,8 @@ from typing import Any
 # package: its modules that were elsewhere, as new<old; `new` alone stood at the top of cloudtrain
 _MODULES = """
 : events<state events<usage
-backends: api<backend aws gcs<bucket google<googleapi images machines manifest registry s3<s3files
-backends.attached: files<outputfiles run<sharedrun
+backends: api<backend aws gcs<bucket google<googleapi images machines manifest output_files<outputfiles registry s3<s3files
+backends.attached: run<sharedrun
 backends.kubernetes: client<kubeapi fetch_pod<requests.podfetch jobs<kubejobs kubeconfig log_merge<podlog
 backends.kubernetes: logs<kubelogs options<kubernetesoptions init_container<requests.podstart request<requests.kubernetes
 backends.kubernetes: rules<requests.kubernetesrules status<kubestatus store<kubestore volumes<kubeclaims

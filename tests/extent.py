@@ -8,6 +8,9 @@ user on one machine would miss at once (benchmarks/seeded_faults.py finds such g
 from __future__ import annotations
 
 SLOW = (
+    "backends/akash/test_backend.py",
+    "backends/akash/test_faults.py",
+    "backends/akash/test_outcomes.py",
     "backends/attached/test_backend.py",
     "backends/kubernetes/test_accounts.py",
     "backends/kubernetes/test_backend.py",
@@ -125,6 +128,8 @@ SLOW = (
     "thirdparty",
 )
 SMOKE = (
+    "backends/akash/test_faults.py::test_a_lost_answer_makes_no_second_deployment",
+    "backends/akash/test_faults.py::test_bids_above_the_ceiling_are_not_taken",
     "sweeps/test_sweep.py::test_a_sweep_by_the_command_line",
     "runs/test_resume_elsewhere.py::test_what_cannot_go_along_is_refused_before_anything_is_sent",
     "history/test_repair.py::test_a_few_drawn_damages_are_repaired",

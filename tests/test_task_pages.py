@@ -209,7 +209,14 @@ def test_what_the_tables_say_is_planned(project: Path, capsys: pytest.CaptureFix
 def test_each_backend_accepts_the_secrets_that_the_table_says(project: Path, capsys: pytest.CaptureFixture[str]):
     starts = [block.text for page in PAGES if page.parent.name == "start" for block in blocks(page)]
     (project / "cloudtrain.toml").write_text("".join(text for text in starts if text.startswith("[targets.")))
-    targets = {"ssh": "pair", "slurm": "lab", "kubernetes": "cluster", "sagemaker": "prod", "vertex": "gcp"}
+    targets = {
+        "ssh": "pair",
+        "slurm": "lab",
+        "kubernetes": "cluster",
+        "sagemaker": "prod",
+        "vertex": "gcp",
+        "akash": "market",
+    }
     page = (DOCS / "how" / "secrets.md").read_text()
     head, _, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
     checked = set()
@@ -226,7 +233,7 @@ def test_each_backend_accepts_the_secrets_that_the_table_says(project: Path, cap
                 code = main(["plan", "train.py", "-t", targets.get(backend, backend), "--gpus", "A100:8", *words])
                 assert code == (0 if answer == "yes" else 2), (backend, source, capsys.readouterr().err)
                 checked.add((backend, answer))
-    assert len(checked) == 10
+    assert len(checked) == 12
 
 
 @pytest.mark.train

@@ -16,6 +16,7 @@ from cloudtrain.errors import MissingExtra, UnknownBackend
 GROUP = "cloudtrain.backends"
 # name -> "module:class", and the pip extra that installs what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
+    "akash": ("cloudtrain.backends.akash.backend:AkashBackend", "akash"),
     "kubernetes": ("cloudtrain.backends.kubernetes.backend:KubernetesBackend", None),
     "local": ("cloudtrain.backends.local.backend:LocalBackend", None),
     "sagemaker": ("cloudtrain.backends.sagemaker.backend:SagemakerBackend", "sagemaker"),

@@ -24,7 +24,9 @@ from cloudtrain.cli.view.summary import print_plan
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
 @options.force_option
 @options.verbose_option
-@click.option("--manifests", is_flag=True, help="Print manifests for `kubectl apply -f -` (Kubernetes).")
+@click.option(
+    "--manifests", is_flag=True, help="Print manifests for `kubectl apply -f -` (Kubernetes), or the SDL (Akash)."
+)
 def command(
     words: options.JobWords,
     target: str | None,
@@ -93,5 +95,5 @@ def _print_manifests(plan: Plan) -> None:
     home = targets.home()
     backend = attempts.backend_of(plan, home)
     if not isinstance(backend, HasManifests):
-        raise BadRequest(f"the backend {plan.backend} has no manifests", "-t names a target on Kubernetes")
+        raise BadRequest(f"the backend {plan.backend} has no manifests", "-t names a target on Kubernetes or Akash")
     sys.stdout.write(backend.manifests(plan, attempts.stored_bundle(plan, home).path.read_bytes()))

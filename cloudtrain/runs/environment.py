@@ -16,10 +16,11 @@ BASE = (
     "HOME", "PATH", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_*", "XDG_*", "PYTHON*", "LD_LIBRARY_PATH",
     "DYLD_*", "VIRTUAL_ENV", "CLOUDTRAIN_HOME", "CLOUDTRAIN_CACHE", "CLOUDTRAIN_CONFIG_HOME",
 )  # fmt: skip
-# What boto3, google-auth, kubectl's plugins, ssh, Slurm and Docker read for credentials, their pointers and the way out.
+# What boto3, google-auth, kubectl's plugins, ssh, Slurm, Docker and akash read for credentials, their pointers, the way out.
 CREDENTIALS = (
     "AWS_*", "BOTO_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "GCE_*", "STORAGE_EMULATOR_HOST", "KUBECONFIG", "KUBERNETES_*",
     "SSH_AUTH_SOCK", "SLURM_CONF", "SLURM_CLUSTERS", "DOCKER_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "AZURE_*",
+    "AKASH_*",
 )  # fmt: skip
 CALLS = (*CREDENTIALS, "HOME", "PATH")  # what a backend may read that does not say which (HasVariables)
 # Of these the value is a path or a name, and may be stored.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.backends.api import FETCHABLE, Feature
-from cloudtrain.backends.attached.files import opened
 from cloudtrain.backends.attached.run import AttachedRun
+from cloudtrain.backends.output_files import opened
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.events import LogLine, State, Status

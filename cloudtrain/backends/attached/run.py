@@ -6,37 +6,21 @@ records.py checks what the files hold. `cloudtrain resume` gives its job and sou
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 
-from cloudtrain.backends.attached.files import OutputFiles, opened
 from cloudtrain.backends.checkpoints import HISTORIES, name_here
+from cloudtrain.backends.output_files import OutputFiles, opened
+from cloudtrain.backends.output_log import START, log_lines
 from cloudtrain.backends.plan import AttachedAttempt
-from cloudtrain.backends.records import MOST_TEXT, build_attempt, parse_record
+from cloudtrain.backends.records import build_attempt, parse_record
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
 MOST_RECORD = 4 << 20  # bytes of a run.json
-MOST_PIECE = 20 << 20  # bytes of a piece of a log
 MOST_SOURCE = 512 << 20  # bytes of a packed source
-MOST_LOG = 4 << 30  # bytes of an attempt's logs together; what is behind is left out
-STARTS = 1_000_000_000  # numbers of the lines of one start of a node (backends/vertex/logs.py counts alike)
-_START = r"\d{8}T\d{6}\.\d{6}Z-[0-9A-Za-z-]{1,64}"
-_RECORD = re.compile(rf"([a-z][a-z0-9-]{{0,80}})-a([1-9]\d{{0,3}})/({_START})/run\.json")
-_PIECE = re.compile(rf"node-(0|[1-9]\d{{0,4}})/({_START})/(\d{{8}})")
-_LINE = re.compile(r"(\d{1,15}) (-1|\d{1,7}) (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z) (.*)", re.DOTALL)
-
-
-@dataclass
-class _Stream:
-    """The pieces of one start of a node's log."""
-
-    start: str
-    sizes: dict[int, int] = field(default_factory=dict)
+_RECORD = re.compile(rf"([a-z][a-z0-9-]{{0,80}})-a([1-9]\d{{0,3}})/({START})/run\.json")
 
 
 class AttachedRun:
@@ -84,15 +68,7 @@ class AttachedRun:
 
     def lines(self, attempt_id: str, after: str | None = None) -> Iterator[LogLine]:
         """Yield the lines of all nodes behind a cursor, by time, in order on each node."""
-        nodes = self._streams(attempt_id)
-        cursors = _places(after)
-        cursor_texts = {node: f"{node}/{start}@{offset}" for node, (start, offset) in cursors.items()}
-        node_lines = [
-            self._node(attempt_id, node, streams, cursors.get(node)) for node, streams in sorted(nodes.items())
-        ]
-        for at, node, rank, seq, text, start, offset in heapq.merge(*node_lines, key=itemgetter(0)):
-            cursor_texts[node] = f"{node}/{start}@{offset}"
-            yield LogLine(at, node, rank, seq, text, ",".join(cursor_texts.values()))
+        return log_lines(self.files, f"{self._bases.get(attempt_id, '')}logs/{attempt_id}", after)
 
     def output_sizes(self) -> dict[str, int]:
         """Return name -> bytes of the files in the run's outputs."""
@@ -122,54 +98,3 @@ class AttachedRun:
             for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
                 if name in what:
                     s3.download_archive(aws, f"{self.uri}/{attempt_id}/output/{archive}", into / name)
-
-    def _streams(self, attempt_id: str) -> dict[int, list[_Stream]]:
-        """Return the starts of every node, each with its pieces, up to MOST_LOG bytes."""
-        streams: dict[tuple[int, str], _Stream] = {}
-        whole = 0
-        for name, size in sorted(self.files.sizes(f"{self._bases.get(attempt_id, '')}logs/{attempt_id}").items()):
-            piece = _PIECE.fullmatch(name)
-            whole += size
-            if piece and size <= MOST_PIECE and whole <= MOST_LOG:
-                stream = streams.setdefault((int(piece[1]), piece[2]), _Stream(piece[2]))
-                stream.sizes[int(piece[3])] = size
-        nodes: dict[int, list[_Stream]] = {}
-        for (node, _), stream in sorted(streams.items()):
-            nodes.setdefault(node, []).append(stream)
-        return nodes
-
-    def _node(
-        self, attempt_id: str, node: int, streams: list[_Stream], cursor: tuple[str, int] | None
-    ) -> Iterator[tuple[str, int, int, int, str, str, int]]:
-        """Yield the lines of one node behind a place, with the place behind each."""
-        for index, stream in enumerate(streams):
-            if cursor and stream.start < cursor[0]:
-                continue
-            offset = cursor[1] if cursor and stream.start == cursor[0] else 0
-            at = number = 0
-            rest = b""
-            while number in stream.sizes:  # a gap: what is behind it comes when it has been filled
-                size = stream.sizes[number]
-                if at + size > offset:
-                    name = f"{self._bases.get(attempt_id, '')}logs/{attempt_id}/node-{node}/{stream.start}/{number:08d}"
-                    data = (self.files.read(name, MOST_PIECE) or b"")[max(0, offset - at) :]
-                    begin = max(at, offset) - len(rest)
-                    *lines, rest = (rest + data).split(b"\n")
-                    for line in lines:
-                        begin += len(line) + 1
-                        match = _LINE.fullmatch(line.decode("utf-8", "backslashreplace")[: 2 * MOST_TEXT])
-                        if match:
-                            seq = index * STARTS + int(match[1]) % STARTS
-                            yield match[3], node, int(match[2]), seq, match[4], stream.start, begin
-                at, number = at + size, number + 1
-
-
-def _places(after: str | None) -> dict[int, tuple[str, int]]:
-    """Return node -> (start, offset) of a cursor; raises BadRequest."""
-    offsets = {}
-    for part in after.split(",") if after else ():
-        match = re.fullmatch(rf"(\d{{1,5}})/({_START})@(\d{{1,15}})", part)
-        if match is None:
-            raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them")
-        offsets[int(match[1])] = (match[2], int(match[3]))
-    return offsets

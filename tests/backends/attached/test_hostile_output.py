@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudtrain import events
+from cloudtrain.backends import output_log
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.attached import run as attached_run
 from cloudtrain.backends.attached.run import AttachedRun
 from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest, CloudtrainError
@@ -233,7 +233,7 @@ def test_starts_of_one_attempt_follow_one_another(tmp_path: Path):
     written(tmp_path / "out", {**RECORD, "reason": "the second"}, line(0, "c"), start=later)
     run = attach(top, tmp_path / "home")
     assert run.record.status.reason == "the second"
-    assert [(each.seq, each.text) for each in run.logs()] == [(0, "a"), (1, "b"), (attached_run.STARTS, "c")]
+    assert [(each.seq, each.text) for each in run.logs()] == [(0, "a"), (1, "b"), (output_log.STARTS, "c")]
 
 
 def test_a_gap_in_a_log_is_waited_for_and_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -245,7 +245,7 @@ def test_a_gap_in_a_log_is_waited_for_and_sizes_are_bounded(tmp_path: Path, monk
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a"]
     (pieces / "00000001").write_bytes(line(1, "b"))
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a", "b", "c"]
-    monkeypatch.setattr(attached_run, "MOST_PIECE", len(line(0, "a")) + 1)
+    monkeypatch.setattr(output_log, "MOST_PIECE", len(line(0, "a")) + 1)
     (pieces / "00000001").write_bytes(line(1, "long"))
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a"]
 

@@ -48,15 +48,18 @@ class OutputFiles(Protocol):
         ...
 
 
-def opened(uri: str) -> OutputFiles:
-    """Return the files of a path, file://, s3:// or gs://; nothing is asked yet. Raises BadRequest."""
+def opened(uri: str, aws: Aws | None = None) -> OutputFiles:
+    """Return the files of a path, file://, s3:// or gs://; nothing is asked yet. Raises BadRequest.
+
+    `aws` reads s3://; without it the variables of the environment say which credentials and endpoint do.
+    """
     scheme, mark, rest = uri.partition("://")
     if not mark or scheme == "file":
         return _Folder(Path(rest if mark else uri).expanduser().absolute())
     bucket, _, prefix = rest.rstrip("/").partition("/")
     if scheme not in ("s3", "gs") or not bucket or not prefix:
         raise BadRequest(f"{uri} is neither a folder nor s3://bucket/... or gs://bucket/...")
-    return _S3(bucket, prefix) if scheme == "s3" else _Google(bucket, prefix)
+    return _S3(bucket, prefix, aws) if scheme == "s3" else _Google(bucket, prefix)
 
 
 class _Folder:
@@ -118,8 +121,11 @@ class _Folder:
 
 
 class _S3:
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, aws: Aws | None) -> None:
         self._bucket, self._prefix, self.uri = bucket, prefix, f"s3://{bucket}/{prefix}"
+        if aws is not None:
+            self.aws = aws
+            return
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         self.aws = Aws("sagemaker", region, None, endpoint)

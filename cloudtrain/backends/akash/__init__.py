@@ -1,0 +1,1 @@
+"""The backend `akash`: deployments on the Akash network, through the Console API."""

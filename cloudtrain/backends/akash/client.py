@@ -1,0 +1,152 @@
+"""Call the Akash Console API: deployments, bids, leases, providers. The answer's `Date` is the clock that counts.
+
+Routes and fields: akash-network/console, apps/api/src (deployment, bid, provider; 2026-08-22).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from cloudtrain.backends import http
+from cloudtrain.backends.akash.secret import read_key
+from cloudtrain.backends.http import RETRYABLE, Answer, HttpError
+from cloudtrain.errors import BackendError, Unreachable
+
+PAGE = 100  # deployments in one answer of the list
+
+
+class ConsoleError(HttpError):
+    """The Console refused a request."""
+
+
+class ConsoleUnreachable(ConsoleError, Unreachable):
+    """The Console throttles or failed with 5xx: the request may have been carried out."""
+
+
+class Console:
+    """A client of the Console API for one key. Every call blocks; raises BackendError, Unreachable."""
+
+    def __init__(self, address: str, key_source: str) -> None:
+        self.address, self._key_source = address.rstrip("/"), key_source
+        local = self.address.startswith("http://127.0.0.1")
+        direct = (urllib.request.ProxyHandler({}),) if local else ()
+        self._http = http.Http(self._target, _error, lambda _: "check the network and proxies", lambda: direct)
+        self._clock_s = 0.0  # how far the Console's clock is ahead of this one
+
+    def now(self) -> float:
+        """Return the Console's time in seconds since 1970, as of its last answer; this machine's clock before the first."""
+        return time.time() + self._clock_s
+
+    def create(self, sdl: str) -> dict[str, Any]:
+        """Create a deployment and return `dseq` and `manifest`; tried once, for a second try would be a second one."""
+        answer = self._call(
+            "POST", "/v1/deployments", "the deployment was not accepted", {"data": {"sdl": sdl}}, tries=1
+        )
+        try:
+            data = answer["data"]
+            return {"dseq": str(data["dseq"]), "manifest": str(data["manifest"])}
+        except (LookupError, TypeError):
+            message = "the deployment was not accepted: the answer names no deployment"
+            raise Unreachable(message, "check proxies") from None
+
+    def deployments(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the active deployments of the account, page by page."""
+        skip = 0
+        while True:
+            path = f"/v1/deployments?skip={skip}&limit={PAGE}"
+            data = self._call("GET", path, "deployments cannot be listed")["data"]
+            yield from data["deployments"]
+            skip += PAGE
+            if not data["pagination"].get("hasMore"):
+                return
+
+    def deployment(self, dseq: str) -> Mapping[str, Any] | None:
+        """Return a deployment with its leases, None where there is none."""
+        answer = self._call("GET", f"/v1/deployments/{dseq}", "the deployment cannot be looked at", accept=(404,))
+        if "data" in answer:
+            return dict(answer["data"])
+        # A missing wallet and an unknown route are 404 as well, and do not mean that a deployment is gone.
+        if "deployment not found" not in str(answer.get("message", "")).lower():
+            raise BackendError(f"the deployment cannot be looked at: {answer.get('message') or 'not found'}")
+        return None
+
+    def close(self, dseq: str) -> None:
+        """Close a deployment with its leases; none, or a closed one, is no error."""
+        self._call("DELETE", f"/v1/deployments/{dseq}", "the deployment cannot be closed", accept=(404,))
+
+    def bids(self, dseq: str) -> list[Mapping[str, Any]]:
+        """Return the bids on a deployment."""
+        return [item["bid"] for item in self._call("GET", f"/v1/bids?dseq={dseq}", "bids cannot be listed")["data"]]
+
+    def lease(self, manifest: str, bid: Mapping[str, Any]) -> None:
+        """Accept a bid and send the manifest to its provider; safe to repeat: an active lease is not created again.
+
+        akash-network/console, lease.service.ts, createLeasesAndSendManifest (2026-08).
+        """
+        lease = {name: bid["id"][name] for name in ("dseq", "gseq", "oseq", "provider")}
+        body = {"manifest": manifest, "leases": [{**lease, "dseq": str(lease["dseq"])}]}
+        self._call("POST", "/v1/leases", "the bid cannot be accepted", body)
+
+    def providers(self, addresses: list[str]) -> dict[str, Mapping[str, Any]]:
+        """Return address -> what the Console knows of providers; at most 20 in one call."""
+        found = {}
+        for first in range(0, len(addresses), 20):
+            path = f"/v1/providers?addresses={','.join(addresses[first : first + 20])}"
+            found.update({item["owner"]: item for item in self._call("GET", path, "providers cannot be listed")})
+        return found
+
+    def gpus(self) -> Mapping[str, Any]:
+        """Return how many GPUs of each model the network has and which are free."""
+        answer = self._call("GET", "/v1/gpu", "GPUs cannot be listed")
+        return dict(answer)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        failure: str,
+        body: Any = None,
+        *,
+        tries: int | None = None,
+        accept: tuple[int, ...] = (),
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if data else {}
+        answer = self._http.call(method, path, failure, data=data, headers=headers, tries=tries, accept=accept)
+        if date := answer.headers.get("date"):
+            self._clock_s = parsedate_to_datetime(date).timestamp() - time.time()
+        return answer.json
+
+    def _target(self, path: str) -> tuple[str, Mapping[str, str]]:
+        headers = {"Accept": "application/json", "User-Agent": "cloudtrain", "x-api-key": read_key(self._key_source)}
+        return f"{self.address}{path}", headers
+
+
+def _error(answer: Answer, failure: str) -> ConsoleError:
+    unreachable = answer.status in RETRYABLE or answer.status >= 500
+    return (ConsoleUnreachable if unreachable else ConsoleError)(*_explain(answer, failure), answer)
+
+
+def _explain(answer: Answer, failure: str) -> tuple[str, str]:
+    try:
+        said = json.loads(answer.data)
+        text = str(said.get("message") or said["error"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        text = answer.data.decode("utf-8", "replace")
+    text = " ".join(text.split())[:300] or "no reason was given"
+    if answer.status == 401:
+        return f"{failure}: the Console does not accept the API key", "make another one; options.akash.api_key names it"
+    if answer.status == 402:
+        return f"{failure}: the account has too little money: {text}", "add funds at console.akash.network"
+    hint = "try again" if answer.status >= 500 or answer.status == 429 else ""
+    return f"{failure}: {text} ({answer.status})", hint
+
+
+def refused(error: BackendError) -> bool:
+    """Return whether the Console said no, so that nothing was carried out."""
+    return isinstance(error, ConsoleError) and not isinstance(error, Unreachable)

@@ -1,0 +1,84 @@
+"""Akash's own library, npm @akashnetwork/chain-sdk, reads our SDLs: valid, and the same manifest and hash as ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cloudtrain.backends.akash import groups
+from cloudtrain.backends.akash.backend import AkashBackend
+from cloudtrain.source.bundle import Bundle
+from tests.backends.akash.test_request import CASES, OPTIONS, bundle, planned
+from tests.conftest import require
+
+# Only prereleases exist (2026-11). This one is older than `reclamation`, which is no part of a manifest or its hash.
+PACKAGE = "@akashnetwork/chain-sdk@1.0.0-alpha.25"
+SCRIPT = """
+const sdk = require('@akashnetwork/chain-sdk'), yaml = require('js-yaml'), fs = require('fs');
+(async () => {
+  const answers = [];
+  for (const path of process.argv.slice(2)) {
+    const made = sdk.generateManifest(yaml.load(fs.readFileSync(path, 'utf8')));
+    answers.push(made.ok ? {
+      manifest: sdk.manifestToSortedJSON(made.value.groups),
+      hash: Buffer.from(await sdk.generateManifestVersion(made.value.groups)).toString('base64'),
+    } : {errors: made.value});
+  }
+  console.log(JSON.stringify(answers));
+})();
+"""
+__all__ = ["bundle"]
+
+
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, installed by npm; CLOUDTRAIN_AKASH_SDK names one that is there."""
+    if folder := os.environ.get("CLOUDTRAIN_AKASH_SDK"):
+        return Path(folder)
+    require("npm")
+    made = tmp_path_factory.mktemp("npm")
+    (made / "package.json").write_text("{}")
+    subprocess.run(["npm", "install", "--no-audit", "--no-fund", PACKAGE], cwd=made, check=True, timeout=600)
+    return made
+
+
+def ask(sdk: Path, paths: list[Path], tmp_path: Path) -> list[dict]:
+    require("node")
+    script = tmp_path / "ask.cjs"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "NODE_PATH": str(sdk / "node_modules")}
+    done = subprocess.run(["node", script, *paths], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.long
+def test_akashs_library_takes_our_sdls_and_makes_the_same_hash(sdk: Path, bundle: Bundle, tmp_path: Path) -> None:
+    sdls = [planned(bundle, *case).request["sdl"] for case in CASES.values()]
+    sdls.append(planned(bundle, {"args": ["<a & b>", "ü $HOME \u2028"]}, {}).request["sdl"])
+    by_hand = AkashBackend(OPTIONS, Path("runs")).manifests(planned(bundle, {}, {}), bundle.path.read_bytes())
+    sdls.append(yaml.safe_load(by_hand))
+    paths = []
+    for number, sdl in enumerate(sdls):
+        paths.append(tmp_path / f"{number}.yaml")
+        known = {name: value for name, value in sdl.items() if name != "reclamation"}
+        paths[-1].write_text(json.dumps(known))  # as `submit` sends it
+    for sdl, answer in zip(sdls, ask(sdk, paths, tmp_path), strict=True):
+        ours = groups.manifest_json(sdl)
+        assert answer == {"manifest": ours, "hash": groups.manifest_hash(ours)}
+
+
+@pytest.mark.long
+def test_akashs_library_refuses_what_the_schema_lets_through(sdk: Path, bundle: Bundle, tmp_path: Path) -> None:
+    """The check above can fail: a persistent volume that one service does not mount."""
+    sdl = json.loads(json.dumps(planned(bundle, *CASES["everything"]).request["sdl"]))
+    del sdl["reclamation"]
+    del sdl["services"]["node-1"]["params"]
+    (tmp_path / "wrong.yaml").write_text(json.dumps(sdl))
+    (answer,) = ask(sdk, [tmp_path / "wrong.yaml"], tmp_path)
+    assert "data" in json.dumps(answer["errors"]), answer
