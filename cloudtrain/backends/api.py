@@ -17,6 +17,7 @@ from cloudtrain.backends.plan import FoundAttempt as FoundAttempt
 from cloudtrain.backends.plan import Plan as Plan
 from cloudtrain.backends.plan import Requirement as Requirement
 from cloudtrain.backends.plan import TimeLimit as TimeLimit
+from cloudtrain.backends.shell import Shell as Shell
 from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, Status
 
@@ -157,6 +158,20 @@ class HasImages(Protocol):
         """Return node -> image as `cloudtrain.backends.images.pinned_image` returns it, for the nodes that are known.
 
         Blocking. Raises BackendError; the run continues without an answer.
+        """
+        ...
+
+
+@runtime_checkable
+class HasShell(Protocol):
+    """A backend that can start a program on a node of an attempt that runs, or knows an address where a person can."""
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        """Return how the node's Python is started with some arguments, in a terminal or not, with standard input or without.
+
+        Its arguments are `-c`, a text, and words; they arrive as they are. It runs as the user of the ranks, and sees their
+        processes in /proc. Blocking, seconds at most: it may ask the platform where the node is. It starts nothing itself.
+        The exit code is that of the program. Raises BackendError where the attempt has no such node, or does not run.
         """
         ...
 

@@ -51,11 +51,18 @@ SECTIONS: dict[str, dict[str, str]] = {
         "attach": "Add a run that was submitted elsewhere to the history here.",
         "watch": "Watch a run in the foreground, for CI and tmux.",
     },
+    "Look inside a run": {
+        "exec": "Run a command beside a rank, in its folder and environment.",
+        "stack": "Print the Python stacks of all ranks of a run.",
+        "forward": "Reach a port of a node here: TensorBoard, debugpy, Jupyter.",
+        "top": "Show processors, memory and GPUs of all nodes of a run.",
+    },
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 ELSEWHERE = {  # what other tools call it
     "status": "show", "ps": "ls", "list": "ls", "stop": "cancel", "kill": "cancel", "launch": "submit", "run": "submit",
-    "exec": "submit", "queue": "ls", "describe": "show", "download": "fetch", "start": "submit", "apply": "submit",
+    "queue": "ls", "describe": "show", "download": "fetch", "start": "submit", "apply": "submit",
+    "stacks": "stack", "ssh": "exec", "port-forward": "forward", "stats": "top",
     "train": "submit", "jobs": "ls", "down": "cancel", "terminate": "cancel", "delete": "rm", "remove": "rm", "tail": "logs",
 }  # fmt: skip
 

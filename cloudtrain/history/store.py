@@ -260,6 +260,14 @@ class Store(Leases):
                     (*_status_columns(status), status.event, attempt_id, *_FINAL),
                 )
 
+    def add_event(self, attempt_id: str, kind: str, data: Mapping[str, Any]) -> None:
+        """Add an event that happened here, such as the use of a shell, to those of the node PLATFORM."""
+        with self.database.write() as db:
+            newest = db.execute("SELECT max(seq) FROM events WHERE attempt_id = ? AND node = ?", (attempt_id, PLATFORM))
+            seq = (newest.fetchone()[0] or 0) + 1
+            row = (attempt_id, PLATFORM, seq, now(), kind, json.dumps(data))
+            db.execute("INSERT INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)", row)
+
     def keep_images(self, attempt_id: str, images: Mapping[int, str]) -> None:
         """Store which container image each node of an attempt runs; other nodes keep theirs."""
         with self.database.write() as db:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.nodes import agent, event_loop, ssh
 from cloudtrain.nodes.ssh import ANSWER_S, Host, Remote
+from cloudtrain.nodes.ssh_command import python_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -127,10 +127,7 @@ class RemoteAgent:
 
     def __init__(self, host: Host, python: str = "python3", setup: Sequence[str] = (), process: str = "") -> None:
         self.host, self._process = host, process
-        self._command = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOTSTRAP)}"
-        if setup:
-            lines = "\n".join(setup)
-            self._command = "exec bash -lc " + shlex.quote(f"{{ {lines}\n}} </dev/null >&2\n{self._command}")
+        self._command = python_line(python, ["-c", _BOOTSTRAP], setup)
 
     @property
     def label(self) -> str:

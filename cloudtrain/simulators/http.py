@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -46,11 +48,12 @@ class Request:
 
 @dataclass
 class Response:
-    """An HTTP response; a body that is not bytes is sent as JSON."""
+    """An HTTP response; a body that is not bytes is sent as JSON. After a 101 `serve` gets the connection, and blocks."""
 
     body: Any = None
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    serve: Callable[[socket.socket, BufferedIOBase], None] | None = None
 
 
 class ApiError(Exception):
@@ -221,12 +224,17 @@ class _Handler(BaseHTTPRequestHandler):
             **response.headers,
             "Content-Length": str(len(data)),
         }
+        if response.serve is not None:
+            headers = dict(response.headers)
         try:
             self.send_response(response.status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
+            if response.serve is not None:
+                self.close_connection = True
+                response.serve(self.connection, self.rfile)
         except OSError:
             self.close_connection = True  # the client has gone
 

@@ -48,6 +48,7 @@ class Replica:
         self.task, self._folder, self._write_lines = task, folder, write_lines
         (folder / "tmp").mkdir(parents=True)
         env = {**env, FOLDER_VARIABLE: str(folder), "HOME": str(folder), "TMPDIR": str(folder / "tmp")}
+        self.folder, self.env = folder, env
         program = shutil.which(command[0], path=env["PATH"])
         if program is None:
             raise ApiError(400, f"the command {command[0]!r} does not exist in this image")

@@ -33,7 +33,14 @@ from cloudtrain.source.files import why as verdict
 from cloudtrain.source.ignore import matches
 
 __all__ = ["Bundle", "File", "list_files", "why"]
-_ON_PATH = {f"{RESERVED}/{name}.py": f"{RESERVED}/path/cloudtrain_{name}.py" for name in ("runtime", "media")}
+_ON_PATH = {
+    f"{RESERVED}/{name}.py": f"{RESERVED}/path/{imported}.py"
+    for name, imported in (
+        ("runtime", "cloudtrain_runtime"),
+        ("media", "cloudtrain_media"),
+        ("stacks", "sitecustomize"),
+    )
+}
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
 

@@ -18,6 +18,7 @@ from cloudtrain.testing.suite.arguments import ArgumentsContract
 from cloudtrain.testing.suite.cancel import CancelContract
 from cloudtrain.testing.suite.ends import EndsContract
 from cloudtrain.testing.suite.fetch import FetchContract
+from cloudtrain.testing.suite.inside import InsideContract
 from cloudtrain.testing.suite.logs import LogsContract
 from cloudtrain.testing.suite.nodes import NodesContract
 from cloudtrain.testing.suite.plan import PlanContract
@@ -39,5 +40,6 @@ class BackendContract(
     CancelContract,
     FetchContract,
     NodesContract,
+    InsideContract,
 ):
     """Tests of what every backend promises."""

@@ -9,10 +9,12 @@ import base64
 import json
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
+from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
@@ -20,10 +22,10 @@ from cloudtrain.backends.kubernetes.jobset import as_job
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
-from cloudtrain.backends.kubernetes.names import INSTANCE_TYPE, OUTPUT
+from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.permissions import build_role
 from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
-from cloudtrain.backends.kubernetes.status import get_annotations
+from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem
@@ -167,6 +169,17 @@ class KubernetesBackend:
 
     def images(self, handle: str) -> dict[int, str]:
         return self._jobs.images(handle)
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        pods = newest_by_node(self._jobs.pods(handle))
+        if node not in pods:
+            raise BackendError(f"there is no node {node}: pods of these run: {', '.join(map(str, pods)) or 'none'}")
+        if not container_state(pods[node]).get("startedAt") or pods[node]["status"].get("phase") != "Running":
+            raise BackendError(f"node {node} does not run now: its pod is {pods[node]['status'].get('phase')}")
+        namespace, pod = parse_handle(handle).namespace, str(pods[node]["metadata"]["name"])
+        argv = [str(self._options.get("python") or "python3"), *words]
+        path = channel.exec_path(namespace, pod, CONTAINER, argv, stdin=stdin, terminal=terminal)
+        return Shell(stream=partial(channel.run, self._api, path))
 
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)

@@ -122,6 +122,13 @@ class KubeApi:
         """Yield a body in chunks, or a span of its bytes; blocking. An interrupted download continues where it was."""
         return self._http.stream(_with_query(path, query), failure, headers, first, last)
 
+    def socket_address(self, path: str) -> tuple[str, Mapping[str, str], ssl.SSLContext | None, str | None]:
+        """Return address, headers, TLS and proxy of a websocket to the server; blocking where a token must be obtained."""
+        scheme, _, rest = (self.access.server.rstrip("/") + path).partition("://")
+        tls = kubeconfig.tls_context(self.access) if scheme == "https" else None
+        proxy = self.access.cluster.get("proxy-url")
+        return f"{'wss' if tls else 'ws'}://{rest}", self._auth_headers(), tls, str(proxy) if proxy else None
+
     def _address(self, path: str) -> tuple[str, Mapping[str, str]]:
         return self.access.server.rstrip("/") + path, {"Accept": "application/json, */*", **self._auth_headers()}
 

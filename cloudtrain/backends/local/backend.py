@@ -10,13 +10,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, Shell, TimeLimit
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, Status
@@ -222,6 +222,12 @@ class LocalBackend:
             follow=follow,
             ended=lambda: self.status(handle).state.final,
         )
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        count = len(_node_folders(Path(handle)))
+        if node >= count:
+            raise BackendError(f"there is no node {node}: the attempt has {count}")
+        return Shell((self.python, *words))
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)

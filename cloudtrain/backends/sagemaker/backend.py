@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import client, ecr, fields, limits, listing, logs, request, status, types, upload
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
@@ -215,6 +215,15 @@ class SagemakerBackend:
         """Delete the record of a job that has ended; its output and its log stay."""
         if self._job(handle):
             self.aws.call("sagemaker", "delete_training_job", TrainingJobName=handle.rpartition("/")[2])
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        from cloudtrain.backends.sagemaker import remote_debug
+
+        name = handle.rpartition("/")[2]
+        job = self._describe(name)
+        if job is None:
+            raise BackendError(f"SageMaker has no job {name}")
+        return remote_debug.shell(job, node, self.aws.region, self._options.get("profile"))
 
     def cancel(self, handle: str) -> None:
         try:

@@ -140,6 +140,9 @@ def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
                 hint = "leave it out, or limits.max_cost and max_total_runtime"
                 problems.append(Problem(f"cannot be held under a cap: {why}", f"options.sagemaker.{name}", hint))
     if options.get("isolate"):
+        if options.get("remote_debug"):
+            message = "opens no shell without a network (options.sagemaker.isolate)"
+            problems.append(Problem(message, "options.sagemaker.remote_debug", "leave one of the two out"))
         if job.environment.requirements:
             message = "cannot be installed without a network (options.sagemaker.isolate)"
             problems.append(Problem(message, "environment.requirements", "none, with everything in the image"))

@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images, s3
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell, TimeLimit
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
@@ -111,6 +111,16 @@ class SagemakerLocalBackend:
         request, record = _read_request(Path(handle)), supervisor.read_status(Path(handle))
         image = images.pinned_image(str((record or {}).get("image") or ""))
         return dict.fromkeys(range(len(local_job.hosts(request))), image) if request and image else {}
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        folder, request = Path(handle), _read_request(Path(handle))
+        names = local_job.hosts(request or {}) if request else []
+        if request is None or node >= len(names):
+            raise BackendError(f"there is no node {node}: the attempt has {len(names)}")
+        container = f"{docker.network_name(folder, str(request['TrainingJobName']))}-{names[node]}"
+        streams = [*(["-i"] if stdin else []), *(["-t"] if terminal else [])]
+        python = str(self._options.get("python") or "python3")
+        return Shell((docker.PROGRAM, "exec", *streams, container, python, *words))
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, Shell, TimeLimit
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
@@ -248,6 +248,14 @@ class SlurmBackend:
             look = rpc.remote_log_reader([(self._agent, path) for path in paths], set())
             lines = logs.merge(look, len(paths), after=after, follow=follow, ended=ended, pause_s=FOLLOW_S)
         return (line if line.node < count else line._replace(node=PLATFORM) for line in lines)
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        from cloudtrain.backends.slurm.step import step_shell
+
+        job = self._agent.ask("read", path=f"{handle}/job").data.decode().strip()
+        if not job:
+            raise BackendError(f"{handle} holds no job")
+        return step_shell(self._run, self.site_options, job, node, words, stdin=stdin, terminal=terminal)
 
     def cancel(self, handle: str) -> None:
         files = self._files(handle)

@@ -88,6 +88,15 @@ def environment_lines(options: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def python_command(options: Mapping[str, Any], words: Sequence[str], gpus: bool) -> list[str]:
+    """Return the command that runs Python on a node as the launcher is run: in the image, where the options name one."""
+    command = [str(options.get("python") or "python3"), *words]
+    if not options.get("apptainer"):
+        return command
+    binds = [f"--bind={path}" for path in (options["folder"], *options.get("binds", ()))]
+    return ["apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(options["apptainer"]), *command]
+
+
 def batch_script(
     attempt_id: str,
     folder: str,
@@ -104,11 +113,7 @@ def batch_script(
         f"{{ {line}\n}} || {{ echo {shlex.quote(f'this setup line failed: {line}')}; settle; say ENDED 78 setup; exit 78; }}\n"
         for line in lines
     )
-    command = [options.get("python") or "python3", ".cloudtrain/launch.py"]
-    if options.get("apptainer"):
-        gpus = ["--nv"] if manifest.gpus_per_node else []
-        binds = [f"--bind={path}" for path in (options["folder"], *options.get("binds", ()))]
-        command = ["apptainer", "exec", *gpus, *binds, options["apptainer"], *command]
+    command = python_command(options, [".cloudtrain/launch.py"], bool(manifest.gpus_per_node))
     return _SCRIPT.format(
         attempt_id=attempt_id,
         folder=shlex.quote(folder),

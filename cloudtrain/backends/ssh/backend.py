@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, Shell, TimeLimit
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
@@ -30,6 +30,7 @@ from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import logs, paths, transfer
 from cloudtrain.nodes.rpc import remote_log_reader
 from cloudtrain.nodes.ssh import call_all
+from cloudtrain.nodes.ssh_command import client_argv, python_line
 from cloudtrain.source import provenance
 
 if TYPE_CHECKING:
@@ -269,6 +270,14 @@ class SshBackend:
         # An attempt that was lost with its node has no more lines; of any other the reader should know.
         if cut_off and status.merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
             raise Unreachable(f"the lines of node {cut_off[0].rank} are missing: {cut_off[0].label} cannot be reached")
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        attempt = self._attempt_nodes(handle) or []
+        if node >= len(attempt):
+            raise BackendError(f"there is no node {node}: the attempt has {len(attempt)}")
+        machine = next(machine for machine in self.machines if machine.label == attempt[node].label)
+        line = python_line(machine.python, words, machine.setup)
+        return Shell(client_argv(machine.host, line, stdin=stdin, terminal=terminal))
 
     def cancel(self, handle: str) -> None:
         attempt = self._attempt_nodes(handle) or []

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
@@ -105,6 +105,9 @@ class CustomJobsBackend:
 
     def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
         return self._jobs.labelled(name, value, known)
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        return self._jobs.shell(handle, node)
 
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)

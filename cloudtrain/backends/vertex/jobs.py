@@ -22,6 +22,7 @@ from cloudtrain.backends.google import GoogleApi, api_error
 from cloudtrain.backends.http import Answer
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import FoundAttempt
+from cloudtrain.backends.shell import Shell
 from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import JobLogs, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
@@ -184,6 +185,33 @@ class CustomJobs:
             raise BackendError(f"{handle!r} is no job's name", "projects/P/locations/R/customJobs/ID")
         answer = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be looked at", accept=(404,))
         return None if answer.status == 404 else dict(answer.json)
+
+    def shell(self, handle: str, node: int) -> Shell:
+        """Return the address of a node's web shell, which the job offers with enableWebAccess.
+
+        https://docs.cloud.google.com/vertex-ai/docs/training/monitor-debug-interactive-shell (2026-11-23): the keys are
+        workerpool0-0, workerpool1-0, ..., and they are there while the job runs.
+        """
+        job = self.get(handle)
+        if job is None:
+            raise BackendError(f"{handle} is gone")
+        if not job["jobSpec"].get("enableWebAccess"):
+            return Shell(
+                note="Vertex AI opens shells only in jobs with options.vertex.web_access: true; submit it again with it"
+            )
+        pools = [int(pool.get("replicaCount") or 1) for pool in job["jobSpec"]["workerPoolSpecs"]]
+        names = [f"workerpool{pool}-{index}" for pool, count in enumerate(pools) for index in range(count)]
+        if node >= len(names):
+            raise BackendError(f"there is no node {node}: the attempt has {len(names)}")
+        address = str((job.get("webAccessUris") or {}).get(names[node]) or "")
+        if not address:
+            return Shell(
+                note=f"Vertex AI has no address for {names[node]} yet: it is there some minutes after the start"
+            )
+        return Shell(
+            address=address,
+            note="open it in a browser; the image needs bash, and your account aiplatform.customJobs.get",
+        )
 
     def status(self, handle: str) -> Status:
         """Return the attempt's status; a failure has the exit code and reason of the launcher's `result` event.

@@ -7,12 +7,13 @@ request starts it, and it ends when it is idle.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell
 from cloudtrain.backends.download import copy_tree
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
@@ -68,6 +69,13 @@ class VertexLocalBackend(CustomJobsBackend):
             if Path(run, name).is_dir():
                 copy_tree(Path(run, name), into / name)
         return into
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        job = self._jobs.get(handle)
+        count = sum(int(pool.get("replicaCount") or 1) for pool in job["jobSpec"]["workerPoolSpecs"]) if job else 0
+        if node >= count:
+            raise BackendError(f"there is no node {node}: the attempt has {count}")
+        return Shell((sys.executable, *words))  # its replicas are processes of this machine
 
     def check(self) -> list[Problem]:
         parent = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from cloudtrain.cli.view import columns
@@ -259,3 +259,20 @@ class LineWriter:
             except OSError as error:
                 self._error = error
                 return
+
+
+@contextmanager
+def raw_mode(active: bool = True) -> Iterator[None]:
+    """Let the terminal of standard input pass each key on as it is typed, Ctrl-C too; as it was afterwards."""
+    if not active:
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0)
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

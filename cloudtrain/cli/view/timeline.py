@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 KINDS = ("status", "state", "world", "checkpoint", "alarm", "result")
+USES = ("exec", "stack", "forward")  # by a person, from this history
 MAX_LINES = 30  # of events
 BAR_WIDTH = 24  # columns
 _PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "versions", "not_kept", "incomplete")
@@ -78,7 +79,7 @@ def _attempt_bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str
 
 def event_lines(run: Run, begin: datetime) -> Iterator[str]:
     """Yield a line for each event of a run. Equal events of several nodes within a second make one line."""
-    selected = [event for event in run.store.events(run.run_id) if event.kind in KINDS]
+    selected = [event for event in run.store.events(run.run_id) if event.kind in KINDS + USES]
     for _, group in groupby(
         selected, key=lambda event: (event.attempt, event.at[:19], event.kind, _describe_event(event))
     ):
@@ -88,7 +89,8 @@ def event_lines(run: Run, begin: datetime) -> Iterator[str]:
         offset = f"+{format_duration((moment - begin).total_seconds())}" if moment else ""
         nodes = sorted({event.node for event in same_events})
         node_text = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
-        node_text = "platform" if nodes == [PLATFORM] else node_text
+        if nodes == [PLATFORM]:
+            node_text = "user" if first.kind in USES else "platform"
         yield f"  {offset:>8}  {first.attempt.rpartition('-')[2]} {node_text}  {first.kind} {_describe_event(first)}".rstrip()
 
 
@@ -103,5 +105,9 @@ def _describe_event(event: Event) -> str:
         return str(values.get("state", ""))
     if event.kind == "status":
         return f"{values['state']} ({values['reason']})" if "reason" in values else str(values["state"])
+    if event.kind == "exec":
+        import shlex
+
+        values["command"] = shlex.join(map(str, data.get("command", ())))
     text = "  ".join(f"{name}={value}" for name, value in values.items())
     return text if len(text) <= 200 else text[:197] + "..."

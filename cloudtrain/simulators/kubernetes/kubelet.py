@@ -61,6 +61,10 @@ class Kubelet(threading.Thread):
         lines = self._logs.get((uid, container))
         return None if lines is None else list(lines)
 
+    def container(self, uid: str) -> Replica | None:
+        """Return the container of a pod that runs now."""
+        return self._containers.get(uid)
+
     def has_ended(self, uid: str) -> bool:
         return uid not in self._containers and any(pod_uid == uid for pod_uid, _ in self._logs)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -19,10 +20,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
+from cloudtrain.simulators.kubernetes import exec as exec_
 from cloudtrain.simulators.kubernetes.admission import check_pod
 from cloudtrain.simulators.kubernetes.fields import drop_unknown
 from cloudtrain.simulators.kubernetes.job_controller import OWNED
@@ -102,6 +105,7 @@ class Cluster:
         review = r"/apis/authorization\.k8s\.io/v1/selfsubjectaccessreviews"
         return [
             ("GET", rf"{pod}/log", self._authenticated(self._log)),
+            ("GET", rf"{pod}/exec", self._authenticated(self._exec)),
             ("GET", rf"{pod}:(\d+)/proxy/(.*)", self._authenticated(self._proxy)),
             ("POST", rf"{pod}/eviction", self._authenticated(self._evict)),
             ("POST", review, self._authenticated(self._review)),
@@ -352,6 +356,34 @@ class Cluster:
         stamped = query.get("timestamps") in ("true", "True")
         text = "".join(f"{at} {line}\n" if stamped else f"{line}\n" for at, line in lines)
         return Response(text.encode(), headers={"Content-Type": "text/plain"})
+
+    def _exec(self, request: Request, namespace: str, name: str) -> Response:
+        """Run a program in a pod's container, over a websocket. Since 1.35 that needs the verb create too."""
+        for verb in ("get", "create"):
+            self._authorize(verb, "pods/exec", namespace)
+        query = parse_qsl(request.path.partition("?")[2], keep_blank_values=True)
+        argv = [value for key, value in query if key == "command"]
+        names = {item["name"] for item in self._require("pods", namespace, name)["spec"]["containers"]}
+        wanted = dict(query).get("container") or next(iter(names))
+        if wanted not in names:
+            raise StatusError(400, f"container {wanted} is not valid for pod {name}")
+        if not argv:
+            raise StatusError(400, "you must specify at least 1 command for the container")
+        container = self.kubelet.container(str(self._require("pods", namespace, name)["metadata"]["uid"]))
+        if container is None or container.code is not None:
+            raise StatusError(500, f'unable to upgrade connection: container not found ("{wanted}")')
+        streams = frozenset(key for key, value in query if value in ("true", "1"))
+
+        def serve(frames: exec_.Frames) -> None:
+            program = shutil.which(argv[0], path=container.env["PATH"])
+            if program is None:
+                failure = f'exec: "{argv[0]}": executable file not found in $PATH'
+                frames.send(b"\x03" + json.dumps({"status": "Failure", "message": failure, "code": 500}).encode())
+                frames.close()
+                return
+            exec_.Program([program, *argv[1:]], container.env, container.folder, streams, frames).serve()
+
+        return exec_.upgrade(request, serve)
 
     def _evict(self, _: Request, namespace: str, name: str) -> Response:
         self._authorize("create", "pods/eviction", namespace)

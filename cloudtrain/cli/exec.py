@@ -1,0 +1,73 @@
+"""cloudtrain exec: run a command beside a rank, in its folder and environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import click
+
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.errors import BackendError, BadRequest
+
+SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh")
+
+
+@options.command()
+@options.run_named
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+@click.option("--node", type=click.IntRange(0), help="The node; default: that of --rank, or 0.")
+@click.option("--rank", type=click.IntRange(0), help="The rank; default: the first of the node.")
+@click.option("-i", "--stdin", is_flag=True, help="Pass standard input to the command.")
+@click.option("-t", "--terminal", "wants_terminal", is_flag=True, help="Give the command this terminal; with -i.")
+def command(
+    run_id: str, args: tuple[str, ...], node: int | None, rank: int | None, stdin: bool, wants_terminal: bool
+) -> int:
+    """Run a command beside a rank, in its folder and environment.
+
+    It exits with the command's exit code. Without CMD, -it opens a shell. On SageMaker and Vertex AI it prints what opens a
+    shell there. Each use is an event of the run: `cloudtrain show` prints who ran which command.
+
+    \b
+    cloudtrain exec tiny-lm-26 -- nvidia-smi
+    cloudtrain exec tiny-lm-26 --rank 3 -it
+    """
+    from cloudtrain.runs.inside import Inside
+
+    if not args and not wants_terminal:
+        raise click.UsageError("a command is missing: cloudtrain exec RUN -- CMD, or -it for a shell")
+    if wants_terminal and not (stdin and sys.stdin.isatty()):
+        raise BadRequest("-t needs a terminal and -i", "leave -t out in a script")
+    argv = args or SHELL
+    inside = Inside.of(runs.find(run_id))
+    place = inside.node_of(node, rank)
+    term = os.environ.get("TERM") or "xterm" if wants_terminal else "-"
+    where = "-" if rank is None else str(rank)
+    program = inside.program("exec", place, where, term, *argv, stdin=stdin, terminal=wants_terminal)
+    if not program.argv and program.stream is None:
+        if not program.address:
+            raise BadRequest(f"{inside.run.run_id}: no shell can be opened", program.note)
+        terminal.print_lines(program.address)
+        if program.note:
+            terminal.note(program.note)
+        return 0
+    inside.record("exec", command=inside.masked(argv), on=place, **({} if rank is None else {"rank": rank}))
+    sys.stdout.flush()
+    if program.stream is not None:
+        with terminal.raw_mode(wants_terminal):
+            return program.stream(0 if stdin else -1, 1, 2, wants_terminal)
+    return _become(program.argv, stdin)
+
+
+def _become(argv: tuple[str, ...], stdin: bool) -> NoReturn:
+    """Replace this process: the terminal, its signals and its exit code are the command's."""
+    if not stdin:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and a program inherits that
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        raise BackendError(f"{argv[0]} cannot be started: {error.strerror}") from None

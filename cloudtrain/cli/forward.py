@@ -1,0 +1,68 @@
+"""cloudtrain forward: reach a port of a node here, on the loopback address."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.errors import BadRequest
+
+
+@options.command()
+@options.run_named
+@click.argument("ports", metavar="PORT[:LOCAL]")
+@click.option("--node", type=click.IntRange(0), help="The node; default: that of --rank, or 0.")
+@click.option("--rank", type=click.IntRange(0), help="The node of this rank.")
+@options.json_option
+def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json: bool) -> int:
+    """Reach a port of a node here: TensorBoard, debugpy, Jupyter.
+
+    It ends with Ctrl-C. The server must listen on 127.0.0.1 of the node, or on all its addresses. Here the port is open on
+    127.0.0.1 alone: other users of this machine reach it too. LOCAL is another port here, 0 any that is free.
+
+    \b
+    cloudtrain forward tiny-lm-26 6006
+    cloudtrain forward tiny-lm-26 8888:0 --node 1
+    """
+    from cloudtrain.runs.forward import LOOPBACK, Forward
+    from cloudtrain.runs.inside import Inside, describe
+
+    port, local = _parse_ports(ports)
+    inside = Inside.of(runs.find(run_id))
+    place = inside.node_of(node, rank)
+    program = inside.program("connect", place, str(port), stdin=True)
+    if not program.argv and program.stream is None:
+        raise BadRequest(
+            f"{inside.run.run_id} runs on {inside.backend.name}, where only a person's shell leads to a node",
+            describe(program),
+        )
+
+    def complain(why: str) -> None:
+        terminal.note(f"node {place}: {why}")
+
+    forward = Forward(lambda: inside.program("connect", place, str(port), stdin=True), complain, local)
+    try:
+        inside.record("forward", port=port, on=place)
+        address = f"{LOOPBACK}:{forward.port}"
+        if as_json:
+            terminal.print_json({"run_id": inside.run.run_id, "node": place, "port": port, "address": address})
+        else:
+            terminal.print_lines(f"http://{address}  is port {port} of node {place}; Ctrl-C ends it")
+        sys.stdout.flush()
+        forward.serve()
+    except KeyboardInterrupt:
+        pass  # how it ends
+    finally:
+        forward.close()
+    return 0
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    """Return the port of the node and the one here."""
+    there, _, here = text.partition(":")
+    numbers = [int(word) if word.isascii() and word.isdigit() else -1 for word in (there, here or there)]
+    if not 0 < numbers[0] < 1 << 16 or not 0 <= numbers[1] < 1 << 16:
+        raise BadRequest(f"{text!r} names no port", "PORT or PORT:LOCAL, as in 6006 or 8888:0")
+    return numbers[0], numbers[1]

@@ -1,0 +1,48 @@
+"""cloudtrain stack: print the Python stacks of all ranks of a run."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.cli.view import options, runs, terminal
+
+
+@options.command()
+@options.run_or_newest
+@click.option("--rank", type=click.IntRange(0), help="Only this rank.")
+@options.json_option
+def command(run_id: str | None, rank: int | None, as_json: bool) -> int:
+    """Print the Python stacks of all ranks of a run.
+
+    The default RUN is the newest. The ranks continue. Each rank writes its stacks itself, when a signal asks for them
+    (SIGRTMIN+7): no capability is needed. A rank that is no Python gets no signal, and a line that says so. The exit code is
+    1 when a node did not answer.
+
+    \b
+    cloudtrain stack
+    cloudtrain stack tiny-lm-26 --rank 3 --json
+    """
+    from cloudtrain.runs.inside import Inside
+
+    inside = Inside.of(runs.find(run_id))
+    inside.record("stack")
+    seen = silent = 0
+    for node, rows, why in inside.stacks():
+        for row in rows:
+            if rank not in (None, row["rank"]):
+                continue
+            seen += 1
+            if as_json:
+                terminal.print_json({"node": node, **row})
+                continue
+            head = f"node {node}  rank {row['rank']}  pid {row['pid']}  {row['state']}"
+            if seen > 1:
+                terminal.print_lines("")
+            terminal.print_lines(f"{head}  {row['command']}", style="bold")
+            terminal.print_lines(*(f"  {line}" for line in (row["stack"].splitlines() or [f"no stack: {row['why']}"])))
+        if why:
+            silent += 1
+            terminal.note(f"node {node}: {why}")
+    if not seen and not silent:
+        terminal.note("no rank runs" if rank is None else f"rank {rank} does not run")
+    return 1 if silent or not seen else 0
