@@ -95,7 +95,9 @@ SLOW = (
     "nodes/test_transfer.py::test_bytes_from_here",
     "nodes/test_ssh_config.py",
     "report/test_importance.py",
+    "cli/test_ci.py",
     "runs/test_accounts.py",
+    "runs/test_attach_all.py::test_an_object_store_is_listed_in_pages[S3]",
     "runs/test_attach_resume.py",
     "runs/test_cap_histories.py",
     "runs/test_distributed_env.py",
@@ -130,6 +132,8 @@ SLOW = (
 SMOKE = (
     "backends/akash/test_faults.py::test_a_lost_answer_makes_no_second_deployment",
     "backends/akash/test_faults.py::test_bids_above_the_ceiling_are_not_taken",
+    "cli/test_ci.py::test_cancel_needs_a_run_or_a_key_that_is_there",
+    "cli/test_ci.py::test_a_change_is_planned_and_compared[github]",
     "sweeps/test_sweep.py::test_a_sweep_by_the_command_line",
     "runs/test_resume_elsewhere.py::test_what_cannot_go_along_is_refused_before_anything_is_sent",
     "history/test_repair.py::test_a_few_drawn_damages_are_repaired",

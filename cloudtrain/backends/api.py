@@ -120,6 +120,14 @@ class Backend(Protocol):
 class ReadsOutputs(Backend, Protocol):
     """The backend of runs that were submitted elsewhere: it reads them from their outputs. Every call blocks."""
 
+    def run_names(self, uri: str) -> list[str]:
+        """Return the names of the runs below an output."""
+        ...
+
+    def newest_attempt(self, uri: str, run_id: str) -> AttachedAttempt | None:
+        """Return the newest attempt of a run below an output, as its run.json has it; None where there is no such file."""
+        ...
+
     def attempts(self, uri: str) -> list[AttachedAttempt]:
         """Return the attempts of the run at a URI, the oldest first; raises BadRequest where there is no history."""
         ...

@@ -75,6 +75,17 @@ class Bucket:
         )
         return session.status != 412 and self._upload_chunks(path, size, session.headers["location"], failure)
 
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """Yield the names directly below a prefix that have objects below them."""
+        query = {"prefix": prefix, "delimiter": "/", "fields": "prefixes,nextPageToken", "maxResults": "1000"}
+        while True:
+            failure = f"gs://{self.name}/{prefix} cannot be listed"
+            page = self._api.call("GET", "storage", f"/storage/v1/b/{quote(self.name)}/o", failure, query=query).json
+            yield from (str(name)[len(prefix) : -1] for name in page.get("prefixes", ()))
+            if not page.get("nextPageToken"):
+                return
+            query["pageToken"] = page["nextPageToken"]
+
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
         """Yield the objects below a prefix, named relative to it."""
         query = {"prefix": prefix, "fields": f"items({FIELDS}),nextPageToken", "maxResults": "1000"}

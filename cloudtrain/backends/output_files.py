@@ -31,6 +31,10 @@ class OutputFiles(Protocol):
 
     uri: str
 
+    def folders(self) -> Iterator[str]:
+        """Yield the names of the folders directly below, in pages; links are left out."""
+        ...
+
     def sizes(self, below: str) -> dict[str, int]:
         """Return name -> bytes of what lies below a folder; names that we never write are left out."""
         ...
@@ -65,6 +69,13 @@ def opened(uri: str, aws: Aws | None = None) -> OutputFiles:
 class _Folder:
     def __init__(self, path: Path) -> None:
         self._path, self.uri = path, str(path)
+
+    def folders(self) -> Iterator[str]:
+        try:
+            with os.scandir(self._path) as entries:
+                yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            raise BackendError(f"{self._path} cannot be listed: {error.strerror}") from None
 
     def sizes(self, below: str) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -130,6 +141,9 @@ class _S3:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         self.aws = Aws("sagemaker", region, None, endpoint)
 
+    def folders(self) -> Iterator[str]:
+        return s3.list_folders(self.aws, f"{self.uri}/")
+
     def sizes(self, below: str) -> dict[str, int]:
         return _sizes(s3.list_objects(self.aws, f"{self.uri}/{below}/"), self.uri)
 
@@ -154,6 +168,9 @@ class _Google:
         self._prefix, self.uri = prefix, f"gs://{bucket}/{prefix}"
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         self._bucket = Bucket(GoogleApi("", (lambda: emulator.rstrip("/")) if emulator else None), bucket)
+
+    def folders(self) -> Iterator[str]:
+        return self._bucket.list_folders(f"{self._prefix}/")
 
     def sizes(self, below: str) -> dict[str, int]:
         return _sizes(self._bucket.list_objects(f"{self._prefix}/{below}/"), self.uri)

@@ -38,6 +38,18 @@ def parse_record(data: bytes | None, run_id: str, number: int) -> dict[str, Any]
     return cleaned
 
 
+def parse_newest(data: bytes, run_id: str) -> tuple[dict[str, Any], int] | None:
+    """Return the record of a run's own run.json and the number of its attempt; None for one that is none of this run."""
+    try:
+        number = json.loads(data).get("attempt")
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 10_000:
+        return None
+    record = parse_record(data, run_id, number)
+    return None if record is None else (record, number)
+
+
 def build_attempt(
     record: Mapping[str, Any], run_id: str, number: int, start: str, uri: str, superseded: bool
 ) -> AttachedAttempt:

@@ -123,6 +123,18 @@ def download_prefix(
     return download.download_all(objects.values(), into, stop)
 
 
+def list_folders(aws: Aws, uri: str) -> Iterator[str]:
+    """Yield the names directly below s3://bucket/prefix/ that have objects below them, a thousand a call."""
+    bucket, prefix = _split_uri(uri)
+    token: dict[str, str] = {}
+    while True:
+        page = aws.call("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **token)
+        yield from (str(item["Prefix"])[len(prefix) : -1] for item in page.get("CommonPrefixes", []))
+        if not page.get("IsTruncated"):
+            return
+        token = {"ContinuationToken": str(page["NextContinuationToken"])}
+
+
 def list_objects(aws: Aws, uri: str, named: Callable[[str], str] = str) -> Iterator[StoredObject]:
     """Yield the objects below s3://bucket/prefix/, or the one at s3://bucket/key, named relative to the prefix."""
     bucket, prefix = _split_uri(uri)

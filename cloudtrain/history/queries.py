@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history import labelled
@@ -212,6 +213,15 @@ class History:
         with self.database.read() as db:
             row = db.execute("SELECT stopped FROM trials WHERE run_id = ?", (run_id,)).fetchone()
         return str(row[0]) if row and row[0] else "cancelled"
+
+    def origins(self) -> dict[str, tuple[str | None, State]]:
+        """Return run id -> the URI that it is attached from (None for a run of this machine), and its state."""
+        with self.database.read() as db:
+            rows = db.execute("SELECT run_id, identity, state FROM runs").fetchall()
+        return {
+            run_id: (identity.removeprefix(ATTACHED) if (identity or "").startswith(ATTACHED) else None, State(state))
+            for run_id, identity, state in rows
+        }
 
     def names(self) -> list[str]:
         """Return up to 1,000 run ids, the newest first (shell completion)."""

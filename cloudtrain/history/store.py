@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.backends.plan import ATTACHED, Plan
+from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.extremes import ADD_METRIC, summarize
@@ -139,6 +139,42 @@ class Store(Leases):
             ).rowcount  # fmt: skip
         if stored:
             self.database.record_attempt(plan, identity=ATTACHED + uri, handle=handle)
+
+    def attach_all(self, attempts: Sequence[AttachedAttempt]) -> None:
+        """Add the newest attempts of attached runs with their states, many in one transaction; other runs stay.
+
+        They are read from their output again, so no journal restores them.
+        """
+        with self.database.write() as db:
+            for each in attempts:
+                plan, identity, job = each.plan, ATTACHED + each.uri, json.dumps(each.plan.job)
+                about = (plan.job.get("name", ""), plan.backend, plan.target, identity, job)
+                added = db.execute(
+                    "INSERT OR IGNORE INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (plan.run_id, *about, each.created_at, now(), State.QUEUED.value),
+                ).rowcount
+                if added:
+                    db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(each.provenance)))
+                mine = "FROM runs WHERE run_id = ? AND identity = ?"
+                db.execute(
+                    "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state)"
+                    f" SELECT ?, run_id, ?, ?, ?, '', ?, ? {mine}",
+                    (plan.attempt_id, plan.attempt, plan.to_json(), each.handle, each.created_at, State.QUEUED.value,
+                     plan.run_id, identity),
+                )  # fmt: skip
+                columns = "state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?, billable_s = ?"
+                values = (*_status_columns(each.status), plan.attempt_id, plan.run_id, identity)
+                db.execute(
+                    f"UPDATE attempts SET {columns} WHERE attempt_id = ? AND run_id = (SELECT run_id {mine})", values
+                )
+                status = each.status
+                db.execute(
+                    "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?"
+                    " WHERE run_id = ? AND identity = ?",
+                    (status.state.value, status.exit_code, status.reason, status.started_at, status.ended_at,
+                     plan.run_id, identity),
+                )  # fmt: skip
 
     def overwrite_status(self, attempt_id: str, status: Status) -> None:
         """Set the status of an attached run's attempt, even over a final one: its own watcher decides, not this history."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import registry
 from cloudtrain.backends.api import Facts, Feature, HasFacts, HasMachine
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
@@ -15,7 +14,9 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.policy.files import Policy, Rule
 
-_UNKNOWN = Facts("", "", (), (), None)  # of a backend from elsewhere that does not say it
+_UNKNOWN = Facts("", "", (), (), None)  # of a backend that does not say it
+# Backends without accounts, regions, rented machines and images of a registry: this machine, and machines of your own.
+OWN_MACHINES = ("local", "ssh", "slurm", "sagemaker-local", "vertex-local")
 
 
 class Refused(BadJob):
@@ -43,7 +44,7 @@ def facts_of(plan: Plan, backend: Backend) -> Facts:
     """Return where a plan goes: as its backend says it, nothing on machines of your own, "" where it is not known."""
     if isinstance(backend, HasFacts):
         return backend.facts(plan)
-    return Facts() if plan.backend in registry.BUILT_IN else _UNKNOWN
+    return Facts() if plan.backend in OWN_MACHINES else _UNKNOWN
 
 
 def _of_rule(rule: Rule, plan: Plan, backend: Backend) -> Iterator[Problem]:

@@ -6,14 +6,95 @@ each command that shows it copies what is new.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.backends import registry
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
 from cloudtrain.runs import attached_history
 from cloudtrain.runs.run import Run
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.plan import AttachedAttempt
+
+READERS = 16  # files that are read at once
+BATCH = 500  # runs of one transaction
+
+
+class Found(NamedTuple):
+    """What lies below a team's output, by run ids."""
+
+    added: list[str]
+    updated: list[str]
+    ended: list[str]  # which had ended at an earlier look, and were not read again
+    own: list[str]  # submitted from this machine, or attached from another place
+    unreadable: dict[str, str]  # why
+
+
+def attach_all(
+    uri: str,
+    home: Path | None = None,
+    *,
+    again: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Found:
+    """Add all runs below a team's output to the history, each with its job and newest state; blocking.
+
+    It reads one small file of each run, several at once. A run that had ended is not read again. Logs and metrics of a
+    run are copied when it is shown.
+
+    Args:
+        uri: the folder, s3:// or gs:// that the jobs name as `output`.
+        again: read runs that had ended, too: they may have been resumed.
+        progress: gets how many runs were read, of how many.
+
+    Raises:
+        BadRequest: no run is there. BackendError: it cannot be listed.
+    """
+    store = Store(home or targets.home())
+    backend = registry.create_attached(store.home)
+    base = uri.rstrip("/")
+    if "://" not in base:
+        base = str(Path(base).expanduser().absolute())
+    base = base.removeprefix("file://")
+    names = sorted(backend.run_names(base))
+    origins = store.origins()
+    found = Found([], [], [], [], {})
+    due = []
+    for name in names:
+        origin = origins.get(name)
+        if origin and origin[0] != f"{base}/{name}":
+            found.own.append(name)
+        elif origin and origin[1].final and not again:
+            found.ended.append(name)
+        else:
+            due.append(name)
+
+    def read(name: str) -> AttachedAttempt | str:
+        try:
+            return backend.newest_attempt(base, name) or ""
+        except CloudtrainError as error:
+            return error.message
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for first in range(0, len(due), BATCH):
+            batch = due[first : first + BATCH]
+            made = []
+            for name, attempt in zip(batch, pool.map(read, batch), strict=True):
+                if not isinstance(attempt, str):
+                    made.append(attempt)
+                    (found.updated if name in origins else found.added).append(name)
+                elif attempt:
+                    found.unreadable[name] = attempt
+            store.attach_all(made)
+            progress(first + len(batch), len(due))
+    if not any(found[:4]) and not found.unreadable:
+        raise BadRequest(f"there is no run below {uri}", "name the output of the jobs, or one run: <output>/<run id>")
+    return found
 
 
 def attach(uri: str, home: Path | None = None) -> Run:

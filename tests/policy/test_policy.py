@@ -221,7 +221,6 @@ def refusal_on(target: str) -> list[str]:
 
 def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, monkeypatch):
     monkeypatch.delattr("tests.policy.conftest.Cloud.facts")
-    monkeypatch.setattr("cloudtrain.policy.checks.registry.BUILT_IN", {})
     from cloudtrain.policy import checks
 
     policy = _policy(project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\n')

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.backends.api import FETCHABLE, Feature
-from cloudtrain.backends.attached.run import AttachedRun
-from cloudtrain.backends.output_files import opened
+from cloudtrain.backends.attached.run import AttachedRun, newest_attempt, run_names
+from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.events import LogLine, State, Status
@@ -30,6 +30,7 @@ class AttachedBackend:
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._runs: dict[str, AttachedRun] = {}
+        self._outputs: dict[str, OutputFiles] = {}  # of teams: one client for all their runs
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -40,6 +41,14 @@ class AttachedBackend:
     def attempts(self, uri: str) -> list[AttachedAttempt]:
         """Return the attempts of the run at a URI, the oldest first; raises BadRequest where there is no history."""
         return self._run(uri).attempts()
+
+    def run_names(self, uri: str) -> list[str]:
+        """Return the names of the runs below an output."""
+        return run_names(self._output(uri))
+
+    def newest_attempt(self, uri: str, run_id: str) -> AttachedAttempt | None:
+        """Return the newest attempt of a run below an output, as its run.json has it; None where there is no such file."""
+        return newest_attempt(self._output(uri), run_id)
 
     def output_sizes(self, uri: str) -> dict[str, int]:
         """Return name -> bytes of the files in a run's outputs."""
@@ -102,6 +111,11 @@ class AttachedBackend:
 
     def _refuse(self) -> NoReturn:
         raise BackendError("an attached run can only be read", "use the machine that submitted it")
+
+    def _output(self, uri: str) -> OutputFiles:
+        if uri not in self._outputs:
+            self._outputs[uri] = opened(uri)
+        return self._outputs[uri]
 
     def _run(self, uri: str) -> AttachedRun:
         if uri not in self._runs:

@@ -14,13 +14,30 @@ from cloudtrain.backends.checkpoints import HISTORIES, name_here
 from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.output_log import START, log_lines
 from cloudtrain.backends.plan import AttachedAttempt
-from cloudtrain.backends.records import build_attempt, parse_record
+from cloudtrain.backends.records import build_attempt, parse_newest, parse_record
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
 MOST_RECORD = 4 << 20  # bytes of a run.json
 MOST_SOURCE = 512 << 20  # bytes of a packed source
+RUN_ID = re.compile(r"[a-z][a-z0-9-]{0,80}")
 _RECORD = re.compile(rf"([a-z][a-z0-9-]{{0,80}})-a([1-9]\d{{0,3}})/({START})/run\.json")
+
+
+def run_names(files: OutputFiles) -> list[str]:
+    """Return the names of the runs below a team's output, unsorted; blocking. Raises BackendError."""
+    return [name for name in files.folders() if RUN_ID.fullmatch(name)]
+
+
+def newest_attempt(files: OutputFiles, run_id: str) -> AttachedAttempt | None:
+    """Return the newest attempt of a run below an output, as its run.json has it, in one to three reads; None without one."""
+    for base in HISTORIES:
+        data = files.read(f"{run_id}/{base}run.json", MOST_RECORD)
+        if data is not None and (found := parse_newest(data, run_id)):
+            record, number = found
+            start, uri = str(record.get("start") or ""), f"{files.uri}/{run_id}"
+            return build_attempt(record, run_id, number, start, uri, superseded=False)
+    return None
 
 
 class AttachedRun:

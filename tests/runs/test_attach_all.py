@@ -1,0 +1,147 @@
+"""A team's output: all runs below it in one history, read again only where something may have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.attached import backend as attached
+from cloudtrain.cli import main
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs.attach import attach_all
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watch import Watcher
+from tests.stores import GCS, S3, running
+
+
+def record(run_id: str, state: str = "SUCCEEDED", attempt: int = 1, user: str = "ann", **more: Any) -> bytes:
+    """Return a run.json as the launcher writes it; a test compares one with a real run's."""
+    at = "2026-11-20T10:15:00.000000Z"
+    return json.dumps(
+        {
+            "version": 1, "run_id": run_id, "attempt": attempt, "start": "20261120T101500.000000Z-x", "state": state,
+            "exit_code": 0 if state == "SUCCEEDED" else None, "reason": "", "started_at": at, "ended_at": at,
+            "final": state == "SUCCEEDED", "updated_at": "2126-11-20T10:15:00.000000Z", "platform": "sagemaker",
+            "manifest": {"nodes": 1, "processes_per_node": 1, "argv": ["train.py"]},
+            "about": {"backend": "sagemaker", "job": {"name": "team", "entrypoint": "train.py", "labels": {"user": user}}},
+            **more,
+        }
+    ).encode()  # fmt: skip
+
+
+def name(number: int) -> str:
+    return f"team-261120-101500-{number:04d}"
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    for number in range(5):
+        write(folder, number, state="RUNNING" if number == 4 else "SUCCEEDED", user=("ann", "bob")[number % 2])
+    return folder
+
+
+def write(folder: Path, number: int, base: str = "", **more: Any) -> None:
+    path = folder / name(number) / base / "run.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(record(name(number), **more))
+
+
+def test_it_lists_all_and_reads_again_only_what_may_have_changed(output: Path, home: Path, monkeypatch):
+    read = []
+    real = attached.newest_attempt
+    monkeypatch.setattr(attached, "newest_attempt", lambda files, name: (read.append(name), real(files, name))[1])
+    found = attach_all(str(output), home)
+    assert found.added == [name(number) for number in range(5)] and len(read) == 5
+    write(output, 4)
+    write(output, 5, base="checkpoints/.cloudtrain", state="FAILED")  # as on SageMaker
+    read.clear()
+    found = attach_all(f"{output}/", home)
+    assert (found.added, found.updated, len(found.ended)) == ([name(5)], [name(4)], 4)
+    assert sorted(read) == [name(4), name(5)]
+    states = {run.run_id: run.status.state for run in Store(home).runs(limit=10)}
+    assert states == {name(number): State.SUCCEEDED for number in range(5)} | {name(5): State.FAILED}
+    write(output, 0, state="RUNNING", attempt=2)  # resumed elsewhere
+    assert attach_all(str(output), home).updated == []
+    assert name(0) in attach_all(str(output), home, again=True).updated
+    assert Store(home).find(name(0)).status.state is State.RUNNING
+    assert [attempt.number for attempt in Store(home).attempts(name(0))] == [1, 2]
+
+
+def test_what_others_wrote_is_not_believed(output: Path, home: Path, tmp_path: Path):
+    write(output, 6)
+    (output / name(6) / "run.json").write_bytes(record(name(7)))  # of another run
+    for number, content in ((7, b"{"), (8, b"[" * 5000), (9, b"x" * (5 << 20)), (10, b'{"attempt": true}')):
+        (output / name(number)).mkdir()
+        (output / name(number) / "run.json").write_bytes(content)
+    os.symlink(tmp_path, output / "link")
+    (output / "Not A Run").mkdir()
+    (output / "empty").mkdir()
+    found = attach_all(str(output), home)
+    assert found.added == [name(number) for number in range(5)]
+    assert list(found.unreadable) == [name(9)] and "is no part of a run's history" in found.unreadable[name(9)]
+    with pytest.raises(BadRequest, match="there is no run below"):
+        attach_all(str(output / "empty"), home)
+
+
+@pytest.mark.parametrize("kind", [S3, GCS])
+def test_an_object_store_is_listed_in_pages(kind: type, home: Path, monkeypatch):
+    monkeypatch.setattr("cloudtrain.backends.attached.run.HISTORIES", ("",))
+    with running(kind) as store:
+        for key, value in store.environ.items():
+            monkeypatch.setenv(key, value)
+        count = 1005 if kind is S3 else 5
+        for number in range(count):
+            store.put(f"runs/{name(number)}/run.json", record(name(number)))
+            if number < 3:
+                store.put(f"runs/{name(number)}/logs/x/0", b"x")
+        found = attach_all(f"{store.scheme}://bucket/runs", home)
+        assert len(found.added) == count and not found.unreadable
+        changes = list(getattr(store, "changes", []))
+        assert len(attach_all(f"{store.scheme}://bucket/runs", home).ended) == count
+        assert list(getattr(store, "changes", [])) == changes, "nothing is written there"
+
+
+def test_ls_costs_and_show_have_who_submitted_what(output: Path, capsys):
+    assert main(["attach", "--all", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert f"5 runs below {output}" in printed and "new         5" in printed
+    assert main(["ls", "--columns", "label.user", "state:succeeded", "label.user=bob"]) == 0
+    rows = capsys.readouterr().out
+    assert rows.count("bob") == 2 and "ann" not in rows
+    assert main(["costs", "--by", "user", "--json"]) == 0
+    assert {"ann", "bob"} <= {
+        value for row in json.loads(capsys.readouterr().out) for value in row.values() if isinstance(value, str)
+    }
+    assert main(["cancel", name(4)]) == 2, "read only"
+    assert main(["attach", "--again", str(output)]) == 2
+
+
+@pytest.mark.usefixtures("census")
+def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path, monkeypatch, capsys):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(
+        'print(\'::cloudtrain::{"kind": "metric", "step": 1, "loss": 0.5}\')\nprint(\'here\')\n'
+    )
+    output = tmp_path / "runs"
+    job = {"name": "team", "source": str(source), "entrypoint": "train.py", "output": str(output)}
+    run = Submitter("local", home=home, watch=False).submit(job)
+    assert Watcher(run.store, run.run_id).run().state is State.SUCCEEDED
+    real = json.loads((output / run.run_id / "run.json").read_text())
+    assert real.keys() <= json.loads(record("a")).keys() | {"epoch", "world"} | real.keys()
+    assert set(json.loads(record("a"))) <= set(real), "the test's records have only what real ones have"
+    assert attach_all(str(output), home).own == [run.run_id], "it was submitted from here"
+    other = tmp_path / "other"
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(other))
+    assert attach_all(str(output), other).added == [run.run_id]
+    assert main(["logs", run.run_id]) == 0
+    assert "here" in capsys.readouterr().out
+    assert main(["show", run.run_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "SUCCEEDED"
