@@ -42,14 +42,13 @@ class Console:
         """Return the Console's time in seconds since 1970, as of its last answer; this machine's clock before the first."""
         return time.time() + self._clock_s
 
-    def create(self, sdl: str) -> dict[str, Any]:
+    def create(self, sdl: str, deposit_usd: float | None = None) -> dict[str, Any]:
         """Create a deployment and return `dseq` and `manifest`; tried once, for a second try would be a second one."""
-        answer = self._call(
-            "POST", "/v1/deployments", "the deployment was not accepted", {"data": {"sdl": sdl}}, tries=1
-        )
+        data = {"sdl": sdl, **({"deposit": deposit_usd} if deposit_usd else {})}
+        answer = self._call("POST", "/v1/deployments", "the deployment was not accepted", {"data": data}, tries=1)
         try:
-            data = answer["data"]
-            return {"dseq": str(data["dseq"]), "manifest": str(data["manifest"])}
+            made = answer["data"]
+            return {"dseq": str(made["dseq"]), "manifest": str(made["manifest"])}
         except (LookupError, TypeError):
             message = "the deployment was not accepted: the answer names no deployment"
             raise Unreachable(message, "check proxies") from None
@@ -67,17 +66,15 @@ class Console:
 
     def deployment(self, dseq: str) -> Mapping[str, Any] | None:
         """Return a deployment with its leases, None where there is none."""
-        answer = self._call("GET", f"/v1/deployments/{dseq}", "the deployment cannot be looked at", accept=(404,))
-        if "data" in answer:
-            return dict(answer["data"])
-        # A missing wallet and an unknown route are 404 as well, and do not mean that a deployment is gone.
-        if "deployment not found" not in str(answer.get("message", "")).lower():
-            raise BackendError(f"the deployment cannot be looked at: {answer.get('message') or 'not found'}")
-        return None
+        failure = "the deployment cannot be looked at"
+        answer = self._call("GET", f"/v1/deployments/{dseq}", failure, accept=(404,))
+        _check_absence(answer, failure)
+        return dict(answer["data"]) if "data" in answer else None
 
     def close(self, dseq: str) -> None:
         """Close a deployment with its leases; none, or a closed one, is no error."""
-        self._call("DELETE", f"/v1/deployments/{dseq}", "the deployment cannot be closed", accept=(404,))
+        failure = "the deployment cannot be closed"
+        _check_absence(self._call("DELETE", f"/v1/deployments/{dseq}", failure, accept=(404,)), failure)
 
     def bids(self, dseq: str) -> list[Mapping[str, Any]]:
         """Return the bids on a deployment."""
@@ -125,6 +122,13 @@ class Console:
     def _target(self, path: str) -> tuple[str, Mapping[str, str]]:
         headers = {"Accept": "application/json", "User-Agent": "cloudtrain", "x-api-key": read_key(self._key_source)}
         return f"{self.address}{path}", headers
+
+
+def _check_absence(answer: Mapping[str, Any], failure: str) -> None:
+    """Raise BackendError for a 404 that is not about a deployment: a missing wallet, or another server's."""
+    text = str(answer.get("message") or "not found")
+    if "data" not in answer and "deployment not found" not in text.lower():
+        raise BackendError(f"{failure}: {text}", "options.akash.console, and the account of the API key")
 
 
 def _error(answer: Answer, failure: str) -> ConsoleError:

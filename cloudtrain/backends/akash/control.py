@@ -78,11 +78,20 @@ class Control:
 
 
 def presigned(aws: Aws, bucket: str, key: str, method: str, seconds: int) -> str:
-    """Return a URL with which anybody reads (GET) or writes (PUT) one object for some seconds."""
+    """Return a URL with which anybody reads (GET) or writes (PUT) one object for some seconds.
+
+    It is signed with version 4, which all regions and S3-compatible stores take; boto3 alone would sign with version 2, which
+    covers the Content-Type of a PUT.
+    """
     operation = {"GET": "get_object", "PUT": "put_object"}[method]
 
     def sign() -> Any:
-        return aws.client("s3").generate_presigned_url(
+        from botocore.config import Config
+
+        style = "path" if aws.endpoint else "virtual"  # with the region in the host's name: elsewhere S3 redirects
+        config = Config(signature_version="s3v4", s3={"addressing_style": style})
+        client = aws.session.client("s3", region_name=aws.region, endpoint_url=aws.endpoint, config=config)
+        return client.generate_presigned_url(
             operation, Params={"Bucket": bucket, "Key": key}, ExpiresIn=min(seconds, MOST_DAYS * 86400)
         )
 

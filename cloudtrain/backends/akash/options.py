@@ -38,6 +38,9 @@ class AkashOptions(BaseModel):
         pattern=r"^(env:AKASH_\w+|file:.+)$",  # the watcher gets variables of these names
         description="where the Console API key is: env:AKASH_..., or file:PATH",
     )
+    deposit_usd: float | None = Field(
+        None, gt=0, description="deposit in USD, for accounts of which Console demands one with each deployment"
+    )
     image: str | None = Field(None, description="container image of jobs that name none")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
     max_usd_per_hour: float | None = Field(

@@ -17,6 +17,7 @@ from cloudtrain.backends.akash import bids, container, groups
 from cloudtrain.backends.akash.client import Console, refused
 from cloudtrain.backends.akash.control import MOST_DAYS, Control, presigned
 from cloudtrain.backends.akash.request import fill
+from cloudtrain.backends.akash.sdl import usd_per_hour
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.manifest import env_secrets
 from cloudtrain.errors import BackendError, NoCapacity, Unreachable
@@ -79,7 +80,7 @@ class Submission:
         while not control.create(f"intent-{number:04d}", intent):
             number += 1
         try:
-            dseq = self._console.create(json.dumps(sdl))["dseq"]  # JSON is YAML
+            dseq = self._console.create(json.dumps(sdl), self._options.get("deposit_usd"))["dseq"]  # JSON is YAML
         except BackendError as error:
             if refused(error):
                 raise
@@ -186,7 +187,7 @@ class Submission:
             "dseq": dseq,
             "provider": provider,
             "provider_name": next((row["name"] for row in offers if row["provider"] == provider), provider),
-            "usd_per_hour": next((row["usd_per_hour"] for row in offers if row["provider"] == provider), None),
+            "usd_per_hour": round(usd_per_hour(float(bid["price"]["amount"])), 6),
             "bids": offers,
             "leased_at": self._console.now(),
             "deadline_s": plan.request["deadline_s"],

@@ -319,3 +319,24 @@ def test_the_api_key_and_secrets_stay_here(live: Ground, monkeypatch: pytest.Mon
         assert secret.encode() not in sent + plan.to_json().encode()
         assert not [name for name, data in kept.items() if secret.encode() in data]
         assert not [path for path in live.folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def test_another_servers_404_closes_nothing(paper: Ground) -> None:
+    """A proxy, or an account without a wallet, answers 404 too: the deployment is not gone, and is billed."""
+    handle = paper.backend().submit(*paper.plan("print(1)"))
+    for method in ("GET", "DELETE"):
+        paper.simulator.faults.append(Fault(method, r"/v1/deployments/\d+", 404, "UserWallet Not Found"))
+    with pytest.raises(BackendError, match="cannot be looked at"):
+        paper.backend().status(handle)
+    with pytest.raises(BackendError, match="Akash has not confirmed the end: the deployment cannot be closed"):
+        paper.backend().cancel(handle)
+    assert paper.backend().status(handle).state is not State.LOST
+    paper.backend().cancel(handle)
+    assert paper.simulator.active() == []
+
+
+def test_an_account_that_must_send_a_deposit(paper: Ground) -> None:
+    paper.simulator.behavior.deposit_required = True
+    with pytest.raises(BackendError, match="deposit is required"):
+        paper.backend().submit(*paper.plan("print(1)", run_id="without"))
+    assert paper.backend(deposit_usd=5.0).submit(*paper.plan("print(1)", run_id="with"))
