@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from cloudtrain.backends import s3
@@ -86,13 +87,17 @@ def presigned(aws: Aws, bucket: str, key: str, method: str, seconds: int) -> str
     operation = {"GET": "get_object", "PUT": "put_object"}[method]
 
     def sign() -> Any:
-        from botocore.config import Config
-
-        style = "path" if aws.endpoint else "virtual"  # with the region in the host's name: elsewhere S3 redirects
-        config = Config(signature_version="s3v4", s3={"addressing_style": style})
-        client = aws.session.client("s3", region_name=aws.region, endpoint_url=aws.endpoint, config=config)
-        return client.generate_presigned_url(
-            operation, Params={"Bucket": bucket, "Key": key}, ExpiresIn=min(seconds, MOST_DAYS * 86400)
-        )
+        params = {"Bucket": bucket, "Key": key}
+        return _signer(aws).generate_presigned_url(operation, Params=params, ExpiresIn=min(seconds, MOST_DAYS * 86400))
 
     return str(aws.explained(sign, f"s3:{'GetObject' if method == 'GET' else 'PutObject'}"))
+
+
+@lru_cache(maxsize=8)
+def _signer(aws: Aws) -> Any:
+    """Return the client that signs; to make one takes longer than to sign."""
+    from botocore.config import Config
+
+    style = "path" if aws.endpoint else "virtual"  # with the region in the host's name: elsewhere S3 redirects
+    config = Config(signature_version="s3v4", s3={"addressing_style": style})
+    return aws.session.client("s3", region_name=aws.region, endpoint_url=aws.endpoint, config=config)
