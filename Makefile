@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 WORKERS ?= auto
 KIND ?= cpu
 
-.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs docs-serve dist bench clean
+.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies test-versions lint types format docs docs-serve dist bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -60,6 +60,10 @@ promises: $(STAMP) ## run the tests of the laws and write docs/promises.md with 
 strategies: $(STAMP) ## every training strategy; writes the tables of docs/trainer-evidence.md and docs/strategies.md
 	$(BIN)/python docs/strategies.py --run
 	$(BIN)/python docs/own_strategies.py --run
+	$(BIN)/python docs/generate.py
+
+test-versions: $(STAMP) ## the shared trainer with older torch and transformers: builds environments of several GB in build/versions
+	$(BIN)/python docs/versions.py --run
 	$(BIN)/python docs/generate.py
 
 lint: $(STAMP) ## ruff: rules and format; codespell

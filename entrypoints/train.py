@@ -52,9 +52,9 @@ def main(parse: Callable[[Sequence[str]], Arguments] = parse, prepare: Any = Non
     runtime.install()
     try:
         with exit_when_unsupported():
-            check_versions()
             parallelism = accelerate_file.resolve(context.parallelism, arguments)
             plan = mesh.choose_plan(parallelism, context.world_size, context.num_nodes)
+            check_versions(plan.splits_model)
             return train(arguments, context, plan, prepare)
     except Exception:
         traceback.print_exc()

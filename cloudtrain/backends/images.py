@@ -12,6 +12,10 @@ PULLED_S = (
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PINNED = re.compile(r"(?:[\w.:/-]+@)?sha256:[0-9a-f]{64}", re.ASCII)
+_AWS = re.compile(r"(?P<torch>\d+\.\d+\.\d+)(?:-transformers(?P<transformers>\d+\.\d+\.\d+))?-")
+_GOOGLE = re.compile(
+    r"huggingface-pytorch-training-\w+\.(?P<torch>\d+-\d+)\.transformers\.(?P<transformers>\d+-\d+)\..*"
+)
 _SCHEMES = ("docker-pullable://", "docker://", "containerd://")  # prefixes that older kubelets report
 
 
@@ -48,6 +52,22 @@ def pinned_image(image: str) -> str:
 def with_digest(text: str, digest: str) -> str:
     """Return an image's name with a digest added, the tag kept: NAME:TAG@sha256:...; "" for an invalid digest."""
     return pinned_image(f"{text.partition('@')[0]}@{digest}")
+
+
+def library_versions(text: str) -> dict[str, str]:
+    """Return the versions of torch and transformers that the name of a stock image says; empty for any other image.
+
+    AWS: pytorch-training:2.8.0-gpu-py312, huggingface-pytorch-training:2.8.0-transformers4.56.2-gpu-py312-cu129
+    (https://github.com/aws/deep-learning-containers, 2026-11). Google: huggingface-pytorch-training-cu121.2-3.transformers.4-42
+    (https://github.com/huggingface/Google-Cloud-Containers, 2026-11).
+    """
+    reference = parse_reference(text)
+    name, tag = reference.name.rpartition("/")[2], reference.tag
+    if name.endswith("pytorch-training") and (found := _AWS.match(tag)):
+        return {key: value for key, value in found.groupdict().items() if value}
+    if found := _GOOGLE.fullmatch(name):
+        return {key: value.replace("-", ".") for key, value in found.groupdict().items()}
+    return {}
 
 
 def tag_is_current(name: str, age_s: float | None) -> bool:

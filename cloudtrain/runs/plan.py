@@ -19,6 +19,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
+from cloudtrain.policy.checks import facts_of
 from cloudtrain.runs import cap, chain, keys, policies, refusals, run_inputs, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
@@ -175,7 +176,9 @@ class Planner:
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         layout = job.parallelism
-        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
+        images = facts_of(plan, backend).images or ()
+        source = Path(bundle.source)
+        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images):
             raise BadJob(job.located(refused))
         if job.resources.gpus and (job.trainer or job.fit.model):
             from cloudtrain.runs import fit_check

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.images import library_versions, parse_reference
 from cloudtrain.errors import Problem
 from cloudtrain.source.node_code import IN_MEMORY, module
 
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def find_refusals(
-    job: Job, parallelism: Mapping[str, Any], world: int, nodes: int, source: Path | None = None
+    job: Job,
+    parallelism: Mapping[str, Any],
+    world: int,
+    nodes: int,
+    source: Path | None = None,
+    images: Iterable[str] = (),
 ) -> list[Problem]:
     """Return why a node would refuse a job of `world` processes.
 
@@ -25,18 +31,31 @@ def find_refusals(
         world: processes of all nodes.
         nodes: number of nodes.
         source: the source's folder, from which a script or a task of your own is read; None where there is none yet.
+        images: container images of the nodes, as far as they are known.
     """
     in_memory = job.entrypoint == IN_MEMORY
     if job.trainer or in_memory:
         parallelism = {} if parallelism.get("strategy") == "auto" else parallelism
         found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory, source)
-        return [Problem(sentence, _path(sentence)) for sentence in found]
+        problems = [Problem(sentence, _path(sentence)) for sentence in found]
+        return problems + _version_problems(parallelism, world, nodes, images)
     if job.form == "script" and source is not None:
         try:
             module("launcher.prepare.declared").check(job.argv(), parallelism, str(source))
         except module("launcher.errors").Refused as refusal:
             return [Problem(str(refusal), _path(str(refusal)))]
     return []
+
+
+def _version_problems(parallelism: Mapping[str, Any], world: int, nodes: int, images: Iterable[str]) -> list[Problem]:
+    """Return what images lack whose names say the versions of their libraries."""
+    problems = []
+    for image in images:
+        versions, where = library_versions(image), f"in {parse_reference(image).name.rpartition('/')[2]}"
+        for sentence in module("trainer.preview").version_problems(parallelism, world, nodes, versions, where):
+            path = "image" if sentence.startswith("the shared trainer") else _path(sentence)
+            problems.append(Problem(sentence, path, "make image-gpu builds one with newer versions"))
+    return problems
 
 
 def _path(sentence: str) -> str:

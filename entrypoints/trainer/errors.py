@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 
 EXIT_REFUSED = 78
-NEEDED = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+NEEDED = {"torch": "2.8.0", "accelerate": "1.10.0", "transformers": "4.56.0"}
+# With layers, stages or sequences over several ranks.
+NEEDED_BY_MODEL_PARALLELISM = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
 class Unsupported(Exception):
@@ -26,15 +28,28 @@ def exit_when_unsupported() -> Iterator[None]:
         raise SystemExit(EXIT_REFUSED) from None
 
 
-def check_versions() -> None:
-    """Raise Unsupported where a library is absent or too old; imports none of them."""
-    for name, oldest in NEEDED.items():
+def check_versions(splits_model: str = "") -> None:
+    """Raise Unsupported where a library is absent or too old; imports none of them.
+
+    Args:
+        splits_model: the key of the job file that splits the model or its sequences over ranks, if one does.
+    """
+    versions = {}
+    for name in NEEDED:
         try:
-            installed = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             raise Unsupported(f"{name} is not installed (pip install 'cloudtrain[train]')") from None
-        if _number(installed) < _number(oldest):
-            raise Unsupported(f"the shared trainer needs {name} {oldest} or newer, here is {installed}")
+    for sentence in old_versions(versions, splits_model):
+        raise Unsupported(sentence)
+
+
+def old_versions(versions: Mapping[str, str], splits_model: str = "", where: str = "here") -> Iterator[str]:
+    """Yield a sentence for each library among these that is too old."""
+    for what, needed in (("the shared trainer", NEEDED), (splits_model, NEEDED_BY_MODEL_PARALLELISM)):
+        for name, oldest in needed.items() if what else ():
+            if name in versions and _number(versions[name]) < _number(oldest):
+                yield f"{what} needs {name} {oldest} or newer, {where} is {versions[name]}"
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -87,7 +87,10 @@ def _adjusted(model: Any, arguments: Arguments, tokenizer: Any) -> Any:
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # of no use in training
     if arguments.gradient_checkpointing:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        else:  # its name before transformers 5
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if arguments.use_peft:
         from . import lora
 

@@ -117,15 +117,22 @@ def add_generation_config(model: Any, name: str) -> None:
 
 def _renaming(model: Any) -> Callable[[str], str]:
     """Return what makes the model's name of a tensor out of that in the files; it raises Whole for what is converted."""
+    state, prefix = model.state_dict(), f"{model.base_model_prefix}."
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming, rename_source_key
-    except ImportError:
-        raise Whole("this version of transformers does not say how it renames tensors") from None
+    except ImportError:  # before version 5
+
+        def rename_exactly(key: str) -> str:
+            for name in (key, key.removeprefix(prefix), prefix + key):
+                if name in state:
+                    return name
+            raise Whole(f"this version of transformers does not say what it makes of {key}")
+
+        return rename_exactly
     transforms = get_model_conversion_mapping(model)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters: list[Any] = [each for each in transforms if not isinstance(each, WeightRenaming)]
-    state = model.state_dict()
 
     def rename(key: str) -> str:
         name, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, state)

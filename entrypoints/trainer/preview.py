@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import Misuse, parse
-from .errors import Unsupported
+from .errors import Unsupported, old_versions
 from .in_memory_arguments import parse_in_memory
 from .strategies import mesh
 from .strategies.compatibility import check_arguments
@@ -34,6 +34,17 @@ def problems(
     if arguments.own_task and source is not None and (missing := missing_class(arguments.task, source)):
         found.append(missing)
     return found
+
+
+def version_problems(
+    parallelism: Mapping[str, Any], world: int, nodes: int, versions: Mapping[str, str], where: str
+) -> list[str]:
+    """Return a sentence for each library, of those whose versions are known, that is too old."""
+    try:
+        splits_model = mesh.choose_plan(parallelism, world, nodes).splits_model
+    except Unsupported:
+        splits_model = ""
+    return list(old_versions(versions, splits_model, where))
 
 
 def missing_class(task: str, source: Path) -> str | None:

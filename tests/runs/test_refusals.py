@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
+from cloudtrain.runs import refusals
 from cloudtrain.runs.plan import Planner
 
 
@@ -114,3 +115,39 @@ def test_no_heavy_module_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+STOCK = "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-training:"
+
+
+@pytest.mark.parametrize(
+    ("image", "parallelism", "expected"),
+    [
+        (STOCK + "2.8.0-transformers4.56.2-gpu-py312-cu129-ubuntu22.04", {"strategy": "fsdp"}, []),
+        (STOCK + "2.8.0-transformers4.56.2-gpu-py312-cu129-ubuntu22.04", {"tp_size": 2},
+         ["parallelism.tp_size: tp_size needs torch 2.13.0 or newer, in huggingface-pytorch-training is 2.8.0",
+          "parallelism.tp_size: tp_size needs transformers 5.23.0 or newer, in huggingface-pytorch-training is 4.56.2"]),
+        (STOCK + "2.5.1-transformers4.49.0-gpu-py311-cu124-ubuntu22.04", {},
+         ["image: the shared trainer needs torch 2.8.0 or newer, in huggingface-pytorch-training is 2.5.1",
+          "image: the shared trainer needs transformers 4.56.0 or newer, in huggingface-pytorch-training is 4.49.0"]),
+        ("example.org/mine:2.5.1", {"tp_size": 2}, []),
+    ],
+)  # fmt: skip
+def test_an_image_whose_name_says_that_it_is_too_old(image: str, parallelism: dict, expected: list[str]):
+    from cloudtrain.job.job import Job
+
+    found = refusals.find_refusals(Job(**TRAINER), parallelism, 4, 1, images=[image])
+    assert [f"{problem.path}: {problem.message}" for problem in found] == expected
+
+
+def test_a_plan_for_sagemaker_names_what_the_stock_image_lacks(tmp_path: Path):
+    """The shared trainer runs in Hugging Face's image where no other one is named, but splits no model there."""
+    target = {"region": "us-east-1", "bucket": "some-bucket", "role": "arn:aws:iam::123456789012:role/r"}
+    job = {
+        "name": "x", "trainer": True, "source": str(tmp_path), "target": "sagemaker", "options": {"sagemaker": target},
+        "resources": {"instance_type": "ml.g5.12xlarge"}, "processes_per_node": 4,
+    }  # fmt: skip
+    plan = Planner().plan(job | {"parallelism": {"strategy": "fsdp"}})
+    assert "transformers4.56.2" in plan.request["AlgorithmSpecification"]["TrainingImage"]
+    sentences = refused(tmp_path, **job | {"parallelism": {"tp_size": 4}})
+    assert any("tp_size needs torch 2.13.0 or newer" in sentence for sentence in sentences)

@@ -106,10 +106,10 @@ def _choose_machine(
 
 
 def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) -> tuple[str, list[Problem]]:
-    """Return the container image: the job's, the target's, or Hugging Face's for a user's own script on GPUs."""
+    """Return the container image: the job's, the target's, or Hugging Face's on GPUs."""
     if image := job.image or options.get("image"):
         return str(image), []
-    if job.trainer:
+    if job.trainer and machine is not None and not machine.accelerators:
         message = "is not named, and the shared trainer needs one with its torch and transformers"
         return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
     if machine is not None and not machine.accelerators:

@@ -118,6 +118,12 @@ class CheckpointManager:
         """Return whether this node's memory takes a copy of what its ranks hold; the copy is kept for the next save."""
         if self._copy.made:
             return True
+        if not self._copy.possible:
+            if self.saved_step < 0:
+                self.say(
+                    "training stands while a checkpoint is written: torch 2.9 and newer write it in the background"
+                )
+            return False
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if training.parts else 1
         needed, free = state.bytes_of(tensors) * ranks, memory.free_bytes()
         if needed <= free * 0.8:

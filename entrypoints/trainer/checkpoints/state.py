@@ -58,6 +58,13 @@ class HostCopy:
         self.made = False
         self._stager: Any = None
 
+    @property
+    def possible(self) -> bool:
+        """Whether this version of torch copies sharded states: from 2.9 on."""
+        from torch.distributed.checkpoint import staging
+
+        return hasattr(staging, "DefaultStager")
+
     def __call__(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a copy that the training does not touch; it is overwritten by the next one."""
         if self._stager is None:

@@ -102,6 +102,12 @@ class ParallelismPlan:
         return rank // (self.tensor * self.gradient_ranks)
 
     @property
+    def splits_model(self) -> str:
+        """The key of the job file that splits layers, stages or sequences over ranks; empty without one."""
+        sizes = {"tp_size": self.tensor, "pp_size": self.pipeline, "cp_size": self.context}
+        return next((key for key, size in sizes.items() if size > 1), "")
+
+    @property
     def mesh(self) -> dict[str, int]:
         """The axes that are longer than one."""
         return {name: length for name in AXES if (length := getattr(self, name)) > 1}

@@ -337,7 +337,7 @@ LIMITS = {
         "resources.accelerators",
     ),
     "no such gpus": ({"resources": {"accelerators": "A100:3"}}, {}, "resources.accelerators"),
-    "trainer's image": ({"entrypoint": None}, {}, "image"),
+    "trainer's image": ({"entrypoint": None, "resources": {}}, {}, "image"),
     "cpu image": ({"resources": {}}, {}, "image"),
     "region of image": ({}, {"region": "mars-north-1"}, "image"),
 }

@@ -35,7 +35,11 @@ def test_alone_everything_is_agreed_at_once():
 def test_old_and_absent_libraries_are_told(monkeypatch: pytest.MonkeyPatch):
     from trainer import errors
 
+    check_versions("tp_size")
+    monkeypatch.setitem(errors.NEEDED_BY_MODEL_PARALLELISM, "accelerate", "98.0")
     check_versions()
+    with pytest.raises(Unsupported, match=r"tp_size needs accelerate 98\.0 or newer, here is "):
+        check_versions("tp_size")
     monkeypatch.setitem(errors.NEEDED, "torch", "99.0.0")
     with pytest.raises(Unsupported, match=r"needs torch 99\.0\.0 or newer, here is "):
         check_versions()

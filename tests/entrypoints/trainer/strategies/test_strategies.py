@@ -45,7 +45,8 @@ def case(
 
 
 GROUPED = ("--num_key_value_heads", "2")
-UNTIED = ("--tie_word_embeddings", "false")
+# At the others' learning rate the norm of its gradients shoots up (from 1 to 9), and last digits grow with it.
+UNTIED = ("--tie_word_embeddings", "false", "--learning_rate", "1e-3")
 # Half of a tied model's layers and one of two copies of its embedding are more than half of it.
 CASES = {
     "ddp": case(2, "DistributedDataParallel", strategy="ddp"),
@@ -127,7 +128,7 @@ def test_a_strategy_equals_one_process(tmp_path: Path, alone: Callable[[Case], T
 
     assert len(one.losses()) == STEPS and max(one.norms().values()) > 0.5, "clipping must have had something to do"
     loss = furthest(one.losses(), many.losses())
-    # Of the norm itself: where it shoots up (qwen3 does, from 1 to 26) its last digits mean little.
+    # Of the norm itself: where it shoots up its last digits mean little.
     norm = max(abs(many.norms()[step] - found) / found for step, found in one.norms().items())
     held = furthest(one.held_out(), many.held_out())
     assert loss < 1e-5 and norm < 1e-4 and held < 1e-5
