@@ -144,3 +144,16 @@ def test_killed_anywhere_behind_the_training_it_leaves_a_whole_checkpoint(tmp_pa
     assert rows[0][2:] == [1, 1] and rows[-1][2:] == [2, 2]
     assert all(row[2] in row[3:] for row in rows), "what is chosen is whole"
     assert [row[2] for row in rows] == sorted(row[2] for row in rows), "the later it dies the newer is what is chosen"
+
+
+def test_a_torch_that_cannot_copy_writes_at_once_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As torch 2.8, which has no DefaultStager."""
+    from torch.distributed.checkpoint import staging
+
+    monkeypatch.delattr(staging, "DefaultStager")
+    run, (keep, events, said) = training(1), manager(tmp_path)
+    steps(run, 2)
+    for step in (1, 2):
+        keep.save(step, run, {"step": step}, {})
+        assert not keep.busy and keep.saved_step == step and events[-1][1]["step"] == step
+    assert said == ["training stands while a checkpoint is written: torch 2.9 and newer write it in the background"]
