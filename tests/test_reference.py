@@ -33,6 +33,8 @@ def test_a_stale_reference_is_noticed(tmp_path):
         "limits.py",
         "job_keys.py",
         "published.py",
+        "versions.py",
+        "versions.json",
         "published.csv",
         "time.md",
         "troubleshooting.py",
