@@ -272,7 +272,7 @@ def raw_mode(active: bool = True) -> Iterator[None]:
 
     before = termios.tcgetattr(0)
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is kept
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

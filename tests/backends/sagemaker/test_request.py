@@ -323,6 +323,7 @@ LIMITS = {
         "environment.requirements",
     ),
     "secrets without network": ({"secrets": {"A": "aws-secretsmanager:x"}}, {"isolate": True}, "secrets"),
+    "shells without network": ({}, {"isolate": True, "remote_debug": True}, "options.sagemaker.remote_debug"),
     "stream without network": (
         {"inputs": {"a": {"uri": "s3://b/k", "mode": "stream"}}},
         {"isolate": True},
