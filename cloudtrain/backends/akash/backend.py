@@ -50,7 +50,7 @@ class AkashBackend:
         if options.get("simulated"):
             self.poll_s = self.follow_s = SIMULATED_S
             self.logs_per_s = 100.0
-        region, profile = options.get("store_region") or "us-east-1", options.get("store_profile")
+        region, profile = options.get("store_region") or "us-east-1", options.get("profile")
         self._aws = Aws(self.name, region, profile, options.get("store_endpoint"))
         console = str(options.get("console") or CONSOLE)
         key = str(options.get("api_key") or "env:AKASH_API_KEY")

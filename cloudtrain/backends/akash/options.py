@@ -28,7 +28,7 @@ class AkashOptions(BaseModel):
     )
     store_endpoint: str | None = Field(None, description="address of an S3-compatible store; nodes use it too")
     store_region: str = Field("us-east-1", min_length=1, description="region of the bucket")
-    store_profile: str | None = Field(None, description="AWS profile of this machine for the store")
+    profile: str | None = Field(None, description="AWS profile of this machine for the store")
     node_keys: dict[str, str] = Field(
         {"AWS_ACCESS_KEY_ID": "env:AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY": "env:AWS_SECRET_ACCESS_KEY"},
         description="secrets with which nodes reach the store: variable of the node -> source",

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.akash.client import Console
+from cloudtrain.backends.attached.run import AttachedRun
 from cloudtrain.errors import BackendError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.simulators.akash.market import Provider
@@ -340,3 +342,27 @@ def test_an_account_that_must_send_a_deposit(paper: Ground) -> None:
     with pytest.raises(BackendError, match="deposit is required"):
         paper.backend().submit(*paper.plan("print(1)", run_id="without"))
     assert paper.backend(deposit_usd=5.0).submit(*paper.plan("print(1)", run_id="with"))
+
+
+def test_an_sdl_that_is_sent_by_hand_trains(live: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan --manifests`: the source is in it, the keys are filled in, and nobody but the run itself writes to the store."""
+    plan, bundle = live.plan("print('by hand', flush=True)\n", num_nodes=2)
+    text = live.backend().manifests(plan, bundle.path.read_bytes())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        text = text.replace(f"{name}=REPLACE-ME", f"{name}={os.environ[name]}")
+    console = Console(live.simulator.url, "env:AKASH_API_KEY")
+    made = console.create(text)
+    console.lease(made["manifest"], console.bids(made["dseq"])[0])
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", live.store.url)
+    run = AttachedRun(f"s3://bucket/ct/{plan.run_id}")
+
+    def ended() -> bool:
+        return (
+            any(name.endswith("run-x/run.json") for name in live.store.objects())
+            and run.attempts()[0].status.state.final
+        )
+
+    wait_for(ended, "its end")
+    assert run.attempts()[0].status.state is State.SUCCEEDED
+    assert sorted(line.text for line in run.lines(plan.attempt_id) if line.rank >= 0) == ["by hand"] * 2
+    console.close(made["dseq"])
