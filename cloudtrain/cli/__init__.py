@@ -48,6 +48,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "console": "Show runs in the browser, until Ctrl-C.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
+        "audit": "Print who submitted, entered, cancelled and deleted runs.",
         "attach": "Add a run that was submitted elsewhere to the history here.",
         "watch": "Watch a run in the foreground, for CI and tmux.",
     },

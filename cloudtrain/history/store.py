@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
+from cloudtrain.history import audit
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.extremes import ADD_METRIC, summarize
 from cloudtrain.history.file import repaired
@@ -334,6 +335,7 @@ class Store(Leases):
 
     def request_cancel(self, run_id: str) -> None:
         """Record the request to cancel a run, before it is carried out; this acknowledges the run's id too."""
+        audit.append(self.home, "cancel", run_id)
         with self.database.write() as db:
             db.execute(
                 "UPDATE runs SET cancel_at = coalesce(cancel_at, ?), acked_at = coalesce(acked_at, ?) WHERE run_id = ?",

@@ -13,6 +13,7 @@ from cloudtrain.backends import manifest, shell
 from cloudtrain.backends.api import Backend, HasShell, Shell
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.events import State
+from cloudtrain.history import audit
 from cloudtrain.runs import attempts
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Inside:
             who = f"{getpass.getuser()}@{socket.gethostname()}"
         except (OSError, KeyError):  # a container's user without a name
             who = socket.gethostname()
+        node = f"node {data['on']}" if "on" in data else ""  # what was run is in the run's event, masked
+        home, target = self.run.store.home, self.attempt.plan.target or self.attempt.plan.backend
+        audit.append(home, kind, self.run.run_id, attempt=self.attempt.number, target=target, detail=node)
         self.run.store.add_event(self.attempt.attempt_id, kind, {"by": who, **data})
 
     def masked(self, argv: Sequence[str]) -> list[str]:

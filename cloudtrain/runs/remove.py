@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cloudtrain.backends.api import HasRemoval
 from cloudtrain.errors import BadRequest, DiskError
+from cloudtrain.history import audit
 from cloudtrain.nodes import removal
 from cloudtrain.runs import run_inputs
 from cloudtrain.runs.attempts import backend_of
@@ -49,6 +50,10 @@ def remove(run: Run, *, here: bool = False) -> None:
     Its rows go last, so that what is left can still be found. Raises BadRequest, BackendError and DiskError.
     """
     find_remains(run, here=True)  # raises where it is live
+    record = run.record
+    audit.append(
+        run.store.home, "rm", run.run_id, target=record.target or record.backend, detail="here" if here else ""
+    )
     for handle, backend in () if here else _removable(run):
         backend.remove(handle)
     try:

@@ -19,6 +19,7 @@ from cloudtrain.backends.api import HasPreflight, HasRemains
 from cloudtrain.backends.manifest import unset_secrets
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
+from cloudtrain.history import audit
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
@@ -96,6 +97,7 @@ def send_attempt(
             if unset := unset_secrets(plan):
                 text = f"not sent again: {unset} in this process"
                 return _record_not_sent(store, plan, backend, BackendError(text), again=again)
+        audit.append(store.home, "submit", plan.run_id, attempt=plan.attempt, target=plan.target or plan.backend)
         try:
             handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
         except Unreachable as error:

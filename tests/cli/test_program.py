@@ -30,6 +30,7 @@ DESIGN += [
     "rm",
     "prune",
     "permissions",
+    "audit",
     "exec",
     "stack",
     "forward",
