@@ -335,8 +335,8 @@ class Store(Leases):
 
     def request_cancel(self, run_id: str) -> None:
         """Record the request to cancel a run, before it is carried out; this acknowledges the run's id too."""
-        audit.append(self.home, "cancel", run_id)
         with self.database.write() as db:
+            audit.append(self.home, "cancel", run_id)
             db.execute(
                 "UPDATE runs SET cancel_at = coalesce(cancel_at, ?), acked_at = coalesce(acked_at, ?) WHERE run_id = ?",
                 (now(), now(), run_id),
