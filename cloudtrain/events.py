@@ -103,7 +103,9 @@ MAX_BYTES = 8192  # a longer marked line is ordinary text
 MAX_DEPTH = 64  # so is one whose values lie deeper in one another
 STEPS = 1 << 63  # what the history can hold: steps whose amount is below
 OFF = "off"  # in a job's metrics: this name is not looked for; of "*": only the job's own expressions are, in no file
-KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements", "media"})
+KINDS = frozenset(
+    {"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements", "media", "evaluation"}
+)
 _BEHIND_BAR = "]" + MARK
 
 _EVALUATION = re.compile(r"(?:^|[^a-z])(?:eval|evaluation|val|valid|validation|dev|test)(?:[^a-z]|$)", re.IGNORECASE)

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # of a marked line in UTF-8, its mark included
-KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result", "media")
+KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result", "media", "evaluation")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
 EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on

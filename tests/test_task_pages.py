@@ -19,7 +19,7 @@ import click
 import pytest
 import yaml
 
-from cloudtrain import DistributedTraining
+from cloudtrain import DistributedTraining, Run
 from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -104,7 +104,12 @@ def follow(page: Path, project: Path, do: Callable[[str], str | None]) -> None:
             printed = None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+RUN_AS_A_WHOLE = DOCS / "how" / "evaluate.md"  # its later jobs read what the first one has left
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != RUN_AS_A_WHOLE], ids=lambda page: f"{page.parent.name}/{page.stem}"
+)
 def test_files_and_commands_are_planned(page: Path, project: Path, capsys: pytest.CaptureFixture[str]):
     def do(line: str) -> str | None:
         program, *words = shlex.split(line, comments=True)
@@ -250,3 +255,31 @@ def test_a_task_of_ones_own_is_trained_as_the_page_shows(project: Path, capsys: 
     assert re.search(r"2 x cpu, strategy ddp.*, wrapper DistributedDataParallel", printed[-1])
     last = next(line for line in reversed(printed[-1].splitlines()) if "held-out loss" in line)
     assert float(last.rpartition("accuracy ")[2]) > 0.9, last
+
+
+@pytest.mark.train
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("census")
+def test_a_model_is_trained_evaluated_tuned_and_compared(project: Path, capsys: pytest.CaptureFixture[str]):
+    def do(line: str) -> str | None:
+        if "arc_easy" in line:  # from the Hugging Face Hub
+            return parse(shlex.split(line)[1:])
+        assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr())
+        return capsys.readouterr().out
+
+    page = RUN_AS_A_WHOLE
+    for block in blocks(page):
+        if block.title == "make_data.py":
+            exec(block.text, {})  # as `python make_data.py`, in this folder
+    follow(page, project, do)
+    first, tuned = Run.find("first"), Run.find("tuned")
+    before, after = (run.metrics("eval/test/loss") for run in (first, tuned))
+    assert [row.step for row in before] == [20, 40] and [row.step for row in after] == [40]
+    assert after[-1].value < before[-1].value - 0.5, "what it was tuned for is in the data"
+    assert tuned.record.job["inputs"]["model"]["run"] == first.run_id
+    main(["diff", "first", "tuned"])
+    compared = next(line.split() for line in capsys.readouterr().out.splitlines() if "eval/test/loss" in line)
+    assert [float(text) for text in compared[1:]] == pytest.approx([before[-1].value, after[-1].value], rel=1e-4)
+    python = next(block.text for block in blocks(page) if block.kind == "python" and not block.title)
+    exec(python, {})
+    assert capsys.readouterr().out.strip() == str(before[-1].value)

@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "submit": "Submit a job file, a script or a plan.",
         "resume": "Start a run's next attempt from its newest checkpoint.",
         "rerun": "Start a new run of the same job.",
+        "eval": "Evaluate the model of a run, in a job of its own.",
         "sweep": "Run many trials of a job with other hyperparameters.",
         "cancel": "Cancel runs, and stop everything that they started.",
         "rm": "Delete runs, and their files here, on platforms and on hosts.",

@@ -16,7 +16,7 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import failover, policies, retry, send, spend, watch_log
+from cloudtrain.runs import evaluation_results, failover, policies, retry, send, spend, watch_log
 from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
@@ -100,6 +100,8 @@ class AttemptEnds:
                     return True
             status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
         self.collector.diagnose(self.store, attempt, status, backend)
+        if status.state is State.SUCCEEDED:
+            evaluation_results.store_results(self.store, attempt)
         self.store.set_status(self.run_id, status)
         if attempt.plan.price:
             used = spend.total(self.store.attempts(self.run_id), self.store.home)

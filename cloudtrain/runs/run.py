@@ -310,6 +310,62 @@ class Run:
         run.notes = notes
         return run
 
+    def evaluate(
+        self,
+        data: str | os.PathLike[str] | None = None,
+        *,
+        tasks: Sequence[str] = (),
+        include_path: str | os.PathLike[str] | None = None,
+        prompts: Sequence[str] = (),
+        every_checkpoint: bool = False,
+        limit: int | None = None,
+        target: str | None = None,
+        sets: Sequence[str] = (),
+        key: str | None = None,
+        confirm: Confirm | None = None,
+        force: bool = False,
+    ) -> Run:
+        """Start a run that evaluates this run's model, and return it; blocks until the platform has answered.
+
+        Its results become metrics of this run once it has SUCCEEDED: `run.metrics("eval/test/loss")`. A run that has not
+        ended yet is evaluated after its end.
+
+        Args:
+            data: a file of texts, conversations or labelled texts (txt, jsonl, csv, parquet), here or in a bucket.
+            tasks: tasks of lm-evaluation-harness, which the job installs.
+            include_path: a folder with YAML files of tasks; it goes with the job.
+            prompts: beginnings of samples that the model writes.
+            every_checkpoint: evaluate the run's checkpoints too, each at its step.
+            limit: the first so many samples, and documents of a task, only.
+            target: a backend or target; left out: the run's own.
+            sets: values of the job: `hyperparameters.batch_size=32`, `resources.accelerators=A100:1`.
+            key: as of `submit`.
+            confirm: as of `Submitter`.
+            force: as of `Submitter`.
+
+        Raises:
+            BadRequest: nothing is to be evaluated, or the run has no model that can be.
+            BackendError: the platform refuses the job.
+        """
+        from cloudtrain.runs import evaluation
+
+        asked_for = evaluation.Evaluation(
+            None if data is None else os.fspath(data),
+            tuple(tasks),
+            None if include_path is None else os.fspath(include_path),
+            tuple(prompts),
+            every_checkpoint,
+            limit,
+        )
+        self.refresh(lambda _: None)
+        sent, notes = evaluation.submit_evaluation(
+            self.store, self.run_id, asked_for, target=target, sets=sets, key=key, watch=self.watch, confirm=confirm,
+            force=force,
+        )  # fmt: skip
+        run = Run(sent.run_id, self.store, adopted=sent.adopted, watch=self.watch)
+        run.notes = notes
+        return run
+
     def _own_only(self, what: str) -> None:
         """Raise BadRequest for an attached run."""
         if uri := self.record.attached:

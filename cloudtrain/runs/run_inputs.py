@@ -78,7 +78,7 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
     if not uri:
         raise BadRequest(
             f"the {what} of {run.run_id} is on {run.target}, where {backend} cannot read it",
-            "give that run an output in a bucket that both read, or `cloudtrain fetch` it and name the place in uri",
+            "give that run an output in a bucket that both read, or run this job on local, which copies it",
         )
     digest = None if waits else _digest(uri, backend, store.home)
     if digest == "":

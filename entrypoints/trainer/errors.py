@@ -19,12 +19,12 @@ class Unsupported(Exception):
 
 
 @contextmanager
-def exit_when_unsupported() -> Iterator[None]:
+def exit_when_unsupported(script: str = "train.py") -> Iterator[None]:
     """Print the reason and exit with 78 when the body raises Unsupported."""
     try:
         yield
     except Unsupported as error:
-        print(f"train.py: {error}", file=sys.stderr, flush=True)
+        print(f"{script}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(EXIT_REFUSED) from None
 
 

@@ -1,0 +1,100 @@
+"""cloudtrain eval: evaluate the model of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view.follow import Begun, begin
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+
+
+@options.command()
+@options.run_named
+@click.option("--data", metavar="FILE", help="Texts, conversations or labelled texts: txt, jsonl, csv, parquet.")
+@click.option("--tasks", metavar="NAME[,NAME]", multiple=True, help="Tasks of lm-evaluation-harness; may be repeated.")
+@click.option("--include-path", metavar="DIR", help="A folder with YAML files of tasks. It goes with the job.")
+@click.option(
+    "--prompt", "prompts", metavar="TEXT", multiple=True, help="Let the model continue a text; may be repeated."
+)
+@click.option("--every-checkpoint", is_flag=True, help="Evaluate the run's checkpoints too, each at its step.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(1), help="The first N samples, and documents of a task, only."
+)
+@options.target_option
+@options.sets_option
+@click.option("--key", metavar="KEY", help="A name for this evaluation: starting it again returns the same run.")
+@options.force_option
+@options.ending_options
+@options.json_option
+def command(
+    run_id: str,
+    data: str | None,
+    tasks: tuple[str, ...],
+    include_path: str | None,
+    prompts: tuple[str, ...],
+    every_checkpoint: bool,
+    limit: int | None,
+    target: str | None,
+    sets: tuple[str, ...],
+    key: str | None,
+    force: bool,
+    follow: bool,
+    wait: bool,
+    on_interrupt: str,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Evaluate the model of a run, in a job of its own.
+
+    The job runs on the target of RUN, or on the one of --target. Once it has SUCCEEDED, its results are metrics of RUN:
+    `eval/test/loss` for test.jsonl, `eval/arc_easy/acc` for a task. Evaluating again replaces them.
+
+    \b
+    cloudtrain eval tiny-lm-26 --data test.jsonl --wait
+    cloudtrain eval tiny-lm-26 --data test.jsonl --every-checkpoint
+    cloudtrain eval tiny-lm-26 --tasks arc_easy,hellaswag -t prod
+    cloudtrain ls "metric.eval/test/loss<2.5" --columns metric.eval/test/loss
+    """
+    options.check_exclusive(follow, wait)
+    evaluated = runs.find(run_id)
+    confirm = terminal.confirmer(yes=yes, as_json=as_json)
+    names = [name for text in tasks for name in text.split(",") if name]
+
+    def start() -> Begun:
+        run = evaluated.evaluate(
+            data,
+            tasks=names,
+            include_path=include_path,
+            prompts=prompts,
+            every_checkpoint=every_checkpoint,
+            limit=limit,
+            target=target,
+            sets=sets,
+            key=key,
+            confirm=confirm,
+            force=force,
+        )
+        return Begun(run, "was already submitted to" if run.adopted else "submitted to")
+
+    code = begin(evaluated.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)
+    if (follow or wait) and code == 0 and not as_json:
+        _print_results(evaluated)
+    return code
+
+
+def _print_results(run: Run) -> None:
+    """Print the newest results of all evaluations of a run."""
+    from cloudtrain.history.evaluations import PREFIX
+
+    rows = [
+        (summary.name, f"{summary.last:.6g}", str(summary.step))
+        for summary in run.store.curves.summary(run.run_id)
+        if summary.name.startswith(PREFIX)
+    ]
+    terminal.print_lines("", f"{run.run_id}  evaluations")
+    terminal.print_table(("metric", "value", "step"), rows, right=("value", "step"))
