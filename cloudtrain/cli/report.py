@@ -27,20 +27,11 @@ def command(run_id: str | None, output: Path | None, rank: int | None, as_json: 
     \b
     cloudtrain report tiny-lm-26 -o report.html
     """
-    from cloudtrain.report import nearest, page
-    from cloudtrain.runs import spend
-
     run = runs.find(run_id)
     run.refresh()
     path = output or Path(f"{run.run_id}.html")
-    ended = run.record.status.state.final
-    missing = nearest.describe(run.logs(raw=True)) if ended and not run.store.curves.ranks(run.run_id) else ()
-    verdict, log = run.verdict(), run.logs(raw=True)
     try:
-        page.write(
-            run.store, run.run_id, path, verdict=verdict, log=log, rank=rank, no_metrics=missing,
-            costs=spend.describe_attempts(run.attempts, run.store.home),
-        )  # fmt: skip
+        run.report(path, rank=rank)
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
     size = path.stat().st_size

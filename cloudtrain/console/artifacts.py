@@ -42,6 +42,14 @@ def results_folder(run: Run) -> Path:
     return (Path(output) if output else run.store.home / "runs") / run.run_id
 
 
+def describe_missing_folder(run: Run) -> str:
+    """Say that the folder of a run of this machine is gone, with its log and files; "" where it is there."""
+    folder = run.store.home / "runs" / run.run_id
+    if run.record.backend != "local" or folder.is_dir() or run.attempts[-1].handle is None:
+        return ""
+    return f"The folder {folder} is missing: it was moved or deleted. Log, checkpoints and files of the run were in it."
+
+
 def list_artifacts(run: Run) -> list[Artifact]:
     """List a run's files, the first 2,000 by name, without links."""
     root = results_folder(run)

@@ -1,4 +1,4 @@
-"""Interactive charts of metrics and node usage (plotly), updated while a run is active."""
+"""Interactive charts of metrics (plotly), updated while a run is active."""
 
 from __future__ import annotations
 
@@ -91,8 +91,9 @@ class Curves:
         self._rank_choice.props("outlined dense").classes("ct-choice")
         self._rank_choice.visible = False
         widgets.slider("smoothing", style.smoothing, 0.99, lambda value: self._change(smoothing=value))
-        ui.checkbox("log x", value=style.log_x, on_change=changes("log_x"))
-        ui.checkbox("log y", value=style.log, on_change=changes("log"))
+        with ui.element("div").classes("ct-row"):
+            ui.checkbox("log x", value=style.log_x, on_change=changes("log_x"))
+            ui.checkbox("log y", value=style.log, on_change=changes("log"))
         widgets.button("CSV", self._export)
 
     async def _change(self, **changes: Any) -> None:
@@ -225,61 +226,3 @@ def style_figure(figure: Any, **layout_changes: Any) -> dict[str, Any]:
     for name in [key for key in layout if key.startswith(("xaxis", "yaxis"))]:
         layout[name] = layout[name] | _AXIS
     return {"data": data["data"], "layout": layout, "config": _CONFIG}
-
-
-class Use:
-    """The chart of node usage on a run's page."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._known = -1
-        self._drawn: Any = None
-
-    async def show(self) -> None:
-        """Draw the chart."""
-        from nicegui import ui
-
-        self._empty_label = ui.label("nothing was reported").classes("ct-dim")
-        self._around = (
-            ui.element("div").classes("ct-plot").props('role="group" aria-label="use of each node over time"')
-        )
-        await self.refresh()
-
-    async def refresh(self) -> None:
-        """Redraw the chart when there are new usage events."""
-        from nicegui import ui
-
-        event_count, figure = await history.current().query_run(self._run_id, lambda run: _use(run, self._known))
-        if figure is None:
-            return
-        self._known = event_count
-        self._empty_label.visible = False
-        if self._drawn is None:
-            with self._around:
-                self._drawn = ui.plotly(figure)
-        else:
-            self._drawn.update_figure(figure)
-
-
-def _use(run: Run, previous_count: int) -> tuple[int, dict[str, Any] | None]:
-    count = len(run.store.events(run.run_id, "usage"))
-    if count in (0, previous_count):
-        return count, None
-    usage_chart = plots.use(run.store, run.run_id)
-    if usage_chart is None:  # the events hold no usage of a node
-        return count, None
-    figure = style_figure(usage_chart)
-    figure["layout"]["showlegend"] = len({trace.get("name") for trace in figure["data"]}) > 1
-    figure["layout"]["height"] = 250 * (2 if "xaxis3" in figure["layout"] else 1) + 20
-    return count, figure
-
-
-async def draw_run_charts(run_id: str, live: list[Callable[[], Any]]) -> None:
-    """Draw the charts of a run, and append their refresh functions to `live`."""
-    with widgets.card("Curves"):
-        curves = Curves([run_id])
-        await curves.show()
-    with widgets.card("Use of each node"):
-        use = Use(run_id)
-        await use.show()
-    live += [curves.refresh, use.refresh]

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast, get_args
 
 from cloudtrain.console import text
 from cloudtrain.history.store import Store
@@ -29,6 +30,12 @@ class CurveStyle:
         shown = {name: getattr(self, name) for name in ("over", "smoothing", "log", "log_x", "search")}
         return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in shown.items()
                 if value != getattr(usual, name)}  # fmt: skip
+
+
+def of_address(over: str, smoothing: float, log: bool, log_x: bool, search: str) -> CurveStyle:
+    """Return the style that an address asks for; what it cannot be is the default."""
+    axis = cast(plots.Over, over) if over in get_args(plots.Over) else "step"
+    return CurveStyle(axis, smoothing=min(max(smoothing, 0.0), 0.99), log=log, log_x=log_x, search=search)
 
 
 def to_csv(store: Store, ids: Sequence[str], names: Sequence[str], labels: Mapping[str, str], rank: int | None) -> str:

@@ -42,7 +42,7 @@ class Importance:
         with widgets.card(TITLE):
             with ui.element("div").classes("ct-row"):
                 self._metric = ui.select(self._metrics, value=self._metrics[0], label="importance for", with_input=True)
-                self._metric.props("outlined dense").classes("ct-choice")
+                self._metric.props("outlined dense").classes("ct-choice ct-column")
                 self._metric.on_value_change(lambda: self._area.clear())  # shares of another metric are stale
                 ui.button("Compute", on_click=self._compute).props("outline no-caps")
             self._area = ui.element("div").props('aria-live="polite"')

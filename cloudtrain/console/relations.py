@@ -10,7 +10,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.report import relations
 
 MOST_AXES, MOST_METRICS = 12, 4  # of parallel coordinates
-AXIS_PX = 85
+AXIS_PX, LETTER_PX = 85, 5.8  # least width of an axis, and of a letter of its name
 _PARALLEL_MARGIN = {"l": 70, "r": 50, "t": 74, "b": 30}  # the buttons are above the names of the axes
 
 
@@ -45,10 +45,10 @@ class Relations:
         self._scatter()
         if (found := self._parallel()) is None:
             return
-        figure, axes = found
+        figure, width = found
         with widgets.card("Parallel coordinates"):
             # Axes need room: on a narrow screen the chart is scrolled.
-            self._lines = _chart("parallel coordinates", figure).style(f"min-width: {AXIS_PX * axes}px")
+            self._lines = _chart("parallel coordinates", figure).style(f"min-width: {width:.0f}px")
 
     def update(self, labels: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
         """Draw other runs, in the same charts: plotly.js complains about charts that were removed."""
@@ -72,8 +72,8 @@ class Relations:
         metrics.sort(key=lambda name: "loss" not in name)
         return given, metrics
 
-    def _parallel(self) -> tuple[dict[str, Any], int] | None:
-        """Return the parallel coordinates and how many axes they have; None where no run has all metrics."""
+    def _parallel(self) -> tuple[dict[str, Any], float] | None:
+        """Return the parallel coordinates and their least width in pixels; None where no run has all metrics."""
         given, metrics = self._sorted_columns()
         # A run has a line where it has all metrics. The last axis gives the colour: a metric, where there is one.
         has = {name: sum(value is not None for value in self._columns[name]) for name in metrics}
@@ -83,7 +83,8 @@ class Relations:
             figure = relations.parallel([(name, self._columns[name]) for name in chosen])
         except BadRequest:
             return None
-        return charts.style_figure(figure, height=380, margin=_PARALLEL_MARGIN), len(chosen)
+        width = max([AXIS_PX, *(LETTER_PX * len(name) for name in chosen)]) * len(chosen)
+        return charts.style_figure(figure, height=380, margin=_PARALLEL_MARGIN), width
 
     def _scatter(self) -> None:
         from nicegui import ui
@@ -92,7 +93,7 @@ class Relations:
             with ui.element("div").classes("ct-row"):
                 for axis in ("x", "y"):
                     choice = ui.select([*self._columns], value=self._axes[axis], label=f"{axis} axis", with_input=True)
-                    choice.props("outlined dense").classes("ct-choice")
+                    choice.props("outlined dense").classes("ct-choice ct-column")
                     self._choices.append(choice)
                     choice.on_value_change(lambda e, axis=axis: self._change(axis, e.value))
                     ui.checkbox(f"log {axis} axis", on_change=lambda e, axis=axis: self._change(axis, log=e.value))

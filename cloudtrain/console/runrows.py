@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from cloudtrain.runs import asked, listing
 from cloudtrain.runs.run import Run
 
 PAGE_SIZE = 50
+SETTLED_NS = 1_000_000_000
 LONGEST_CSV = 10_000  # runs
 WIDE = "ct-wide"  # not shown on a narrow screen
 USUAL = ("created", "took", "loss", "target")  # columns of a list without chosen ones
@@ -80,8 +82,6 @@ def read(store: Store, query: Query, offset: int) -> Shown:
         record, values = row.record, dict(zip(wanted.names, row.values, strict=True))
         loss = losses.get(record.run_id)
         values["loss"] = format_number(loss.last) if loss else ""
-        if not query.names:
-            values["took"] = values["took"] if record.status.ended_at else None
         title = ("★ " if values["star"] else "") + text.clean(values["title"] or record.run_id, 120)
         tags = tuple(text.clean(tag, 60) for tag in json.loads(values["tags"] or "[]"))
         cells: list[Cell] = [
@@ -132,9 +132,16 @@ def to_csv(store: Store, query: Query) -> str:
 
 
 def changed(store: Store) -> tuple[int, ...]:
-    """Return what is another when the history has changed."""
+    """Return what is another when the history has changed.
+
+    A file's time has steps of milliseconds, and SQLite writes over old parts of the -wal file: a second change within one step
+    changes neither time nor size. So what is younger than SETTLED_NS counts as changed at each call.
+    """
     paths = [store.database.path, Path(f"{store.database.path}-wal")]
-    return tuple(stat for path in paths if path.exists() for stat in (path.stat().st_mtime_ns, path.stat().st_size))
+    stats = [path.stat() for path in paths if path.exists()]
+    now_ns = time.time_ns()
+    young = any(0 <= now_ns - stat.st_mtime_ns < SETTLED_NS for stat in stats)
+    return (*(value for stat in stats for value in (stat.st_mtime_ns, stat.st_size)), now_ns if young else 0)
 
 
 def run_link(run_id: str) -> str:

@@ -2,7 +2,7 @@
 
 state name run target backend exit created started ended took reason cost step eta
 title note tags star
-label.NAME   hp.NAME   metric.NAME   metric.NAME.min   metric.NAME.max
+label.NAME   hp.NAME   metric.NAME   metric.NAME.min   metric.NAME.max   system.NAME   system.NAME.max
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cloudtrain.history.usage import UNITS
 from cloudtrain.job.units import format_duration, format_number
 
 Kind = Literal["text", "number", "value", "time", "seconds"]
@@ -90,6 +91,12 @@ def find_column(name: str) -> Column | None:
         sql = f"(SELECT {column} FROM run_metrics m WHERE m.name = ? AND m.run_id = runs.run_id)"
         source = "SELECT run_id FROM run_metrics WHERE name = ?"
         return Column(name, "number", sql, sql, column, column, (metric,), source, sql)
+    name_of, dot, part = rest.partition(".")
+    if prefix == "system" and name_of in UNITS and part in ("", "max") and bool(dot) == bool(part):
+        value = "highest" if part else "total / points"
+        sql = f"(SELECT {value} FROM run_usage u WHERE u.name = ? AND u.run_id = runs.run_id)"
+        source = "SELECT run_id FROM run_usage WHERE name = ?"
+        return Column(name, "number", sql, sql, value, value, (name_of,), source, sql)
     return None
 
 

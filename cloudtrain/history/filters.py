@@ -31,7 +31,7 @@ FLAGS = {
     "attached": f"substr(identity, 1, {len(ATTACHED)}) = '{ATTACHED}'",
 }
 FIELDS = ("after", "backend", "before", "cost", "created", "ended", "exit", "hp.", "is", "label.", "metric.", "name",
-          "note", "run", "since", "started", "state", "step", "tag", "target", "title", "took")  # fmt: skip
+          "note", "run", "since", "started", "state", "step", "system.", "tag", "target", "title", "took")  # fmt: skip
 _PART = r'(?:"[^"]*"|[^\s"])'
 _TERM = re.compile(
     rf'(?P<negated>-?)(?P<field>[A-Za-z](?:"[^"]*"|[^\s":=<>!~])*)(?P<op>!=|<=|>=|[:=<>~])(?P<value>{_PART}*)'

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from cloudtrain.history.usage import FILL_USAGE
+
 _FIRST = (
     """CREATE TABLE runs (
         run_id     TEXT PRIMARY KEY,
@@ -287,6 +289,20 @@ _TWELFTH = (
     "CREATE INDEX trials_by_run ON trials (run_id) WHERE run_id IS NOT NULL",
 )
 
+# What the nodes used, for columns of lists (usage.py).
+_THIRTEENTH = (
+    """CREATE TABLE run_usage (
+        name    TEXT NOT NULL,
+        run_id  TEXT NOT NULL REFERENCES runs,
+        points  INTEGER NOT NULL,
+        total   REAL NOT NULL,
+        highest REAL NOT NULL,
+        PRIMARY KEY (name, run_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX run_usage_by_run ON run_usage (run_id)",
+    FILL_USAGE,
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -300,6 +316,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _TENTH,
     _ELEVENTH,
     _TWELFTH,
+    _THIRTEENTH,
 )
 
 

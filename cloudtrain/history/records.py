@@ -119,7 +119,17 @@ def delete_rows(db: sqlite3.Connection, run_id: str) -> None:
     for table in ("events", "metrics", "curves", "notices"):
         its_attempts = "SELECT attempt_id FROM attempts WHERE run_id = ?"
         db.execute(f"DELETE FROM {table} WHERE attempt_id IN ({its_attempts})", (run_id,))
-    for table in ("attempts", "provenance", "environments", "leases", "run_values", "run_metrics", "marks", "runs"):
+    for table in (
+        "attempts",
+        "provenance",
+        "environments",
+        "leases",
+        "run_values",
+        "run_metrics",
+        "run_usage",
+        "marks",
+        "runs",
+    ):
         db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
 
 

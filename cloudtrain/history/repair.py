@@ -22,6 +22,7 @@ from cloudtrain.events import State
 from cloudtrain.history.journal import Entry, Journal, entries_of_folders
 from cloudtrain.history.migrations import FILL_METRICS, migrate
 from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, attempt_from_row, run_from_row
+from cloudtrain.history.usage import FILL_USAGE
 from cloudtrain.job.units import now
 
 # table -> the column by which its rows are read one after the other where not all can be read at once, and their order
@@ -223,6 +224,7 @@ class _Copy:
         for plan, created_at, handle in self._target.execute(query).fetchall():
             insert(self._target, Entry(Plan.from_json(plan), created_at, handle=handle))
         self._target.execute(FILL_METRICS)
+        self._target.execute(FILL_USAGE)
         self._target.execute("COMMIT")
 
     def _copy(self, table: str, key: str, order: str) -> None:

@@ -19,6 +19,8 @@ from cloudtrain.history.extremes import ADD_METRIC, summarize
 from cloudtrain.history.file import repaired
 from cloudtrain.history.leases import Leases
 from cloudtrain.history.records import ATTEMPTS, RESUMED, AttemptRecord, attempt_from_row, delete_rows
+from cloudtrain.history.usage import ADD_USAGE
+from cloudtrain.history.usage import summarize as summarize_usage
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
@@ -273,12 +275,15 @@ class Store(Leases):
 
         A reason that differs from the stored one becomes an event `status` of the node PLATFORM.
         """
-        points = list(metrics)
+        points, told = (
+            list(metrics),
+            [(e, (attempt_id, e.node, e.seq, e.at, e.kind, json.dumps(e.data))) for e in events],
+        )
+        insert = "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)"
         with self.database.write() as db:
-            db.executemany(
-                "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)",
-                [(attempt_id, e.node, e.seq, e.at, e.kind, json.dumps(e.data)) for e in events],
-            )
+            db.executemany(insert, [row for event, row in told if event.kind != "usage"])
+            used = [event for event, row in told if event.kind == "usage" and db.execute(insert, row).rowcount > 0]
+            db.executemany(ADD_USAGE, [(*row, attempt_id) for row in summarize_usage(used)])
             db.executemany(
                 "INSERT OR IGNORE INTO metrics (attempt_id, node, seq, at, step, name, value, rank, epoch)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

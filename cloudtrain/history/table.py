@@ -132,7 +132,9 @@ def names(store: Store, prefix: str = "") -> list[str]:
     )
     given = [row[0] for row in store.select(leap.format("run_values"), (prefix.partition(".")[0],))]
     metrics = [f"metric.{row[0]}" for row in store.select(leap.format("run_metrics"), ("",))]
-    every = [*FACTS, *given, *metrics, *(f"{name}.{part}" for name in metrics for part in PARTS if part != "last")]
+    used = [f"system.{row[0]}" for row in store.select(leap.format("run_usage"), ("",))]
+    parts = [f"{name}.{part}" for name in metrics for part in PARTS if part != "last"]
+    every = [*FACTS, *given, *metrics, *parts, *(f"{name}{part}" for name in used for part in ("", ".max"))]
     return [name for name in every if name.startswith(prefix)]
 
 
@@ -176,7 +178,7 @@ def _quoted(value: str) -> str:
 def _column(name: str) -> Column:
     column = find_column(name)
     if column is None:
-        hint = f"columns are {', '.join(FACTS)}, label.NAME, hp.NAME, metric.NAME, metric.NAME.min, metric.NAME.max"
+        hint = f"columns are {', '.join(FACTS)}, label.NAME, hp.NAME, metric.NAME, metric.NAME.min, metric.NAME.max, system.NAME"
         raise BadRequest(f"there is no column {name!r}", hint)
     return column
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.history import table
+from cloudtrain.job.units import format_number
 from cloudtrain.report.packages import requirements
 
 if TYPE_CHECKING:
@@ -76,10 +77,20 @@ def describe_runs(store: Store, run_ids: Sequence[str]) -> dict[str, str]:
         run_id, parts = row.record.run_id, []
         for name, of in values.items():
             if run_id in of:
-                parts.append(f"{name} {of[run_id]}"[:LONGEST_PART])
+                parts.append(f"{name} {_as_written(of[run_id])}"[:LONGEST_PART])
         names[run_id] = str(row.values[0] or ", ".join(parts[:MOST_PARTS]) or run_id)
     counts = Counter(names.values())
     return {run_id: name if counts[name] == 1 else f"{name} ({run_id[-4:]})" for run_id, name in names.items()}
+
+
+def _as_written(value: str) -> str:
+    """Return a value with a fraction or an exponent as people write it: 2.7e-4 for 0.00027."""
+    if value.isdigit():
+        return value  # a seed or an id keeps all of its digits
+    try:
+        return format_number(float(value))
+    except ValueError:
+        return value
 
 
 def diff_patches(store: Store, first: str, second: str) -> str:

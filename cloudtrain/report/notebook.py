@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.history.columns import format_cell
 from cloudtrain.history.sampling import Point, share, split_lost
 from cloudtrain.job.units import format_number, seconds_since
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
+    from cloudtrain.history.table import Row
 
 _COLOURS = {"SUCCEEDED": "#2e7d32", "RUNNING": "#00639b", "STARTING": "#00639b", "FAILED": "#b3261e", "LOST": "#b3261e"}
 CURVE = (160, 32)  # pixels
 LOST_OPACITY = 0.3
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return rows of the table of runs as HTML, with their columns beside id and state."""
+    cells = [(row.record.run_id, row.record.status.state.value, *map(format_cell, columns, row.values)) for row in rows]
+    return html_table(("run", "state", *columns), cells)
 
 
 def table(store: Store, run_ids: Sequence[str]) -> str:
@@ -27,20 +35,32 @@ def table(store: Store, run_ids: Sequence[str]) -> str:
         record = store.find(run_id)
         loss = losses.get(run_id)
         cells = (run_id, record.status.state.value, record.created_at[:19], format_number(loss.last) if loss else "")
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, record.backend)) + "</tr>")
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+        rows.append((*cells, record.backend))
+    return html_table(heads, rows)
 
 
-def data_frame(store: Store | None, run_ids: Sequence[str]) -> Any:
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of HTML; every cell is text."""
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{body}</table>"
+
+
+def data_frame(
+    store: Store | None, run_ids: Sequence[str], columns: Sequence[str] = (), chosen: Sequence[Row] = ()
+) -> Any:
     """Return a pandas data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value
-    of every metric (`metrics.NAME` where a column of the run has that name). Raises BadRequest without pandas."""
+    of every metric (`metrics.NAME` where a column of the run has that name); then `columns`, with their values in `chosen`.
+    Raises BadRequest without pandas."""
     try:
         import pandas
     except ImportError:
         from cloudtrain.errors import BadRequest
 
         raise BadRequest("a data frame needs pandas, which is not installed", "pip install pandas") from None
-    frame = pandas.DataFrame([_row(store, run_id) for run_id in run_ids] if store else [])
+    rows = [_row(store, run_id) for run_id in run_ids] if store else []
+    for row, found in zip(rows, chosen, strict=False):
+        row.update(zip(columns, found.values, strict=True))
+    frame = pandas.DataFrame(rows)
     for name in ("created_at", "started_at", "ended_at"):
         if name in frame:
             frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.events import MARK, PLATFORM, parse
-from cloudtrain.report import plots
+from cloudtrain.report import plots, use
 from cloudtrain.report.packages import requirements
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 LINES = 2000  # of each node's log, the last ones
+LAST_LINES = 30  # of the node that failed, shown above all else
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 # Its own buttons only: plotly's others offer to send the figure to a server.
 _CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
@@ -37,6 +38,11 @@ h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-to
 table { border-collapse: collapse } td, th { text-align: left; padding: .15rem 1.2rem .15rem 0; vertical-align: top }
 th { font-weight: 500; color: #55606c; white-space: nowrap } td { overflow-wrap: anywhere; white-space: pre-line }
 pre { background: #f5f7f9; padding: .8rem; overflow: auto; max-height: 36rem; font-size: 12.5px; line-height: 1.35 }
+@media print {
+  body { margin: 0; max-width: none } pre { max-height: none; overflow: visible; white-space: pre-wrap }
+  pre { overflow-wrap: anywhere } h2 { break-after: avoid } .js-plotly-plot { break-inside: avoid }
+  .state { color: #000; background: none; border: 1px solid #000 }
+}
 details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 500 } .dim { color: #6b7785 }
 """
 
@@ -58,7 +64,7 @@ def render(
     """
     record, attempts = store.find(run_id), store.attempts(run_id)
     status, plan = record.status, attempts[-1].plan
-    figures = _figures(store, run_id, rank)
+    figures, logs = _figures(store, run_id, rank), _read_log(log)
     origin = store.provenance(run_id)
     client: Mapping[str, Any] = origin.get("client") or {}
     patch = str(origin.get("text") or "")
@@ -92,6 +98,7 @@ def render(
     parts = [
         f'<h1>{_text(run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
         _pairs(facts),
+        _last_lines(logs, verdict),
         "<h2>Curves</h2>" + (figures[0] or _no_metrics(no_metrics)),
         "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was reported</p>'),
         "<h2>Attempts</h2>" + _attempts(attempts, costs),
@@ -103,7 +110,7 @@ def render(
         _folded("job", [json.dumps(dict(record.job), indent=2, ensure_ascii=False)]),
         _folded("request, as it was sent", [json.dumps(plan.request, indent=2, ensure_ascii=False)]),
         "<h2>Log</h2>",
-        *_logs(log),
+        *_logs(logs),
     ]
     return "\n".join(
         [
@@ -143,7 +150,7 @@ def _figures(store: Store, run_id: str, rank: int | None) -> tuple[str, str]:
     """Return the curves and the use as HTML, empty where there is nothing to draw."""
     has_curves = bool(store.curves.summary(run_id, rank))
     curves = _figure("curves", plots.curves(store, [run_id], rank=rank)) if has_curves else ""
-    return curves, _figure("use", plots.use(store, run_id))
+    return curves, _figure("use", use.use(store, run_id))
 
 
 def _figure(name: str, figure: Any) -> str:
@@ -222,8 +229,8 @@ def _timeline(store: Store, run_id: str) -> Iterator[str]:
             yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  {where}  {event.kind}  {fields}"
 
 
-def _logs(log: Iterable[LogLine]) -> Iterator[str]:
-    """Yield a part for every node: the last lines of its log, events left out."""
+def _read_log(log: Iterable[LogLine]) -> dict[int, tuple[int, deque[str]]]:
+    """Return node -> how many lines it has, and the last of them; events left out."""
     last: dict[int, deque[str]] = {}
     counts: dict[int, int] = {}
     for line in log:
@@ -232,6 +239,20 @@ def _logs(log: Iterable[LogLine]) -> Iterator[str]:
         counts[line.node] = counts.get(line.node, 0) + 1
         whose = f"{line.rank}" if line.rank >= 0 else "launcher"
         last.setdefault(line.node, deque(maxlen=LINES)).append(f"{line.at[11:19]}  {whose:>3}  {line.text}")
-    for node, lines in sorted(last.items()):
-        left = f", the last {LINES:,} of {counts[node]:,} lines" if counts[node] > LINES else ""
-        yield _folded(f"node {node}{left}", lines, opened=len(last) == 1)
+    return {node: (counts[node], lines) for node, lines in sorted(last.items())}
+
+
+def _last_lines(logs: Mapping[int, tuple[int, deque[str]]], verdict: Verdict | None) -> str:
+    """Return the last lines of the node that failed. They are not folded: a browser prints no folded part."""
+    if verdict is None or not logs:
+        return ""
+    node = verdict.node if verdict.node is not None and verdict.node in logs else min(logs)
+    lines = "\n".join(map(_text, list(logs[node][1])[-LAST_LINES:]))
+    return f'<h2>Last lines of node {node}</h2><pre class="last">{lines}</pre>'
+
+
+def _logs(logs: Mapping[int, tuple[int, deque[str]]]) -> Iterator[str]:
+    """Yield a part for every node."""
+    for node, (count, lines) in logs.items():
+        left = f", the last {LINES:,} of {count:,} lines" if count > LINES else ""
+        yield _folded(f"node {node}{left}", lines, opened=len(logs) == 1)

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from cloudtrain import events as run_events
 from cloudtrain.errors import BadRequest
 from cloudtrain.history.curves import MOST
 from cloudtrain.history.sampling import Point, split_lost
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 ROW_PX = 260
 LOST_OPACITY = 0.3
+LARGE, SMALL = 6, 3  # powers of ten from which an axis has exponents: of large numbers, of those below 1
 TOKENS = ("tokens", "num_tokens", "tokens_seen", "total_tokens", "num_input_tokens_seen")  # metrics that count them
 TITLES = {"step": "step", "epoch": "epoch", "time": "time (s)", "tokens": "tokens"}
 Over = Literal["step", "epoch", "time", "tokens"]
-_FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "memory (GB)", 1e-9))
 
 
 def curves(
@@ -93,7 +92,7 @@ def curves(
             for part in lost:
                 figure.add_scatter(
                     x=[along_axis(point) for point in part], y=[_drawn(point.value) for point in part],
-                    name=escape_name(f"{group}, lost"), mode=_mode(part), opacity=LOST_OPACITY, showlegend=False,
+                    name=escape_name(f"{group}, lost"), mode=mode_of(part), opacity=LOST_OPACITY, showlegend=False,
                     legendgroup=group, line={"color": colour, "width": 1}, **cell,
                 )  # fmt: skip
             if bands and any(point.points > 1 for point in points):
@@ -111,7 +110,7 @@ def curves(
             values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
                 x=along, y=[_drawn(value) for value in values], name=escape_name(group), **_epochs(points, over),
-                mode=_mode(points), line={"color": colour, "width": 1.5}, hoverlabel={"bordercolor": colour},
+                mode=mode_of(points), line={"color": colour, "width": 1.5}, hoverlabel={"bordercolor": colour},
                 **look, **cell,
             )  # fmt: skip
     if log:
@@ -119,6 +118,23 @@ def curves(
     if log_x:
         figure.update_xaxes(type="log")
     figure.update_xaxes(title_text=TITLES[over], title_standoff=4)
+    return fit_axes(figure)
+
+
+def fit_axes(figure: Any) -> Any:
+    """Give each vertical axis a range around a curve that is one line, and numbers as people write them: 12,000, 5.2e-4.
+
+    Without a range plotly draws a constant 1e-3 at 0, between -1 and 1.
+    """
+    values: dict[str, list[float]] = {}
+    for trace in figure.data:
+        values.setdefault(trace.yaxis or "y", []).extend(value for value in trace.y or () if value is not None)
+    for name, of in values.items():
+        lowest, highest = min(of, default=0.0), max(of, default=0.0)
+        axis = figure.layout[f"yaxis{name[1:]}"]
+        axis.minexponent = LARGE if max(abs(lowest), abs(highest)) >= 1 else SMALL
+        if of and lowest == highest != 0 and axis.type != "log":
+            axis.range = sorted((lowest / 2, lowest * 1.5))
     return figure
 
 
@@ -187,35 +203,6 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
     return smoothed
 
 
-def use(store: Store, run_id: str) -> Any:
-    """Return a plotly figure of what the nodes used over time, None where nothing was reported; raises BadRequest without
-    plotly."""
-    events = [(event.node, event.at, run_events.read_usage(event.data)) for event in store.events(run_id, "usage")]
-    events = [(node, at, usage) for node, at, usage in events if usage]
-    if not events:
-        return None
-    gpus = any(usage.gpus for _, _, usage in events)
-    titles = [title for _, title, _ in _FIELDS] + (["GPUs (percent)", "GPU memory (GB)"] if gpus else [])
-    figure = new_grid(titles)
-    for node in sorted({node for node, _, _ in events}):
-        of_node = [(at, usage) for event_node, at, usage in events if event_node == node]
-        colour = {"color": COLOURS[node % len(COLOURS)], "width": 1.5}
-        for at, (field, _, factor) in enumerate(_FIELDS):
-            figure.add_scatter(
-                x=[moment for moment, _ in of_node], y=[_scaled(usage, field, factor) for _, usage in of_node],
-                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode=_mode(of_node), line=colour,
-                row=1, col=at + 1,
-            )  # fmt: skip
-        for index in sorted({gpu.index for _, usage in of_node for gpu in usage.gpus}):
-            seen = [(moment, gpu) for moment, usage in of_node for gpu in usage.gpus if gpu.index == index]
-            for at, (field, factor) in enumerate((("percent", 1.0), ("memory_bytes", 1e-9))):
-                figure.add_scatter(
-                    x=[moment for moment, _ in seen], y=[_scaled(gpu, field, factor) for _, gpu in seen],
-                    name=f"node {node}, GPU {index}", showlegend=False, mode=_mode(seen), line=colour, row=2, col=at + 1,
-                )  # fmt: skip
-    return figure
-
-
 def new_grid(titles: Sequence[str]) -> Any:
     try:
         from plotly.subplots import make_subplots
@@ -230,11 +217,12 @@ def new_grid(titles: Sequence[str]) -> Any:
         hovermode="x unified", hoverlabel={"namelength": -1},
     )  # fmt: skip
     for update in (figure.update_xaxes, figure.update_yaxes):
-        update(exponentformat="e")  # 5.2e-4, not 520µ
+        update(exponentformat="e", separatethousands=True, minexponent=LARGE)  # 5.2e-4, not 520µ
     return figure
 
 
-def _mode(points: Sequence[object]) -> str:
+def mode_of(points: Sequence[object]) -> str:
+    """Return how a curve is drawn: few points need markers to be seen."""
     return "lines+markers" if len(points) < 3 else "lines"
 
 
@@ -249,11 +237,6 @@ def _seconds(at: str) -> float:
 
 def _drawn(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _scaled(usage: run_events.Usage | run_events.Gpu, field: str, factor: float) -> float | None:
-    value = getattr(usage, field)
-    return None if value is None else value * factor
 
 
 def _faint(colour: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from cloudtrain.report.plots import colour_of, escape_name, new_grid
 
 MOST_CHOICES = 30  # different texts on one axis of parallel coordinates
 LONGEST_CHOICE = 24  # characters of each
+LOG_FROM = 100  # an axis of numbers that differ by this factor is logarithmic
 COLOURS = "Portland"  # blue to red: each is seen on white and on black
 
 
@@ -65,7 +67,16 @@ def _dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:
     label = escape_name(name)
     numbers = {value for value in values if isinstance(value, int | float)}
     if numbers.issuperset(values) and (len(numbers) > MOST_CHOICES or not name.startswith("hp.")):
-        return {"label": label, "values": list(values)}
+        if (
+            min(numbers) > 0 and LOG_FROM * min(numbers) <= max(numbers) < math.inf
+        ):  # learning rates of several powers of ten
+            return {
+                "label": label,
+                "values": [math.log10(value) for value in values],
+                **_powers(min(numbers), max(numbers)),
+            }
+        plain = 1 <= max(map(abs, numbers)) < 1e6
+        return {"label": label, "values": list(values), "tickformat": ",.4~r" if plain else ".3~g"}
     texts = {
         value: "–" if value is None else format_number(value) if value in numbers else str(value) for value in values
     }
@@ -79,4 +90,16 @@ def _dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:
         "values": [places[value] for value in values],
         "tickvals": [places[value] for value in shown],
         "ticktext": [escape_name(texts[value][:LONGEST_CHOICE]) for value in shown],
+    }
+
+
+def _powers(lowest: float, highest: float) -> dict[str, Any]:
+    """Return the ticks of a logarithmic axis: its ends and the powers of ten between them."""
+    inner = [10.0**power for power in range(math.ceil(math.log10(lowest)), math.floor(math.log10(highest)) + 1)]
+    inner = [value for value in inner if lowest * 1.5 < value < highest / 1.5]
+    ticks = [lowest, *inner, highest]
+    return {
+        "range": [math.log10(lowest), math.log10(highest)],
+        "tickvals": [math.log10(value) for value in ticks],
+        "ticktext": [format_number(value, 2) for value in ticks],
     }

@@ -15,15 +15,15 @@ from cloudtrain.runs.run import Run
 class Runs(Sequence[Run]):
     """Runs, the newest first: a sequence that a notebook shows as a table."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = list(runs)
+    def __init__(self, runs: Sequence[Run], columns: Sequence[str] = ()) -> None:
+        self._runs, self._columns = list(runs), list(columns)
 
     @overload
     def __getitem__(self, at: int) -> Run: ...
     @overload
     def __getitem__(self, at: slice) -> Runs: ...
     def __getitem__(self, at: int | slice) -> Run | Runs:
-        return Runs(self._runs[at]) if isinstance(at, slice) else self._runs[at]
+        return Runs(self._runs[at], self._columns) if isinstance(at, slice) else self._runs[at]
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -36,29 +36,46 @@ class Runs(Sequence[Run]):
 
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value of
-        every metric (`metrics.NAME` where a column of the run has that name). Raises BadRequest without pandas."""
+        every metric (`metrics.NAME` where a column of the run has that name); then the columns that `runs` was given.
+        Raises BadRequest without pandas."""
         from cloudtrain.report import notebook
 
-        return notebook.data_frame(*self._stored())
+        return notebook.data_frame(*self._stored(), self._columns, self._rows())
 
     def _repr_html_(self) -> str:
         from cloudtrain.report import notebook
 
         store, run_ids = self._stored()
-        return notebook.table(store, run_ids) if store else notebook.table(Store(targets.home()), [])
+        if self._columns:
+            return notebook.table_of(self._columns, self._rows())
+        return notebook.table(store or Store(targets.home()), run_ids)
+
+    def _rows(self) -> list[table.Row]:
+        """Return the rows of the chosen columns."""
+        store, run_ids = self._stored()
+        if store is None or not self._columns:
+            return []
+        return with_live(store, table.rows_of(store, run_ids, self._columns), self._columns)
 
     def _stored(self) -> tuple[Store | None, list[str]]:
         return (self._runs[0].store if self._runs else None), [run.run_id for run in self._runs]
 
 
 def runs(
-    filter: str = "", *, sort: str = "", limit: int = 50, state: str | None = None, name: str | None = None
+    filter: str = "",
+    *,
+    sort: str = "",
+    columns: str | Sequence[str] = (),
+    limit: int = 50,
+    state: str | None = None,
+    name: str | None = None,
 ) -> Runs:
     """Return the runs of the history that a filter selects, the newest first.
 
     Args:
         filter: such as `state:failed label.team=vision hp.lr>=1e-3 metric.loss<0.5 since:7d words` (docs/runs.md).
         sort: a column, such as `metric.loss` or `-hp.lr` (the highest first).
+        columns: shown by the table of a notebook, such as `hp.lr,metric.loss.min,system.gpu`, and part of `to_pandas()`.
         limit: how many at most.
         state: only runs in this state.
         name: only runs of jobs of this name.
@@ -69,15 +86,22 @@ def runs(
     store = Store(targets.home())
     given = [("state", state), ("name", name)]
     terms = [filter, *(f'{field}:"{value}"' for field, value in given if value)]
-    rows = table.first_rows(store, table.Query(" ".join(terms), sort), limit=limit)
-    return Runs([Run(row.record.run_id, store) for row in rows])
+    shown = columns if isinstance(columns, str) else ",".join(columns)
+    query = table.Query(" ".join(terms), sort, shown)
+    rows = table.first_rows(store, query, limit=limit)
+    return Runs([Run(row.record.run_id, store) for row in rows], query.names)
 
 
 def read(store: Store, query: table.Query, *, limit: int, offset: int = 0) -> tuple[list[table.Row], int]:
     """Return one page of the table (history/table.py), with what is known of live runs alone: cost so far and ETA."""
     rows, count = table.page(store, query, limit=limit, offset=offset)
-    wanted = [at for at, name in enumerate(query.names) if name in ("cost", "eta")]
-    return [_with_live(store, row, query.names, wanted) for row in rows] if wanted else rows, count
+    return with_live(store, rows, query.names), count
+
+
+def with_live(store: Store, rows: list[table.Row], names: Sequence[str]) -> list[table.Row]:
+    """Return rows with what is known of live runs alone: cost so far and ETA."""
+    wanted = [at for at, name in enumerate(names) if name in ("cost", "eta")]
+    return [_with_live(store, row, names, wanted) for row in rows] if wanted else rows
 
 
 def _with_live(store: Store, row: table.Row, names: Sequence[str], wanted: Sequence[int]) -> table.Row:

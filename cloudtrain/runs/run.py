@@ -165,6 +165,27 @@ class Run:
         self.refresh()
         return plots.curves(self.store, [self.run_id], names, rank=rank, over=over)
 
+    def report(self, path: str | Path, *, rank: int | None = 0) -> Path:
+        """Write the run as one HTML file that works offline: curves, use, verdict, provenance, job, plan and log; blocking.
+
+        Args:
+            path: The file.
+            rank: Whose curves; None for all ranks.
+
+        Raises:
+            BadRequest: plotly is not installed.
+            OSError: the file cannot be written.
+        """
+        from cloudtrain.report import nearest, page
+        from cloudtrain.runs import spend
+
+        ended = self.refresh(lambda _: None).state.final
+        missing = nearest.describe(self.logs(raw=True)) if ended and not self.store.curves.ranks(self.run_id) else ()
+        return page.write(
+            self.store, self.run_id, Path(path), verdict=self.verdict(), log=self.logs(raw=True), rank=rank,
+            no_metrics=missing, costs=spend.describe_attempts(self.attempts, self.store.home),
+        )  # fmt: skip
+
     def _repr_html_(self) -> str:
         from cloudtrain.report import notebook
 

@@ -40,7 +40,12 @@ def ids(console) -> list[str]:
             for event in events
             for name in names
         ]
-        store.record(f"{run_id}-a1", status=ended, metrics=points)
+        used = [
+            Event(f"{run_id}-a1", node, 10 + at, f"2026-01-01T00:00:{10 * at:02d}Z", "usage", {
+                "cpu_percent": 100.0 + number, "rss_bytes": 2e9, "gpus": [{"index": 0, "percent": 50.0 + number + node}]})
+            for at in range(4) for node in range(2)
+        ]  # fmt: skip
+        store.record(f"{run_id}-a1", status=ended, metrics=points, events=used if number < 40 else ())
         store.set_status(run_id, ended)
         store.acknowledge(run_id)
     return found
@@ -48,7 +53,7 @@ def ids(console) -> list[str]:
 
 def test_every_metric_of_two_runs_is_reached(console, page, ids, seemly):
     page.goto(f"{console.root}/compare?runs={','.join(ids[:2])}")
-    expect(page.locator(".ct-legend a")).to_have_text(["bs 0, lr 1.0", "bs 1, lr 0.1"])
+    expect(page.locator(".ct-legend a")).to_have_text(["bs 0, lr 1", "bs 1, lr 0.1"])
     page.wait_for_function(f"{CHARTS}.length === 24")
     expect(page.get_by_text("24 of 40 metrics are shown")).to_be_visible()
     page.get_by_role("button", name="Show all").press("Enter")
@@ -60,20 +65,44 @@ def test_every_metric_of_two_runs_is_reached(console, page, ids, seemly):
     page.get_by_role("option", name="over tokens").click()
     page.wait_for_function(f"{CHARTS}[0].layout.xaxis.title.text === 'tokens'")
     assert page.evaluate(f"{CHARTS}[0].data.map(trace => [trace.name, ...trace.x])") == [
-        ["bs 0, lr 1.0", 0, 4096, 8192], ["bs 1, lr 0.1", 0, 4096, 8192],
+        ["bs 0, lr 1", 0, 4096, 8192], ["bs 1, lr 0.1", 0, 4096, 8192],
     ]  # fmt: skip
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
     lines = Path(download.value.path()).read_text().splitlines()
     assert lines[:2] == [
         "run,label,metric,attempt,step,epoch,at,value",
-        f'{ids[0]},"bs 0, lr 1.0",train/loss,1,0,,2026-01-01T00:00:30Z,1e-05',
+        f'{ids[0]},"bs 0, lr 1",train/loss,1,0,,2026-01-01T00:00:30Z,1e-05',
     ]
     assert {line.split(",")[3] for line in lines[1:]} == {"train/loss", "train/tokens"}
     camera = page.locator(".ct-plots [data-title='Download plot as a PNG']").first
     with page.expect_download() as download:
         camera.dispatch_event("click")
     assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+    expect(page.locator(".notifier-note")).to_have_count(0)  # plotly's message about the picture goes after seconds
+    seemly(page)
+
+
+USE = "[...document.querySelectorAll('[aria-label=\"use of the nodes of each run\"] .js-plotly-plot')]"
+
+
+def test_what_the_nodes_used_is_compared_and_a_column(console, page, ids, seemly):
+    page.goto(f"{console.root}/compare?runs={','.join(ids[:2])}")
+    page.wait_for_function(f"{USE}.filter(chart => chart.data).length === 3")
+    titles = [chart.get_attribute("aria-label") for chart in page.get_by_role("group").filter(has_text="percent").all()]
+    assert "GPUs (percent)" in titles
+    drawn = page.evaluate(f"{USE}.at(-1).data.map(trace => [trace.name, [...trace.x], [...trace.y]])")
+    assert drawn == [["bs 0, lr 1", [0, 10, 20, 30], [50.5] * 4], ["bs 1, lr 0.1", [0, 10, 20, 30], [51.5] * 4]]
+    assert page.evaluate(f"{USE}.at(-1).layout.xaxis.title.text") == "time (s)"
+    page.goto(f"{console.root}/compare?runs={','.join(ids[:40])}&y=system.gpu")
+    page.wait_for_function(f"{SCATTER}?.layout?.yaxis.title.text === 'system.gpu'")
+    page.get_by_role("button", name="Draw").press("Enter")  # of many runs at a click
+    page.wait_for_function(f"{USE}.filter(chart => chart.data).length === 3 && {USE}.at(-1).data.length === 40")
+    page.goto(f"{console.root}/?columns=system.gpu,system.gpu.max&sort=-system.gpu")
+    cells = page.locator("tbody tr").first.locator("td")
+    expect(cells.nth(1)).to_have_text(ids[39])
+    expect(cells.nth(3)).to_have_text("89.5")
+    expect(cells.nth(4)).to_have_text("90")
     seemly(page)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from playwright.sync_api import expect
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.console import runrows
 from cloudtrain.events import State, Status
 from cloudtrain.history import table
 from cloudtrain.history.store import Store
@@ -58,6 +60,17 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     page.keyboard.press("/")
     expect(search).to_be_focused()
     seemly(page)
+
+
+def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path):
+    """Of two writes within one step of a file's time, the second one changes neither its time nor its size."""
+    store = Store(tmp_path / "home")
+    fill(store, 1)
+    files = [file for file in store.home.iterdir() if file.name.startswith(store.database.path.name)]
+    assert runrows.changed(store) != runrows.changed(store)
+    for file in files:
+        os.utime(file, (1, 1))
+    assert runrows.changed(store) == runrows.changed(store)
 
 
 def plan(run_id: str) -> Plan:

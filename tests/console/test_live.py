@@ -90,6 +90,32 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     assert len(Store(console.home).attempts(run.run_id)) == 2
 
 
+def test_elapsed_step_and_time_to_go_tick(console, page, orders, tmp_path):
+    """In the list and on the run's page, without a change of state."""
+    run = submit(console, tmp_path / "project", LIVE, str(orders), fit={"steps": 1000})
+    (orders / "steps").write_text("100")
+    facts = page.get_by_role("region", name="Run", exact=True)
+    page.goto(f"{console.root}/runs/{run.run_id}")
+    expect(facts).to_contain_text("elapsed")
+    expect(facts).to_contain_text("10%")
+    expect(facts.locator("dt:text-is('step') + dd")).to_have_text("99")
+    elapsed = facts.locator("dt:text-is('elapsed') + dd")
+    before = elapsed.inner_text()
+    expect(elapsed).not_to_have_text(before)
+    (orders / "steps").write_text("600")
+    expect(facts).to_contain_text("60%")
+    expect(facts).to_contain_text("to go")
+    expect(facts.locator("dt:text-is('step') + dd")).to_have_text("599")
+    page.goto(f"{console.root}/?filter=run:{run.run_id}&columns=took,step,eta")
+    cells = page.locator("tbody tr td")
+    expect(cells.nth(4)).to_have_text("599")
+    expect(cells.nth(5)).not_to_have_text("")
+    before = cells.nth(3).inner_text()
+    expect(cells.nth(3)).not_to_have_text(before)
+    (orders / "steps").write_text("700")
+    expect(cells.nth(4)).to_have_text("699")
+
+
 def test_the_next_page_is_announced_while_it_loads(console, page):
     page.goto(console.root)
     shown = "getComputedStyle(document.querySelector('.ct-bar'), '::after').content"

@@ -288,4 +288,5 @@ def test_a_run_whose_folder_is_gone_is_still_shown(console, page, tmp_path):
     os.rename(folder, tmp_path / "gone")
     page.goto(f"{console.root}/runs/{run.run_id}")
     expect(page.locator(".ct-state").first).to_have_text("SUCCEEDED")
-    expect(page.get_by_text("no files here yet")).to_be_visible()
+    expect(page.get_by_text(f"The folder {folder} is missing")).to_be_visible()
+    expect(page.get_by_text("no files here yet")).to_have_count(0)

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from cloudtrain.backends.api import Plan
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
 from cloudtrain.report import compare
 from cloudtrain.runs.run import Run
 from tests.console.conftest import submit
@@ -205,6 +209,18 @@ def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, st
     expect(page.get_by_role("region", name="Checkpoints", exact=True).locator("tbody tr")).to_have_count(4)
     expect(page.locator(".ct-log")).to_contain_text("step 220")
     picture(page, "console-run", whole=True)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Report").press("Enter")
+    shared = Path(download.value.path()).read_text()
+    assert download.value.suggested_filename == f"{story[1].run_id}.html" and "Plotly.newPlot" in shared
+    page.get_by_role("slider", name="smoothing").press("ArrowRight")
+    page.wait_for_url("**smoothing=0.01")
+    page.get_by_role("checkbox", name="log y", exact=True).press("Space")
+    page.wait_for_url("**smoothing=0.01&log=True")
+    page.reload()  # the address keeps how curves are drawn
+    page.wait_for_function(
+        f"{PICTURES}.length === 2 && {PICTURES}.every(last => last.traces === 2 && last.axis === 'log')"
+    )
     page.emulate_media(color_scheme="dark")
     expect(page.locator("body.body--dark")).to_have_count(1)
     picture(page, "console-dark")
@@ -217,4 +233,43 @@ def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story,
     for asked in ("", story[0].run_id, f"{story[0].run_id},nobody", ",".join(f"r{n}" for n in range(201))):
         page.goto(f"{console.root}/compare?runs={asked}")
         expect(page.get_by_text("This cannot be shown")).to_be_visible()
+    seemly(page)
+
+
+def test_a_printed_report_keeps_the_last_lines_of_a_failure(visitor, story, tmp_path):
+    file = story[2].report(tmp_path / "failed.html")
+    page = visitor.new_page()
+    page.goto(file.as_uri())
+    page.emulate_media(media="print")
+    last = page.locator("pre.last")
+    expect(last).to_contain_text("FileNotFoundError")
+    assert last.evaluate("box => box.scrollHeight <= box.clientHeight && box.scrollWidth <= box.clientWidth")
+    page.close()
+
+
+def test_the_timeline_is_whole_at_every_width(console, page, tmp_path, seemly):
+    """Of a run that has moved between priced targets: its table has the most columns."""
+    store, job = Store(console.home), {"name": "moved", "source": "."}
+    price = {"usd_per_hour": 32.77, "as_of": "2026-11-01", "source": "list"}
+    for number, target in enumerate(("a-cluster-with-a-long-name", "sagemaker-us-east-1"), 1):
+        manifest = {"secrets": {}, "nodes": 2, "processes_per_node": 8, "argv": ["train.py"], "max_runtime_s": 86400}
+        plan = Plan("local", "moved-1", number, {}, {"sha256": "0"}, manifest, job, target, price=price)
+        if number == 1:
+            assert store.intend(plan, identity="moved", owner=Process.here())
+        else:
+            assert store.next_attempt(plan, owner=Process.here())
+        store.accept(plan.attempt_id, "h")
+        state = State.PREEMPTED if number == 1 else State.SUCCEEDED
+        store.record(
+            plan.attempt_id, status=Status(state, 0, "", f"2026-01-0{number}T00:00:00Z", f"2026-01-0{number}T20:00:00Z")
+        )
+    store.set_status("moved-1", Status(State.SUCCEEDED, 0, "", "2026-01-01T00:00:00Z", "2026-01-02T20:00:00Z"))
+    page.goto(f"{console.root}/runs/moved-1")
+    table = page.get_by_role("region", name="Attempts")
+    expect(table.locator("thead th")).to_have_text(["attempt", "on", "state", "took", "USD", "when"])
+    for width in (1024, 1100, 1101, 1180, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_function("document.querySelector('[aria-label=Attempts]').scrollWidth <= "
+                               "document.querySelector('[aria-label=Attempts]').clientWidth")  # fmt: skip
+        assert table.locator(".ct-bar-track").first.bounding_box()["width"] > 40, width
     seemly(page)

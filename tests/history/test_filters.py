@@ -14,6 +14,7 @@ from cloudtrain.events import Event, Row, State, Status
 from cloudtrain.history import filters, marks, migrations, repair, table
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
+from cloudtrain.history.usage import FILL_USAGE
 from cloudtrain.nodes.process import Process
 
 RUNS = {  # id: hyperparameters, labels, args, state, losses by step
@@ -139,6 +140,48 @@ def test_the_metrics_of_a_run_are_those_of_its_curves(store):
     with store.database.write() as db:
         db.execute("DELETE FROM run_metrics")
         db.execute(migrations.FILL_METRICS)
+    assert {tuple(row) for row in store.select(select)} == expected
+
+
+def test_what_nodes_used_is_a_column(store):
+    """Of reports that come twice, in any order and with values of other kinds; a history of an older version has the same."""
+    reports = [
+        (
+            0,
+            1,
+            {
+                "cpu_percent": 100,
+                "rss_bytes": 2e9,
+                "gpus": [{"index": 0, "percent": 50.0}, {"index": 1, "percent": 100}],
+            },
+        ),
+        (1, 1, {"cpu_percent": 300.0, "gpus": [{"percent": 90, "memory_bytes": 4e9}, 7, {"percent": "x"}]}),
+        (0, 2, {"cpu_percent": "abc", "rss_bytes": -1, "gpus": 5}),
+        (0, 3, {"cpu_percent": True, "gpus": {"0": {"percent": 1}}}),
+        (0, 4, {"gpus": [{"index": n, "percent": 0} for n in range(70)][:0]}),
+    ]
+    events = [Event("a-1-a1", node, 900 + seq, "t", "usage", data) for node, seq, data in reports]
+    store.record("a-1-a1", events=events[:3])
+    store.record("a-1-a1", events=events[::-1])
+    store.record("b-1-a1", events=[Event("b-1-a1", 0, 900, "t", "usage", {"gpus": [{"percent": 10}]})])
+    query = Query(
+        "", "-system.gpu", "system.cpu,system.cpu.max,system.gpu,system.gpu.max,system.memory,system.gpu_memory"
+    )
+    rows = table.page(store, query)[0]
+    assert [row.record.run_id for row in rows[:2]] == ["a-1", "b-1"]
+    assert rows[0].values == (200.0, 300.0, 80.0, 100.0, 2.0, 4.0)
+    assert rows[1].values[2:] == (10.0, 10.0, None, None)
+    assert ids(store, "system.gpu<50") == ["b-1"] and ids(store, "system.cpu.max>=300") == ["a-1"]
+    assert table.groups(store, Query("", group="backend", columns="system.gpu"))[0].values == ((45.0, 10.0, 80.0),)
+    assert "system.gpu_memory.max" in table.names(store, "system.gpu")
+    for wrong in ("system.disk", "system.gpu.min", "system.", "system.gpu."):
+        with pytest.raises(BadRequest, match="no column"):
+            table.page(store, Query(columns=wrong))
+    select = "SELECT name, run_id, points, round(total, 6), round(highest, 6) FROM run_usage"
+    expected = {tuple(row) for row in store.select(select)}
+    with store.database.write() as db:
+        db.execute("DELETE FROM run_usage")
+        db.execute(FILL_USAGE)
     assert {tuple(row) for row in store.select(select)} == expected
 
 

@@ -11,12 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.console.charts import _use
+from cloudtrain.console.nodeuse import _use
+from cloudtrain.diagnosis.verdict import Verdict
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, LogLine, Row, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.report import page, plots
+from cloudtrain.report import page, plots, use
 from cloudtrain.runs import listing
 from cloudtrain.runs.run import Run
 
@@ -198,6 +199,20 @@ def test_a_run_without_metrics_says_so_in_its_page(home):
     assert [tag for tag, _ in shown.tags if tag in ("img", "script")] == []
 
 
+def test_the_last_lines_of_a_failure_stand_on_the_page_unfolded(run):
+    """A browser prints no folded part."""
+    at = "2026-11-21T10:00:00Z"
+    lines = [LogLine(at, node, 0, n, f"node {node} line {n} {HOSTILE}", "") for node in (0, 1) for n in range(99)]
+    verdict = Verdict("script-error", "a script failed", "line 98", "log", node=1, seq=98)
+    text = page.render(run.store, run.run_id, verdict, lines)
+    last = re.search('<h2>Last lines of node 1</h2><pre class="last">(.*?)</pre>', text, re.DOTALL)
+    assert last is not None and len(last[1].splitlines()) == page.LAST_LINES
+    assert "node 1 line 98" in last[1] and "node 0" not in last[1] and "<img" not in last[1]
+    assert text.index("Last lines") < text.index("<h2>Curves") and "<details" not in text[: text.index("<h2>Curves")]
+    assert "Last lines" not in page.render(run.store, run.run_id, None, lines)
+    assert "Last lines" not in page.render(run.store, run.run_id, verdict, [])
+
+
 def test_use_that_does_not_fit_is_left_out(run):
     odd = [
         {"cpu_percent": "abc", "rss_bytes": {"a": 1}, "gpus": 5},
@@ -208,7 +223,7 @@ def test_use_that_does_not_fit_is_left_out(run):
     run.store.record(
         "tiny-1-a1", events=[*later, Event("tiny-1-a1", 1, 9500, "t", "usage", {"rss_bytes": 3e9, **odd[1]})]
     )
-    figure = plots.use(run.store, run.run_id)
+    figure = use.use(run.store, run.run_id)
     assert {trace.name for trace in figure.data} == {"node 0", "node 1", "node 0, GPU 0", "node 1, GPU 0"}
     seen = {(trace.name, trace.xaxis): list(trace.y) for trace in figure.data}
     assert seen["node 1", "x"] == [100.0, 101.0, 102.0, None]
@@ -222,8 +237,8 @@ def test_use_of_which_nothing_fits_is_none(run, home):
     assert run.store.intend(replace(plan, run_id="odd-1"), identity="j", owner=Process.here())
     run.store.record("odd-1-a1", events=[Event("odd-1-a1", 0, 1, "t", "usage", {"gpus": 5})])
     odd = Run("odd-1", run.store, watch=False)
-    assert plots.use(odd.store, odd.run_id) is None and "nothing was reported" in render(odd)
-    assert _use(odd, -1) == (1, None)
+    assert use.use(odd.store, odd.run_id) is None and "nothing was reported" in render(odd)
+    assert _use(odd, -1) == (1, {})
 
 
 def test_a_name_with_quotes_is_shown_with_quotes(run):
@@ -250,6 +265,14 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     found = listing.runs()
     assert [one.run_id for one in found] == ["tiny-1"] and len(listing.runs(state="lost")) == 0
     assert "tiny-1" in found._repr_html_() and repr(found) == "<Runs tiny-1>" and len(found[0:1]) == 1
+    chosen = listing.runs("is:starred", sort="-metric.loss", columns="hp.lr,metric.loss.min,cost,eta")
+    assert len(chosen) == 0 and "<th>metric.loss.min</th>" in chosen._repr_html_()
+    shown = listing.runs(columns=["hp.lr", "metric.loss.min", "system.cpu.max", "eta"])
+    assert "<th>system.cpu.max</th><th>eta</th>" in shown[:1]._repr_html_() and "<td>1e-3</td>" in shown._repr_html_()
+    grouped = shown.to_pandas().groupby("hp.lr")["metric.loss.min"].agg(["mean", "min", "max"])
+    assert grouped.loc["1e-3"].tolist() == [shown.to_pandas()["metric.loss.min"][0]] * 3
+    with pytest.raises(BadRequest, match="no column"):
+        listing.runs(columns="hp.lr,nothing")
     frame = found.to_pandas()
     row = frame.iloc[0]
     assert (row["run_id"], row["state"], row["exit_code"], row["hp.lr"]) == ("tiny-1", "FAILED", 3, "1e-3")

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, cast, get_args
+from typing import Any
 from urllib.parse import urlencode
 
-from cloudtrain.console import charts, curvestyle, history, importance, lists, relations, runrows, shell, text, widgets
+from cloudtrain.console import (
+    charts,
+    curvestyle,
+    history,
+    importance,
+    lists,
+    nodeuse,
+    relations,
+    runrows,
+    shell,
+    text,
+    widgets,
+)
 from cloudtrain.console.polling import poll
 from cloudtrain.errors import BadRequest, UnknownRun
 from cloudtrain.events import State
-from cloudtrain.history import table
+from cloudtrain.history import table, usage
 from cloudtrain.history.store import Store
 from cloudtrain.report import compare, plots
 from cloudtrain.report.compare import Row
@@ -44,10 +56,7 @@ async def show(
     if not 1 < len(ids) <= MAX_RUNS:
         raise BadRequest(f"two to {MAX_RUNS} runs can be compared", "choose them on the page of all runs")
     rows, states, labels, columns = await history.current().query(lambda store: _read(store, ids))
-    style = curvestyle.CurveStyle(
-        cast(plots.Over, over) if over in get_args(plots.Over) else "step",
-        smoothing=min(max(smoothing, 0.0), 0.99), log=log, log_x=log_x, search=search,
-    )  # fmt: skip
+    style = curvestyle.of_address(over, smoothing, log, log_x, search)
     shown = {"x": x, "y": y}
 
     def keep() -> None:
@@ -63,6 +72,8 @@ async def show(
     with widgets.card("Curves"):
         curves = charts.Curves(ids, labels=labels, style=style, on_style=keep)
         await curves.show()
+    used = nodeuse.UseOfRuns(ids, labels)
+    await used.show()
     relations.Relations([labels[run_id] for run_id in ids], columns, shown, keep).show()
     importance.Importance(columns).show()
     with widgets.card("Differences"):
@@ -72,7 +83,7 @@ async def show(
             for _, group in groupby((row for row in rows if row.section == section), key=lambda row: row.section):
                 _section(section, list(group), [labels[run_id] for run_id in ids])
     # The curves of runs that have ended do not change.
-    poll([] if all(state.final for state in states.values()) else [curves.refresh])
+    poll([] if all(state.final for state in states.values()) else [curves.refresh, used.refresh])
 
 
 def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str], first: int = 0) -> None:
@@ -82,10 +93,11 @@ def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str]
         for number, run_id in enumerate(ids, first):
             with ui.element("li").classes("ct-row"):
                 ui.element("i").classes("ct-swatch").style(f"background: {plots.colour_of(number)}")
-                widgets.element("a", text.clean(labels[run_id], 200)).props["href"] = runrows.run_link(run_id)
-                if labels[run_id] != run_id:
-                    ui.label(run_id).classes("ct-dim ct-small")
-                widgets.state(states[run_id])
+                with ui.element("div"):
+                    widgets.element("a", text.clean(labels[run_id], 200)).props["href"] = runrows.run_link(run_id)
+                    if labels[run_id] != run_id:
+                        ui.label(run_id).classes("ct-dim ct-small")
+                    widgets.state(states[run_id])
 
 
 def _section(section: str, rows: list[Row], labels: list[str]) -> None:
@@ -129,6 +141,7 @@ def _differing(store: Store, ids: list[str]) -> dict[str, list[Any]]:
     names = [
         *table.values_of(store, ids),
         *(f"metric.{name}{part}" for name in metrics for part in ("", ".min", ".max")),
+        *(f"system.{name}" for name in usage.UNITS),
     ]
     rows = table.rows_of(store, ids, names)
     columns = {name: [row.values[at] for row in rows] for at, name in enumerate(names)}

@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.console import history, shell, widgets
+from cloudtrain.console import history, shell, text, widgets
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.history import marks
 
 
-async def show(run_id: str) -> None:
+class Headline:
+    """What a person wrote to a run, below the heading of its page."""
+
+    def __init__(self) -> None:
+        from nicegui import ui
+
+        self._area = ui.element("div").classes("ct-row")
+
+    def draw(self, stored: marks.Marks) -> None:
+        """Draw the title, with a star where the run has one, the tags and the note."""
+        from nicegui import ui
+
+        self._area.clear()
+        title = ("★ " if stored.starred else "") + text.clean(stored.title, 200)
+        with self._area:
+            if title:
+                ui.label(title)
+            for tag in stored.tags:
+                ui.label(text.clean(tag, 60)).classes("ct-tag")
+            if stored.note:
+                ui.label(text.clean(stored.note, 300)).classes("ct-dim")
+        self._area.set_visibility(bool(title or stored.tags or stored.note))
+
+
+async def show(run_id: str, headline: Headline) -> None:
     """Draw the fields; a change is stored with Save, the star and the archive at once."""
     from nicegui import ui
 
     stored = await history.current().query_run(run_id, lambda run: marks.read(run.store, run.run_id))
     shown = [stored]
+    headline.draw(stored)
 
     async def change(**changes: Any) -> None:
         try:
@@ -22,6 +47,7 @@ async def show(run_id: str) -> None:
         except CloudtrainError as error:
             shell.notify_error(error)
         else:
+            headline.draw(shown[0])
             ui.notify("saved")
 
     async def save() -> None:

@@ -61,8 +61,9 @@ def read_details(run: Run) -> RunDetails:
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
         ("limit", summary.describe_limit(plan)),
         ("created", text.format_time(record.created_at)),
-        ("took", runs.elapsed(status.started_at, status.ended_at) if status.ended_at else ""),
+        ("took" if status.ended_at else "elapsed", runs.elapsed(status.started_at, status.ended_at)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
+        ("step", "" if status.state.final else _newest_step(run)),
         ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
         ("forecast", progress.describe_forecast(attempts, run.store.home)),
         ("spent", spend.describe_run(attempts, run.store.home)),
@@ -84,9 +85,16 @@ def read_details(run: Run) -> RunDetails:
     )
 
 
+def _newest_step(run: Run) -> str:
+    last = run.store.curves.newest(run.run_id)
+    return f"{max(point.step for point in last):,}" if last else ""
+
+
 def _attempt(attempt: AttemptRecord) -> tuple[str, ...]:
     status = attempt.status
-    took = runs.elapsed(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
+    took = runs.elapsed(status.started_at, status.ended_at)
+    if not status.ended_at:
+        took = ""  # the time of a live attempt stands above, where it ticks
     code = "" if status.exit_code is None else str(status.exit_code)
     return str(attempt.number), status.state.value, code, took, attempt.plan.target or attempt.plan.backend
 
@@ -114,6 +122,7 @@ class Overview:
         self._open_line = open_line
         self._on_change = on_change
         self._drawn_state: object = None
+        self._drawn_facts: tuple[tuple[str, str], ...] = ()
         self._opened: bool | None = None  # whether the user opened the events
 
     async def show(self) -> None:
@@ -128,6 +137,8 @@ class Overview:
         details = await history.current().query_run(self._run_id, read_details)
         state = (details.status, details.verdict, details.attempts, len(details.events), details.cancelling)
         if state == self._drawn_state:
+            if details.facts != self._drawn_facts:  # elapsed, step, ETA and cost, each second
+                self._draw_facts(details.facts)
             return
         self._drawn_state = state
         self._on_change(details)
@@ -146,9 +157,10 @@ class Overview:
     def _facts(self, details: RunDetails) -> None:
         from nicegui import ui
 
-        with ui.element("div").classes("ct-two"):
+        with ui.element("div").classes("ct-two ct-facts"):
             with widgets.card("Run"):
-                widgets.pairs(details.facts)
+                self._facts_area = ui.element("div")
+            self._draw_facts(details.facts)
             with widgets.card("Timeline"):
                 moved = len({row[4] for row in details.attempts}) > 1
                 priced = bool(details.costs)
@@ -159,13 +171,19 @@ class Overview:
                 for row, cost, bar in zip(details.attempts, costs, details.bars, strict=True):
                     code = row[2:3] * coded
                     rows.append((row[0], *row[4:] * moved, _state(row[1]), *code, row[3], *cost, _bar_cell(bar)))
-                looks = {"on": "ct-whole", "exit": "ct-number ct-wide", "took": "ct-number", "USD": "ct-number"}
+                looks = {"exit": "ct-number ct-wide", "took": "ct-number", "USD": "ct-number"}
                 looks["when"] = "ct-fill"
                 widgets.table(heads, rows, caption="Attempts", looks=looks)
                 if details.events:
                     opened = len(details.attempts) > 1 if self._opened is None else self._opened
                     with widgets.collapsible(f"{len(details.events)} events", opened=opened, on_toggle=self._toggled):
                         widgets.preformatted("\n".join(line.strip() for line in details.events), name="Events")
+
+    def _draw_facts(self, facts: tuple[tuple[str, str], ...]) -> None:
+        self._drawn_facts = facts
+        self._facts_area.clear()
+        with self._facts_area:
+            widgets.pairs(facts)
 
     def _toggled(self, opened: bool) -> None:
         self._opened = opened

@@ -27,10 +27,10 @@ class Results:
         """Redraw the results when they have changed."""
         from nicegui import ui
 
-        rows, files, elsewhere = await history.current().query_run(self._run_id, _read_results)
-        if (rows, files) == self._drawn:
+        rows, files, elsewhere, missing = await history.current().query_run(self._run_id, _read_results)
+        if (rows, files, missing) == self._drawn:
             return
-        self._drawn = (rows, files)
+        self._drawn = (rows, files, missing)
         self._card.clear()
         with self._card:
             shell.heading("Checkpoints and artifacts", 2)
@@ -39,7 +39,10 @@ class Results:
                     ("step", "attempt", "when", "size"), rows, caption="Checkpoints",
                     looks={"step": "ct-number", "attempt": "ct-number", "size": "ct-number"},
                 )  # fmt: skip
-            self._files(files)
+            if missing:
+                ui.label(text.clean(missing, 2000)).classes("ct-callout ct-callout-bad")
+            else:
+                self._files(files)
             if elsewhere:
                 with ui.element("div").classes("ct-row"):
                     widgets.button("Fetch them to this machine", self._fetch, icon="download")
@@ -67,7 +70,7 @@ class Results:
         await self.refresh()
 
 
-def _read_results(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bool]:
+def _read_results(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bool, str]:
     events = [event for event in run.store.events(run.run_id, "checkpoint") if isinstance(event.data.get("step"), int)]
     rows: list[tuple[str, ...]] = [
         (
@@ -82,7 +85,8 @@ def _read_results(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artif
     elsewhere = (
         run.store.home / artifacts.FETCHED in artifacts.results_folder(run).parents and run.record.status.state.final
     )
-    return rows[-MAX_ROWS:][::-1], artifacts.list_artifacts(run), elsewhere
+    missing = artifacts.describe_missing_folder(run)
+    return rows[-MAX_ROWS:][::-1], artifacts.list_artifacts(run), elsewhere, missing
 
 
 def _link(run_id: str, path: str) -> object:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from cloudtrain.console import charts, history, logged, shell, text, widgets
+from cloudtrain.console import charts, curvestyle, history, logged, nodeuse, shell, text, widgets
 from cloudtrain.console.pages import marks, origin
 from cloudtrain.console.pages.overview import Overview, RunDetails
 from cloudtrain.console.pages.results import Results
@@ -19,8 +21,10 @@ from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 
 
-async def show(run_id: str) -> None:
-    """Show a run."""
+async def show(
+    run_id: str, over: str = "step", smoothing: float = 0.0, log: bool = False, log_x: bool = False, search: str = ""
+) -> None:
+    """Show a run; the address keeps how its curves are drawn."""
     from nicegui import ui
 
     await history.current().query_run(run_id, _refresh_run)
@@ -30,6 +34,7 @@ async def show(run_id: str) -> None:
             shell.heading(run_id)
         state = ui.element("div").props('role="status"')
         actions = ui.element("div").classes("ct-row")
+    headline = marks.Headline()
 
     drawn_state: list[object] = []
 
@@ -44,20 +49,31 @@ async def show(run_id: str) -> None:
         with actions:
             _actions(run_id, details)
 
-    log = RunLog(run_id)
-    overview = Overview(run_id, draw_heading, log.open_line)
+    log_panel = RunLog(run_id)
+    overview = Overview(run_id, draw_heading, log_panel.open_line)
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]
-    await charts.draw_run_charts(run_id, live)
+
+    def keep() -> None:
+        ui.navigate.history.replace(f"/runs/{quote(run_id, safe='')}?{urlencode(style.address())}".rstrip("?"))
+
+    with widgets.card("Curves"):
+        style = curvestyle.of_address(over, smoothing, log, log_x, search)
+        curves = charts.Curves([run_id], style=style, on_style=keep)
+        await curves.show()
+    with widgets.card("Use of each node"):
+        used = nodeuse.Use(run_id)
+        await used.show()
+    live += [curves.refresh, used.refresh]
     objects = logged.LoggedObjects(run_id)
     await objects.show()
     live.append(objects.refresh)
-    log.show()
+    log_panel.show()
     results = Results(run_id)
     await results.show()
-    await marks.show(run_id)
+    await marks.show(run_id, headline)
     await origin.show(run_id)
-    live += [log.refresh, results.refresh]
+    live += [log_panel.refresh, results.refresh]
     poll(live)
 
 
@@ -80,8 +96,26 @@ def _actions(run_id: str, details: RunDetails) -> None:
         button.set_enabled(not details.cancelling)
     elif state is not State.SUCCEEDED:
         widgets.button("Resume", lambda: _run_action(run_id, Run.resume, "the next attempt starts"), icon="play_arrow")
+    widgets.button("Report", lambda: _download_report(run_id), icon="download").tooltip("One HTML file to share")
     if any(page.path == "/new" for page in PAGES):
         widgets.button("Rerun with changes", lambda: ui.navigate.to(f"/new?run={quote(run_id)}"), icon="edit")
+
+
+async def _download_report(run_id: str) -> None:
+    """Download the run as one HTML file."""
+    from nicegui import ui
+
+    def write(run: Run) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            return run.report(Path(folder) / "report.html").read_bytes()
+
+    ui.notify("the report is being written")
+    try:
+        content = await history.current().query_run(run_id, write)
+    except CloudtrainError as error:
+        shell.notify_error(error)
+    else:
+        ui.download.content(content, f"{run_id}.html", "text/html")
 
 
 async def _cancel(run_id: str) -> None:

@@ -73,7 +73,8 @@ class RunLog:
         count_text = f"{total:,} of {book.count:,} lines" if not line_filter.everything else f"{total:,} lines"
         reading = "" if book.complete else ", following" if self._follows else ", more may come"
         begin = self._first + 1 if total else 0
-        self._status_label.text = f"{begin:,} to {self._first + len(lines):,} of {count_text}{reading}"
+        counted = f"{begin:,} to {self._first + len(lines):,} of {count_text}"
+        self._status_label.text = (counted if book.count else "nothing was printed") + reading
         self._draw_lines(lines)
 
     def _draw_lines(self, lines: list[Line]) -> None:

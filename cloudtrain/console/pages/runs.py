@@ -70,7 +70,7 @@ class Listing:
                 widgets.button("Star", lambda: self._mark(lambda: {"star": True}))
                 widgets.button("Archive", lambda: self._mark(lambda: {"archive": True}))
             self._marking = marking
-        with widgets.card(name="Runs") as self._card:
+        with widgets.card(name="List of runs") as self._card:
             self._empty = ui.element("div").classes("ct-empty")
             around = ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Runs"')
             with around:

@@ -1,0 +1,108 @@
+"""Charts of what the nodes of one run or of several used (plotly), updated while runs are active."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloudtrain.console import history, text, widgets
+from cloudtrain.console.charts import MANY_RUNS, style_figure
+from cloudtrain.report import use
+from cloudtrain.runs.run import Run
+
+
+class Use:
+    """The charts of node usage on a run's page."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._known = -1
+        self._drawn: dict[str, Any] = {}  # title -> its plotly element
+
+    async def show(self) -> None:
+        """Draw the charts."""
+        from nicegui import ui
+
+        self._empty_label = ui.label("nothing was reported").classes("ct-dim")
+        self._area = ui.element("div").classes("ct-use").props('role="group" aria-label="use of each node over time"')
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Redraw the charts when there are new usage events."""
+        from nicegui import ui
+
+        self._known, figures = await history.current().query_run(self._run_id, lambda run: _use(run, self._known))
+        for title, figure in figures.items():
+            self._empty_label.visible = False
+            if title in self._drawn:
+                self._drawn[title].update_figure(figure)
+                continue
+            with self._area, ui.element("div").classes("ct-plot"):
+                self._drawn[title] = ui.plotly(figure)
+
+
+def _use(run: Run, previous_count: int) -> tuple[int, dict[str, dict[str, Any]]]:
+    count = run.store.count_events(run.run_id, "usage")
+    if count in (0, previous_count):
+        return count, {}
+    figures = {}
+    for title, figure in use.use_panels(run.store, run.run_id).items():
+        several, many = len(figure.data) > 1, len(figure.data) > MANY_RUNS
+        below = {"orientation": "h", "y": -0.3, "yanchor": "top"}  # beside the curves it takes half of a narrow screen
+        figures[title] = style_figure(
+            figure, showlegend=several and not many, legend=below, height=290 if several and not many else 250,
+            hovermode="closest" if many else "x unified",
+        )  # fmt: skip
+    return count, figures
+
+
+class UseOfRuns:
+    """The charts of what the nodes of several runs used; of many runs after a click, because their events are many."""
+
+    def __init__(self, run_ids: Sequence[str], labels: Mapping[str, str]) -> None:
+        self._ids, self._labels = list(run_ids), {run_id: text.clean(label, 120) for run_id, label in labels.items()}
+        self._wanted = len(self._ids) <= MANY_RUNS
+        self._known = 0
+        self._drawn: dict[str, Any] = {}
+
+    async def show(self) -> None:
+        """Draw the charts, where the nodes have reported something."""
+        from nicegui import ui
+
+        with widgets.card("Use of nodes") as self._card:
+            self._button = widgets.button("Draw", self._draw)
+            self._area = (
+                ui.element("div").classes("ct-use").props('role="group" aria-label="use of the nodes of each run"')
+            )
+        self._button.set_visibility(not self._wanted)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Redraw the charts when there are new usage events."""
+        count = await history.current().query(
+            lambda store: sum(store.count_events(run_id, "usage") for run_id in self._ids)
+        )
+        self._card.set_visibility(count > 0)
+        if count == self._known or not self._wanted:
+            return
+        self._known = count
+        await self._draw_figures()
+
+    async def _draw(self) -> None:
+        self._wanted = True
+        self._button.set_visibility(False)
+        with widgets.loading(self._card):
+            await self.refresh()
+
+    async def _draw_figures(self) -> None:
+        from nicegui import ui
+
+        figures = await history.current().query(lambda store: use.use_of_runs(store, self._ids, self._labels))
+        for title, figure in figures.items():
+            styled = style_figure(figure, hovermode="closest" if len(self._ids) > MANY_RUNS else "x unified")
+            if title in self._drawn:
+                self._drawn[title].update_figure(styled)
+                continue
+            with self._area, ui.element("div").classes("ct-plot").props('role="group"') as around:
+                around.props["aria-label"] = title
+                self._drawn[title] = ui.plotly(styled)
