@@ -64,7 +64,7 @@ class Importance:
         with self._area:
             if shares:
                 rows = [(text.clean(name, 120), f"{share:.0%}") for name, share in shares.items()]
-                widgets.table(("hyperparameter", "share of the variance"), rows, caption=TITLE)
+                widgets.table(("hyperparameter", "share of the variance"), rows, caption="Shares of the variance")
             else:
                 ui.label(problem).classes("ct-dim")
 

@@ -185,7 +185,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 def _text(content: Mapping[str, Any], name: str) -> Callable[[], None]:
     shown, left_out = str(content.get("text", "")), _count(content.get("left_out"))
     return lambda: widgets.preformatted(
-        shown + (f"\n… {left_out:,} more characters in its file" if left_out else ""), name=text.clean(name, 80)
+        shown + (f"\n… {left_out:,} more characters in its file" if left_out else ""), name=text.clean(name, 200)
     )
 
 
@@ -201,7 +201,7 @@ def _table(content: Mapping[str, Any], name: str) -> Callable[[], None] | None:
     def draw() -> None:
         from nicegui import ui
 
-        widgets.table(heads, cells, caption=text.clean(name, 80))
+        widgets.table(heads, cells, caption=text.clean(name, 200))
         if left_out:
             ui.label(f"{left_out:,} more rows in its file").classes("ct-dim")
 

@@ -66,8 +66,8 @@ class Relations:
         return {axis: name if (name := self._kept.get(axis, "")) in self._columns else usual[axis] for axis in usual}
 
     def _sorted_columns(self) -> tuple[list[str], list[str]]:
-        """Return the columns that were given and the metrics, a loss first."""
-        given = [name for name in self._columns if not name.startswith("metric.")]
+        """Return the columns that were given and the metrics, a loss first; what nodes used is an axis of the scatter alone."""
+        given = [name for name in self._columns if not name.startswith(("metric.", "system."))]
         metrics = [name for name in self._columns if name.startswith("metric.") and name.count(".") == 1]
         metrics.sort(key=lambda name: "loss" not in name)
         return given, metrics

@@ -67,7 +67,7 @@ def test_a_sweep_is_followed_paused_and_ended(console, page, sweep: Sweep, proje
     page.goto(f"{console.root}/")
     page.get_by_role("link", name="Sweeps").click()
     page.get_by_role("link", name=sweep.sweep_id).click()
-    trials = page.get_by_role("region", name="Trials")
+    trials = page.get_by_role("region", name="All trials")
     expect(trials.get_by_role("row")).to_have_count(1 + MOST_PARALLEL)
     expect(page.get_by_text("no trial has a result yet")).to_be_visible()
 

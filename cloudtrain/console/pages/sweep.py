@@ -171,7 +171,7 @@ class SweepPage:
             )
             for trial in now.trials[-MOST_TRIALS:][::-1]
         ]  # fmt: skip
-        widgets.table(("trial", "state", *now.metrics, *now.searched, "run", "note"), rows, caption="Trials")
+        widgets.table(("trial", "state", *now.metrics, *now.searched, "run", "note"), rows, caption="All trials")
 
     def _charts(self, now: Shown) -> None:
         whole = [trial for trial in now.trials if trial.values]

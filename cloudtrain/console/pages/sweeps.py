@@ -51,7 +51,7 @@ async def show() -> None:
 
     shell.heading("Sweeps")
     shown: list[list[Line]] = []
-    with widgets.card(name="Sweeps"):
+    with widgets.card(name="List of sweeps"):
         area = ui.element("div")
 
     async def refresh() -> None:
