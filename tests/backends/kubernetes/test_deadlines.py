@@ -22,11 +22,14 @@ def test_nodes_that_come_late_are_waited_for():
     usual = made({"num_nodes": 2, "limits": limits}, {})
     assert usual.job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 3600 + 30 + 90 + 900 + 1800
     assert usual.manifest.join_s is None
-    longer = made({"num_nodes": 2, "limits": {**limits, "max_wait": "2h"}}, {"wait": "24h"})
-    spec = longer.job["spec"]
-    pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
-    assert (pod_s, longer.manifest.join_s) == (3600 + 30 + 90 + 900 + 7200, 7200)
-    assert spec["activeDeadlineSeconds"] == pod_s + 7200, "limits.max_wait wins over the option of an older name"
+    # limits.max_wait wins over the option of an older name
+    for key, option in (({"max_wait": "2h"}, {"wait": "24h"}), ({}, {"wait": "2h"})):
+        longer = made({"num_nodes": 2, "limits": {**limits, **key}}, option)
+        spec = longer.job["spec"]
+        pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
+        assert (pod_s, longer.manifest.join_s) == (3600 + 30 + 90 + 900 + 7200, 7200)
+        assert spec["activeDeadlineSeconds"] == pod_s + 7200
+    assert made({"limits": limits}, {"wait": "2h"}).manifest.join_s is None, "one node waits for no other"
 
 
 def test_limits_that_are_not_set_are_those_of_the_page():
