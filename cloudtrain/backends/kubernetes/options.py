@@ -56,7 +56,9 @@ class KubernetesOptions(BaseModel):
     network_policy: bool = Field(False, description="only the job's own pods may connect to its pods, at every port")
     shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
     volumes: list[Volume] = Field([], description="persistent volume claims to mount")
-    wait: str = Field("24h", description="limits.max_wait under its older name: how long the pods may wait for nodes and for each other")
+    wait: str = Field(
+        "24h", description="older name of limits.max_wait: how long pods may wait for nodes and for each other"
+    )
     ttl: str = Field("7d", description="how long the ended job is kept, with its pods and their logs")
     poll_s: float = Field(2.0, gt=0, description="seconds between two looks at a job")
     allow_host_paths: list[Annotated[str, Field(pattern="^/")]] = Field(
