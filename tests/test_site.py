@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import cloudtrain
+from cloudtrain.cli import COMMANDS
 from tests.conftest import WAIT_S
 from tests.test_words import MOST_WORDS, OURS
 
@@ -73,3 +74,13 @@ def test_user_pages_have_short_sentences_in_the_fields_words():
     assert len(every) > 2000
     assert [(page, text) for page, text in every if len(text.split()) > MOST_WORDS] == []
     assert [(page, text) for page, text in every if re.search("|".join(OURS), text)] == []
+
+
+def test_pages_name_commands_that_exist():
+    named = [
+        (path.name, word)
+        for path in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+        for word in re.findall(r"`(?:\$ )?cloudtrain ([a-z]+)(?![\w.-])[^`\n]*`", path.read_text())
+    ]
+    assert len(named) > 100
+    assert [(page, word) for page, word in named if word not in COMMANDS] == []
