@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 
 class CloudtrainError(Exception):
-    """An expected failure: `str(error)` is one sentence, `hint` says what to do about it."""
+    """An expected failure: `str(error)` is one sentence, `hint` says what to do about it.
+
+    Args:
+        message: What is wrong.
+        hint: What to do; "" for nothing.
+    """
 
     exit_code = 1
 
@@ -107,7 +112,7 @@ class DiskError(CloudtrainError):
 
     def __init__(self, path: object, error: OSError) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "free some space, or name a folder on another disk" if full else "check the path and its permissions"
+        hint = "free some space, or choose a folder on another disk" if full else "check the path and its permissions"
         super().__init__(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
@@ -140,7 +145,12 @@ class NoCapacity(BackendError):
 
 
 class RunFailed(CloudtrainError):
-    """The run ended in another state than SUCCEEDED; `status` says which and why."""
+    """The run ended in another state than SUCCEEDED.
+
+    Args:
+        run_id: Id of the run.
+        status: Its final status, with state, reason and exit code.
+    """
 
     def __init__(self, run_id: str, status: Status) -> None:
         super().__init__(

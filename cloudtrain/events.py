@@ -195,7 +195,7 @@ class Row(NamedTuple):
 
 
 def rows(event: Event, points: Iterable[Point], rank: int = 0) -> list[Row]:
-    """Return a rank's points as the history can hold them: a step that is no number or too large is 0, an epoch that is
+    """Return a rank's points as the history can hold them: a step that is not a number or too large is 0, an epoch that is
     none is not known, a character that cannot be stored is a question mark. A negative rank is 0."""
     return [
         Row(

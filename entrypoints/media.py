@@ -39,7 +39,7 @@ def log(kind: str, name: str, value: Any, step: int, place: Any, emit: Callable[
         if _calls == MOST_CALLS + 1:
             emit(
                 "alarm",
-                reason=f"over {MOST_CALLS:,} logged images, texts, tables and histograms: later ones are left out",
+                reason=f"over {MOST_CALLS:,} logged images, texts, tables and histograms: later ones are not logged",
             )
         return
     suffix, content, shown = _WRITERS[kind](value, **more)
@@ -83,7 +83,7 @@ def _image(value: Any) -> tuple[str, bytes, str]:
         content = bytes(value)
         suffix = next((suffix for start, suffix in _KINDS.items() if content.startswith(start)), None)
         if suffix is None:
-            raise ValueError("an image is PNG or JPEG")
+            raise ValueError("an image must be PNG or JPEG")
         return suffix, content, _base64(content) if len(content) <= MOST_SHOWN else ""
     rows = _pixels(value)
     content, small, every = _png(rows), b"", 1
@@ -119,11 +119,13 @@ def _pixels(value: Any) -> list[list[tuple[int, ...]]]:
         value = value.swapaxes(0, 1).swapaxes(1, 2)  # channels first, as torch has them
     rows = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], list) or not rows[0]:
-        raise TypeError(f"{type(value).__name__} is no image: an array of height x width (x 1, 3 or 4 channels) is one")
+        raise TypeError(
+            f"{type(value).__name__} is not an image: an array of height x width (x 1, 3 or 4 channels) is one"
+        )
     whole = [[tuple(pixel) if isinstance(pixel, list) else (pixel,) for pixel in row] for row in rows]
     width, channels = len(whole[0]), len(whole[0][0])
     if channels not in (1, 3, 4) or any(len(row) != width or any(len(p) != channels for p in row) for row in whole):
-        raise ValueError("the rows of an image have one width, and its pixels 1, 3 or 4 channels")
+        raise ValueError("all rows of an image need the same width, and pixels need 1, 3 or 4 channels")
     scale = 255.0 if any(isinstance(part, float) for pixel in whole[0] for part in pixel) else 1
     return [[tuple(_byte(part, scale) for part in pixel[:3]) for pixel in row] for row in whole]
 

@@ -74,7 +74,17 @@ class RunContext:
         return self.rank == 0
 
     def input(self, name: str) -> str:
-        """Return the path of an input by the name in the job file; raises KeyError with the known names."""
+        """Return the path of an input.
+
+        Args:
+            name: Its name in the job file.
+
+        Returns:
+            The path on this node, or the URI of an input with mode: stream.
+
+        Raises:
+            KeyError: The job has no such input; the message lists the names.
+        """
         path = self.inputs.get(_lower(name))
         if path is None:
             raise KeyError(f"no input {name!r}; there are: {', '.join(sorted(self.inputs)) or 'none'}")
@@ -82,7 +92,14 @@ class RunContext:
 
 
 def context(environ: Mapping[str, str] | None = None) -> RunContext:
-    """Return this process's place, from the environment; outside of cloudtrain one process in ./runs/local."""
+    """Return ranks, folders and inputs of this process. Outside of cloudtrain: one process with folders in ./runs/local.
+
+    Args:
+        environ: Environment variables to read; None for os.environ.
+
+    Returns:
+        The context. Its folders exist.
+    """
     env = os.environ if environ is None else environ
     base = os.path.join(os.getcwd(), "runs", "local")
 
@@ -121,18 +138,23 @@ def context(environ: Mapping[str, str] | None = None) -> RunContext:
 
 
 def emit(kind: str, /, **data: Any) -> None:
-    """Print one event of the run; raises ValueError when it is over 8 KiB or of no known kind.
+    """Print one event of the run. Tensors and numpy scalars are sent as numbers, which waits for the device.
 
-    Tensors and numpy scalars are sent as the number they hold, which waits for the device.
+    Args:
+        kind: One of KINDS.
+        data: The event's values, which JSON can hold.
+
+    Raises:
+        ValueError: The event is longer than 8 KiB, or `kind` is unknown.
     """
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of event; there are {', '.join(KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of event; use one of {', '.join(KINDS)}")
     if "kind" in data:
         raise ValueError("an event cannot hold a value named kind")
     line = MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False, default=_plain)
     size = len(line.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
-        hint = "put long values into a file in output_dir"
+        hint = "write long values to a file in output_dir"
         raise ValueError(f"the event has {size:,} bytes, {MAX_BYTES:,} are possible; {hint}")
     # One write for text and end, so that threads and other writers to the same pipe cannot come in between.
     out = sys.stdout if sys.stdout is not None else sys.__stdout__
@@ -143,36 +165,68 @@ def emit(kind: str, /, **data: Any) -> None:
 
 
 def log_metrics(*, step: int, **values: Any) -> None:
-    """Report metrics of one step: numbers by name. `epoch` is a second axis of the curves and none of them.
+    """Report metrics of one step. Each rank that calls it has its own curves; by default rank 0 is shown.
 
-    Each rank that calls it has its own curves. Views show those of rank 0, or of the lowest rank that has the metric.
+    Args:
+        step: The optimizer step.
+        values: Numbers by name. `epoch` is not a metric, but a second X axis of the curves.
+
+    Raises:
+        ValueError: The line is longer than 8 KiB, or a value is not a number.
     """
     rank = {"_rank": context_rank} if (context_rank := _rank()) else {}
     emit("metric", step=int(step), **rank, **{name: float(value) for name, value in values.items()})
 
 
 def log_image(name: str, image: Any, *, step: int) -> None:
-    """Keep an image of one step: a matplotlib figure, a PIL image, an array, PNG or JPEG as bytes or a path.
+    """Log an image of one step, as a file in `logged/` of output_dir. The console shows it.
 
-    An array is height x width, with 1, 3 or 4 channels last or first; its floats are from 0 to 1. This and the following
-    write a file of at most 8 MiB to `logged/` in output_dir. The console shows them, large ones smaller. At most 1,000 in
-    one process; raises ValueError or TypeError for what is no such object.
+    Args:
+        name: Name of the series of images.
+        image: A matplotlib figure, a PIL image, an array, or PNG or JPEG as bytes or as a path. An array is height x
+            width, with 1, 3 or 4 channels last or first; floats are from 0 to 1.
+        step: The optimizer step.
+
+    Raises:
+        ValueError: It is over 8 MiB, or an array of another shape. After 1,000 logged objects of a process the next ones
+            are not logged.
+        TypeError: It is not an image.
     """
     _media().log("image", name, image, step, context(), emit)
 
 
 def log_text(name: str, text: Any, *, step: int) -> None:
-    """Keep a text of one step, such as a generated sample."""
+    """Log a text of one step, such as a generated sample.
+
+    Args:
+        name: Name of the series of texts.
+        text: The text, at most 8 MiB.
+        step: The optimizer step.
+    """
     _media().log("text", name, text, step, context(), emit)
 
 
 def log_table(name: str, rows: Any, *, step: int, columns: Any = None) -> None:
-    """Keep a table of one step: rows of cells, dictionaries, or a pandas data frame."""
+    """Log a table of one step.
+
+    Args:
+        name: Name of the series of tables.
+        rows: Lists of cells, dictionaries, or a pandas data frame.
+        step: The optimizer step.
+        columns: Names of the columns; None for those of the dictionaries or the data frame.
+    """
     _media().log("table", name, rows, step, context(), emit, columns=columns)
 
 
 def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
-    """Keep a histogram of the finite numbers in an array, a tensor or a list."""
+    """Log a histogram of the finite numbers in an array, a tensor or a list.
+
+    Args:
+        name: Name of the series of histograms.
+        values: The numbers.
+        step: The optimizer step.
+        bins: Number of bins of equal width.
+    """
     _media().log("histogram", name, values, step, context(), emit, bins=bins)
 
 
@@ -182,29 +236,41 @@ def _media() -> Any:
 
 
 def _rank() -> int:
-    """Return this process's rank, 0 where the variable is no number."""
+    """Return this process's rank, 0 where the variable is not a number."""
     rank = os.environ.get("RANK") or ""
     return int(rank) if rank.isdigit() else 0
 
 
 def log_checkpoint(*, step: int, path: str, **data: Any) -> None:
-    """Report that a checkpoint is complete."""
+    """Report a checkpoint that is complete, for the run's timeline. `complete_checkpoint` calls it.
+
+    Args:
+        step: The optimizer step.
+        path: Its folder.
+        data: More values of the event.
+    """
     emit("checkpoint", step=int(step), path=str(path), **data)
 
 
 def latest_checkpoint(folder: str | None = None) -> str | None:
-    """Return the path of the newest whole checkpoint in the run's folder of checkpoints, or in another one; None without.
+    """Return the path of the newest complete checkpoint. Call it on rank 0 or on all ranks; it blocks while files are read.
 
-    One with COMPLETE is read in whole and compared with it; of the Trainer's and Accelerate's own it is seen that each
-    file has its end. What is skipped is named on standard error. Call it on one rank, or on all. In the run's folder
-    rank 0 records that this start resumes from there: what an earlier start completes after that is never chosen.
+    A checkpoint with a file COMPLETE is compared with its digests. In checkpoints of the Hugging Face Trainer and of
+    Accelerate every file is checked for its end. Skipped checkpoints are named on standard error. In the run's own folder
+    rank 0 records that this start resumes from there: what an earlier start completes later is never chosen.
+
+    Args:
+        folder: Where to search; None for the run's checkpoint_dir.
+
+    Returns:
+        The path, or None if there is no complete checkpoint.
     """
     env = os.environ
     base = context().checkpoint_dir if folder is None else folder
     history, path = _history(base), None
     for epoch, step, candidate in sorted(_checkpoints(base), reverse=True):
         stale = epoch > 0 and step > history.get(epoch, -1)
-        problem = "it is of a start that a later one has replaced" if stale else _damage(candidate)
+        problem = "it was written by a start of this run that a later start replaced" if stale else _damage(candidate)
         if not problem:
             path = candidate
             break
@@ -215,10 +281,14 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
 
 
 def complete_checkpoint(path: str, *, step: int) -> None:
-    """Mark a folder as a whole checkpoint, and report it; blocking until it is on the disk.
+    """Mark a folder as a complete checkpoint and report it; blocks until it is on the disk.
 
-    To be called once, when all ranks have written their files, on the rank that called latest_checkpoint. It is brought
-    to the job's output with its mark last.
+    Call it once, after all ranks have written their files, on the rank that called latest_checkpoint. The launcher then
+    uploads the folder to the job's output, with the mark COMPLETE last.
+
+    Args:
+        path: The checkpoint's folder.
+        step: The optimizer step.
     """
     files = {}
     for name in sorted(_files(path)):
@@ -236,7 +306,7 @@ def complete_checkpoint(path: str, *, step: int) -> None:
     if 0 < _epoch < later:
         emit(
             "alarm",
-            reason=f"start {later} of this run has begun: checkpoints of this one, {_epoch}, are chosen no more",
+            reason=f"start {later} of this run has started: checkpoints of this one, {_epoch}, are no longer used",
         )
 
 
@@ -336,7 +406,7 @@ def _damage(path: str) -> str:
             if not os.path.isfile(file) or os.path.getsize(file) != expected["size"]:
                 return f"{name} is missing or has another size"
             if _sha256(file) != expected["sha256"]:
-                return f"{name} is not what was written"
+                return f"{name} differs from what was written"
         return ""
     if os.path.exists(os.path.join(path, MARKER)):
         return f"its {MARKER} cannot be read"
@@ -394,18 +464,26 @@ def _sha256(file: str) -> str:
 
 
 def install() -> None:
-    """Let SIGTERM ask for a stop instead of ending the process; to be called in the main thread."""
+    """Handle SIGTERM (preemption, cancel, time limit): it sets the flag of `stop_requested` instead of ending the process.
+
+    Call it once, in the main thread, before the training loop.
+    """
     signal.signal(signal.SIGTERM, _request_stop)
 
 
 def stop_requested() -> bool:
-    """Return whether this process was asked to save and leave. The ranks may receive it some steps apart: agree on it
-    (all-reduce the flag) before a collective save."""
+    """Return whether the job is to stop: save a checkpoint, then call `exit_resumable`. It needs `install` first.
+
+    Ranks may receive the signal some steps apart. Before a collective save, agree on the step: all-reduce the flag.
+
+    Returns:
+        True after SIGTERM.
+    """
     return _stop
 
 
 def exit_resumable() -> NoReturn:
-    """Leave with the exit code that means: saved, and may be resumed."""
+    """Exit with code 75: the attempt has saved a checkpoint and can be resumed. It does not return."""
     sys.exit(EXIT_RESUMABLE)
 
 

@@ -204,7 +204,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         if best.update(scores) and best.keeps:
             save_best()
         if best.enough:
-            logger.say(f"{best.in_vain} evaluations were no better: it ends at step {loop.step}/{total_steps}")
+            logger.say(f"{best.in_vain} evaluations without improvement: stopping at step {loop.step}/{total_steps}")
         return best.enough
 
     loop = Loop(
@@ -242,7 +242,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     # -----------------------------------------------------------------------------------------------------------------
     # The training (trainer/loop.py)
     if loop.run(over=best.enough):
-        logger.say(f"asked to leave: saved at step {loop.step}/{total_steps}")
+        logger.say(f"stop requested: saved at step {loop.step}/{total_steps}")
         trackers.finish(accelerator)
         return collectives.leave(runtime.EXIT_RESUMABLE)
 
@@ -256,7 +256,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         if best.keeps and not best.update(scores) and manager.go_back(best.checkpoint, training):
             scores = evaluate(strategy, held_out)
             logger.metrics(loop.step, **scores)
-            logger.say(f"back to the best evaluation, {best.checkpoint}")
+            logger.say(f"loaded the best checkpoint, {best.checkpoint}")
     if arguments.torch_compile:
         logger.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
     if strategy.saves_in_parts:

@@ -292,15 +292,18 @@ def test_any_module_is_sharded_and_learns_a_stream_with_all_that_the_loop_does(c
 
 
 CANNOT = {
-    "a torch module in layers": ({"parallelism": {"tp_size": 2}}, "a model or a loss of your own goes with none, ddp"),
+    "a torch module in layers": (
+        {"parallelism": {"tp_size": 2}},
+        "a model or a loss of your own works with strategies none, ddp",
+    ),
     "a stream without an end": ({"data": Stream()}, "--streaming needs --max_steps"),
     "compressed shards": (
         {"gradient_compression": "bf16", "parallelism": {"strategy": "fsdp"}},
-        "--gradient_compression goes with strategy ddp, not with fsdp",
+        "--gradient_compression works with strategy ddp, not with fsdp",
     ),
-    "a batch of no ranks": ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps is at least 1"),
-    "an argument for texts": ({"block_size": 64}, "block_size is an argument for texts"),
-    "no key of a job": ({"batch_sise": 64}, "batch_sise"),
+    "a batch of no ranks": ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1"),
+    "an argument of the shared trainer": ({"block_size": 64}, "block_size is an argument of the shared trainer"),
+    "not a key of a job file": ({"batch_sise": 64}, "batch_sise"),
     "held-out numbers": ({"eval_data": [1, 2]}, "a sample of the data is a int"),
 }
 
@@ -314,7 +317,7 @@ def test_what_the_loop_cannot_do_is_refused_before_submit(home: Path, case: str)
 
 
 def test_a_hook_and_shards_exclude_each_other(home: Path):
-    with pytest.raises(BadRequest, match="a communication hook goes with strategy ddp"):
+    with pytest.raises(BadRequest, match="a communication hook works with strategy ddp"):
         Silenced().train_distributed(Wave(), Points(), nodes=2, parallelism={"strategy": "zero2"})
     assert not (home / "runs").exists()
 
@@ -325,14 +328,14 @@ class Hostile:
 
 
 REFUSED = {
-    "no model": ("net", [(1, 2)], "a str is no model to train"),
+    "no model": ("net", [(1, 2)], "a str is not a model that can be trained"),
     "nothing to train": (torch.nn.Flatten(), [(1, 2)], "Flatten has no parameter"),
-    "iterator": (torch.nn.Linear(1, 1), iter([1]), "no map-style dataset and no IterableDataset"),
+    "iterator": (torch.nn.Linear(1, 1), iter([1]), "not a map-style dataset and not an IterableDataset"),
     "empty": (torch.nn.Linear(1, 1), [], "the dataset is empty"),
     "no target": (torch.nn.Linear(1, 1), [torch.ones(1)], "a sample of the data is a Tensor"),
     "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "both dictionaries"),
     "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no layers"),
-    "no number": ({"model_name": "a"}, {"samples": "many"}, "samples is a whole number"),
+    "not a number": ({"model_name": "a"}, {"samples": "many"}, "samples is a whole number"),
     "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 4 GiB"),
     "no pickle": (torch.nn.Linear(1, 1), [(1, Hostile())], "cannot be pickled: TypeError: cannot pickle a lock"),
 }
@@ -349,7 +352,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(home: Path, case: str
 
 def test_too_much_is_refused_while_it_is_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("cloudtrain.training.shipping.MAX_BYTES", 100_000)
-    with pytest.raises(BadRequest, match="over 0 MiB, which every node would get a copy of") as refused:
+    with pytest.raises(BadRequest, match="over 0 MiB, and every node would receive a copy") as refused:
         DistributedTraining(target="local").train_distributed(torch.nn.Linear(1, 1), [(torch.ones(50_000), 1)])
     assert "inputs" in refused.value.hint
 
@@ -359,5 +362,5 @@ def test_a_hook_that_refers_to_the_training_is_refused():
         def communication_hook(self):
             return lambda state, bucket: self.log("here")
 
-    with pytest.raises(BadRequest, match="a Tangled does not travel to the nodes"):
+    with pytest.raises(BadRequest, match="a Tangled cannot be sent to the nodes"):
         Tangled(target="local").train_distributed(Wave(), Points())

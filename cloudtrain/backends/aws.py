@@ -19,7 +19,7 @@ TRIES = 6  # tries of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
 # service -> tries, connect and read timeouts. No job depends on these services, so a call gives up early.
 OPTIONAL_SERVICES = {"ecr": (2, 5, 5), "ec2": (2, 5, 10)}
-CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
+CREDENTIALS = "set AWS_PROFILE or options.{backend}.profile; run `aws sso login` or `aws configure` to get credentials"
 # Operations of S3 that need another permission than the one of their own name (2026-11-23):
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
 PERMISSIONS = {
@@ -169,22 +169,22 @@ class Aws:
             text, hint = f"AWS denies {permission}{resource}", f"allow {permission}: docs/{self._family}.md lists all"
         elif code == "ResourceLimitExceeded":
             kind, text = AwsNoCapacity, f"the account's quota does not allow it: {message}"
-            hint = "ask for more in the console under Service Quotas, or choose another instance_type"
+            hint = "request an increase in the AWS console under Service Quotas, or choose another instance_type"
         elif "Capacity" in code:
-            kind, text = AwsNoCapacity, f"AWS has no such machines free: {message}"
-            hint = "try again, or elsewhere, or on spot"
+            kind, text = AwsNoCapacity, f"AWS has insufficient capacity: {message}"
+            hint = "try again later, in another region, or with spot capacity"
         elif code in _THROTTLED or status in (408, 429):
-            kind, text = AwsUnreachable, f"AWS asked {tries} times to slow down ({code or status})"
+            kind, text = AwsUnreachable, f"AWS asked {tries} times to send fewer requests ({code or status})"
             hint = "try again in some minutes"
         elif code in _NO_BUCKET:
             name = answer.get("Error", {}).get("BucketName")
             text = f"there is no bucket {name}" if name else "there is no such bucket"
-            hint = f"make it, or change {self._option('bucket')}"
+            hint = f"create it, or change {self._option('bucket')}"
         elif status >= 500:
             kind, request_id = AwsUnreachable, metadata.get("RequestId")
             text = f"{action} failed on AWS's side {tries} times ({code or status})"
             text += f" (request {request_id})" if request_id else ""
-            hint, code = "try again; health.aws.amazon.com", code or str(status)
+            hint, code = "try again later; health.aws.amazon.com shows outages", code or str(status)
         return kind(text, hint, code, resent=resent)
 
     def _explain_no_answer(self, error: Exception) -> AwsError:
@@ -195,7 +195,7 @@ class Aws:
         if isinstance(error, exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError):
             return AwsError("the AWS credentials have expired", self._login_hint())
         if isinstance(error, exceptions.ParamValidationError):
-            return AwsError(f"the request is not what AWS takes: {error}".replace("\n", " "))
+            return AwsError(f"AWS rejects the request as invalid: {error}".replace("\n", " "))
         message = str(error).split("\n")[0]
         no_answer = (
             exceptions.HTTPClientError,
@@ -218,7 +218,7 @@ class Aws:
         return CREDENTIALS.format(backend=self.backend)
 
     def _login_hint(self) -> str:
-        return f"renew them: aws sso login{f' --profile {self.profile}' if self.profile else ''}"
+        return f"run: aws sso login{f' --profile {self.profile}' if self.profile else ''}"
 
 
 def _camel_case(operation: str) -> str:

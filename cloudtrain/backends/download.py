@@ -192,7 +192,9 @@ class _Download:
                 if self._fetch_version(newest, pool):
                     return
                 newest = stored.refresh()
-            raise BackendError(f"{stored.uri} does not arrive as it is stored ({TRIES} tries)", "fetch it again later")
+            raise BackendError(
+                f"{stored.uri} differs from the stored file after the download ({TRIES} tries)", "run fetch again later"
+            )
         except Exception as error:
             if self.error is None and not isinstance(error, _Stopped):
                 self.error, self.stopped = error, True

@@ -30,7 +30,7 @@ class Bucket:
 
     def exists(self, name: str, size: int | None = None) -> bool:
         """Return whether an object exists, with that size if `size` is set."""
-        failure = f"gs://{self.name}/{name} cannot be looked up"
+        failure = f"gs://{self.name}/{name} cannot be read"
         answer = self._api.call(
             "GET", "storage", self._object_path(name), failure, query={"fields": "size"}, accept=(404,)
         )
@@ -126,7 +126,7 @@ class Bucket:
         )
 
     def _look_up(self, key: str, name: str) -> StoredObject | None:
-        failure = f"gs://{self.name}/{key} cannot be looked up"
+        failure = f"gs://{self.name}/{key} cannot be read"
         path, query = self._object_path(key), {"fields": FIELDS}
         answer = self._api.call("GET", "storage", path, failure, query=query, accept=(404,))
         return None if answer.status == 404 else self._stored(answer.json, name)

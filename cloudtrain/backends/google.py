@@ -121,7 +121,7 @@ class GoogleApi:
         except exceptions.DefaultCredentialsError:
             raise BackendError("no credentials for Google Cloud were found", login) from None
         except exceptions.TransportError as error:
-            message = f"Google's token server was not reached: {error}".split("\n")[0][:300]
+            message = f"cannot reach Google's token server: {error}".split("\n")[0][:300]
             raise Unreachable(message, "check the network") from None
         except exceptions.GoogleAuthError as error:
             raise BackendError(f"Google does not accept the credentials: {error}".split("\n")[0][:300], login) from None
@@ -149,19 +149,19 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     metric = _QUOTA_METRIC.search(text)
     if metric or (status == 429 and "quota" in lowercase and not _CALL_RATE.search(text)):
         metric_name = f" ({metric[1]})" if metric else ""
-        hint = "ask for more on the console's page IAM & Admin > Quotas, or try another region"
+        hint = "request an increase in the Google Cloud console under IAM & Admin > Quotas, or try another region"
         if metric and "preemptible" in metric[1]:
-            hint += "; Spot has quotas of its own, for GPUs and for CPUs"
+            hint += "; Spot machines have separate quotas for GPUs and CPUs"
         return f"{failure}: the quota is used up{metric_name}: {text}", hint
     if "resources are insufficient" in lowercase or "stockout" in lowercase:
         return (
-            f"{failure}: Google has no such machines free now: {text}",
+            f"{failure}: Google has insufficient capacity now: {text}",
             "try another region or machine, or Spot later",
         )
     if "actas" in lowercase or "act as" in lowercase:
         return (
             f"{failure}: you may not use this service account: {text}",
-            "grant yourself roles/iam.serviceAccountUser on it",
+            "grant your user roles/iam.serviceAccountUser on that account",
         )
     if "has not been used" in lowercase or "service_disabled" in lowercase or "it is disabled" in lowercase:
         return (
@@ -173,16 +173,16 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     if status == 404 and "bucket does not exist" in lowercase:
         return (
             f"{failure}: the bucket does not exist: {text}",
-            "options.vertex.bucket; gcloud storage buckets create makes one",
+            "set options.vertex.bucket, or create the bucket: gcloud storage buckets create",
         )
     if status == 404 and "<html" in lowercase:
-        return f"{failure}: there is no such place at Google", "check options.vertex.region and project"
+        return f"{failure}: Google does not know this project or region", "check options.vertex.region and project"
     if re.search(r"\blocation\b", lowercase) and (  # not of an address, .../locations/...
         "unsupported" in lowercase or "not supported" in lowercase or "not found" in lowercase
     ):
-        return f"{failure}: Vertex AI is not offered there: {text}", "check options.vertex.region"
+        return f"{failure}: Vertex AI is not available in this region: {text}", "check options.vertex.region"
     if status == 403:
-        return f"{failure}: permission denied: {text}", "docs/vertex.md lists the roles that are needed"
+        return f"{failure}: permission denied: {text}", "docs/vertex.md lists the roles that you need"
     hint = "try again in some minutes" if status in RETRYABLE or status >= 500 else ""
     return f"{failure}: {text or 'no reason was given'} ({status})", hint
 

@@ -43,7 +43,7 @@ class Answer(NamedTuple):
             return json.loads(self.data or b"null")
         except ValueError:
             start = " ".join(self.data[:100].decode("utf-8", "replace").split())
-            raise Unreachable(f"the API was not reached: the answer is not JSON: {start}", "check proxies") from None
+            raise Unreachable(f"the APIcannot be reached: the answer is not JSON: {start}", "check proxies") from None
 
 
 class HttpError(BackendError):
@@ -167,7 +167,7 @@ class Http:
         if isinstance(error, BackendError):
             return error
         reason, parts = getattr(error, "reason", None) or error, urlsplit(self._address(path)[0])
-        message = f"{failure}: {parts.scheme}://{parts.netloc} was not reached: {reason}"
+        message = f"{failure}: {parts.scheme}://{parts.netloc} cannot be reached: {reason}"
         return Unreachable(message, self._hint(reason))
 
 

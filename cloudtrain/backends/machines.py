@@ -98,7 +98,7 @@ def choose(table: Sequence[Machine], resources: Resources) -> Machine | Problem:
         candidates = [machine for machine in table if matches(resources.accelerator, machine.accelerator)]
         if not candidates:
             available = sorted({machine.accelerator for machine in table if machine.accelerator})
-            message = f"{resources.accelerator} is no accelerator of this platform's catalogue"
+            message = f"{resources.accelerator} is not an accelerator that this platform offers"
             return Problem(message, "resources.accelerators", _suggest(resources.accelerator, available))
         counts = sorted({machine.accelerators for machine in candidates})
         candidates = [machine for machine in candidates if machine.accelerators == resources.gpus]
@@ -127,4 +127,4 @@ def _suggest(name: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     closest = get_close_matches(name.upper(), names, 1, 0.5)
-    return (f"did you mean {closest[0]}? " if closest else "") + f"known are {', '.join(names)}"
+    return (f"did you mean {closest[0]}? " if closest else "") + f"choose one of {', '.join(names)}"

@@ -162,7 +162,7 @@ class Manifest:
         if len(packed) > limit:
             raise BadRequest(
                 f"arguments and environment take {len(packed):,} bytes packed, {limit:,} are possible",
-                "move long values into a file of the source",
+                "move long values into a file in the source folder",
             )
         return packed
 
@@ -173,7 +173,7 @@ class Manifest:
 
     def notes(self) -> list[str]:
         """Return the notes of a plan on a platform that gives a job no accelerators but those that it asks for."""
-        missing = "no accelerators are asked for: the ranks see no GPU (resources.accelerators)"
+        missing = "the job requests no GPUs (resources.accelerators): the ranks run on CPU"
         return [] if self.gpus_per_node else [missing]
 
     @classmethod
@@ -215,11 +215,11 @@ def chosen_gpus(job: Job, first_node: int = 0) -> str:
 def gpu_notes(job: Job, where: str) -> list[str]:
     """Return the notes of a plan on which GPUs the ranks see of a job that asks for none."""
     if job.resources.accelerators == "0":
-        return ["accelerators: 0 hides the GPUs: the ranks see none (resources.accelerators)"]
+        return ["accelerators: 0 hides all GPUs from the ranks: they run on CPU (resources.accelerators)"]
     if job.resources.accelerators:
         return []
-    seen = f"the ranks see the GPUs of {where}, if there is one for each"
-    return [f"no accelerators are named: {seen} (accelerators: 0 hides them)"]
+    seen = f"each rank uses one GPU of {where}, if there are enough"
+    return [f"the job does not request GPUs: {seen} (accelerators: 0 hides them)"]
 
 
 def check_gpus(plan: Plan) -> None:
@@ -233,7 +233,7 @@ def check_gpus(plan: Plan) -> None:
         shown = f"{present} GPUs" if present else "no GPU"
         named = plan.job["resources"]["accelerators"]
         message = f"is {named}, {count} GPUs in all, and this machine shows {shown} (nvidia-smi)"
-        hint = "leave it out: the ranks see the GPUs that are there"
+        hint = "remove it: the ranks then use all GPUs of this machine"
         raise BadJob([Problem(message, "resources.accelerators", hint)])
 
 
@@ -243,7 +243,7 @@ def check_gpus(plan: Plan) -> None:
 def without_effect(job: Job, backend: str, *keys: str) -> list[str]:
     """Return the note of a plan on resources that a job names and a backend reserves nowhere."""
     named = [f"resources.{key}" for key in keys if getattr(job.resources, key) is not None]
-    return [f"{', '.join(named)}: without effect on {backend}, which reserves none"] if named else []
+    return [f"{', '.join(named)}: without effect on {backend}, which does not reserve resources"] if named else []
 
 
 def unset_secrets(plan: Plan) -> str:

@@ -62,7 +62,7 @@ def opened(uri: str, aws: Aws | None = None) -> OutputFiles:
         return _Folder(Path(rest if mark else uri).expanduser().absolute())
     bucket, _, prefix = rest.rstrip("/").partition("/")
     if scheme not in ("s3", "gs") or not bucket or not prefix:
-        raise BadRequest(f"{uri} is neither a folder nor s3://bucket/... or gs://bucket/...")
+        raise BadRequest(f"{uri} is not a folder, s3://bucket/... or gs://bucket/...")
     return _S3(bucket, prefix, aws) if scheme == "s3" else _Google(bucket, prefix)
 
 
@@ -223,7 +223,7 @@ def _content(path: Path) -> str:
 
 def _sized(data: bytes, most: int, what: str) -> bytes:
     if len(data) > most:
-        raise BackendError(f"{what} has more than {most:,} bytes: it is no part of a run's history")
+        raise BackendError(f"{what} has more than {most:,} bytes: it does not belong to a run's history")
     return data
 
 

@@ -99,6 +99,6 @@ def _places(after: str | None) -> dict[int, tuple[str, int]]:
     for part in after.split(",") if after else ():
         match = re.fullmatch(rf"(\d{{1,5}})/({START})@(\d{{1,15}})", part)
         if match is None:
-            raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them")
+            raise BadRequest(f"{after!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line")
         offsets[int(match[1])] = (match[2], int(match[3]))
     return offsets

@@ -59,7 +59,7 @@ class Plan:
         if data.get("version") != PLAN_VERSION:
             raise BadRequest(
                 f"the plan has version {data.get('version')}, this cloudtrain reads version {PLAN_VERSION}",
-                "make the plan again with this version",
+                "run cloudtrain plan again with this version",
             )
         unknown = data.keys() - cls.__dataclass_fields__.keys()
         if unknown:
@@ -132,5 +132,6 @@ class TimeLimit:
         """Return the limit that the launcher on each node holds by its own clock."""
         seconds = math.ceil(plan.manifest["max_runtime_s"] + plan.manifest["grace_s"])
         return cls(
-            seconds, "the launcher ends the job, and then uploads results; the machine itself is not switched off"
+            seconds,
+            "at its time limit the launcher ends the job and uploads results, but does not switch the machine off",
         )

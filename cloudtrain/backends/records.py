@@ -116,7 +116,7 @@ def _status(record: Mapping[str, Any], uri: str, superseded: bool) -> Status:
     if state.final:
         return reported
     if superseded:
-        return Status(State.LOST, None, "another attempt has begun since", started, last_report)
+        return Status(State.LOST, None, "another attempt has started since", started, last_report)
     since = seconds_since(last_report) if last_report else 0.0
     if since > SILENT_S:
         return Status(

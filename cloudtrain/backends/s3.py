@@ -46,7 +46,9 @@ def download_archive(aws: Aws, uri: str, into: Path) -> None:
                     archive.extractall(unpacked, filter="data")
             except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
                 path.unlink()
-                raise BackendError(f"{uri} cannot be unpacked: {error}", "it is in the bucket as it is") from None
+                raise BackendError(
+                    f"{uri} cannot be unpacked: {error}", "the archive in the bucket is unchanged"
+                ) from None
             _move_files(Path(unpacked), into)
         path.unlink()
 

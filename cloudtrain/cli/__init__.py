@@ -37,12 +37,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "rm": "Delete runs, and their files here, on platforms and on hosts.",
         "prune": "Delete old runs, and their files on platforms and hosts.",
     },
-    "Look at runs": {
+    "Inspect runs": {
         "ls": "List runs, the newest first.",
         "show": "Show a run: its state, attempts, times and job.",
         "mark": "Write a title, a note or tags to runs, star or archive them.",
         "diff": "Show the differences between two runs or two plans.",
-        "logs": "Print a run's log, of all nodes.",
+        "logs": "Print the log of all nodes of a run.",
         "metrics": "Print or plot the metrics of runs.",
         "costs": "Print what runs have cost, by target, user, label or month.",
         "report": "Write a report on a run as one HTML file.",

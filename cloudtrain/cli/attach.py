@@ -38,7 +38,11 @@ def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
         terminal.print_json(runs.shown_json(run), indent=2)
         return 0
     record, attempts = run.record, run.attempts
-    origin = f"attached from {record.attached}" if record.attached else "was submitted from here: nothing to attach"
+    origin = (
+        f"attached from {record.attached}"
+        if record.attached
+        else "was submitted from this machine: it is already in the history"
+    )
     status = runs.describe_end(record.status) if record.status.state.final else str(record.status.state)
     terminal.print_lines(f"{run.run_id}  {origin}", style="bold")
     terminal.print_pairs(

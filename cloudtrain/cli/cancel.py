@@ -32,7 +32,7 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
         raise click.UsageError("name a run, or --key")
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     if waiting := _waiting([run for run in runs_to_cancel if not run.record.status.state.final]):
-        sentence = f"{', '.join(waiting)} would be skipped"
+        sentence = f"{', '.join(waiting)} would be cancelled too, because they wait for runs that you cancel"
         if sys.stdin.isatty() and sys.stderr.isatty():
             terminal.confirmer(yes=yes, as_json=as_json, verb="cancel", done="cancelled")(sentence)
         terminal.note(sentence.replace("would be", "will be"))

@@ -11,8 +11,10 @@ from cloudtrain.errors import BadRequest
 
 
 @options.command()
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
-@click.option("--open/--no-open", "open_browser", default=True, help="Open the browser, where there is one.")
+@click.option(
+    "--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 chooses a free port."
+)
+@click.option("--open/--no-open", "open_browser", default=True, help="Open the browser, if there is one.")
 @click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
@@ -52,7 +54,7 @@ def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> 
             if as_json:
                 terminal.print_json({"url": address})
             else:
-                terminal.print_lines(f"the console is at {address}", "Ctrl-C ends it; runs keep running")
+                terminal.print_lines(f"the console is at {address}", "Ctrl-C stops the console; runs continue")
             _flush()
             if open_browser:
                 open_pages.enter_context(server.open_in_browser(address, history_home))

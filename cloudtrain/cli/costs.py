@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     default="target",
     show_default=True,
     metavar="target|user|month|label.NAME",
-    help="What to sum by: target, user, month, or a label of the job.",
+    help="Group costs by target, user, month, or label.NAME.",
 )
 @click.option(
-    "--since", metavar="WHEN", help="Only attempts that started after a date or within a time: 2026-11-01, 30d."
+    "--since", metavar="WHEN", help="Only attempts that started since a date or within the last days: 2026-11-01, 30d."
 )
 @options.json_option
 def command(by: str, since: str | None, as_json: bool) -> int:
@@ -41,12 +41,12 @@ def command(by: str, since: str | None, as_json: bool) -> int:
     from cloudtrain.runs import spend
 
     if by not in spend.GROUPS and not re.fullmatch(r"label\.\S+", by):
-        raise click.BadParameter(f"{by!r} is neither target, user, month nor label.NAME", param_hint="--by")
+        raise click.BadParameter(f"{by!r} is not target, user, month or label.NAME", param_hint="--by")
     groups = spend.sums(spend.shares(runs.open_history(), _start(since)), by)
     if as_json:
         terminal.print_json([_json(group) for group in groups], indent=2)
     elif not groups:
-        terminal.print_lines("nothing was spent" if since else "there are no runs yet")
+        terminal.print_lines("no costs" if since else "there are no runs yet")
     else:
         total = spend.Sum("all")
         for group in groups:
@@ -56,7 +56,7 @@ def command(by: str, since: str | None, as_json: bool) -> int:
         rows = [*groups, total] if len(groups) > 1 else groups
         head = (by, "runs", "nodes' time", "USD", "without a price")
         terminal.print_table(head, [_row(group) for group in rows], right=head[1:])
-        terminal.print_lines(*["~ is a sum with estimated prices"] * total.estimate)
+        terminal.print_lines(*["~ marks sums that use estimated prices"] * total.estimate)
     return 0
 
 
@@ -89,5 +89,5 @@ def _start(since: str | None) -> str:
             return date.fromisoformat(since).isoformat()
         return units.format_time(time.time() - units.duration_s(since))
     except ValueError:
-        hint = "write a day as in 2026-11-01, or a duration as in 30d"
+        hint = "write a date such as 2026-11-01, or a duration such as 30d"
         raise click.BadParameter(f"{since!r}: {hint}", param_hint="--since") from None

@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     metavar="TARGET",
     multiple=True,
     shell_complete=options.complete_targets,
-    help="Another backend or target to check; may be repeated.",
+    help="Also check this backend or target; may be repeated.",
 )
 @click.option(
     "--job",
@@ -86,9 +86,7 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
         terminal.print_table(("", "what", "found"), rows, styles={"ok": "green", "PROBLEM": "bold red"})
         terminal.print_lines(
             "",
-            f"{len(problems)} problem{'s' * (len(problems) != 1)}"
-            if problems
-            else "everything that was looked at is fine",
+            f"{len(problems)} problem{'s' * (len(problems) != 1)}" if problems else "all checks passed",
         )
     return 1 if problems else 0
 
@@ -109,7 +107,10 @@ def _check_machine() -> Iterator[Finding]:
     yield Finding("cloudtrain", True, f"{__version__}, in {Path(__file__).parents[1]}")
     fits = sys.version_info >= (3, 11)
     yield Finding(
-        "python", fits, f"{sys.version.split()[0]}, {sys.executable}", "" if fits else "3.11 or newer is needed"
+        "python",
+        fits,
+        f"{sys.version.split()[0]}, {sys.executable}",
+        "" if fits else "cloudtrain needs Python 3.11 or newer",
     )
     yield _check_git()
     home = targets.home()
@@ -155,7 +156,7 @@ def _check_git() -> Finding:
 
     git = shutil.which("git")
     if git is None:
-        return Finding("git", False, "not found", "install git: it decides which files are packaged")
+        return Finding("git", False, "not found", "install git: cloudtrain uses it to decide which files to package")
     completed = subprocess.run([git, "--version"], capture_output=True, text=True, check=False, timeout=60)
     return Finding("git", completed.returncode == 0, completed.stdout.strip() or completed.stderr.strip())
 
@@ -222,11 +223,11 @@ def _find_runs(instance: Backend, options: Mapping[str, Any]) -> Iterator[Findin
     try:
         count = Store(targets.home()).find_labelled(instance, options)
     except CloudtrainError as error:
-        yield Finding("runs there", None, f"they cannot be listed: {error.message}", error.hint)
+        yield Finding("runs there", None, f"cloudtrain cannot list them: {error.message}", error.hint)
         return
     if count:
         runs = "1 run was" if count == 1 else f"{count} runs were"
-        yield Finding("runs there", True, f"{runs} missing in the history: `cloudtrain ls` shows them now")
+        yield Finding("runs there", True, f"{runs} missing in the history and added again: `cloudtrain ls` shows them")
 
 
 def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str, Mapping[str, Any]]:
@@ -250,7 +251,7 @@ def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     plan = Planner(name).plan(job) if job else None
     backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
     if not isinstance(backend, HasPolicies):
-        raise BadRequest(f"the backend {backend.name} has no policies", "-t names a target on SageMaker")
+        raise BadRequest(f"the backend {backend.name} has no policies", "use -t with a target on SageMaker")
     return backend.policy(kind, plan)
 
 

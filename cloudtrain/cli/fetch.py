@@ -34,7 +34,7 @@ RESULT_VARIABLES = {  # where a script writes its results
     "--what",
     multiple=True,
     type=click.Choice((*FETCHABLE, WORKDIR)),
-    help="Copy only this; may be repeated. workdir: the script's folder (local only).",
+    help="Copy only this part; may be repeated. workdir: the script's working directory (local only).",
 )
 @options.json_option
 def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
@@ -50,7 +50,7 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     """
     destination = Path(output)
     if destination.exists() and not destination.is_dir():
-        raise BadRequest(f"{destination} is no folder", "name another one with -o")
+        raise BadRequest(f"{destination} is not a folder", "choose another folder with -o")
     run = runs.find(run_id)
     status = run.refresh()
     run.fetch(destination, what or FETCHABLE)
@@ -64,11 +64,13 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
             terminal.print_lines(f"{destination / name}  {files} file{'s' * (files != 1)}, {format_size(size)}")
     nothing = not any(files for files, _ in fetched.values())
     if nothing:
-        terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
-        terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
+        terminal.note(f"{run.run_id} has stored no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
+        terminal.note(f"  a script must write its results to {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
         for text in summary.remarks(run, "not_kept"):
             terminal.note(f"  {text}")
-        terminal.note("  docs/scripts.md: `--output_dir {model_dir}` names one to a script, `keep: [out]` keeps others")
+        terminal.note(
+            "  docs/scripts.md: pass `--output_dir {model_dir}` to the script, or set `keep: [out]` for other folders"
+        )
     elif not status.state.final:
         terminal.note(f"{run.run_id} is still {status.state}: this is what there was")
     return int(nothing and status.state.final)

@@ -60,17 +60,17 @@ def command(
     cloudtrain init --ci github
     """
     if bool(script) + trainer + bool(call) > 1:
-        raise click.UsageError("SCRIPT, --from and --trainer exclude each other")
+        raise click.UsageError("SCRIPT, --from and --trainer cannot be combined")
     path = Path(output)
     folder = path.parent
     if ci:
         return _write_ci(ci, path, target, force)
     if not folder.is_dir():
-        raise BadRequest(f"there is no folder {folder}", "make it first")
+        raise BadRequest(f"there is no folder {folder}", "create it first")
     if path.is_dir():
-        raise BadRequest(f"{path} is a folder", f"name the file: -o {path / 'job.yaml'}")
+        raise BadRequest(f"{path} is a folder", f"give a file name: -o {path / 'job.yaml'}")
     if os.path.lexists(path) and not force:
-        raise BadRequest(f"{path} is there already", "choose another name with -o, or write over it with --force")
+        raise BadRequest(f"{path} already exists", "choose another name with -o, or overwrite it with --force")
     entrypoint = None if call else _find_entrypoint(script, folder, trainer)
     discovered = _discover_target(target, folder)
     text = _converted(Path(call), target) if call else _job_file_text(folder.resolve(), entrypoint, target)
@@ -130,10 +130,12 @@ def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | N
         return None
     if script:
         if not Path(script).is_file():
-            raise BadRequest(f"there is no script {script}", "name a script, or leave it out")
+            raise BadRequest(f"there is no script {script}", "give the path of a script, or omit it")
         relative = os.path.relpath(os.path.abspath(script), os.path.abspath(folder))  # noqa: PTH100
         if relative.startswith(".."):
-            raise BadRequest(f"{script} lies outside {folder.resolve()}", "write the job file beside it, with -o")
+            raise BadRequest(
+                f"{script} is outside {folder.resolve()}", "write the job file next to the script, with -o"
+            )
         return relative
     usual = [name for name in USUAL_SCRIPTS if (folder / name).is_file()]
     scripts = sorted(
@@ -143,7 +145,7 @@ def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | N
         return (usual or scripts)[0]
     if scripts:
         raise BadRequest(
-            f"there are several scripts: {', '.join(scripts[:8])}", f"name one: cloudtrain init {scripts[0]}"
+            f"there are several scripts: {', '.join(scripts[:8])}", f"choose one: cloudtrain init {scripts[0]}"
         )
     return None
 
@@ -202,7 +204,7 @@ def _converted(path: Path, target: str | None) -> str:
     options = job.get("options", {}).get("sagemaker", {})
     if (
         role := options.get("role", "")
-    ) and ":" not in role:  # a name, as the SDK takes it; a plan asks AWS for nothing
+    ) and ":" not in role:  # a name, as the SDK takes it; plan never calls AWS, so it cannot read the profile
         from cloudtrain.backends import registry
 
         sagemaker: Any = registry.backend_class("sagemaker")
@@ -231,7 +233,9 @@ def _discover_target(target: str | None, folder: Path) -> dict[str, Any]:
         return {}
     discovered = registry.backend_class(target).discover()
     if not discovered and target != "local":
-        terminal.note(f"nothing was found out about the account of {target}: no target is written to cloudtrain.toml")
+        terminal.note(
+            f"cloudtrain found no credentials for the account of {target}: no target is written to cloudtrain.toml"
+        )
     return discovered
 
 

@@ -12,8 +12,8 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 @options.command()
 @options.run_or_newest
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run has ended.")
-@click.option("--node", type=click.IntRange(0), help="Only this node.")
-@click.option("--rank", type=click.IntRange(-1), help="Only this rank; -1 is the launcher.")
+@click.option("--node", type=click.IntRange(0), help="Only lines of this node.")
+@click.option("--rank", type=click.IntRange(-1), help="Only lines of this rank; -1 is the launcher.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines (and with -f what follows).")
 @click.option("--after", metavar="CURSOR", help="Continue after a line; --json prints each line's cursor.")
 @click.option("--number", is_flag=True, help="Number the lines of each node; failure messages name these numbers.")
@@ -30,7 +30,7 @@ def command(
     raw: bool,
     as_json: bool,
 ) -> int:
-    """Print a run's log, of all nodes.
+    """Print the log of all nodes of a run.
 
     The default RUN is the newest. With -f it follows the log until the run ends; the exit code is then still 0, and `wait`
     returns the run's. With several ranks each line begins with [node:rank]. Lines that begin with ::cloudtrain:: (metrics and
@@ -42,7 +42,7 @@ def command(
     cloudtrain logs tiny-lm-26 --rank 0 --tail 50
     """
     if number and (raw or as_json):
-        raise click.UsageError("--number cannot be combined with --raw or --json: their lines have `seq`")
+        raise click.UsageError("--number cannot be combined with --raw or --json: --json prints the number as `seq`")
     run = runs.find(run_id)
     run.refresh(lambda _: None)  # an outage is reported while the log is read
     formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json, number=number)
@@ -52,6 +52,6 @@ def command(
         if not follow:
             raise
         after_option = f" --after {interrupt.cursor}" if interrupt.cursor else ""
-        terminal.note(f"\n{run.run_id} keeps running; return with  cloudtrain logs -f {run.run_id}{after_option}")
+        terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain logs -f {run.run_id}{after_option}")
         return INTERRUPTED
     return 0

@@ -50,14 +50,16 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 
 @options.command()
 @click.argument("words", nargs=-1, metavar="[FILTER...]", shell_complete=_complete_filter)
-@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many runs.")
+@click.option(
+    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of runs."
+)
 @click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
-              help="Sort by a column; -COLUMN: the highest first.")  # fmt: skip
+              help="Sort by a column; -COLUMN sorts the highest first.")  # fmt: skip
 @click.option("--columns", metavar="COLUMN,...", default="", shell_complete=_complete_columns,
               help="Show these columns, as in hp.lr,metric.loss.min,cost.")  # fmt: skip
 @click.option("--group", metavar="COLUMN", default="", shell_complete=_complete_columns,
-              help="Group by a column: mean, lowest and highest value of each of --columns.")  # fmt: skip
-@click.option("--view", metavar="NAME", help="Begin with a saved view.")
+              help="Group by a column, with mean, lowest and highest value of each of --columns.")  # fmt: skip
+@click.option("--view", metavar="NAME", help="Use a saved view.")
 @click.option("--save-view", metavar="NAME", help="Save filter, sort, columns and group as a view.")
 @click.option(
     "--state",
@@ -136,7 +138,7 @@ def _print_rows(store: Store, rows: Sequence[Row], query: Query, as_json: bool) 
         ]
         terminal.print_json(data)
     elif not records:
-        terminal.print_lines("no run is like that" if query.filter else "there are no runs yet")
+        terminal.print_lines("no run matches" if query.filter else "there are no runs yet")
         terminal.print_pairs([] if query.filter else [("next", "cloudtrain submit train.py -f")])
         return
     elif query.names:
@@ -208,7 +210,7 @@ def _refresh_live(store: Store, query: Query, limit: int) -> None:
         def warn(error: CloudtrainError, run_id: str = record.run_id, target_key: tuple[str, str] = target_key) -> None:
             if isinstance(error, Unreachable):
                 unreachable[target_key] = []
-            terminal.note(f"warning: {run_id} as last known: {error.message}")
+            terminal.note(f"warning: {run_id} shows the last known state: {error.message}")
 
         try:
             Run(record.run_id, store).refresh(warn)
@@ -217,7 +219,7 @@ def _refresh_live(store: Store, query: Query, limit: int) -> None:
     for (_, target), others in unreachable.items():
         if others:
             terminal.note(
-                f"  {len(others)} more at {target} were not asked: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
+                f"  {len(others)} more runs at {target} were not checked: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
             )
 
 

@@ -11,12 +11,12 @@ from cloudtrain.cli.view import options, runs, terminal
 
 @options.command()
 @click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
-@click.option("--title", help="Name the run in lists; its id stays.")
+@click.option("--title", help="Set a title, shown in lists; the id does not change.")
 @click.option("--note", help="Replace the note.")
 @click.option("--tag", multiple=True, help="Add a tag; may be repeated.")
 @click.option("--untag", multiple=True, metavar="TAG", help="Remove a tag; may be repeated.")
-@click.option("--star/--no-star", default=None, help="Star the run, or not.")
-@click.option("--archive/--no-archive", default=None, help="Leave the run out of lists, or not.")
+@click.option("--star/--no-star", default=None, help="Add or remove the star.")
+@click.option("--archive/--no-archive", default=None, help="Hide the run in lists, or show it again.")
 @options.json_option
 def command(
     run_ids: tuple[str, ...],
@@ -30,7 +30,7 @@ def command(
 ) -> int:
     """Write a title, a note or tags to runs, star or archive them.
 
-    Without options it prints what is written to them. `cloudtrain ls is:archived` lists archived runs.
+    Without options it prints the current values. `cloudtrain ls is:archived` lists archived runs.
 
     \b
     cloudtrain mark tiny-lm-26 --tag baseline --star

@@ -24,10 +24,10 @@ COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")  # of CSV 
 
 @options.command()
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
-@click.option("--name", metavar="NAME", help="Every point of one metric, such as loss.")
+@click.option("--name", metavar="NAME", help="Print every point of one metric, such as loss.")
 @options.rank_option
-@click.option("--plot", is_flag=True, help="Draw curves in the terminal: all of them, or with --name one.")
-@click.option("--over", type=click.Choice(["step", "epoch"]), default="step", help="The axis of --plot; default: step.")
+@click.option("--plot", is_flag=True, help="Draw curves in the terminal: of all metrics, or only of --name.")
+@click.option("--over", type=click.Choice(["step", "epoch"]), default="step", help="X axis of --plot; default: step.")
 @click.option("--csv", "as_csv", is_flag=True, help=f"Print {','.join(COLUMNS)} as CSV.")
 @options.json_option
 def command(
@@ -50,7 +50,7 @@ def command(
     cloudtrain metrics tiny-lm-26 --plot --rank all
     """
     if as_csv + as_json + plot > 1:
-        raise click.UsageError("--csv, --json and --plot exclude each other")
+        raise click.UsageError("--csv, --json and --plot cannot be combined")
     selected = [runs.find(text) for text in run_ids or (None,)]
     for run in selected:
         run.refresh()
@@ -183,7 +183,7 @@ def _print_charts(selected: Sequence[Run], names: Sequence[str], rank: int | Non
             terminal.print_lines(name, style="bold")
             terminal.print_raw(*chart.chart(curves, width, CHART_HEIGHT, lost=lost, colours=colours))
         elif over == "epoch":
-            terminal.note(f"{name}: the epochs of its points are not known")
+            terminal.note(f"{name}: its points have no epochs")
 
 
 def _along(point: Point, over: str) -> float:

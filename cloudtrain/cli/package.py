@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -> int:
     """Show which files of a source would be packaged, and why.
 
-    DIR is a folder, or a job file or script whose source is meant; left out, the job.yaml here or else this folder.
-    Packaged is what git would list, tracked or not ignored, without what .cloudtrainignore names. Credentials, Git-LFS
+    DIR is a folder, or a job file or script whose source you mean; the default is ./job.yaml, else this folder.
+    It packages the files that git tracks or does not ignore, except those that .cloudtrainignore excludes. Credentials, Git-LFS
     pointers and files that are too large are refused, but for those that the job allows.
 
     \b
@@ -80,12 +80,12 @@ def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
         return path, {}
     job_input = parse_job_words(options.JobWords(text))
     if isinstance(job_input, Plan):
-        raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
+        raise BadRequest("a plan contains an already packaged source", "give a folder or a job file")
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
     job = targets.resolve(job_input.job, job_input.sets, backends=registry.names()).job
     chosen = job.source
     if "://" in chosen:
-        raise BadRequest(f"the source is no folder: {chosen}", "cloudtrain plan shows its commit and its files")
+        raise BadRequest(f"the source is not a folder: {chosen}", "run cloudtrain plan to see its commit and files")
     return Path(chosen), job.exceptions

@@ -95,5 +95,5 @@ def _print_manifests(plan: Plan) -> None:
     home = targets.home()
     backend = attempts.backend_of(plan, home)
     if not isinstance(backend, HasManifests):
-        raise BadRequest(f"the backend {plan.backend} has no manifests", "-t names a target on Kubernetes or Akash")
+        raise BadRequest(f"the backend {plan.backend} has no manifests", "use -t with a target on Kubernetes or Akash")
     sys.stdout.write(backend.manifests(plan, attempts.stored_bundle(plan, home).path.read_bytes()))

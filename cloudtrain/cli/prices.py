@@ -34,7 +34,7 @@ def command(action: str | None, names: tuple[str, ...], google_key_env: str | No
     """Show the price lists that plans use, or refresh them.
 
     `cloudtrain prices` shows the stored lists. `cloudtrain prices refresh` downloads lists; no other command downloads
-    prices. LIST is provider/region; the default is all stored lists and those of the targets in cloudtrain.toml. When a
+    prices. LIST is provider/region. The default: all stored lists and those that the targets in cloudtrain.toml need. When a
     download fails, the stored list stays.
 
     \b
@@ -55,7 +55,7 @@ def command(action: str | None, names: tuple[str, ...], google_key_env: str | No
             ("list", "machines", "read on", "age", "source"), [_row(each) for each in lists], right=("machines", "age")
         )
     else:
-        terminal.print_lines("no list is stored: plans use the tables that cloudtrain comes with")
+        terminal.print_lines("no list is stored: plans use the prices built into cloudtrain")
         terminal.print_pairs([("next", "cloudtrain prices refresh sagemaker/us-east-1")])
     if problems:
         kept = "; stored lists stay as they were" if lists else ""
@@ -95,7 +95,9 @@ def _wanted(home: Path, names: tuple[str, ...]) -> list[str]:
         raise BadRequest(f"there is no price list {', '.join(wrong)}", hint)
     wanted = sorted({*names} or {*(each.name for each in prices.stored(home)), *_of_targets()})
     if not wanted:
-        raise BadRequest("no list is stored, and no target says which one it needs", "name one: sagemaker/us-east-1")
+        raise BadRequest(
+            "no list is stored, and no target in cloudtrain.toml needs one", "give one, such as sagemaker/us-east-1"
+        )
     return wanted
 
 

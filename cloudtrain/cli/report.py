@@ -33,7 +33,7 @@ def command(run_id: str | None, output: Path | None, rank: int | None, as_json: 
     try:
         run.report(path, rank=rank)
     except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
+        raise BadRequest(f"{path} cannot be written: {error.strerror}", "choose another file with -o") from None
     size = path.stat().st_size
     if as_json:
         terminal.print_json({"run_id": run.run_id, "path": str(path), "size_bytes": size})

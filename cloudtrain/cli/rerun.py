@@ -11,8 +11,12 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.command()
 @options.run_named
 @options.sets_option
-@click.option("--source", metavar="DIR", type=click.Path(), help="Use this folder instead of the run's source.")
-@click.option("--key", metavar="KEY", help="The same key returns the same new run, as in submit.")
+@click.option(
+    "--source", metavar="DIR", type=click.Path(), help="Package this folder instead of using the run's source."
+)
+@click.option(
+    "--key", metavar="KEY", help="Idempotency key: repeating the command with the same key returns the same new run."
+)
 @options.force_option
 @options.ending_options
 @options.json_option

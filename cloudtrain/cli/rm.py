@@ -31,8 +31,8 @@ here_option = click.option(
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
     """Delete runs, and their files here, on platforms and on hosts.
 
-    It prints places and sizes, and asks. A live run is refused. It keeps the job's `output` folder with its checkpoints and
-    models, and uploaded sources, because other runs may use them.
+    It prints places and sizes, and asks for confirmation. It refuses to delete a running run. It keeps uploaded sources, and
+    the job's `output` folder with its checkpoints and models, because other runs may use them.
 
     \b
     cloudtrain rm tiny-lm-26 --dry-run

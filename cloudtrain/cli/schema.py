@@ -12,7 +12,7 @@ from cloudtrain.cli.view import options, terminal
 
 
 @options.command()
-@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write it into a file.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the schema to a file.")
 def command(output: str | None) -> int:
     """Print the JSON schema of the job file.
 

@@ -54,7 +54,7 @@ def command(
     if origin:
         return _print_origins(run_or_job, target, sets, as_json)
     if target or sets:
-        raise click.UsageError("--target and --set go with --origin")
+        raise click.UsageError("--target and --set need --origin")
     run = runs.find(run_or_job)
     if patch:
         return provenance.print_patch(run)
@@ -130,7 +130,7 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
         return "refused"
     if attempt.unanswered_since is None:
         return "not accepted yet"
-    return f"not known since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
+    return f"unknown since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
 
 
 # What a job has that says nothing, apart from empty values and false: the job's own model would load pydantic.
@@ -181,7 +181,7 @@ def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ..
 
     job_input = parse_job_words(options.JobWords(argument, sets=sets))
     if isinstance(job_input, Plan):
-        raise BadRequest("a plan does not know where its values were written", "name the job file")
+        raise BadRequest("a plan does not record where its values were set", "give the job file instead")
     resolved = targets.resolve(job_input.job, job_input.sets, target=target, backends=registry.names())
     data = resolved.job.to_dict() | {"options": {resolved.backend: dict(resolved.options)}, "target": resolved.target}
     script = "" if isinstance(job_input.job, Path) else "the script"

@@ -14,7 +14,7 @@ from cloudtrain.errors import BadRequest
 @options.command()
 @options.job_options
 @options.ending_options
-@click.option("--key", metavar="KEY", help="A name for this submission: submitting it again returns the same run.")
+@click.option("--key", metavar="KEY", help="Idempotency key: submitting again with the same key returns the same run.")
 @click.option(
     "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
 )
@@ -24,7 +24,7 @@ from cloudtrain.errors import BadRequest
     help="Continue the interrupted submit of this job, even if it is older than 15 minutes or failed.",
 )
 @click.option(
-    "--after", metavar="RUN", multiple=True, help="Hold the job until this run has SUCCEEDED; may be repeated."
+    "--after", metavar="RUN", multiple=True, help="Start the job only after this run has SUCCEEDED; may be repeated."
 )
 @options.force_option
 @options.json_option
@@ -64,11 +64,14 @@ def command(
 
     options.check_exclusive(follow, wait)
     if new and adopt:
-        raise click.UsageError("--new and --adopt exclude each other")
+        raise click.UsageError("--new and --adopt cannot be combined")
     job_input = parse_job_words(words)
     if isinstance(job_input, Plan) and (target or key or new or adopt or after):
-        hint = "give them to cloudtrain plan"
-        raise BadRequest("a plan is sent as it is: --target, --key, --new, --adopt and --after do not go with it", hint)
+        hint = "pass them to cloudtrain plan"
+        raise BadRequest(
+            "a plan is submitted unchanged: --target, --key, --new, --adopt and --after cannot be combined with it",
+            hint,
+        )
     submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json), force=force)
 
     def start() -> Begun:
@@ -81,10 +84,12 @@ def command(
         if run.record.acknowledged:
             return Begun(run, "was already submitted to")
         if isinstance(job_input, Plan) or key:
-            return Begun(run, "is taken up again on")
-        since = f"begun at {run.record.created_at[:19]}Z, its submit did not finish"
-        terminal.note(f"the same job as {run.run_id}, {since}: taken up, not started twice; --new starts another one")
-        return Begun(run, "is taken up again on")
+            return Begun(run, "is continued on")
+        since = f"submitted at {run.record.created_at[:19]}Z, its submit did not finish"
+        terminal.note(
+            f"the same job as {run.run_id}, {since}: continued, not started twice; use --new to start another run"
+        )
+        return Begun(run, "is continued on")
 
     store = runs.print_warnings_at_exit(submitter.store)
     return begin(store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

@@ -30,7 +30,7 @@ class _Group(click.Group):
 def command() -> None:
     """Run many trials of a job with other hyperparameters.
 
-    FILE is a sweep file with the keys of W&B's, or a job file with the section sweep. Each trial is a run. The background
+    FILE is a sweep file with the keys of W&B sweeps, or a job file with a `sweep` section. Each trial is a run. The background
     watcher starts the trials: this command may end.
 
     \b
@@ -43,7 +43,7 @@ def command() -> None:
 @command.command("start", cls=options.Command)
 @click.argument("file", metavar="FILE", type=click.Path())
 @options.target_option
-@click.option("--key", metavar="KEY", help="A name for this sweep: starting it again returns the same sweep.")
+@click.option("--key", metavar="KEY", help="Idempotency key: starting again with the same key returns the same sweep.")
 @click.option(
     "--wait", is_flag=True, help="Wait until the sweep has ended; exit with 0 when it reached its goal or budget."
 )
@@ -89,7 +89,9 @@ def _wait(sweep: Sweep, as_json: bool) -> int:
 
 
 @command.command("ls", cls=options.Command)
-@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many sweeps.")
+@click.option(
+    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of sweeps."
+)
 @options.json_option
 def list_sweeps(limit: int, as_json: bool) -> int:
     """List sweeps, the newest first."""
@@ -177,14 +179,14 @@ def _change(name: str, help: str, how: str) -> None:
     command.command(name, cls=options.Command, help=help)(change)
 
 
-_change("stop", "Cancel the live trials of a sweep and end it.", "is asked to end")
-_change("pause", "Start no new trial; running trials continue.", "is paused")
-_change("resume", "Start trials again after a pause.", "continues")
+_change("stop", "Stop a sweep and cancel its running trials.", "will be stopped")
+_change("pause", "Pause a sweep: start no new trials; running trials continue.", "is paused")
+_change("resume", "Resume a paused sweep.", "continues")
 
 
 @command.command("extend", cls=options.Command)
 @_named
-@click.option("--trials", required=True, metavar="N", type=click.IntRange(1), help="How many trials to add.")
+@click.option("--trials", required=True, metavar="N", type=click.IntRange(1), help="Number of trials to add.")
 @options.json_option
 def extend(sweep_id: str, trials: int, as_json: bool) -> int:
     """Add trials to a sweep's budget.

@@ -43,7 +43,7 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
             terminal.note(str(error))
             return TIMEOUT_EXIT_CODE
         except KeyboardInterrupt:
-            terminal.note(f"\n{run.run_id} keeps running; return with  cloudtrain wait {run.run_id}")
+            terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain wait {run.run_id}")
             return INTERRUPTED
         code = report_end(run, status, as_json=as_json) or code
     return code

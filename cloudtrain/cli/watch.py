@@ -29,7 +29,7 @@ def command(run_id: str | None, as_json: bool) -> int:
     run = runs.find(run_id)
     if uri := run.record.attached:
         raise BadRequest(
-            f"{run.run_id} is watched where it was submitted (attached from {uri})",
+            f"{run.run_id} is watched by the machine that submitted it (attached from {uri})",
             f"cloudtrain wait {run.run_id}, or logs -f",
         )
     watcher = Watcher(run.store, run.run_id)
@@ -38,13 +38,13 @@ def command(run_id: str | None, as_json: bool) -> int:
         while not (status := run.record.status).state.final:
             if watcher.run() is None:
                 if not standby_printed:
-                    terminal.note(f"{run.run_id}  another process watches it; standing by")
+                    terminal.note(f"{run.run_id}  another process already watches this run; waiting to take over")
                     sys.stderr.flush()
                     standby_printed = True
                 time.sleep(STANDBY_POLL_S)
     except KeyboardInterrupt:
         run.store.release(run.run_id, watcher.me)
         run.refresh()  # starts a watcher in the background
-        terminal.note(f"\n{run.run_id} keeps running; return with  cloudtrain watch {run.run_id}")
+        terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain watch {run.run_id}")
         return INTERRUPTED
     return report_end(run, status, as_json=as_json)

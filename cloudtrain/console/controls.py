@@ -18,10 +18,10 @@ _LONG = ("words", "yaml")  # kinds with a monospace input
 _ROWS = {  # field -> singular, labels of name and value, examples of both
     "hyperparameters": ("hyperparameter", "Name", "Value", "learning_rate", "3.0e-4"),
     "env": ("variable", "Variable", "Value", "TOKENIZERS_PARALLELISM", '"false"'),
-    "secrets": ("secret", "Variable", "Where it is found", "HF_TOKEN", "env:HF_TOKEN"),
+    "secrets": ("secret", "Variable", "Where it is", "HF_TOKEN", "env:HF_TOKEN"),
     "labels": ("label", "Label", "Value", "team", "nlp"),
     "metrics": ("metric", "Metric", "Regular expression", "loss", "loss=([0-9.e+-]+)"),
-    "inputs": ("input", "Name", "Where it lies", "train", "s3://bucket/train/"),
+    "inputs": ("input", "Name", "Location", "train", "s3://bucket/train/"),
 }
 
 
@@ -221,7 +221,7 @@ class Controls:
         from nicegui import ui
 
         default_text = {"false": "off", "true": "on"}.get(field.default, field.default)
-        left_out = f"left out: {default_text}" if default_text else "left out"
+        left_out = f"not included: {default_text}" if default_text else "left out"
         if field.kind == "several":
             node = self.form.get(field.path)
             chosen = [str(item) for item in node if item in field.choices] if isinstance(node, list) else []

@@ -92,7 +92,7 @@ class Draft:
         """Return the draft of a job file below the root; raises BadRequest, BadJob."""
         path = resolve_below(root, name)
         if not path.is_file():  # opening a pipe would block
-            raise BadRequest(f"there is no job file {name} below {root}", "cloudtrain init writes one")
+            raise BadRequest(f"there is no job file {name} below {root}", "create one with cloudtrain init")
         draft = cls(Form.load(path), home, root, watch=watch)
         draft.name = os.path.relpath(path.with_suffix(".yaml") if path.suffix == ".json" else path, root.resolve())
         return draft
@@ -193,7 +193,7 @@ class Draft:
         Raises BadRequest, BackendError, StoreError.
         """
         if review.plan is None or review.bundle is None:
-            raise BadRequest("the job has problems: there is no plan to submit", "the review names them")
+            raise BadRequest("the job has problems, so it cannot be submitted", "the Review step lists them")
         with self._submit_lock:
             name = review.plan.run_id
             if name not in self._submitted:
@@ -222,7 +222,7 @@ class Draft:
 
         if problems := self.problems():
             raise BadRequest("the job has problems", "; ".join(problem.message for problem in problems))
-        section, _ = read(f"{text}\n")  # with a line's end it is no name of a file
+        section, _ = read(f"{text}\n")  # with a line's end it is not a file name
         document, folder = self.form.document()
         return begin(section.value, folder, job=document.value, home=self.home).sweep_id
 
@@ -230,11 +230,11 @@ class Draft:
         """Write the job file below the root, with relative paths from its folder. Raises BadRequest where the file exists."""
         path = resolve_below(self.root, name)
         if path.suffix not in SUFFIXES[:2]:
-            raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
+            raise BadRequest(f"{name} is not a name for a job file", "the name must end in .yaml")
         if not path.parent.is_dir():
-            raise BadRequest(f"there is no folder {path.parent}", "make it first")
+            raise BadRequest(f"there is no folder {path.parent}", "create it first")
         if path.is_dir() or (os.path.lexists(path) and not overwrite):
-            raise BadRequest(f"{name} is there already", "choose another name, or write over it")
+            raise BadRequest(f"{name} already exists", "choose another name, or overwrite it")
         form = self.form.moved_to(path.parent)
         _write(path, form.text(), overwrite=overwrite)
         self.name = os.path.relpath(path, self.root.resolve())
@@ -264,18 +264,19 @@ class Draft:
 def resolve_below(root: Path, name: str) -> Path:
     """Return the path of a job file below the root: not hidden, not through a link that leads out. Raises BadRequest."""
     if not name.strip() or "\0" in name or len(name) > 1000:
-        raise BadRequest("this is no name of a file", "as in job.yaml")
+        raise BadRequest("this is not a file name", "as in job.yaml")
     resolved_root = root.resolve()
     path = (resolved_root / name).parent.resolve() / Path(name).name
     real = path.resolve()
     if resolved_root not in path.parents or resolved_root not in real.parents:
         raise BadRequest(
-            f"{name} lies outside {resolved_root}", "the console opens and writes job files below its folder only"
+            f"{name} is outside {resolved_root}",
+            "the console opens and writes job files only inside the folder that it was started in",
         )
     if any(part.startswith(".") for part in real.relative_to(resolved_root).parts):
-        raise BadRequest(f"{name} is hidden", "choose a name without a dot in front")
+        raise BadRequest(f"{name} is hidden", "choose a name that does not start with a dot")
     if path.suffix not in SUFFIXES:
-        raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
+        raise BadRequest(f"{name} is not a name for a job file", "the name must end in .yaml")
     return real
 
 
@@ -290,7 +291,7 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         else:
             os.link(temporary, path)  # fails if the file was created meanwhile
     except FileExistsError:
-        raise BadRequest(f"{path.name} is there already", "choose another name, or write over it") from None
+        raise BadRequest(f"{path.name} already exists", "choose another name, or overwrite it") from None
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "check the folder") from None
     finally:

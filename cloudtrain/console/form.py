@@ -174,7 +174,7 @@ class Form:
             try:
                 return list(shlex.split(text))
             except ValueError as error:
-                message = f"cannot be read as a shell would: {str(error).lower()}"
+                message = f"is not valid shell quoting: {str(error).lower()}"
                 self.problems[field.path] = [Problem(message, field.name, "close every quote")]
                 return text
         return self._parsed(field.path, text)

@@ -43,7 +43,7 @@ class History:
 
         def with_exact_id(store: Store) -> T:
             if store.get(run_id) is None:  # find() would accept a prefix
-                raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
+                raise UnknownRun(f"no run has the id {text.clean(run_id)}", "see the list of runs")
             return function(Run(run_id, store))
 
         return await self.query(with_exact_id)

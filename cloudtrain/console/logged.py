@@ -1,6 +1,6 @@
 """Show the images, texts, tables and histograms that a run has logged.
 
-A job writes these events, so nothing in them is trusted: an image is PNG or JPEG of limited size and becomes the source of
+A job writes these events, so nothing in them is trusted: an image must be PNG or JPEG of limited size and becomes the source of
 an `img`, a number is checked, and everything else is text.
 """
 

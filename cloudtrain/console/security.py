@@ -108,14 +108,14 @@ def _rejection(scope: Scope, headers: Mapping[str, str], is_handover: bool) -> s
     """
     host = headers.get("host", "")
     if _hostname(host) not in LOCAL_NAMES:
-        return "it listens to this machine's own names only (localhost, 127.0.0.1)"
+        return "it accepts requests only for this machine's own names (localhost, 127.0.0.1)"
     origin = headers.get("origin")
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-        return "another site's page asked for it"
+        return "the request comes from another website"
     if origin is None and (scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")):
-        return "it does not say which page it comes from (Origin)"
+        return "the request has no Origin header"
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_handover:
-        return "another site's page asked for it"
+        return "the request comes from another website"
     return ""
 
 

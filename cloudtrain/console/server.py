@@ -61,7 +61,9 @@ def _listen(port: int) -> socket.socket:
         listener.bind((ADDRESS, port))
     except OSError as error:
         listener.close()
-        raise BadRequest(f"port {port} cannot be used: {error.strerror}", "--port 0 takes a free one") from None
+        raise BadRequest(
+            f"port {port} cannot be used: {error.strerror}", "use --port 0 to choose a free port"
+        ) from None
     listener.listen(128)
     return listener
 

@@ -19,7 +19,7 @@ ICON = (
     '<path d="M6 8c4 13 9 16 20 16" fill="none" stroke="#fff" stroke-width="3.4" stroke-linecap="round"/></svg>'
 )
 _THEMES: dict[bool | None, tuple[str, str]] = {  # NiceGUI's dark mode -> name and icon
-    None: ("as the system", "brightness_auto"),
+    None: ("same as system", "brightness_auto"),
     False: ("light", "light_mode"),
     True: ("dark", "dark_mode"),
 }
@@ -28,7 +28,7 @@ _LOADING = """<script>
     addEventListener(event, () => document.body.classList.toggle("ct-loading", loading));
 </script>"""
 _LOST = "The console does not answer: this page is no longer updated."
-_WHERE_TO = "If it was stopped or restarted, run cloudtrain console and open the address that it prints."
+_WHERE_TO = "If the console was stopped or restarted, run cloudtrain console and open the address that it prints."
 _theme: list[bool | None] = [None]  # for the whole process: it has one user
 
 
@@ -73,7 +73,7 @@ async def show_or_error(show: Callable[[], Awaitable[None]]) -> None:
     try:
         await show()
     except CloudtrainError as error:
-        heading("This cannot be shown")
+        heading("Error")
         with ui.element("section").classes("ct-card"):
             ui.label(format_error(error))
 

@@ -153,7 +153,7 @@ def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
         return None
     verdict = _from_reason("signal", end.reason.split("\n")[0])
     fix = patterns.classes()["signal"].fixes.get(end.signal, verdict.change)
-    what = f"a process was ended by {end.signal}; neither the log nor the platform says why"
+    what = f"a process was killed by {end.signal}; the log and the platform do not say why"
     return replace(verdict, what=what, rank=end.failed_rank, change=fix)
 
 
@@ -188,7 +188,7 @@ def _add_unknown_exception(verdict: Verdict, end: End, ranks: Ranks) -> Verdict:
     line = ranks[end.rank_or_launcher][traceback.index]
     return replace(
         verdict,
-        what="an exception that no rule here knows",
+        what="an exception that cloudtrain does not recognize",
         deciding=line.text[:LONGEST],
         where="log",
         node=line.node,

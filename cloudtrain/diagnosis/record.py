@@ -71,5 +71,5 @@ def _not_sent(attempt: AttemptRecord, line: str) -> str:
 def clean_line(text: str) -> str:
     """Return a job's line without terminal control characters; a line with a credential is replaced."""
     if secrets.search(text.encode("utf-8", "replace")):
-        return "(a line that holds what looks like a credential)"
+        return "(line hidden: it seems to contain a credential)"
     return "".join(letter for letter in ESCAPE.sub("", text).replace("\t", " ") if letter.isprintable())

@@ -41,7 +41,7 @@ def lines(url: str) -> Iterator[str]:
                 raise BackendError(f"{url} has a line of more than {MAX_LINE_BYTES} bytes")
             yield line.decode("utf-8")
         if answer.response.length:  # bytes that are missing of Content-Length
-            raise Unreachable(f"{url} broke off after {count} bytes", "try again")
+            raise Unreachable(f"{url} was cut off after {count} bytes", "try again")
 
 
 def page(url: str, headers: Mapping[str, str]) -> Any:
@@ -78,19 +78,19 @@ class _Answer:
             self.response = opener.open(request, timeout=SILENCE_S)
         except urllib.error.HTTPError as error:
             with error:
-                moved = " (a redirect, which is not followed)" if 300 <= error.code < 400 else ""
+                moved = " (a redirect, which cloudtrain does not follow)" if 300 <= error.code < 400 else ""
                 raise BackendError(f"{self._url} answered with status {error.code}{moved}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            raise Unreachable(f"{self._url} was not reached: {reason}", "check the network and proxies") from None
+            raise Unreachable(f"{self._url} cannot be reached: {reason}", "check the network and proxies") from None
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.response.close()
         if isinstance(error, OSError | http.client.HTTPException):
-            raise Unreachable(f"{self._url} broke off: {error!r}", "try again") from None
+            raise Unreachable(f"{self._url} was cut off: {error!r}", "try again") from None
         if isinstance(error, ValueError | RecursionError):
-            raise BackendError(f"{self._url} is no list of prices: {error}") from None
+            raise BackendError(f"{self._url} is not a price list: {error}") from None
 
 
 def within(seconds: float, work: Callable[[], T], what: str) -> T:
@@ -110,7 +110,7 @@ def within(seconds: float, work: Callable[[], T], what: str) -> T:
     try:
         result, error = results.get(timeout=seconds)
     except Empty:
-        raise Unreachable(f"{what} was not read within {seconds:g} s", "try again") from None
+        raise Unreachable(f"{what} was not downloaded within {seconds:g} s", "try again") from None
     if isinstance(error, CloudtrainError):
         raise error.with_traceback(None)
     if error is not None:

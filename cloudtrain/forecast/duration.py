@@ -39,15 +39,15 @@ def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[s
     """
     gpu = devices.named(job.resources.accelerator or "", speed.MFU)
     if why := next(_unknown(found, gpu), ""):
-        return {"line": f"not known: {why}"}
+        return {"line": f"unknown: {why}"}
     length, nodes = found.length, int(plan.manifest["nodes"])
     assert gpu and isinstance(length, Length)
     machines = pool(gpu, nodes, int(plan.manifest["processes_per_node"]), machine)
     made = speed.of_step(found.shape, found.step, machines, found.ranks)
     if made is None:
-        return {"line": "not known: the network between the nodes is not in the tables of machines"}
+        return {"line": "unknown: cloudtrain does not know the network between these nodes"}
     if not made.busy:
-        return {"line": "not known: the micro-batch is too small to keep the GPU busy, such were not compared"}
+        return {"line": "unknown: cloudtrain has no reference trainings with so small a micro-batch"}
     steps = Band(*(length.steps * each for each in made.step))
     whole = START_S.plus(steps).plus(_evaluations(found, length, made)).plus(_saved(found, machines, length, steps))
     line = f"{format_duration(whole.low)} to {format_duration(whole.high)}"
@@ -72,14 +72,14 @@ def _unknown(found: Training, gpu: str | None) -> Iterator[str]:
     if isinstance(found.length, str):
         yield found.length
     if gpu is None:
-        yield "no published training on this GPU was found to compare with"
+        yield "cloudtrain has no reference trainings on this GPU"
     if step.precision not in ("bf16", "pure bf16"):
-        yield "trainings in bf16 were compared, no others"
+        yield "cloudtrain has reference trainings in bf16 only"
     for named, text in ((step.lora, "LoRA"), (step.offload, "offload"), (step.eager_attention, "eager attention")):
         if named:
             yield f"no published training with {text} was found to compare with"
     if found.shape.parameters < LEAST:
-        yield "models below 0.1 billion parameters were not compared"
+        yield "cloudtrain has no reference trainings of models below 0.1 billion parameters"
 
 
 def _evaluations(found: Training, length: Length, made: speed.Speed) -> Band:

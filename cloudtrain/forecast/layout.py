@@ -76,7 +76,9 @@ def freeze(job: Job, plan: Plan | None = None, machine: str = "") -> tuple[Job, 
     fitting = [layout for layout in layouts if layout.high <= most]
     if not layouts:
         raise _refused(
-            job, "no layout divides the global batch over the ranks", "choose a global_batch_size they divide"
+            job,
+            "no layout divides the global batch over the ranks",
+            "choose a global_batch_size that is divisible by the number of ranks",
         )
     if fitting:
         best_s = min(layout.seconds for layout in fitting)
@@ -101,11 +103,11 @@ def _asked(job: Job, nodes: int, per_node: int) -> tuple[Training, int]:
         raise BadJob(job.located([Problem(sentence, "hyperparameters") for sentence in wrong]))
     found = training.of_job(job, {}, nodes * per_node, nodes)
     if isinstance(found, str) or found is None:
-        raise _refused(job, found or "it is for the shared trainer", "write the strategy")
+        raise _refused(job, found or "it works with the shared trainer only", "write the strategy")
     gpu = job.resources.accelerator
     most = devices.size_bytes(gpu) if gpu else (job.resources.memory_bytes or 0) // per_node
     if not most:
-        hint = "name resources.accelerators, or resources.memory of a node without"
+        hint = "set resources.accelerators, or resources.memory for nodes without GPUs"
         raise _refused(job, f"the memory of {gpu or 'a rank'} is not known", hint)
     return found, most
 
@@ -175,7 +177,7 @@ def _unlike(ordered: list[Layout]) -> list[Layout]:
 
 def _why(first: Layout, fitting: list[Layout]) -> str:
     if not fitting:
-        return ", the least of all: none is sure to fit"
+        return ", the lowest of all layouts, but it may not fit"
     return f"; the fastest of {len(fitting)} layouts that fit"
 
 

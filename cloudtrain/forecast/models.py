@@ -148,7 +148,7 @@ def find(name: str, folder: Path) -> Shape | str:
     for suffix in _SUFFIXES:
         short = short.removesuffix(suffix)
     if short not in NAMED:
-        return f"the sizes of {name} are not known here: no config.json in a folder or in the hub's cache"
+        return f"the sizes of {name} are unknown: there is no config.json in a folder or in the Hugging Face cache"
     family, hidden, inner, layers, heads, key_heads, width, vocabulary, tied = NAMED[short]
     kind = FAMILIES[family]
     positions = {"gpt2": 1024, "bert": 512}.get(family, 0)
@@ -159,10 +159,10 @@ def find(name: str, folder: Path) -> Shape | str:
 
 
 def from_config(config: Mapping[str, Any]) -> Shape | str:
-    """Return the sizes in a model's config.json, or why they are not counted; raises KeyError where one is missing."""
+    """Return the sizes in a model's config.json, or why they are not supported; raises KeyError where one is missing."""
     family = str(config.get("model_type"))
     if family not in FAMILIES:
-        return f"models of the type {family} are not counted"
+        return f"models of type {family} are not supported"
     kind = FAMILIES[family]
     names = kind.names or _USUAL
     hidden, layers, heads = (int(config[names[key]]) for key in ("hidden", "layers", "heads"))

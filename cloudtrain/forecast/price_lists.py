@@ -164,7 +164,7 @@ def _checked(rows: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from rows
     except csv.Error as error:
-        raise BadList(f"the list is no CSV: {error}") from None
+        raise BadList(f"the list is not CSV: {error}") from None
 
 
 class _Prices:
@@ -177,7 +177,7 @@ class _Prices:
         try:
             usd = float(price)
         except ValueError:
-            raise BadList(f"the list has a price that is no number: {str(price)[:40]!r}") from None
+            raise BadList(f"the list has a price that is not a number: {str(price)[:40]!r}") from None
         if not is_price(usd) or not name or len(name) > 100 or len(self._found) >= MOST:
             return
         self._found[name] = usd if self._found.get(name, usd) == usd else None

@@ -119,4 +119,4 @@ def describe_age(as_of: str) -> str:
     """Return how old a price is, with what to do where that is much."""
     days = age_days(as_of)
     text = "of today" if not days else f"{days} day{'s' * (days > 1)} old"
-    return text + (": cloudtrain prices refresh reads a newer list" if days > OLD_DAYS else "")
+    return text + (": run cloudtrain prices refresh for a newer list" if days > OLD_DAYS else "")

@@ -56,10 +56,10 @@ def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> 
 
 def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str:
     if parallelism.get("accelerate_config"):
-        return "only the node reads the Accelerate file"
+        return "the Accelerate file is read on the node only"
     arguments = module("trainer.arguments").parse(job.argv()[1:])
     if arguments.own_task:
-        return f"only the node knows the model of {arguments.task}"
+        return f"the model is known on the node only: {arguments.task}"
     plan = module("trainer.strategies.mesh").choose_plan(parallelism, world, nodes)
     shape = _pretrained(arguments.model, job) if arguments.model else _from_scratch(arguments, job)
     if isinstance(shape, str):
@@ -103,7 +103,7 @@ def _length(arguments: Any, job: Job) -> Length | str:
         return f"samples of {arguments.task} differ in length"
     steps = arguments.max_steps
     if steps < 0:
-        return "the node counts the steps of an epoch (max_steps says them)"
+        return "the number of steps is known on the node only (set max_steps)"
     counts = 1 + int(arguments.eval_on_start)
     every = arguments.eval_steps if arguments.eval_steps > 0 else arguments.logging_steps
     counts += steps // every if arguments.eval_strategy == "steps" else 0
@@ -121,7 +121,7 @@ def _length(arguments: Any, job: Job) -> Length | str:
 def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training | str:
     """Return what a script's owner says of it: its model as transformers has it, AdamW, whole logits."""
     said = job.fit
-    assert said.model and said.batch and said.sequence, "job/rules.py wants all three"
+    assert said.model and said.batch and said.sequence, "fit needs model, batch and sequence"
     shape = _pretrained(said.model, job)
     if isinstance(shape, str):
         return shape
@@ -179,14 +179,14 @@ def _from_scratch(arguments: Any, job: Job) -> Shape | str:
     """Return the sizes that the arguments give, as entrypoints/trainer/model.py does."""
     kind = FAMILIES.get(arguments.model_type)
     if kind is None:
-        return f"models of the type {arguments.model_type} are not counted"
+        return f"models of type {arguments.model_type} are not supported"
     tokenizer = arguments.tokenizer or "bpe:4096"
     if tokenizer.startswith("bpe:"):
         vocabulary = int(tokenizer.removeprefix("bpe:"))
     else:
         like = _pretrained(tokenizer, job)
         if isinstance(like, str):
-            return f"the size of the tokenizer {tokenizer} is not known here"
+            return f"the size of the tokenizer {tokenizer} is unknown on this machine"
         vocabulary = like.vocabulary
     hidden, heads = arguments.hidden_size, arguments.num_attention_heads
     inner = arguments.intermediate_size

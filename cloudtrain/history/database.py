@@ -29,7 +29,7 @@ _SUSPECT = ("no such table", "no such column", "already exists", "Could not deco
 _NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _HINTS = {
     "full": "free some disk space",
-    "locked": "another process holds it; try again",
+    "locked": "another process has locked it; try again",
     "readonly": "set CLOUDTRAIN_HOME",
 }
 
@@ -177,7 +177,7 @@ class Database:
                 ignore.write_text("*\n")  # a home inside a source folder belongs neither to git nor to the bundle
         except OSError as error:
             raise StoreError(
-                f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME"
+                f"the folder {self.home} cannot be created: {error.strerror}", "set CLOUDTRAIN_HOME"
             ) from None
         sentence = ""
         for exclusive in (False, True):
@@ -193,7 +193,7 @@ class Database:
                 break
         newest = self.journal.newest()
         if sentence or (newest and not self._has(newest) and not self.repair(LookupError(newest))):
-            self._restore(sentence or "the history lacked runs that its journal names")
+            self._restore(sentence or "the history had lost runs that its journal lists")
 
     def _connect_copy(self) -> sqlite3.Connection:
         """Open a copy of the history, so that nothing is written into the home."""
@@ -269,8 +269,8 @@ class Database:
         with self.read() as db:
             found, silent = labelled.all_entries(db, self.home)
         count = self.add_found(found)
-        listed = f"{count} more runs were found by their labels" if count else ""
-        hint = ": `cloudtrain doctor TARGET` lists a target's runs again" if silent else ""
+        listed = f"{count} more runs were found on the platforms by their labels" if count else ""
+        hint = ": `cloudtrain doctor TARGET` searches a target for runs again" if silent else ""
         return "; ".join(
             part for part in (listed, f"{', '.join(silent)} could not list runs{hint}" * bool(silent)) if part
         )

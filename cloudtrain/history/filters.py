@@ -62,7 +62,7 @@ def where(text: str) -> tuple[str, list[object]]:
             continue
         match = _TERM.match(text, at) or _WORD.match(text, at)
         if not match or (match.end() < len(text) and not text[match.end()].isspace()):
-            raise FilterError(at, "a quote is open", 'write `field="two words"`')
+            raise FilterError(at, "a quote is not closed", 'write `field="two words"`')
         parts = match.groupdict()
         sql, found = _term(parts, match) if "field" in parts else _words(_unquoted(parts["value"]))
         wheres.append(f"NOT coalesce({sql}, 0)" if parts["negated"] else sql)
@@ -95,7 +95,7 @@ def _term(parts: dict[str, str], match: re.Match[str]) -> tuple[str, list[object
     column = find_column(field)
     if column is None or column.sql is None:
         hint = _closest(field, FIELDS) or f"the fields are {', '.join(FIELDS)}"
-        raise FilterError(match.start("field"), f"there is no field {field!r}", hint)
+        raise FilterError(match.start("field"), f"unknown field {field!r}", hint)
     return _comparison(column, op, options, value_at)
 
 
@@ -166,14 +166,14 @@ def _number(text: str, at: int) -> float:
     try:
         return float(text)
     except ValueError:
-        raise FilterError(at, f"{text!r} is no number", "write 0.5 or 1e-3") from None
+        raise FilterError(at, f"{text!r} is not a number", "write 0.5 or 1e-3") from None
 
 
 def _seconds(text: str, at: int) -> float:
     try:
         return float(duration_s(text))
     except ValueError as error:
-        raise FilterError(at, f"{text!r} is no duration", str(error)) from None
+        raise FilterError(at, f"{text!r} is not a duration", str(error)) from None
 
 
 def _moment(text: str, at: int) -> str:
@@ -185,7 +185,7 @@ def _moment(text: str, at: int) -> str:
     try:
         return format_time(time.time() - duration_s(text))
     except ValueError:
-        raise FilterError(at, f"{text!r} is no time", "write 7d, 12h or 2026-11-23") from None
+        raise FilterError(at, f"{text!r} is not a time", "write 7d, 12h or 2026-11-23") from None
 
 
 def _split(text: str) -> Iterator[str]:

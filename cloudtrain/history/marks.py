@@ -46,7 +46,7 @@ def write(
     """Change the marks of a run, as `Run.mark` says; returns all of them. Raises BadRequest for a text that is too long."""
     added, removed = [_checked("tag", each) for each in tag], set(untag)
     if any("," in each or '"' in each for each in added):
-        raise BadRequest("a tag has no commas and no quotes", "write `--tag a --tag b`")
+        raise BadRequest("a tag must not contain commas or quotes", "for two tags write `--tag a --tag b`")
     texts = {name: _checked(name, text) for name, text in (("title", title), ("note", note)) if text is not None}
     flags = {name: int(flag) for name, flag in (("starred", star), ("archived", archive)) if flag is not None}
     with store.database.write() as db:

@@ -88,7 +88,7 @@ class History:
                 "cloudtrain submit starts one" if text is None else "cloudtrain ls shows them",
             )
         if len(rows) > 1:
-            raise UnknownRun(f"several runs begin with {text!r}", "one of " + ", ".join(row["run_id"] for row in rows))
+            raise UnknownRun(f"several runs start with {text!r}", "one of " + ", ".join(row["run_id"] for row in rows))
         return _parsed(run_from_row(rows[0]))
 
     def get(self, run_id: str) -> RunRecord | None:

@@ -159,7 +159,7 @@ def search(db: sqlite3.Connection, home: Path) -> str:
         )
         _set_run_state(db, attempt.run_id)
         db.execute("COMMIT")
-    hint = f", {unanswered} got no answer: `cloudtrain doctor` asks again" if unanswered else ""
+    hint = f", {unanswered} did not answer: run `cloudtrain doctor` to ask again" if unanswered else ""
     return f"{found} of {len(rows)} lost attempts were found on their platforms{hint}" if rows else ""
 
 

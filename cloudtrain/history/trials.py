@@ -106,7 +106,7 @@ class SweepHistory:
             )
         if text is not None and len(found) > 1 and found[0].sweep_id != text:
             raise UnknownRun(
-                f"several sweeps begin with {text!r}", f"one of {', '.join(one.sweep_id for one in found)}"
+                f"several sweeps start with {text!r}", f"one of {', '.join(one.sweep_id for one in found)}"
             )
         return found[0]
 

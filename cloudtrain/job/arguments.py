@@ -53,7 +53,7 @@ def text_of(value: Any) -> str | bool | None:
         return str(value)
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
-    raise ValueError(f"a value of type {type(value).__name__} has no written form")
+    raise ValueError(f"a value of type {type(value).__name__} cannot be written as an argument")
 
 
 def normalised(value: Any, style: str) -> Any:
@@ -79,7 +79,7 @@ def normalised(value: Any, style: str) -> Any:
     for item in items:
         if item is None or not isinstance(item, str | bool):
             kind = "null" if item is None else "a mapping" if isinstance(item, Mapping) else "a list"
-            raise ValueError(f"{kind} inside a list has no form on a command line; write it as quoted text")
+            raise ValueError(f"{kind} inside a list cannot be written on a command line; write it as quoted text")
         if (
             len(items) > 1
             and isinstance(item, str)
@@ -111,11 +111,11 @@ def check_key(key: str, style: str) -> None:
     """Raise ValueError when a hyperparameter's name has no form in the style."""
     if style == "hydra":
         if not re.fullmatch(_HYDRA_KEY, key):
-            raise ValueError(f"{key[:40]!r} is no key of hydra's overrides")
+            raise ValueError(f"{key[:40]!r} is not a valid key of a hydra override")
     elif key.startswith("-"):
         raise ValueError("write the name without its dashes" + (f": {key.lstrip('-')}" if key.strip("-") else ""))
     elif not re.fullmatch(_KEY, key):
-        raise ValueError("a name is not empty and holds no space and no =")
+        raise ValueError("a name must not be empty and must not contain spaces or =")
 
 
 def argv(hyperparameters: Mapping[str, Any], style: str) -> list[str]:

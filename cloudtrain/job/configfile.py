@@ -62,12 +62,12 @@ def load(path: Path) -> Document:
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
     except UnicodeDecodeError:
-        raise BadRequest(f"{path} is not UTF-8 text", "write it again with a text editor") from None
+        raise BadRequest(f"{path} is not UTF-8 text", "save the file as UTF-8 in your editor") from None
     except tomllib.TOMLDecodeError as error:
         last = len(text.splitlines()) or 1
         message = str(error).replace("at end of document", f"at line {last}, the end of the file")
         hint = 'put text in quotes: key = "value"' if "Invalid value" in message else "see https://toml.io"
-        raise BadRequest(f"{path} is no TOML: {message[:1].lower()}{message[1:]}", hint) from None
+        raise BadRequest(f"{path} is not valid TOML: {message[:1].lower()}{message[1:]}", hint) from None
     return Document.of(_texts(data), str(path), _lines(text))
 
 
@@ -91,7 +91,7 @@ def targets(documents: list[Document]) -> dict[str, Target]:
         mark = merged.mark((name,))
         if "backend" not in entry:
             problems.append(
-                Problem("names no backend", f"targets.{name}", 'write backend = "..." in it', mark.file, mark.line)
+                Problem("has no backend", f"targets.{name}", 'add backend = "..." to it', mark.file, mark.line)
             )
             continue
         options = part(merged, (name,))
@@ -115,19 +115,19 @@ def _problems(document: Document) -> list[Problem]:
             add(
                 "is not a known table",
                 (table,),
-                "known are [defaults], [targets.NAME], [notify], [budgets] and [policy]",
+                "use [defaults], [targets.NAME], [notify], [budgets] or [policy]",
             )
         elif not isinstance(entries, dict):
             add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
         elif table == "notify":
             for name, value in entries.items():
                 if not isinstance(value, _NOTIFY.get(name, ())):
-                    add("is not known there, or of another kind", (table, name), 'known are on = ["end", "failure",'
+                    add("is not a known key, or its value has the wrong type", (table, name), 'use on = ["end", "failure",'
                         ' "preemption"], command = "..." and webhook = "..."')  # fmt: skip
         elif table == "policy":
             for name, value in entries.items():
                 if not isinstance(value, str) or not _POLICY.get(name, _NEVER).fullmatch(value):
-                    add("is not known there, or of another kind", (table, name), 'known are from = "git+https://host/repo@rev"'
+                    add("is not a known key, or its value has the wrong type", (table, name), 'use from = "git+https://host/repo@rev"'
                         ' or "https://host/policy.toml", and sha256')  # fmt: skip
             if "from" not in entries:
                 add("names no policy", (table,), 'write from = "git+https://host/repo@rev"')
@@ -135,13 +135,13 @@ def _problems(document: Document) -> list[Problem]:
             for name, value in entries.items():
                 amount = usd if name == "confirm_above" else usd_per_month
                 if name != "confirm_above" and not _BUDGET.fullmatch(name):
-                    hint = "known are confirm_above, all, target=NAME, user=NAME and label.NAME=VALUE"
-                    add("is no budget", (table, name), hint)
+                    hint = "use confirm_above, all, target=NAME, user=NAME or label.NAME=VALUE"
+                    add("is not a valid budget", (table, name), hint)
                     continue
                 try:
                     amount(value if isinstance(value, str) else "")
                 except ValueError as error:
-                    add("is no amount of money", (table, name), str(error))
+                    add("is not an amount of money", (table, name), str(error))
         elif table == "targets":
             for name, entry in entries.items():
                 if not isinstance(entry, dict):

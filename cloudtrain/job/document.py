@@ -67,7 +67,7 @@ class Document:
             at = at[key]
             if not isinstance(at, dict):
                 name = ".".join(path[: depth + 1])
-                raise BadJob([Problem(f"{name} is no mapping", hint=f"set {name} itself", file=other.mark(()).file)])
+                raise BadJob([Problem(f"{name} is not a mapping", hint=f"set {name} itself", file=other.mark(()).file)])
         at[path[-1]] = other.value
         self.marks = {old: mark for old, mark in self.marks.items() if old[: len(path)] != path}
         self.marks.update({path + old: mark for old, mark in other.marks.items()})

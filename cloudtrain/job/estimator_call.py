@@ -95,14 +95,14 @@ CHANGED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
 }
 WITHOUT = {  # what needs no key, and why
-    "distribution": "our launcher starts a rank for each GPU",
-    "checkpoint_s3_uri": "checkpoints are below output, and each run finds its own again",
-    "checkpoint_local_path": "/opt/ml/checkpoints is always copied",
+    "distribution": "cloudtrain's launcher starts a rank for each GPU",
+    "checkpoint_s3_uri": "cloudtrain stores checkpoints below output and finds them again",
+    "checkpoint_local_path": "/opt/ml/checkpoints is always uploaded",
     "sagemaker_session": "options.sagemaker has profile, region and bucket",
     "code_location": "options.sagemaker.bucket and prefix",
-    "distributed": "our launcher starts a rank for each GPU",
-    "checkpoint_config.s3_uri": "checkpoints are below output, and each run finds its own again",
-    "checkpoint_config.local_path": "/opt/ml/checkpoints is always copied",
+    "distributed": "cloudtrain's launcher starts a rank for each GPU",
+    "checkpoint_config.s3_uri": "cloudtrain stores checkpoints below output and finds them again",
+    "checkpoint_config.local_path": "/opt/ml/checkpoints is always uploaded",
     "training_mode": "-t sagemaker-local runs the job in containers here",
     "training_input_mode": "inputs.NAME.mode: mount is FastFile, options.sagemaker.pipe names inputs in Pipe mode",
 }
@@ -122,7 +122,7 @@ NOTHING = (
 )  # neither key nor note
 VERSIONS = ("transformers_version", "pytorch_version", "tensorflow_version", "framework_version")
 CHECKPOINTS = "/opt/ml/checkpoints"  # on SageMaker only
-COMPUTED_NOTE = "{}: write it yourself, the code computes it: {}"
+COMPUTED_NOTE = "{}: write this value yourself, because the script computes it: {}"
 
 
 def read_code(path: Path) -> str:
@@ -133,7 +133,7 @@ def read_code(path: Path) -> str:
             return text
         cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}", "name a Python script or a notebook") from None
+        raise BadRequest(f"{path} cannot be read: {error}", "give a Python script or a notebook") from None
     lines = "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells).splitlines()
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
@@ -147,12 +147,14 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
         tree = ast.parse(code)
     except SyntaxError as error:
         raise BadRequest(
-            f"line {error.lineno} is no Python: {error.msg}", "name a Python script or a notebook"
+            f"line {error.lineno} is not valid Python: {error.msg}", "give a Python script or a notebook"
         ) from None
     every_call = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in every_call if _called(call) in CLASSES]
     if not calls:
-        raise BadRequest(f"there is no call of {', '.join(CLASSES)}", "name the script or notebook that has it")
+        raise BadRequest(
+            f"there is no call of {', '.join(CLASSES)}", "give the script or notebook that contains the call"
+        )
     names = dict(_literals(tree))
     job: dict[str, Any] = {}
     notes: list[str] = []
@@ -163,13 +165,15 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
         if name in VERSIONS:
             versions.append(f"{name} {value}")
         elif not key and name not in NOTHING:
-            notes.append(f"{name}: {WITHOUT.get(name, 'no key of a job; look in docs/sagemaker-options.md')}")
+            notes.append(f"{name}: {WITHOUT.get(name, 'not a key of a job file; see docs/sagemaker-options.md')}")
         elif key and value is _COMPUTED:
             notes.append(COMPUTED_NOTE.format(key, ast.unparse(node)))
         elif key and value is not None:
             _put(job, key, change(value) if change else value)
     if versions and "image" not in job:
-        notes.append(f"image: left out, it is Hugging Face's newest; for {', '.join(versions)} write its URI")
+        notes.append(
+            f"image: without it, Hugging Face's newest image is used; for {', '.join(versions)} set image to its URI"
+        )
     for method in every_call:
         if set_by := METHODS.get(_called(method)):
             notes.append(COMPUTED_NOTE.format(set_by, ast.unparse(method.args[0] if method.args else method)))
@@ -177,7 +181,7 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     for name, value in job.get("hyperparameters", {}).items():
         if value == CHECKPOINTS:
             job["hyperparameters"][name] = "{checkpoint_dir}"
-            notes.append(f"hyperparameters.{name}: {{checkpoint_dir}} is the run's own folder, on every target")
+            notes.append(f"hyperparameters.{name}: {{checkpoint_dir}} is the run's checkpoint folder on every target")
     if any(isinstance(value, bool | list | dict) for value in job.get("hyperparameters", {}).values()):
         job["arg_style"] = "hf"  # as SageMaker gives them: --fp16 True, and JSON
     return job, notes

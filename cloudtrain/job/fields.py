@@ -43,20 +43,22 @@ def _text(value: Any) -> Any:
 
 def _variable(name: str) -> str:
     if not _VARIABLE.fullmatch(name):
-        raise wrong("is no name of an environment variable", "letters, digits and _, not beginning with a digit")
+        raise wrong(
+            "is not a valid name of an environment variable", "use letters, digits and _; do not begin with a digit"
+        )
     if name in _LAUNCHERS or name.startswith("CLOUDTRAIN_"):
-        raise wrong("is set by the launcher on every rank", "choose another name")
+        raise wrong("is set by cloudtrain on every rank", "choose another name")
     return name
 
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong(f"has no unit: {value}", f"write {value}s, {value}m or {value}h")
+        raise wrong(f"needs a unit: {value}", f"write {value}s, {value}m or {value}h")
     if isinstance(value, str):
         try:
             duration_s(value)
         except ValueError as error:
-            raise wrong(f'is no duration: "{value[:40]}"', str(error)) from None
+            raise wrong(f'is not a duration: "{value[:40]}"', str(error)) from None
     return value
 
 
@@ -71,18 +73,18 @@ def _money(value: Any) -> Any:
     try:
         usd(str(value))
     except ValueError as error:
-        raise wrong(f"is no amount of money: {quote(str(value))}", str(error)) from None
+        raise wrong(f"is not an amount of money: {quote(str(value))}", str(error)) from None
     return str(value)
 
 
 def _size(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong(f"has no unit: {value}", f"write {value}GB or {value}GiB")
+        raise wrong(f"needs a unit: {value}", f"write {value}GB or {value}GiB")
     if isinstance(value, str):
         try:
             size_bytes(value)
         except ValueError as error:
-            raise wrong(f'is no size: "{value[:40]}"', str(error)) from None
+            raise wrong(f'is not a size: "{value[:40]}"', str(error)) from None
     return value
 
 
@@ -116,7 +118,7 @@ def _sources(value: Any) -> Any:
 def _source_of_secret(value: str) -> str:
     if not _SECRET.fullmatch(value):
         raise wrong(
-            "names no source of a secret (never write the value itself)",
+            "is not a source of a secret (never write the secret itself here)",
             "write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY",
         )
     return value
@@ -134,7 +136,7 @@ def _files(value: list[str]) -> list[str]:
             spec = GitIgnoreSpec([])
         if "\n" in line or not any(pattern.include is not None for pattern in spec.patterns):
             raise wrong(
-                f"has a line that names no files: {quote(line)}", "write patterns as in .gitignore: tests/keys/"
+                f"has a pattern that can match no file: {quote(line)}", "write patterns as in .gitignore: tests/keys/"
             )
     return value
 
@@ -145,9 +147,9 @@ def _metric(value: str) -> str:
     try:
         groups = re.compile(value).groups
     except re.error as error:
-        raise wrong(f"is no regular expression: {error}", 'as in "loss=([0-9.e+-]+)"') from None
+        raise wrong(f"is not a valid regular expression: {error}", 'as in "loss=([0-9.e+-]+)"') from None
     if groups < 1:
-        raise wrong("has no group that takes the number", 'put it in parentheses, as in "loss=([0-9.e+-]+)"')
+        raise wrong("has no group for the number", 'put it in parentheses, as in "loss=([0-9.e+-]+)"')
     return value
 
 

@@ -45,7 +45,10 @@ class Job(JobModel):
     """One job: the job file's keys as keyword arguments and as attributes.
 
     Sections are mappings or their own classes: `Job(entrypoint="train.py", resources={"accelerators": "A100:8"})`.
-    Raises BadJob with all problems; does not block. docs/spec.md lists the keys of the sections.
+    It does not block. docs/spec.md lists the keys of the sections.
+
+    Raises:
+        BadJob: The job is wrong; `problems` lists everything that was found.
 
     Args:
     """
@@ -58,31 +61,62 @@ class Job(JobModel):
 
     @classmethod
     def load(cls, source: str | os.PathLike[str], sets: Sequence[str] = ()) -> Self:
-        """Return the job of a file, or of a text that is no file's name, with `key=value` settings laid over it.
+        """Return the job of a job file; blocking (reads one file).
 
-        Blocking: reads one file. Raises BadRequest when it cannot be read, BadJob with all of its problems.
+        Args:
+            source: Path of the file, or the YAML text itself.
+            sets: Changes, such as `num_nodes=2`, as in `cloudtrain submit --set`.
+
+        Returns:
+            The job.
+
+        Raises:
+            BadRequest: The file cannot be read.
+            BadJob: The job is wrong; `problems` lists everything that was found.
         """
         return load_job(cls, source, sets)
 
     @classmethod
     def from_document(cls, document: Document, folder: Path) -> Self:
-        """Return the job of a parsed file; relative paths in it stand below the folder. Raises BadJob."""
+        """Return the job of a parsed file.
+
+        Args:
+            document: The parsed file.
+            folder: Folder to which relative paths in it belong.
+
+        Returns:
+            The job.
+
+        Raises:
+            BadJob: The job is wrong; `problems` lists everything that was found.
+        """
         return make_job(cls, document, folder)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the job that `to_dict` wrote; raises BadJob.
+        """Return the job of a dictionary that `to_dict` returned.
 
-        One without an entry was written by version 0.1, where that asked for the shared trainer.
+        Args:
+            data: The dictionary. One without entrypoint, run and trainer is of version 0.1: it runs the shared trainer.
+
+        Returns:
+            The job.
+
+        Raises:
+            BadJob: The job is wrong; `problems` lists everything that was found.
         """
         old = data.get("entrypoint") is None and not {"run", "trainer"} & data.keys()
         keys: dict[str, Any] = {**data, "trainer": True} if old else dict(data)
         return cls(**keys)
 
     def to_dict(self, *, given: bool = False) -> dict[str, Any]:
-        """Return JSON-ready plain data from which `from_dict` makes an equal job.
+        """Return plain data for JSON, from which `from_dict` makes an equal job.
 
-        `given`: without what is default, or follows from other values and must follow them when they are changed.
+        Args:
+            given: Leave out defaults, and values that are computed from other keys.
+
+        Returns:
+            A dictionary of the job's keys.
         """
         data = self.model_dump(mode="json", exclude_unset=given)
         if "requirements" in self.environment.model_fields_set and self.environment.requirements is None:
@@ -90,10 +124,19 @@ class Job(JobModel):
         return self._unfollowed(data) if given else data
 
     def replace(self, **changes: Unpack[JobKeys]) -> Self:
-        """Return a validated copy with some fields changed; raises BadJob.
+        """Return a validated copy with some keys changed.
 
-        What follows from other fields (the strategy from the world, the number of attempts from use_spot) follows the
-        changed ones.
+        Values that are computed from other keys (the strategy from the number of processes, the number of attempts from
+        use_spot) are computed again.
+
+        Args:
+            changes: Keys of the job with their new values.
+
+        Returns:
+            A new job; this one does not change.
+
+        Raises:
+            BadJob: The changed job is wrong.
         """
         data = self._unfollowed(self.to_dict())
         made = type(self)(**{**data, **{key: _plain(value) for key, value in changes.items()}})

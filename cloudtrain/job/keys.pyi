@@ -11,15 +11,15 @@ class CheckpointKeys(TypedDict, total=False):
     every: str
     """A duration (15m) or steps ("500 steps")."""
     keep: int
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     required: bool
-    """Refuse a later attempt that finds no earlier checkpoint."""
+    """Fail a resumed attempt that finds no checkpoint, instead of starting from the beginning."""
     folder: Literal["checkpoints", "checkpoints/checkpoint_dir"] | None
-    """Where checkpoints are in the run's output, set when a run moves to or from SageMaker."""
+    """Folder of checkpoints in the run's output; set when a run moves to or from SageMaker."""
 
 class EnvironmentKeys(TypedDict, total=False):
     requirements: str | None
-    """A requirements file in the source; left out: requirements.txt if it is there; none: no file."""
+    """A requirements file in the source. Default: requirements.txt if it exists; none: install nothing."""
 
 class FitKeys(TypedDict, total=False):
     model: str | int | float | bool | None
@@ -31,47 +31,47 @@ class FitKeys(TypedDict, total=False):
     precision: Literal["fp32", "bf16", "bf16-pure"]
     """bf16 is mixed precision; bf16-pure has weights in bfloat16 too."""
     checkpointing: bool
-    """Whether activations are computed again."""
+    """Whether gradient checkpointing (recomputing activations) is on."""
     accumulation: int
     """Micro-batches of an optimizer step on one rank."""
     steps: int | None
-    """Optimizer steps, for the forecast of the time."""
+    """Optimizer steps, to predict the time."""
 
 class InputKeys(TypedDict, total=False):
     uri: str
-    """s3://, gs:// or a path; of a run it is found at submit."""
+    """s3://, gs:// or a path. With run: filled in at submit."""
     mode: Literal["copy", "mount", "stream"]
-    """How it reaches the node."""
+    """How the data reaches the node."""
     run: str | None
-    """A run whose results are the input, by its id."""
+    """Id of a run whose results are the input."""
     what: str | None
-    """Which results of the run: model (the default), outputs, checkpoints, or a folder below."""
+    """Which results of the run: model (the default), outputs, checkpoints, or a subfolder of these."""
     sha256: str | None
-    """Digest of the run's results, found at submit."""
+    """Digest of the run's results, filled in at submit."""
 
 class LimitsKeys(TypedDict, total=False):
     max_runtime: str
-    """Longest time an attempt may run: 90s, 15m, 24h, 7d."""
+    """Maximum time of one attempt: 90s, 15m, 24h, 7d."""
     grace: str
-    """Time to checkpoint between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL, for a last checkpoint."""
     max_wait: str | None
-    """Longest wait for machines where the platform limits it, GPUs over SSH (0: none), nodes for each other: 24h."""
+    """Maximum wait for machines, for free GPUs on SSH hosts (0: do not wait), and of nodes for each other: 24h."""
     stall: str | None
-    """Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m."""
+    """End the attempt as hung after this time without output while a rank is idle: 30m."""
     idle: str | None
-    """Longest time in which all GPUs of all nodes are used under 5 %; then the attempt is lost: 1h."""
+    """End the attempt as hung after this time with all GPUs used less than 5 %: 1h."""
     max_total_runtime: str | None
-    """Longest time that all attempts of a run may take together: 6h."""
+    """Maximum total time of all attempts of a run: 6h."""
     max_cost: str | None
-    """Most that all attempts of a run may cost together: 40 USD. It needs a known price."""
+    """Maximum total cost of all attempts of a run: 40 USD. It needs a known price."""
 
 class ParallelismKeys(TypedDict, total=False):
     strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"]
-    """How ranks share the work; left out: ddp, none with one process; auto: as is best (docs/auto.md)."""
+    """How the model is split over the ranks. Default: ddp, or none with one process; auto: cloudtrain chooses (docs/auto.md)."""
     tp_size: int
     """Ranks over which each layer is split (tensor parallel)."""
     pp_size: int
-    """Ranks over which the layers are dealt out (pipeline parallel)."""
+    """Ranks over which the layers are split (pipeline parallel)."""
     cp_size: int
     """Ranks over which each sequence is split (context parallel)."""
     dp_replicate_size: int | None
@@ -79,9 +79,9 @@ class ParallelismKeys(TypedDict, total=False):
     dp_shard_size: int | None
     """Ranks over which parameters are sharded."""
     microbatches: int | None
-    """Pieces of a batch in a pipeline."""
+    """Microbatches per batch in a pipeline."""
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None
-    """Order of a pipeline's work; left out: 1f1b, or interleaved with virtual_stages."""
+    """Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."""
     virtual_stages: int | None
     """Pipeline stages of a rank, for interleaved."""
     offload: bool
@@ -91,102 +91,102 @@ class ParallelismKeys(TypedDict, total=False):
 
 class ResourcesKeys(TypedDict, total=False):
     accelerators: str | int | float | bool | Sequence[str | int | float | bool] | None
-    """GPUs of a node: "A100-80GB:8", or "A100" for one; of several one is chosen. 0 hides those that are there."""
+    """GPUs of a node: "A100-80GB:8", or "A100" for one; From a list, cloudtrain chooses one. 0 hides all GPUs."""
     use_spot: bool
-    """Use spot (preemptible) capacity; retry.max_attempts is then 3 by default."""
+    """Use spot (preemptible) capacity; the default of retry.max_attempts is then 3."""
     disk_gb: int | None
     """Disk of a node, in GB."""
     cpus: int | None
-    """CPU cores of a node, at least."""
+    """Minimum CPU cores of a node."""
     memory: str | None
-    """Memory of a node, at least: 64GB, 64GiB."""
+    """Minimum memory of a node: 64GB, 64GiB."""
     instance_type: str | None
-    """The platform's own machine type, instead of the catalogue's choice."""
+    """The platform's machine type, instead of the one that cloudtrain chooses."""
     usd_per_hour: float | None
-    """Price of a node in USD per hour, instead of the catalogue's."""
+    """Price of a node in USD per hour, instead of the price list's."""
     priced_as: str | None
-    """Machine of a price list whose price a node has: aws/us-east-1/g5.12xlarge (see docs/cost.md)."""
+    """Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge (see docs/cost.md)."""
 
 class RetryKeys(TypedDict, total=False):
     max_attempts: int
-    """Attempts in all; left out: 1, or 3 with use_spot."""
+    """Maximum number of attempts. Default: 1, or 3 with use_spot."""
     on_events: Sequence[Literal["preempted", "lost", "capacity"]]
-    """What a new attempt follows."""
+    """Which ends of an attempt are retried."""
 
 class JobKeys(TypedDict, total=False):
     name: str
-    """Name of the job; runs are called <name>-<time>-<random>. Left out: the folder's name."""
+    """Name of the job; runs are called <name>-<time>-<random>. Default: the folder's name."""
     source: str | os.PathLike[str]
     """Folder to package, or git+https://host/repo@rev, git+ssh://..."""
     allow_secrets: Sequence[str]
-    """Files that may hold credentials, as in .gitignore, and keys of the job: env.NAME, args."""
+    """Patterns (as in .gitignore) of files that are allowed to contain credentials, and keys of the job: env.NAME, args."""
     allow_large: Sequence[str]
-    """Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."""
+    """Patterns (as in .gitignore) of files that may be of any size; otherwise 500 MB each and 2 GB in total."""
     allow_pointers: Sequence[str]
-    """Files that may be Git-LFS pointers, as in .gitignore; others are refused."""
+    """Patterns (as in .gitignore) of files that may be Git-LFS pointers; other pointers are refused."""
     entrypoint: str | Sequence[str | int | float | bool] | None
     """A script in the source, -m package.module, or a command as a list, which runs once per node."""
     run: str | None
-    """Shell text that runs once per node, in place of an entrypoint."""
+    """Shell script that runs once per node, instead of an entrypoint."""
     trainer: bool
-    """true: the shared trainer runs, in place of an entrypoint."""
+    """true: run the shared trainer (cloudtrain's own training program) instead of an entrypoint."""
     setup: str | None
-    """Shell text that runs once per node before the ranks; a failure ends the job."""
+    """Shell script that runs once per node before the training; if it fails, the job ends."""
     resume_args: Sequence[str | int | float | bool]
-    """Arguments of later attempts, where a checkpoint is complete; {checkpoint} is its path."""
+    """Arguments added when an attempt resumes from a checkpoint; {checkpoint} is its path."""
     keep: Sequence[str]
     """Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"]."""
     compat: Literal["skypilot", "dstack"] | None
-    """Whose node variables a command or run gets too."""
+    """Also set the node variables of this tool, such as SkyPilot, for entrypoint commands and run."""
     arg_style: Literal["argparse", "hf", "hydra"]
     """How hyperparameters become arguments."""
     hyperparameters: Mapping[str, Any]
     """Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."""
     args: Sequence[str | int | float | bool]
-    """Further arguments, appended verbatim."""
+    """More arguments, appended unchanged."""
     environment: EnvironmentKeys | sections.Environment
-    """What is installed on each node."""
+    """What to install on each node."""
     num_nodes: int
     """Nodes."""
     min_nodes: int | None
-    """Fewer nodes than num_nodes are accepted down to this number."""
+    """Start with fewer nodes than num_nodes, but at least this many."""
     processes_per_node: int | None
     """Processes (ranks) on each node; default: one per accelerator, or 1."""
     distributed_env: Literal["auto", "always"]
-    """always: one process gets RANK, WORLD_SIZE and MASTER_ADDR too; auto: where its script needs them."""
+    """Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if its script needs them."""
     sm_env: bool | None
-    """true: SageMaker's SM_ variables on every backend; left out: where the source reads them."""
+    """true: set SageMaker's SM_ variables on every backend. Default: if the source reads them."""
     aip_env: bool | None
-    """true: Vertex AI's AIP_ variables on every backend; left out: where the source reads them."""
+    """true: set Vertex AI's AIP_ variables on every backend. Default: if the source reads them."""
     resources: ResourcesKeys | sections.Resources
     parallelism: Literal["auto"] | ParallelismKeys | sections.Parallelism
-    """How the ranks share the model; auto: as is best."""
+    """How the model is split over the ranks; auto: cloudtrain chooses."""
     fit: FitKeys | sections.Fit
-    """What a script trains, for the forecast of memory and time; the trainer says it itself."""
+    """Model and batch of a script, to predict memory and time; not needed with trainer: true."""
     limits: LimitsKeys | sections.Limits
     checkpoint: CheckpointKeys | sections.Checkpoint
     """How often checkpoints are written."""
     inputs: Mapping[str, InputKeys | sections.Input | str]
     """Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."""
     after: Sequence[str | int | float | bool]
-    """Runs by their ids: the job is held until all of them have SUCCEEDED."""
+    """Run ids; the job starts only after all of them have SUCCEEDED."""
     output: str | os.PathLike[str] | None
-    """Where results go; left out: the target's place."""
+    """Folder or bucket for results. Default: chosen by the target."""
     env: Mapping[str, str | int | float | bool]
     """Environment variables of the ranks."""
     secrets: Mapping[str, str | Sequence[str]]
-    """Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, k8s:, in order."""
+    """Environment variables with secret values, from env:, file:, aws-secretsmanager:, gcp-secretmanager: or k8s:."""
     labels: Mapping[str, str | int | float | bool]
-    """Tags of the run."""
+    """Labels of the run."""
     metrics: Mapping[str, str] | Literal["off", False]
-    """Regular expressions that find a metric's value in the log; off: metrics are not looked for."""
+    """Regular expressions that find a metric's value in the log; off: do not search the log for metrics."""
     retry: RetryKeys | sections.Retry
-    """When a new attempt is started."""
+    """When a failed attempt is retried."""
     image: str | None
-    """Container image; left out: the backend's default."""
+    """Container image. Default: the backend's."""
     target: str | Sequence[str]
-    """A backend, or a target of cloudtrain.toml; of a list, `prefer` decides which."""
+    """A backend or a target of cloudtrain.toml. From a list, `prefer` chooses one."""
     prefer: Literal["cost", "time", "order"]
-    """Which of several targets and accelerators is tried first: cheapest, fastest, or first as written."""
+    """Which of several targets and accelerators to try first: cheapest, fastest, or first (as written)."""
     options: Mapping[str, Mapping[str, Any]]
-    """Options by backend."""
+    """Options of each backend."""

@@ -43,7 +43,7 @@ def make_job(kind: type[J], document: Document, folder: Path) -> J:
 def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     """Return the document of a file and its folder, or of a text that is no file's name and the current folder.
 
-    Blocking. Raises BadRequest when the file cannot be read, BadJob when it is no YAML.
+    Blocking. Raises BadRequest when the file cannot be read, BadJob when it is not valid YAML.
     """
     if isinstance(source, str) and not _is_name(source):
         return _mapping(read_yaml(source, "<text>"), "<text>"), Path.cwd()
@@ -52,11 +52,11 @@ def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
         with open(path, "rb") as file:
             raw = file.read(MAX_CHARACTERS * 4 + 1)
     except FileNotFoundError:
-        raise BadRequest(f"there is no job file {path}", "cloudtrain init writes one") from None
+        raise BadRequest(f"there is no job file {path}", "create one with cloudtrain init") from None
     except IsADirectoryError:
         inside = path / "job.yaml"
         raise BadRequest(
-            f"{path} is a folder", f"name the file: {inside}" if inside.exists() else "name the job file"
+            f"{path} is a folder", f"give the file: {inside}" if inside.exists() else "give the job file instead"
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -73,7 +73,9 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
         key, equals, text = setting.partition("=")
         key = key.strip()
         if not equals or not key:
-            document.problems.append(Problem(f"{setting[:60]!r} is no setting", "", "write --set key=value", "--set"))
+            document.problems.append(
+                Problem(f"{setting[:60]!r} is not a setting", "", "write --set key=value", "--set")
+            )
             continue
         try:
             document.put(_path(key, document), scalar(text, "--set"))
@@ -189,5 +191,5 @@ def _mapping(document: Document, file: str) -> Document:
         document.value = {}
     if not isinstance(document.value, dict):
         raise BadJob([Problem("a job is a mapping (key: value)", file=file, line=document.mark(()).line,
-                              hint="cloudtrain init writes one")])  # fmt: skip
+                              hint="create one with cloudtrain init")])  # fmt: skip
     return document

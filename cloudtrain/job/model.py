@@ -45,41 +45,47 @@ class JobModel(Spec):
     model_config = ConfigDict(defer_build=True)  # Job's validator is the one that is used
 
     name: str = Field(
-        default="", description="Name of the job; runs are called <name>-<time>-<random>. Left out: the folder's name."
+        default="", description="Name of the job; runs are called <name>-<time>-<random>. Default: the folder's name."
     )
     source: str = Field(
         default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
     )
     allow_secrets: Files = Field(
         default_factory=none_yet,
-        description="Files that may hold credentials, as in .gitignore, and keys of the job: env.NAME, args.",
+        description="Patterns (as in .gitignore) of files that are allowed to contain credentials, and keys of "
+        "the job: env.NAME, args.",
     )
     allow_large: Files = Field(
-        default_factory=none_yet, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."
+        default_factory=none_yet,
+        description="Patterns (as in .gitignore) of files that may be of any size; otherwise 500 MB each and 2 GB in total.",
     )
     allow_pointers: Files = Field(
         default_factory=none_yet,
-        description="Files that may be Git-LFS pointers, as in .gitignore; others are refused.",
+        description="Patterns (as in .gitignore) of files that may be Git-LFS pointers; other pointers are refused.",
     )
     entrypoint: str | list[Text] | None = Field(
         default=None,
         description="A script in the source, -m package.module, or a command as a list, which runs once per node.",
     )
-    run: str | None = Field(default=None, description="Shell text that runs once per node, in place of an entrypoint.")
-    trainer: bool = Field(default=False, description="true: the shared trainer runs, in place of an entrypoint.")
+    run: str | None = Field(default=None, description="Shell script that runs once per node, instead of an entrypoint.")
+    trainer: bool = Field(
+        default=False,
+        description="true: run the shared trainer (cloudtrain's own training program) instead of an entrypoint.",
+    )
     setup: str | None = Field(
-        default=None, description="Shell text that runs once per node before the ranks; a failure ends the job."
+        default=None, description="Shell script that runs once per node before the training; if it fails, the job ends."
     )
     resume_args: list[Text] = Field(
         default_factory=none_yet,
-        description="Arguments of later attempts, where a checkpoint is complete; {checkpoint} is its path.",
+        description="Arguments added when an attempt resumes from a checkpoint; {checkpoint} is its path.",
     )
     keep: list[Inside] = Field(
         default_factory=none_yet,
         description='Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"].',
     )
     compat: Literal["skypilot", "dstack"] | None = Field(
-        default=None, description="Whose node variables a command or run gets too."
+        default=None,
+        description="Also set the node variables of this tool, such as SkyPilot, for entrypoint commands and run.",
     )
     arg_style: Literal["argparse", "hf", "hydra"] = Field(
         default="argparse", description="How hyperparameters become arguments."
@@ -87,64 +93,67 @@ class JobModel(Spec):
     hyperparameters: Hyperparameters = Field(
         default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
     )
-    args: list[Text] = Field(default_factory=none_yet, description="Further arguments, appended verbatim.")
-    environment: Environment = Field(default=Environment(), description="What is installed on each node.")
+    args: list[Text] = Field(default_factory=none_yet, description="More arguments, appended unchanged.")
+    environment: Environment = Field(default=Environment(), description="What to install on each node.")
     num_nodes: Count = Field(default=1, description="Nodes.")
     min_nodes: Count | None = Field(
-        default=None, description="Fewer nodes than num_nodes are accepted down to this number."
+        default=None, description="Start with fewer nodes than num_nodes, but at least this many."
     )
     processes_per_node: Count | None = Field(
         default=None, description="Processes (ranks) on each node; default: one per accelerator, or 1."
     )
     distributed_env: Literal["auto", "always"] = Field(
         default="auto",
-        description="always: one process gets RANK, WORLD_SIZE and MASTER_ADDR too; auto: where its script needs them.",
+        description="Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if its script needs them.",
     )
     sm_env: Flag | None = Field(
         default=None,
-        description="true: SageMaker's SM_ variables on every backend; left out: where the source reads them.",
+        description="true: set SageMaker's SM_ variables on every backend. Default: if the source reads them.",
     )
     aip_env: Flag | None = Field(
         default=None,
-        description="true: Vertex AI's AIP_ variables on every backend; left out: where the source reads them.",
+        description="true: set Vertex AI's AIP_ variables on every backend. Default: if the source reads them.",
     )
-    resources: Resources = Field(default=Resources(), description="What each node has.")
+    resources: Resources = Field(default=Resources(), description="Hardware of each node.")
     parallelism: Parallelism = Field(
-        default=Parallelism(), description="How the ranks share the model; auto: as is best."
+        default=Parallelism(), description="How the model is split over the ranks; auto: cloudtrain chooses."
     )
     fit: Fit = Field(
         default=Fit(),
-        description="What a script trains, for the forecast of memory and time; the trainer says it itself.",
+        description="Model and batch of a script, to predict memory and time; not needed with trainer: true.",
     )
-    limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
+    limits: Limits = Field(default=Limits(), description="Limits of time and cost.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
     inputs: dict[str, Input] = Field(
         default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
     )
     after: list[Text] = Field(
-        default_factory=none_yet, description="Runs by their ids: the job is held until all of them have SUCCEEDED."
+        default_factory=none_yet, description="Run ids; the job starts only after all of them have SUCCEEDED."
     )
-    output: Place | None = Field(default=None, description="Where results go; left out: the target's place.")
+    output: Place | None = Field(
+        default=None, description="Folder or bucket for results. Default: chosen by the target."
+    )
     env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
     secrets: dict[Name, Sources] = Field(
         default_factory=dict,
-        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, k8s:, in order.",
+        description="Environment variables with secret values, from env:, file:, aws-secretsmanager:, "
+        "gcp-secretmanager: or k8s:.",
     )
-    labels: dict[str, Text] = Field(default_factory=dict, description="Tags of the run.")
+    labels: dict[str, Text] = Field(default_factory=dict, description="Labels of the run.")
     metrics: Metrics = Field(
         default_factory=dict,
-        description="Regular expressions that find a metric's value in the log; off: metrics are not looked for.",
+        description="Regular expressions that find a metric's value in the log; off: do not search the log for metrics.",
     )
-    retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
-    image: str | None = Field(default=None, description="Container image; left out: the backend's default.")
+    retry: Retry = Field(default=Retry(), description="When a failed attempt is retried.")
+    image: str | None = Field(default=None, description="Container image. Default: the backend's.")
     target: OneOrMore[Annotated[str, Field(min_length=1)]] = Field(
-        default="local", description="A backend, or a target of cloudtrain.toml; of a list, `prefer` decides which."
+        default="local", description="A backend or a target of cloudtrain.toml. From a list, `prefer` chooses one."
     )
     prefer: Literal["cost", "time", "order"] = Field(
         default="cost",
-        description="Which of several targets and accelerators is tried first: cheapest, fastest, or first as written.",
+        description="Which of several targets and accelerators to try first: cheapest, fastest, or first (as written).",
     )
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by backend.")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options of each backend.")
 
     _document: Document | None = PrivateAttr(None)
     _written_name: str | None = PrivateAttr(None)  # with _ or capitals, which not every platform takes
@@ -230,8 +239,8 @@ class JobModel(Spec):
     def _name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
             raise wrong(
-                f"is no name of a job: {quote(value)}",
-                f"small letters, digits and -, from a letter on, at most 30: {fit_name(value)}",
+                f"is not a valid job name: {quote(value)}",
+                f"use small letters, digits and -, starting with a letter, at most 30: {fit_name(value)}",
             )
         return value
 
@@ -242,7 +251,7 @@ class JobModel(Spec):
             return value
         if "://" in value or re.match(r"[\w.-]+@[\w.-]+:", value) or value.startswith("git+"):
             raise wrong(
-                f"is neither a folder nor a git address: {quote(value)}",
+                f"is not a folder or a git address: {quote(value)}",
                 "write git+https://host/repo@rev or git+ssh://...",
             )
         return place(value, info).rstrip("/") or "/"
@@ -261,12 +270,14 @@ class JobModel(Spec):
         if value == "-m" or value.startswith("-m "):
             module = value[2:].strip()
             if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
-                raise wrong(f"names no module: {quote(value)}", "write -m package.module; arguments belong in args")
+                raise wrong(
+                    f"does not name a module: {quote(value)}", "write -m package.module; put arguments into args"
+                )
             return f"-m {module}"
         if value.startswith("-"):
-            raise wrong(f"must be a script or -m package.module, not {quote(value)}", "arguments belong in args")
+            raise wrong(f"must be a script or -m package.module, not {quote(value)}", "put arguments into args")
         if re.search(r"\.(py|sh)\s+-", value):
-            raise wrong(f"holds arguments: {quote(value)}", "they belong in hyperparameters or args")
+            raise wrong(f"contains arguments: {quote(value)}", "put them into hyperparameters or args")
         return inside(value)
 
     @field_validator("inputs")
@@ -275,11 +286,14 @@ class JobModel(Spec):
         seen: dict[str, str] = {}
         for name in value:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,62}", name):
-                raise wrong(f"has an invalid name: {quote(name)}", "letters, digits, _ and -, beginning with a letter")
+                raise wrong(
+                    f"has an invalid name: {quote(name)}", "use letters, digits, _ and -, starting with a letter"
+                )
             variable = name.upper().replace("-", "_")
             if variable in seen:
                 raise wrong(
-                    f"has two names for one variable: {seen[variable]} and {name} are both CLOUDTRAIN_INPUT_{variable}"
+                    f"has two names that become the same variable: {seen[variable]} and {name} are "
+                    f"both CLOUDTRAIN_INPUT_{variable}"
                 )
             seen[variable] = name
         return value

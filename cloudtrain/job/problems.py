@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
 
 _QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
-KNOWN = "known are "
+KNOWN = "choose from "
 ONE, SEVERAL = "[one]", "[several]"  # pydantic's names of the two forms of fields.OneOrMore; no part of a path
 _BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _KINDS = {
@@ -59,9 +59,10 @@ def explain(
     """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job."""
     items = error.errors(include_url=False)
     if (tool := None if prefix else _other_tool(items)) and document is not None:
-        message = f"this is a {tool} file, and no job file"
+        message = f"this is a {tool} file, and not a job file"
         hint = (
-            f"copy its setup and commands into a job file with compat: {tool.lower()}; docs/scripts.md has an example"
+            f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; "
+            "docs/scripts.md has an example"
         )
         return [located(Problem(message, "", hint), document)]
     problems: list[Problem] = []

@@ -36,7 +36,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
             Problem(
                 f"is {job.processes}, but a node has {job.resources.gpus} accelerators",
                 "processes_per_node",
-                "leave it out for one process on each",
+                "remove it to start one process for each accelerator",
             ),
         )
     model = p.model_size
@@ -72,15 +72,15 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         yield Conflict(
             ("parallelism",),
             Problem(
-                "cannot be combined with accelerate_config, which sets it too",
+                "cannot be combined with parallelism.accelerate_config, which sets the same",
                 "parallelism.strategy",
                 "remove one of the two",
             ),
         )
     said = [name for name in ("model", "batch", "sequence") if getattr(job.fit, name) is not None]
     if said and job.trainer:
-        message = "stands beside trainer, whose arguments say it"
-        yield Conflict(("fit", "trainer"), Problem(message, f"fit.{said[0]}", "leave it out"))
+        message = "cannot be combined with trainer: true, whose arguments already describe the model"
+        yield Conflict(("fit", "trainer"), Problem(message, f"fit.{said[0]}", "remove it"))
     elif said and len(said) < 3:
         missing = next(name for name in ("model", "batch", "sequence") if name not in said)
         hint = "write fit: {model: ..., batch: ..., sequence: ...}"
@@ -97,7 +97,7 @@ def _auto(job: JobModel) -> Iterator[Conflict]:
     for wrong, message, hint in (
         (not job.trainer, "auto is for the shared trainer", "write the strategy of the script"),
         (bool(others), f"auto chooses {', '.join(others)} too", "remove one of the two"),
-        (job.min_nodes is not None, "auto is for one number of nodes", "leave out min_nodes"),
+        (job.min_nodes is not None, "auto is for one number of nodes", "remove min_nodes"),
     ):
         if wrong:
             yield Conflict(("parallelism", "trainer", "min_nodes"), Problem(message, "parallelism.strategy", hint))
@@ -108,8 +108,8 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
     p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "entrypoint", "run")
     sharded = p.strategy not in ("none", "ddp")
     if sharded and job.form != "script":
-        message = f"is {p.strategy}, but a command starts its own ranks"
-        hint = "write entrypoint: train.py, or leave it out and let the command say it"
+        message = f"is {p.strategy}, but a command (entrypoint as a list) starts its own processes"
+        hint = "write entrypoint: train.py, or remove it and start the processes in the command"
         yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
     elif sharded:
         data = job.world_size // p.model_size or 1
@@ -117,7 +117,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
         if p.strategy != "hsdp" and replicas > 1:
             key = "dp_replicate_size" if p.dp_replicate_size else "dp_shard_size"
             message = f"makes {replicas} replicas, which {p.strategy} does not have"
-            yield Conflict(fields, Problem(message, f"parallelism.{key}", "write hsdp, or leave it out"))
+            yield Conflict(fields, Problem(message, f"parallelism.{key}", "write hsdp, or remove it"))
         replicas = replicas or job.num_nodes
         if p.strategy == "hsdp" and (replicas < 2 or data // replicas < 2 or data % replicas):
             message = f"is hsdp, which needs two replicas of two shards at least: the job has {data} processes, "
@@ -127,7 +127,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
     if p.accelerate_config or ("strategy" in p.model_fields_set and p.strategy != "none"):
         said = "accelerate_config" if p.accelerate_config else "strategy"
         for path, option in _own_strategies(job):
-            message = f"{option} stands beside parallelism.{said}, which says it too"
+            message = f"{option} conflicts with parallelism.{said}, which sets the same value"
             yield Conflict(("parallelism", path), Problem(message, path, "remove one of the two"))
 
 
@@ -150,28 +150,30 @@ def _entry(job: JobModel) -> Iterator[Conflict]:
     if not entries:
         hint = "entrypoint: train.py, run: for shell text, or trainer: true for the shared trainer"
         yield Conflict(
-            ("entrypoint", "run", "trainer"), Problem("is missing: nothing says what runs", "entrypoint", hint)
+            ("entrypoint", "run", "trainer"),
+            Problem("is missing: the job does not say what to run", "entrypoint", hint),
         )
     for name in entries[1:]:
-        yield Conflict(tuple(entries), Problem(f"stands beside {entries[0]}", name, "keep one of them"))
+        yield Conflict(tuple(entries), Problem(f"cannot be combined with {entries[0]}", name, "keep one of them"))
     if job.run is not None:
         if not job.run.strip():
             yield Conflict(("run",), Problem("is empty", "run", "write shell text"))
         for name in ("hyperparameters", "args", "resume_args"):
             if getattr(job, name):
                 hint = 'write them into the text, or entrypoint: ["bash", "run.sh"]'
-                yield Conflict(("run", name), Problem("goes to no script: run is a text", name, hint))
+                yield Conflict(("run", name), Problem("is not passed to a script: run is shell text", name, hint))
     if job.form != "script" and (job.processes_per_node or 1) > 1:
-        message = f"is {job.processes_per_node}, but a command runs once per node and starts its own ranks"
-        yield Conflict(
-            ("entrypoint", "run", "processes_per_node"), Problem(message, "processes_per_node", "leave it out")
-        )
+        message = f"is {job.processes_per_node}, but a command runs once per node and starts its own processes"
+        yield Conflict(("entrypoint", "run", "processes_per_node"), Problem(message, "processes_per_node", "remove it"))
     if job.distributed_env != "auto" and job.form != "script":
-        message = "is for scripts: what runs once per node gives its own ranks their variables"
-        yield Conflict(("distributed_env", "entrypoint", "run"), Problem(message, "distributed_env", "leave it out"))
+        message = "works for scripts only: a command or run sets the variables of its own processes"
+        yield Conflict(("distributed_env", "entrypoint", "run"), Problem(message, "distributed_env", "remove it"))
     if job.compat and job.form == "script" and entries:
         hint = "write run:, or entrypoint as a list"
-        yield Conflict(("compat", "entrypoint", "run"), Problem("is for what runs once per node", "compat", hint))
+        yield Conflict(
+            ("compat", "entrypoint", "run"),
+            Problem("works only for a command or run, which run once per node", "compat", hint),
+        )
     if job.resume_args and job.trainer:
         yield Conflict(("resume_args", "trainer"), Problem("is not needed: the shared trainer resumes", "resume_args"))
 
@@ -187,7 +189,7 @@ def _placeholders(job: JobModel) -> Iterator[Conflict]:
             asked.add(name)
             field = path.partition(".")[0]
             hint = f"{{{{input:{name}}}}} is the literal text"
-            message = f"asks for {{input:{name}}}, and the job has no such input"
+            message = f"asks for {{input:{name}}}, but the job has no such input"
             yield Conflict((field, "inputs"), Problem(message, path, hint))
 
 
@@ -224,4 +226,4 @@ def _hint(path: str) -> str:
     secret = (
         f"secrets.{name}: env:{name}" if section == "env" else "secrets: {NAME: env:NAME}, read from the environment"
     )
-    return f"write {secret}; allow_secrets: [{path.partition('[')[0]}] where it is meant"
+    return f"write {secret}; allow_secrets: [{path.partition('[')[0]}] to allow it"

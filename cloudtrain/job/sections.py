@@ -30,7 +30,7 @@ class Environment(Spec):
 
     requirements: Inside | None = Field(
         default=None,
-        description="A requirements file in the source; left out: requirements.txt if it is there; none: no file.",
+        description="A requirements file in the source. Default: requirements.txt if it exists; none: install nothing.",
     )
 
     @model_validator(mode="wrap")
@@ -44,28 +44,28 @@ class Environment(Spec):
 
 
 class Resources(Spec):
-    """What each node has."""
+    """Hardware of each node."""
 
     accelerators: OneOrMore[Text] | None = Field(
         default=None,
-        description='GPUs of a node: "A100-80GB:8", or "A100" for one; of several one is chosen. 0 hides those that are there.',
+        description='GPUs of a node: "A100-80GB:8", or "A100" for one; From a list, cloudtrain chooses one. 0 hides all GPUs.',
     )
     use_spot: Flag = Field(
-        default=False, description="Use spot (preemptible) capacity; retry.max_attempts is then 3 by default."
+        default=False, description="Use spot (preemptible) capacity; the default of retry.max_attempts is then 3."
     )
     disk_gb: Count | None = Field(default=None, description="Disk of a node, in GB.")
-    cpus: Count | None = Field(default=None, description="CPU cores of a node, at least.")
-    memory: Size | None = Field(default=None, description="Memory of a node, at least: 64GB, 64GiB.")
+    cpus: Count | None = Field(default=None, description="Minimum CPU cores of a node.")
+    memory: Size | None = Field(default=None, description="Minimum memory of a node: 64GB, 64GiB.")
     instance_type: str | None = Field(
-        default=None, description="The platform's own machine type, instead of the catalogue's choice."
+        default=None, description="The platform's machine type, instead of the one that cloudtrain chooses."
     )
     usd_per_hour: float | None = Field(
-        default=None, gt=0, description="Price of a node in USD per hour, instead of the catalogue's."
+        default=None, gt=0, description="Price of a node in USD per hour, instead of the price list's."
     )
 
     priced_as: str | None = Field(
         default=None,
-        description="Machine of a price list whose price a node has: aws/us-east-1/g5.12xlarge (see docs/cost.md).",
+        description="Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge (see docs/cost.md).",
     )
 
     @field_validator("priced_as")
@@ -74,7 +74,7 @@ class Resources(Spec):
         if value is None or re.fullmatch(rf"{PRICE_LIST}/\S{{1,100}}", value):
             return value
         hint = "write provider/region/machine, as in aws/us-east-1/g5.12xlarge"
-        raise wrong(f"names no machine of a price list: {quote(value)}", hint)
+        raise wrong(f"is not a machine in a price list: {quote(value)}", hint)
 
     @field_validator("accelerators")
     @classmethod
@@ -111,16 +111,17 @@ class Parallelism(Spec):
 
     strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"] = Field(
         default="none",
-        description="How ranks share the work; left out: ddp, none with one process; auto: as is best (docs/auto.md).",
+        description="How the model is split over the ranks. Default: ddp, or none with one process; auto: "
+        "cloudtrain chooses (docs/auto.md).",
     )
     tp_size: Count = Field(default=1, description="Ranks over which each layer is split (tensor parallel).")
-    pp_size: Count = Field(default=1, description="Ranks over which the layers are dealt out (pipeline parallel).")
+    pp_size: Count = Field(default=1, description="Ranks over which the layers are split (pipeline parallel).")
     cp_size: Count = Field(default=1, description="Ranks over which each sequence is split (context parallel).")
     dp_replicate_size: Count | None = Field(default=None, description="Replicas of the sharded model (hsdp).")
     dp_shard_size: Count | None = Field(default=None, description="Ranks over which parameters are sharded.")
-    microbatches: Count | None = Field(default=None, description="Pieces of a batch in a pipeline.")
+    microbatches: Count | None = Field(default=None, description="Microbatches per batch in a pipeline.")
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
-        default=None, description="Order of a pipeline's work; left out: 1f1b, or interleaved with virtual_stages."
+        default=None, description="Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."
     )
     virtual_stages: Count | None = Field(default=None, description="Pipeline stages of a rank, for interleaved.")
     offload: Flag = Field(default=False, description="Keep parameters and optimizer state in CPU memory.")
@@ -148,36 +149,38 @@ class Fit(Spec):
     precision: Literal["fp32", "bf16", "bf16-pure"] = Field(
         default="bf16", description="bf16 is mixed precision; bf16-pure has weights in bfloat16 too."
     )
-    checkpointing: Flag = Field(default=False, description="Whether activations are computed again.")
+    checkpointing: Flag = Field(
+        default=False, description="Whether gradient checkpointing (recomputing activations) is on."
+    )
     accumulation: Count = Field(default=1, description="Micro-batches of an optimizer step on one rank.")
-    steps: Count | None = Field(default=None, description="Optimizer steps, for the forecast of the time.")
+    steps: Count | None = Field(default=None, description="Optimizer steps, to predict the time.")
 
 
 class Limits(Spec):
-    """When an attempt is ended."""
+    """Limits of time and cost."""
 
-    max_runtime: Duration = Field(default="24h", description="Longest time an attempt may run: 90s, 15m, 24h, 7d.")
-    grace: Duration = Field(default="30s", description="Time to checkpoint between SIGTERM and SIGKILL.")
+    max_runtime: Duration = Field(default="24h", description="Maximum time of one attempt: 90s, 15m, 24h, 7d.")
+    grace: Duration = Field(default="30s", description="Time between SIGTERM and SIGKILL, for a last checkpoint.")
 
     max_wait: Wait | None = Field(
         default=None,
-        description="Longest wait for machines where the platform limits it, GPUs over SSH (0: none), nodes for each other: 24h.",
+        description="Maximum wait for machines, for free GPUs on SSH hosts (0: do not wait), and of nodes for each other: 24h.",
     )
     stall: Duration | None = Field(
         default=None,
-        description="Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m.",
+        description="End the attempt as hung after this time without output while a rank is idle: 30m.",
     )
 
     idle: Duration | None = Field(
         default=None,
-        description="Longest time in which all GPUs of all nodes are used under 5 %; then the attempt is lost: 1h.",
+        description="End the attempt as hung after this time with all GPUs used less than 5 %: 1h.",
     )
 
     max_total_runtime: Duration | None = Field(
-        default=None, description="Longest time that all attempts of a run may take together: 6h."
+        default=None, description="Maximum total time of all attempts of a run: 6h."
     )
     max_cost: Money | None = Field(
-        default=None, description="Most that all attempts of a run may cost together: 40 USD. It needs a known price."
+        default=None, description="Maximum total cost of all attempts of a run: 40 USD. It needs a known price."
     )
 
     @property
@@ -218,24 +221,27 @@ class Checkpoint(Spec):
     """How often a checkpoint is written and how many are kept."""
 
     every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
-    keep: Count = Field(default=3, description="Newest checkpoints that are kept.")
-    required: bool = Field(default=False, description="Refuse a later attempt that finds no earlier checkpoint.")
+    keep: Count = Field(default=3, description="Number of newest checkpoints to keep.")
+    required: bool = Field(
+        default=False,
+        description="Fail a resumed attempt that finds no checkpoint, instead of starting from the beginning.",
+    )
     folder: Literal["checkpoints", "checkpoints/checkpoint_dir"] | None = Field(
         default=None,
-        description="Where checkpoints are in the run's output, set when a run moves to or from SageMaker.",
+        description="Folder of checkpoints in the run's output; set when a run moves to or from SageMaker.",
     )
 
     @field_validator("every", mode="before")
     @classmethod
     def _every(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            raise wrong(f"has no unit: {value}", f'write "{value} steps", {value}s or {value}m')
+            raise wrong(f"needs a unit: {value}", f'write "{value} steps", {value}s or {value}m')
         if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
             try:
                 duration_s(value)
             except ValueError:
                 raise wrong(
-                    f"is neither a duration nor a number of steps: {quote(value)}", 'write 15m or "500 steps"'
+                    f"is not a duration or a number of steps: {quote(value)}", 'write 15m or "500 steps"'
                 ) from None
         return value
 
@@ -251,15 +257,15 @@ class Checkpoint(Spec):
 class Input(Spec):
     """Data that every node sees in a folder of its own: a place, or what a run has left; a text is short for {uri: text}."""
 
-    uri: Place = Field(default="", description="s3://, gs:// or a path; of a run it is found at submit.")
-    mode: Literal["copy", "mount", "stream"] = Field(default="copy", description="How it reaches the node.")
-    run: str | None = Field(default=None, min_length=1, description="A run whose results are the input, by its id.")
+    uri: Place = Field(default="", description="s3://, gs:// or a path. With run: filled in at submit.")
+    mode: Literal["copy", "mount", "stream"] = Field(default="copy", description="How the data reaches the node.")
+    run: str | None = Field(default=None, min_length=1, description="Id of a run whose results are the input.")
     what: str | None = Field(
         default=None,
         pattern=r"^(model|outputs|checkpoints)(/[^/]+)*$",
-        description="Which results of the run: model (the default), outputs, checkpoints, or a folder below.",
+        description="Which results of the run: model (the default), outputs, checkpoints, or a subfolder of these.",
     )
-    sha256: str | None = Field(default=None, description="Digest of the run's results, found at submit.")
+    sha256: str | None = Field(default=None, description="Digest of the run's results, filled in at submit.")
 
     @model_validator(mode="before")
     @classmethod
@@ -269,11 +275,11 @@ class Input(Spec):
     @model_validator(mode="after")
     def _place(self) -> Input:
         if not self.uri and not self.run:
-            raise wrong("has neither uri nor run", "write uri: s3://bucket/prefix/, or run: RUN")
+            raise wrong("needs uri or run", "write uri: s3://bucket/prefix/, or run: RUN")
         if self.what and not self.run:
-            raise wrong("names no run whose results these are", "write run: RUN beside what")
+            raise wrong("needs run: what selects results of a run", "add run: RUN next to what")
         if ".." in (self.what or "").split("/"):
-            raise wrong(f"leads out of the run's results: {quote(self.what)}", "write a folder below model")
+            raise wrong(f"points outside the run's results: {quote(self.what)}", "write a folder below model")
         return self
 
     @model_serializer(mode="wrap")
@@ -292,7 +298,7 @@ class Retry(Spec):
     `max_attempts` is 1 by default, and 3 with `resources.use_spot`.
     """
 
-    max_attempts: Count = Field(default=1, description="Attempts in all; left out: 1, or 3 with use_spot.")
+    max_attempts: Count = Field(default=1, description="Maximum number of attempts. Default: 1, or 3 with use_spot.")
     on_events: list[Literal["preempted", "lost", "capacity"]] = Field(
-        default=["preempted", "lost", "capacity"], description="What a new attempt follows."
+        default=["preempted", "lost", "capacity"], description="Which ends of an attempt are retried."
     )

@@ -228,7 +228,7 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
         root = folder / Path(source).expanduser()
         if not root.is_dir():
             state = "is not a directory" if root.exists() else "does not exist"
-            return [located(Problem(f"{root} {state}", "source", "it names the directory to package"), whole)]
+            return [located(Problem(f"{root} {state}", "source", "source must be the directory to package"), whole)]
         if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
             return [
                 located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)
@@ -241,9 +241,7 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
 def _unknown(target: str, backend: str, backends: Sequence[str], named: Mapping[str, Target]) -> UnknownBackend:
     from cloudtrain.job.problems import nearest
 
-    message = (
-        f"there is no target {target}" if target == backend else f"the target {target} names no backend: {backend}"
-    )
+    message = f"there is no target {target}" if target == backend else f"the target {target} has no backend: {backend}"
     near = nearest(backend, [*backends, *named])
     hint = f"did you mean {near}? " if near else ""
     hint += f"backends are {', '.join(backends)}"

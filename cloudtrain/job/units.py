@@ -27,7 +27,7 @@ def duration_s(text: str) -> int:
         total += float(part[1]) * _SECONDS[unit]
         at = part.end()
     if not 1 <= total <= _MAX_S:
-        raise ValueError("it must be at least 1s and at most ten years")
+        raise ValueError("it must be between 1s and ten years")
     return round(total)
 
 
@@ -39,7 +39,7 @@ def size_bytes(text: str) -> int:
     power = "kmgt".index(match[2].lower()) + 1
     size = round(float(match[1]) * float(1024 if match[3] else 1000) ** power)
     if size < 1:
-        raise ValueError("it must be more than nothing")
+        raise ValueError("it must be greater than 0")
     return size
 
 

@@ -28,14 +28,14 @@ _ODD = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _HALF = re.compile("[\ud800-\udfff]")
 _PAIR = r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
 _HINTS = {
-    "mapping values are not allowed": "quote a value that holds ': '",
+    "mapping values are not allowed": "quote a value that contains ': '",
     "cannot start any token": "indent with spaces, and quote a value that begins with @, ` or %",
     "did not find expected": "check the indentation and the quotes of the lines above",
     "could not find expected ':'": "a key is followed by a colon and a space",
     "found undefined alias": "quote a value that begins with *",
     "while scanning an anchor": "quote a value that begins with &",
     "while scanning an alias": "quote a value that begins with *",
-    "unexpected end of stream": "a quote is not closed",
+    "unexpected end of stream": "close the quote",
     "unknown escape character": "in double quotes a backslash is written \\\\",
 }
 
@@ -122,13 +122,15 @@ class _Reader:
             message = f"{error.context or ''} {error.problem or ''}".strip()
             hint = next((hint for key, hint in _HINTS.items() if key in message), "")
             line = mark.line + 1 if mark else None
-            raise _Stop(f"this is no YAML: {message}", line, hint) from None
+            raise _Stop(f"this is not valid YAML: {message}", line, hint) from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
             at = next((i for i, c in enumerate(text) if c < " " and c not in "\t\n\r"), None)
             if at is not None:
                 line = text.count("\n", 0, at) + 1
-            raise _Stop("a control character is no YAML", line, 'write it in double quotes, as "\\x07"') from None
+            raise _Stop(
+                "a control character is not valid YAML", line, 'write it in double quotes, as "\\x07"'
+            ) from None
         return None if root is None else self.build(root, (), root.line)
 
     def compose(self, events: Iterator[Any]) -> _Node | None:
@@ -143,10 +145,10 @@ class _Reader:
                 raise _Stop(f"values are nested deeper than {MAX_DEPTH} levels", line)
             if isinstance(event, yaml.AliasEvent):
                 if event.anchor not in anchors:
-                    raise _Stop(f"no anchor &{event.anchor} stands above", line, "quote a value that begins with *")
+                    raise _Stop(f"no anchor &{event.anchor} is defined above", line, "quote a value that begins with *")
                 anchored = anchors[event.anchor]
                 if anchored is None:
-                    raise _Stop(f"the anchor &{event.anchor} holds itself", line)
+                    raise _Stop(f"the anchor &{event.anchor} contains itself", line)
                 return anchored
             if event.anchor is not None:
                 anchors[event.anchor] = None
@@ -162,7 +164,7 @@ class _Reader:
                 is_list = isinstance(event, yaml.SequenceStartEvent)
                 value = items if is_list else tuple(zip(items[::2], items[1::2], strict=True))
                 if event.tag not in (None, "!", _TAG + ("seq" if is_list else "map")):
-                    self.problem(f"the tag {_short(event.tag)} is not supported", line, "leave it out")
+                    self.problem(f"the tag {_short(event.tag)} is not supported", line, "remove it")
                 made = _Node(line, None, False, value)
             if event.anchor is not None:
                 anchors[event.anchor] = made
@@ -173,7 +175,9 @@ class _Reader:
                 second = root is not None
                 root = node(event, 0)
                 if second:
-                    raise _Stop("a second document begins here", root.line, "remove the line ---")
+                    raise _Stop(
+                        "a second YAML document begins here", root.line, "keep one document and remove the line ---"
+                    )
         return root
 
     def build(self, node: _Node, path: Path, line: int) -> Any:
@@ -249,7 +253,7 @@ class _Reader:
         if kind is float and type(value) is int:
             value = float(value)
         if kind is None or type(value) is not kind:
-            self.problem(f"the tag {_short(tag)} is not supported here", node.line, "leave it out")
+            self.problem(f"the tag {_short(tag)} is not supported here", node.line, "remove it")
         return value
 
 

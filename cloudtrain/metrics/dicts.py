@@ -27,7 +27,7 @@ def parse_dict(text: str) -> dict[Any, Any]:
 
 
 def to_number(raw: Any) -> float | None:
-    """Return a finite or non-finite float, or None where there is no number (transformers 5 prints strings)."""
+    """Return a finite or non-finite float, or None where there is not a number (transformers 5 prints strings)."""
     if isinstance(raw, bool):
         return None
     try:

@@ -10,9 +10,9 @@ from functools import lru_cache
 class Kind(Enum):
     """What a printed name stands for."""
 
-    METRIC = "a loss or a score: its line holds metrics"
-    WEAK = "a metric only beside a step or an epoch"
-    COMPANION = "taken where the line holds a metric"
+    METRIC = "a loss or a score: marks a line as metrics"
+    WEAK = "a metric only on a line with a step or an epoch"
+    COMPANION = "read only from lines that have a metric"
     OTHER = "not known"
     SETTING = "a setting, a time or an amount of memory"
 

@@ -35,7 +35,7 @@ class Steps:
         self._bars: dict[
             str, tuple[int, int, int]
         ] = {}  # by metric: done and size of its newest bar, steps before that bar
-        self._bar: tuple[int, int, int] | None = None  # the same of the bar that stands beside other lines
+        self._bar: tuple[int, int, int] | None = None  # the same of the bar that cannot be combined with other lines
         self._title, self._is_slow = "", False
         self._tied = False  # a line without a step took that bar's
         self._local: tuple[float, int, bool | None] | None = (
@@ -124,7 +124,7 @@ class Steps:
         return int(before) + step
 
     def show_bar(self, bar: Bar) -> int:
-        """Remember a bar that stands beside other lines, and return its step over all epochs."""
+        """Remember a bar that cannot be combined with other lines, and return its step over all epochs."""
         current = self._bar
         if current is not None and current[1] != bar.size:
             replaced = current[0] >= current[1] or (bar.size > current[1] and any(map(str.isalpha, self._title)))
@@ -138,7 +138,7 @@ class Steps:
         return self._bar[0] + self._bar[2]
 
     def is_beside(self, size: int) -> bool:
-        """Return whether a bar of this size is the one that stands beside other lines."""
+        """Return whether a bar of this size is the one that cannot be combined with other lines."""
         return self._bar is not None and self._bar[1] == size
 
     def in_bar(self, name: str, done: int, size: int, epoch: float | None) -> int | None:

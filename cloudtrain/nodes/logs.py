@@ -50,7 +50,9 @@ def merge(
     try:
         offsets = [int(part) for part in after.split(",")] if after else []
     except ValueError:
-        raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
+        raise BadRequest(
+            f"{after!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line"
+        ) from None
     offsets += [0] * (nodes - len(offsets))
     cursor_parts = [str(offset) for offset in offsets]  # kept, since most of a cursor stays as it was
     idle_looks = 0  # looks in which nothing was new: they come less often, down to a fifth, and cost a fifth

@@ -46,7 +46,7 @@ def check_inputs(job: Job) -> list[Problem]:
             message = "nothing mounts an object store on this machine"
             problems.append(Problem(message, f"inputs.{name}.mode", "write copy or stream"))
         elif not OBJECT_STORE.match(item.uri):
-            message = f"{item.uri!r} names no bucket that can be copied from"
+            message = f"{item.uri!r} is not a bucket that cloudtrain can copy from"
             problems.append(Problem(message, f"inputs.{name}.uri", "s3:// or gs://"))
     return problems
 

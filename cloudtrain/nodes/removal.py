@@ -44,7 +44,7 @@ def remove_run(runs: AnyPath, run: str, stops: bool = True) -> None:
     Blocking. Raises OSError. `stops`: its nodes were started on this machine.
     """
     if not run or run != os.path.basename(run) or run.startswith("."):  # noqa: PTH119 - a word, no path
-        raise ValueError(f"{run!r} is no run")
+        raise ValueError(f"{run!r} is not a run")
     folder = expand_path(runs) / run
     for node in sorted(folder.glob("a*/node-*")) if stops else ():
         stop_and_wait(node)

@@ -183,7 +183,7 @@ class RemoteAgent:
                 raise Unreachable(f"{self.host.label}: its Python ended before it was ready")
             raise BackendError(
                 f"{self.host.label}: its Python does not start: {stderr_lines[-1]}",
-                "name another interpreter (python), or what has to come before it (setup)",
+                "set another interpreter (python), or the shell lines that it needs first (setup)",
             )
         return _Session(process, self.host.label)
 

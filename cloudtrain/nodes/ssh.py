@@ -165,7 +165,8 @@ class Remote:
             compression_algs=None, client_factory=self.keys.client_factory(), **given)  # fmt: skip
         if (config.checks and config.no_files) if config else options.known_hosts is None:  # UserKnownHostsFile none
             raise BackendError(
-                f"{host.label}: ~/.ssh/config turns the check of host keys off", "name a file: known_hosts"
+                f"{host.label}: ~/.ssh/config turns off host key checking, which cloudtrain needs",
+                "set known_hosts to a file",
             )
         jump_host = host.jump_host
         if jump_host is None and config and config.jump:
@@ -220,7 +221,7 @@ class Remote:
             add = f"{locked} has a passphrase: ssh-add {locked}; or " if locked else ""
             return BackendError(
                 f"{label} accepts none of the keys that were offered",
-                f"{add}ssh-copy-id, ssh-add, or name one: identity",
+                f"{add}run ssh-copy-id or ssh-add, or set identity to another key",
             )
         prohibited = asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED  # a broken connection has other codes
         if isinstance(error, asyncssh.ChannelOpenError) and error.code == prohibited and self.host.jump is None:

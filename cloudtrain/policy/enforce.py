@@ -13,7 +13,7 @@ from cloudtrain.policy.files import Policy
 def build(policies: Sequence[Policy], target: str, backend: Backend) -> tuple[dict[str, Any], list[str]]:
     """Return file name -> document for the rules of a target, and what the platform cannot hold, one sentence each."""
     if not isinstance(backend, HasPermissions):
-        return {}, [f"nothing on {backend.name} enforces rules: plan alone holds them"]
+        return {}, [f"nothing on {backend.name} enforces rules: only cloudtrain plan enforces them"]
     documents, notes = backend.enforcement(list(requirements(policies, target, backend.name)))
     return dict(documents), notes
 

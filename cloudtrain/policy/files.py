@@ -80,7 +80,7 @@ def read(path: Path, origin: str = "", as_of: str = "") -> Policy:
     problems: list[Problem] = []
     rules = tuple(_rules(document, problems))
     if problems:
-        raise BadPolicy("\n  ".join([f"{path} is no policy:", *map(str, problems)]), "docs: how/team.md")
+        raise BadPolicy("\n  ".join([f"{path} is not a policy:", *map(str, problems)]), "docs: how/team.md")
     return Policy(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), rules, origin, as_of)
 
 
@@ -122,7 +122,7 @@ def _rules(document: Document, problems: list[Problem]) -> list[Rule]:
         except ValueError:
             add("must be names of backends or targets", (*at, "on"), 'on = ["sagemaker"]')
         if len(problems) == before and not requires and not sets:
-            add("requires nothing", at, f"known are {', '.join(REQUIREMENTS)} and set")
+            add("requires nothing", at, f"use {', '.join(REQUIREMENTS)} and set")
         if len(problems) > before:
             continue
         lines = {key: document.mark((*at, key)).line for key in table} | {"": document.mark(at).line}
@@ -148,10 +148,10 @@ def _requirement(key: str, value: Any) -> Any:
         try:
             AMOUNTS[key](value if isinstance(value, str) else "")
         except ValueError as error:
-            raise ValueError(f"is no such amount; {error}") from None
+            raise ValueError(f"is not such an amount; {error}") from None
         return value
     near = nearest(key, [*REQUIREMENTS, "why", "on", "set"])
-    raise ValueError("is not known; " + (f"did you mean {near}?" if near else f"known are {', '.join(REQUIREMENTS)}"))
+    raise ValueError("is not known; " + (f"did you mean {near}?" if near else f"use {', '.join(REQUIREMENTS)}"))
 
 
 def _patterns(value: Any) -> list[str]:

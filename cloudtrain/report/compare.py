@@ -117,7 +117,7 @@ def _sides(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
         "dirty": bool(plan.bundle.get("dirty")),
         "source_sha256": plan.bundle.get("source_sha256"),
         "patch": f"{len(patch.splitlines())} lines, sha256 {_digest(patch)}" if patch else None,
-        "left out of the patch": list(origin.get("left_out") or ()) or None,
+        "not included in the patch": list(origin.get("left_out") or ()) or None,
         "image": "\n".join(
             images.describe_images({node: images.digest_of(image) for node, image in attempts[-1].images.items()})
         )
@@ -148,7 +148,7 @@ def flatten(value: Any) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of everything in some JSON that is no mapping; lists of plain values stay whole."""
+    """Yield the path and value of everything in some JSON that is not a mapping; lists of plain values stay whole."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

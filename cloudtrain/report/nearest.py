@@ -88,8 +88,10 @@ def describe(log: Iterable[LogLine]) -> list[str]:
     """Return what to say of an ended run without metrics: the nearest lines of its log, and what to write to read them."""
     shown = nearest_lines(log)
     if not shown:
-        return ["no metrics were found: no line of the log has a number beside a name"]
-    told = ["no metrics were found; the nearest lines of the log, and what to write in the job file to read them:"]
+        return ["no metrics were found: no line of the log has a name followed by a number"]
+    told = [
+        "no metrics were found in the log. The log lines most like metrics, and the entry for the job file that reads them:"
+    ]
     for line in shown:
         told += [f"node {line.node}, line {line.seq}: {line.text.strip()[:160]}", f"    metrics: {{{line.entry}}}"]
     return told

@@ -88,7 +88,7 @@ def render(
         "commit": f"{origin.get('commit')}{' with changes' if origin.get('dirty') else ''}"
         if origin.get("commit")
         else "",
-        "left out of the patch": "\n".join(origin.get("left_out") or ()),
+        "not included in the patch": "\n".join(origin.get("left_out") or ()),
         "source": record.job.get("source"),
         "image": "\n".join(images.describe_images(attempts[-1].images)),
         "bundle": f"sha256 {plan.bundle.get('sha256')}",

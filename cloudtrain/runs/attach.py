@@ -98,10 +98,21 @@ def attach_all(
 
 
 def attach(uri: str, home: Path | None = None) -> Run:
-    """Copy the history of the run at <output>/<run id> into the store and return the run; blocking.
+    """Add a run that was submitted from another machine to this machine's history; blocking.
 
-    A second call copies what is new. A run that was submitted from here stays as it is. Raises BadRequest,
-    BackendError, MissingExtra.
+    A second call copies what is new. A run that was submitted from this machine does not change.
+
+    Args:
+        uri: The run's folder in its job's output, <output>/<run id>: a path, s3:// or gs://.
+        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+
+    Returns:
+        The run. It can be read and resumed, but not cancelled.
+
+    Raises:
+        BadRequest: There is no run history at `uri`.
+        BackendError: The bucket cannot be reached, or access is denied.
+        MissingExtra: The library for the bucket is not installed.
     """
     store = Store(home or targets.home())
     backend = registry.create_attached(store.home)
@@ -111,7 +122,7 @@ def attach(uri: str, home: Path | None = None) -> Run:
     if record is not None and record.attached is None:
         return Run(run_id, store)
     if record is not None and record.attached != uri:
-        raise BadRequest(f"{run_id} is attached from {record.attached} already", "it is shown from there")
+        raise BadRequest(f"{run_id} is attached from {record.attached} already", "cloudtrain shows it from that place")
     attached_history.forget(store, uri)
     attached_history.copy(store, backend, attempts)
     return Run(run_id, store)

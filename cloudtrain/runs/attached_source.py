@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
     from cloudtrain.source.bundle import Bundle
 
-LIVE = "end it where it was submitted; one that writes nothing for an hour is LOST, and can be resumed here"
+LIVE = "cancel it on the machine that submitted it; a run without output for an hour is LOST and can be resumed here"
 
 
 class Brought(NamedTuple):
@@ -34,12 +34,12 @@ def bring(store: Store, newest: AttemptRecord, uri: str) -> Brought:
     plan, about = newest.plan, newest.plan.bundle
     if not plan.manifest.get("output") or plan.job.keys() == {"name"}:
         raise BadRequest(
-            f"{plan.run_id} cannot be resumed from {uri}: its record holds no job, or it is a copy",
+            f"{plan.run_id} cannot be resumed from {uri}: its record has no job, or it is a copy",
             "attach <output>/<run id> itself",
         )
     data = registry.create_attached(store.home).source(uri, str(about["source_sha256"]))
     if data is None:
-        raise BadRequest(f"{uri} has no source of {plan.run_id}", "resume it on the machine that submitted it")
+        raise BadRequest(f"{uri} has no source of {plan.run_id}", "resume it from the machine that submitted it")
     try:
         bundle = received.package(data, about, store.home / "bundles", **Job.from_dict(plan.job).exceptions)
     except BadRequest as error:
@@ -51,4 +51,6 @@ def describe(plan: Plan, uri: str) -> str:
     """Return what a person who resumes an attached run is asked about."""
     names = ", ".join(sorted(plan.manifest.get("secrets") or {}))
     secrets = f", and gets the secrets {names}" if names else ""
-    return f"{plan.run_id} was submitted elsewhere: its job and source from {uri} run on {plan.target}{secrets}"
+    return (
+        f"{plan.run_id} was submitted from another machine: its job and source from {uri} run on {plan.target}{secrets}"
+    )

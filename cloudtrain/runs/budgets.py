@@ -76,11 +76,12 @@ def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[st
         if total.unpriced_s:
             used += f" (and {units.format_duration(total.unpriced_s)} of nodes without a price)"
         if total.usd >= limit_usd:
-            raise OverBudget(f"{used}: nothing was sent", "raise it below [budgets] of cloudtrain.toml; it is advice of this"
-                             " machine, and limits.max_cost caps a run")  # fmt: skip
+            raise OverBudget(f"{used}: nothing was submitted", "raise it in [budgets] of cloudtrain.toml; it limits new runs of "
+                "this"
+                             " machine only, and limits.max_cost limits a single run")  # fmt: skip
         if total.usd >= WARN_AT * limit_usd:
             next_usd = f"; this run may cost {most:.2f} USD more" if most is not None else ""
-            notes.append(f"{used}{next_usd}. Advice: it counts the runs of this machine, and ends none")
+            notes.append(f"{used}{next_usd}. This budget counts the runs of this machine only, and never stops a run")
     return notes
 
 
@@ -90,9 +91,9 @@ def _unconfirmed(plan: Plan, above_usd: float) -> str:
     if most is not None:
         return f"{plan.run_id} may cost {most:.2f} USD" if most > above_usd else ""
     if plan.price:
-        return f"nothing bounds what {plan.run_id} may cost"
+        return f"nothing limits what {plan.run_id} may cost"
     if issubclass(registry.backend_class(plan.backend), HasMachine):
-        return f"what {plan.run_id} may cost is not known"
+        return f"what {plan.run_id} may cost is unknown"
     return ""
 
 

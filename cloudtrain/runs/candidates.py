@@ -50,9 +50,13 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
     away = [str(row["target"]) for row in rows if row.get("reaches") is False]
     if away:
         names = ", ".join(dict.fromkeys(away))
-        notes.append(f"{names} cannot read the checkpoints of {first.target}: tried only while there are none")
+        notes.append(
+            f"{names} cannot read the checkpoints of {first.target}: tried only as long as there are no checkpoints"
+        )
     if not (first.job.get("limits") or {}).get("max_wait"):
-        notes.append("limits.max_wait is not set: the next candidate is not tried while a request is pending")
+        notes.append(
+            "limits.max_wait is not set: cloudtrain waits for the first candidate without limit instead of trying the next"
+        )
     costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
     at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}
     return replace(first, candidates=tuple(rows), notes=tuple(notes), at_most=at_most)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LEAST_S = 300  # shortest time for which another attempt is started; limits.max_runtime where that is shorter
 END_S = 30.0  # what a platform may bill of an attempt after the end that it reports
-_NO_LIMIT = TimeLimit(None, "the backend does not say what ends a job while no client lives")
+_NO_LIMIT = TimeLimit(None, "this backend cannot guarantee the end of a job when no cloudtrain process runs")
 
 
 def plan_attempt(
@@ -71,7 +71,7 @@ def plan_attempt(
                 raise _too_little(job, plan, limit, used, left_s)
             plan = make(shorter_s)
             limit = limit_of(backend, plan)
-            note = f"what is left of the cap gives this attempt {units.format_duration(shorter_s)}"
+            note = f"the rest of the cost limit gives this attempt {units.format_duration(shorter_s)}"
             plan = replace(plan, notes=(*plan.notes, f"{note} of {job.limits.max_runtime} (limits.max_runtime)"))
     return replace(plan, at_most=worst_case(plan, job.limits, limit, used, earlier, candidates))
 
@@ -106,13 +106,11 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
     problems = []
     key = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
     if limit.seconds is None:
-        problems.append(Problem(f"cannot be held on {plan.backend}: {limit.note}", key, "leave it out"))
+        problems.append(Problem(f"cannot be enforced on {plan.backend}: {limit.note}", key, "remove it"))
     if job.limits.max_cost and not plan.price:
-        hint = (
-            "resources.usd_per_hour says it, or usd_per_hour of the target; `cloudtrain prices refresh` reads lists of"
-        )
+        hint = "set resources.usd_per_hour, or usd_per_hour of the target; `cloudtrain prices refresh` downloads price lists for"
         hint += " prices; max_total_runtime needs none"
-        problems.append(Problem("needs the price of a node, which is not known", "limits.max_cost", hint))
+        problems.append(Problem("needs the price of a node, which is unknown", "limits.max_cost", hint))
     if problems:
         raise BadJob(job.located(problems))
 

@@ -39,10 +39,10 @@ def resolve(job: Job, home: Path) -> Job:
             continue
         ids.append(run.run_id)
         if run.status.state.final and run.status.state is not State.SUCCEEDED:
-            message = f"{run.run_id} has ended {run.status.state}: this job would never be sent"
+            message = f"{run.run_id} has ended {run.status.state}: this job would never start"
             problems.append(Problem(message, f"after[{at}]", f"cloudtrain resume {run.run_id} starts its next attempt"))
         elif run.attached and not run.status.state.final:
-            message = f"{run.run_id} was submitted elsewhere: its end is not seen here"
+            message = f"{run.run_id} was submitted from another machine, so its end is unknown on this machine"
             problems.append(Problem(message, f"after[{at}]", f"cloudtrain wait {run.run_id} waits for it"))
     if problems:
         raise BadJob(job.located(problems))

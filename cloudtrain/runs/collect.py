@@ -95,7 +95,7 @@ class Collector:
                 del self._spools[attempt.attempt_id]
                 raise
             except OSError as error:  # the disk is full: readers ask the platform from now on
-                self._log(f"the log is not kept: {error}")
+                self._log(f"the log cannot be stored: {error}")
                 spool.remove() if spool else None
                 spool = self._spools[attempt.attempt_id] = None
             yield batch

@@ -127,7 +127,7 @@ def check_model(plan: Plan) -> None:
     names = sorted(path.name for path in folder.iterdir())
     problem = ""
     if ADAPTER not in names and "config.json" not in names:
-        problem = f"is no folder of transformers: neither config.json nor {ADAPTER} is in it"
+        problem = f"is not a folder of transformers: neither config.json nor {ADAPTER} is in it"
     elif ADAPTER not in names and not any(name.startswith(TOKENIZER) for name in names):
         problem = "has no tokenizer"
     if problem:
@@ -139,9 +139,11 @@ def _check(evaluation: Evaluation) -> None:
     if not (evaluation.data or evaluation.tasks or evaluation.prompts):
         raise BadRequest("nothing is to be evaluated", "name a file (--data), tasks (--tasks) or a prompt (--prompt)")
     if evaluation.data and "://" not in evaluation.data and not Path(evaluation.data).is_file():
-        raise BadRequest(f"the data {evaluation.data} is no file here", "--data takes a file, or a URI of one")
+        raise BadRequest(f"the data {evaluation.data} is not a file here", "--data takes a file, or a URI of one")
     if evaluation.include_path and not Path(evaluation.include_path).is_dir():
-        raise BadRequest(f"{evaluation.include_path} is no folder here", "--include-path takes a folder of YAML files")
+        raise BadRequest(
+            f"{evaluation.include_path} is not a folder here", "--include-path takes a folder of YAML files"
+        )
     if evaluation.include_path and not evaluation.tasks:
         raise BadRequest("--include-path is for tasks, and none is named", "--tasks NAME")
 

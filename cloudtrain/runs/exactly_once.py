@@ -127,7 +127,7 @@ class ExactlyOnce(Planner):
                 not_checked.append(f"{attempt.run_id} ({run.target})")
         if not_checked:
             self.notes.append(
-                f"interrupted submissions that were not checked: {', '.join(not_checked)}; "
+                f"interrupted submissions that cloudtrain did not check: {', '.join(not_checked)}; "
                 "`cloudtrain show RUN` checks one, `cloudtrain cancel RUN` ends them"
             )
         if mine is None:
@@ -195,7 +195,7 @@ class ExactlyOnce(Planner):
         record = self.store.find(plan.run_id)
         if record.attached:
             raise BadRequest(
-                f"{record.run_id} was submitted elsewhere (attached from {record.attached})",
+                f"{record.run_id} was submitted from another machine (attached from {record.attached})",
                 f"cloudtrain wait {record.run_id}",
             )
         newest = self.store.attempts(plan.run_id)
@@ -218,8 +218,8 @@ class ExactlyOnce(Planner):
 def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:
     """Raise BadRequest: it is not clear whether an interrupted submit of the same job is still wanted."""
     since = f"{age_s / 60:.0f} min" if age_s < 2 * 3600 else f"{age_s / 3600:.0f} h"
-    ending = f"has ended {run.status.state} since" if run.status.failed else "was interrupted"
+    ending = f"has since ended {run.status.state}" if run.status.failed else "was interrupted"
     raise BadRequest(
-        f"the same job was submitted {since} ago as {run.run_id}, and that {ending}",
-        f"--adopt takes {run.run_id}, --new starts another run",
+        f"the same job was submitted {since} ago as {run.run_id}, and that run {ending}",
+        f"--adopt continues {run.run_id}, --new starts another run",
     )

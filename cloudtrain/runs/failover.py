@@ -45,7 +45,7 @@ def next_plans(store: Store, plan: Plan, status: Status) -> tuple[list[Plan], st
         for base in found
         if not saved or attempts.reaches(base, old)
     ]
-    return found, "" if found else stuck or "no new attempt: no candidate reads the run's checkpoints"
+    return found, "" if found else stuck or "no new attempt: no candidate can read the run's checkpoints"
 
 
 def _carried(base: Plan, old: Plan, saved: bool) -> Plan:
@@ -70,7 +70,7 @@ def why_withdrawn(store: Store, attempt: AttemptRecord, status: Status) -> str:
     if not pending or max_wait.max_wait_s is None or seconds_since(attempt.created_at) <= max_wait.max_wait_s:
         return ""
     refused = Status(State.FAILED, event="capacity")
-    reason = f"withdrawn: no machines within {max_wait.max_wait} (limits.max_wait)"
+    reason = f"cancelled: no machines within {max_wait.max_wait} (limits.max_wait)"
     return reason if retry.allowed(store, attempt.plan, refused) else ""
 
 

@@ -26,10 +26,10 @@ def owned(folder: Path, run_id: str) -> Iterator[None]:
     mark = folder / MARK
     owner = mark.read_text("utf-8").strip() if mark.is_file() else None
     if owner not in (None, run_id):
-        raise BadRequest(f"{folder} holds what was fetched from {owner}", "name another folder")
+        raise BadRequest(f"{folder} already has files fetched from {owner}", "choose another folder")
     taken = [name for name in FETCHABLE if (folder / name).exists()] if owner is None else []
     if taken:
-        raise BadRequest(f"{folder} holds {taken[0]}/ already, and not from this run", "name another folder")
+        raise BadRequest(f"{folder} holds {taken[0]}/ already, from another run", "choose another folder")
     if owner is None:
         new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
     assert newest.handle is not None
     backend = attempts.backend_of(newest.plan, store.home, newest.handle)
     if WORKDIR in what and Feature.WORKDIR not in backend.features:
-        hint = "add keep: [out] to the job: the files of that folder can then be fetched from every backend"
+        hint = "add keep: [out] to the job: then fetch can copy the files of that folder from every backend"
         raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
     with owned(folder, run.run_id):
         try:

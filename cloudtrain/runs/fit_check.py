@@ -26,11 +26,11 @@ def check(job: Job, plan: Plan, force: bool, backend: Backend) -> Plan:
     if found is None:
         return plan
     if isinstance(found, str):
-        unknown = {"line": f"not known: {found}"}
+        unknown = {"line": f"unknown: {found}"}
         return replace(plan, fit={"answer": "", **unknown}, time=unknown)
     answer = fit.answer(found, job.resources.accelerator or "GPU")
     if answer.answer == fit.NOT:
-        hint = "; ".join(text for text in (answer.hint, "--force sends it as it is") if text)
+        hint = "; ".join(text for text in (answer.hint, "use --force to submit it anyway") if text)
         if job.trainer and not force:
             raise BadJob(job.located([Problem(f"{answer.line}", "resources.accelerators", hint)]))
     return replace(plan, fit=answer.to_dict(), time=duration.forecast(found, job, plan, _machine(job, plan, backend)))

@@ -76,7 +76,7 @@ def check_labels(key: str, plan: Plan, kept: Mapping[str, str]) -> None:
 def _refuse(key: str, run_id: str, differing: list[str]) -> NoReturn:
     raise BadRequest(
         f"the key {key!r} is already used by run {run_id}, whose job differs in {', '.join(differing) or 'its older format'}",
-        "use another --key, or submit the job as it was",
+        "use another --key, or undo the change of the job",
     )
 
 

@@ -80,6 +80,9 @@ def runs(
         state: only runs in this state.
         name: only runs of jobs of this name.
 
+    Returns:
+        A sequence of Run; a notebook shows it as a table, and `to_pandas()` returns a data frame.
+
     Raises:
         BadRequest: the filter or the column cannot be read.
     """

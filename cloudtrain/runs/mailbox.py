@@ -87,7 +87,7 @@ def _receive(connection: socket.socket) -> Message:
         data += piece
     message = json.loads(data)
     if not isinstance(message, dict):
-        raise ValueError("the message is no object")
+        raise ValueError("the message is not a JSON object")
     return message
 
 

@@ -77,7 +77,7 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     attempt = next(candidate for candidate in store.attempts(run_id) if candidate.attempt_id == attempt_id)
     status = attempt.status if event == "preemption" else record.status
     if event == "idle":
-        status = replace(status, reason="its GPUs were used under 5 % for 30 minutes")
+        status = replace(status, reason="its GPUs were used less than 5 % for 30 minutes")
     reason = "" if secrets.search(status.reason.encode("utf-8", "replace")) else status.reason
     ended = status.state.value + (f": {reason}" if reason else "")
     verdict = verdict_record.load_verdict(store, attempt) if event == "failure" else None
@@ -152,7 +152,7 @@ def _post(address: str, data: Mapping[str, Any]) -> str:
     if address.startswith("env:"):
         address = os.environ.get(address[4:], "")
     if not address.startswith(("https://", "http://")):
-        return "there is no http address"
+        return "no http address is set"
     import urllib.error
     import urllib.request
 

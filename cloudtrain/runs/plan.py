@@ -49,7 +49,19 @@ class Planner:
     def plan(
         self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None
     ) -> Plan:
-        """Return what `submit` would send; packages the source, but sends and stores nothing else."""
+        """Return what `submit` would send. It packages the source, but sends nothing and stores no run.
+
+        Args:
+            job: A Job, a dictionary of its keys, or the path of a job file.
+            sets: Changes of the job, such as `num_nodes=2`.
+            key: Plan the run that `submit(key=...)` would start.
+
+        Returns:
+            The plan: `plan.request` is the request to the platform, `plan.notes` are its notes.
+
+        Raises:
+            BadRequest: The job is wrong; the error lists all problems.
+        """
         return self.plan_job(job, sets, key)[0]
 
     def plan_job(
@@ -186,9 +198,11 @@ class Planner:
             plan = fit_check.check(job, plan, self.force, backend)
         notes = [*plan.notes, *expected, *run_inputs.notes(job)]
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
-            notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")
+            notes.append(f"{resolved.backend} does not support limits.max_wait (a limit for the wait for machines)")
         if job.output and not job.allow_secrets:
-            notes.append(f"the source goes to {job.output} too: who can read there can attach to the run and resume it")
+            notes.append(
+                f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"
+            )
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")
         if layout.accelerate_config or layout.strategy not in ("none", "ddp"):
@@ -262,9 +276,9 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
 def _instead(feature: Feature, kind: type[Backend]) -> str:
     """Return what to write where a backend does not offer something; "" where there is no replacement."""
     if feature is Feature.ENV_SECRETS:
-        stores = "name a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        stores = "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
         return (
-            "write it into a file of mode 600 on the node: file:PATH"
+            "put it into a file with mode 600 on the node and write file:PATH"
             if Feature.FILE_SECRETS in kind.features
             else stores
         )

@@ -85,7 +85,7 @@ class Refresher:
         backend = self._store.find(self._run_id).backend
         if answer and answer.error:
             what = "does not answer" if answer.unreachable else "reports an error"
-            _say(f"{self._run_id}: {backend} {what} since {answer.since} ({answer.error}); waiting for it")
+            _say(f"{self._run_id}: {backend} {what} since {answer.since} ({answer.error}); retrying")
         else:
             _say(f"{self._run_id}: {backend} answers again")
 
@@ -199,7 +199,7 @@ def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s
 def _raise_without_answer(store: Store, attempt: AttemptRecord, state: State) -> None:
     answer = asked.last(store.home, attempt.run_id)
     if answer and answer.error and not state.final:
-        raise Unreachable(f"the log may continue: {answer.describe()}", "try again when it answers")
+        raise Unreachable(f"the log may be incomplete: {answer.describe()}", "try again when it answers")
 
 
 def _say(line: str) -> None:

@@ -62,7 +62,7 @@ def remove(run: Run, *, here: bool = False) -> None:
     except OSError as error:
         raise DiskError(error.filename or run.store.home, error) from None
     if not run.store.delete(run.run_id):
-        raise BadRequest(f"{run.run_id} was resumed meanwhile")
+        raise BadRequest(f"{run.run_id} was resumed in the meantime")
 
 
 def _removable(run: Run) -> Iterator[tuple[str, HasRemoval]]:

@@ -120,7 +120,7 @@ def plan_next(
     newest = earlier[-1].plan
     if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
         hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
-        raise BadRequest(f"resume changes where a run is and for how long, not {', '.join(other)}", hint)
+        raise BadRequest(f"resume can change machines and limits, not {', '.join(other)}", hint)
     number = earlier[-1].number + 1
     if brought is None and target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
@@ -140,16 +140,16 @@ def plan_next(
     plan = planner.plan_stored(resolved, bundle, earlier=earlier)
     notes += [note for note in plan.notes if note not in newest.notes]
     if not saved:
-        notes.append("no checkpoint was saved: it starts from the beginning")
+        notes.append("no checkpoint was saved: the run starts from the beginning")
     elif not attempts.reaches(plan, newest):
         raise BadRequest(
             f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
-            "a run can move where its job names an output (a bucket, or a folder) that both targets use",
+            "to move a run, its job needs an output (a bucket or folder) that both targets can use",
         )
     else:
         notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
     if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
-        notes.append(f"files that keep names do not come along to {resolved.target}: checkpoints do")
+        notes.append(f"files of `keep` are not copied to {resolved.target}: checkpoints do")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
 
 
@@ -169,9 +169,9 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
         if resources.get("instance_type") and (
             Feature.INSTANCE_TYPES not in kind.features or backend != newest.backend
         ):
-            notes.append(f"{resources.pop('instance_type')} is a machine of {newest.target}: it is left out")
+            notes.append(f"{resources.pop('instance_type')} is a machine of {newest.target}: it is ignored")
         if data.get("image") and Feature.IMAGES not in kind.features:
-            notes.append(f"{target} uses no image: {data.pop('image')} is left out")
+            notes.append(f"{target} uses no image: {data.pop('image')} is ignored")
         for name in ("usd_per_hour", "priced_as"):  # of the other target's machines
             resources.pop(name, None)
         data["resources"] = resources
@@ -180,7 +180,7 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
 
 def _alone(old: Plan, new: Plan) -> list[str]:
     """Return that an attempt has no other candidates any more."""
-    alone = f"it tries {new.target} alone: -t, --gpus and --set leave the other candidates of the job out"
+    alone = f"it tries {new.target} alone: -t, --gpus and --set remove the other candidates of the job"
     return [alone] if old.candidates and not new.candidates else []
 
 
@@ -191,6 +191,8 @@ def _layout(old: Plan, new: Plan) -> list[str]:
         return []
     fixed = {"global_batch_size", "global_batch_tokens"} & new.job["hyperparameters"].keys()
     batch = (
-        "the global batch stays" if fixed else "what a step learns from changes with it, unless the script divides it"
+        "the global batch stays"
+        if fixed
+        else "the effective batch size changes with it, unless the script divides the batch"
     )
     return [f"the world size was {before} and is {after}: {batch}"]

@@ -26,6 +26,7 @@ def note(job: Job, texts: Texts) -> str:
     if any(_SIGN.search(text) for text in (" ".join(words), *texts.files.values())) or not texts.complete:
         return ""
     return (
-        f"{job.retry.max_attempts} attempts, but nothing in the source looks like resuming: each would start from the beginning; "
-        "save below $CLOUDTRAIN_CHECKPOINT_DIR and load what is there, or set retry.max_attempts to 1"
+        f"{job.retry.max_attempts} attempts, but no code in the source seems to load a checkpoint, "
+        "so each would start from the beginning; "
+        "save in $CLOUDTRAIN_CHECKPOINT_DIR and load from it, or set retry.max_attempts to 1"
     )

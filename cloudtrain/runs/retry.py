@@ -96,7 +96,7 @@ def without_progress(store: Store, run_id: str, number: int) -> str:
     if saved(store, run_id) & {attempt.attempt_id for attempt in last}:
         return ""
     return (
-        "no new attempt: the last two were lost before either had a newer checkpoint; save more often "
+        "no new attempt: the last two attempts were lost before they saved a new checkpoint; save checkpoints more often "
         "(checkpoint.every), then run `cloudtrain resume`"
     )
 

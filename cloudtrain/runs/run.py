@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A submitted job: one or more attempts under one id. Everything it knows is in the store; it can be made anew."""
+    """A submitted job: one or more attempts under one id. `Run.find(run_id)` returns it again in another process.
+
+    Args:
+        run_id: Its id.
+        store: The history that it is in.
+        adopted: Whether `submit` returned an existing run instead of starting one.
+        watch: Whether to start a background watcher when none is alive.
+    """
 
     def __init__(self, run_id: str, store: Store, *, adopted: bool = False, watch: bool = True) -> None:
         self.run_id = run_id
@@ -36,7 +43,18 @@ class Run:
 
     @classmethod
     def find(cls, text: str | None = None, home: Path | None = None) -> Run:
-        """Return the run of an id or unique prefix, or the newest; raises UnknownRun."""
+        """Return a run of the history.
+
+        Args:
+            text: The run's id or a unique prefix of it; None for the newest run.
+            home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+
+        Returns:
+            The run.
+
+        Raises:
+            UnknownRun: No run, or more than one, has that id or prefix.
+        """
         store = Store(home or targets.home())
         return cls(store.find(text).run_id, store)
 
@@ -65,6 +83,13 @@ class Run:
         older than 10 minutes), and starts a watcher. It starts no attempt itself, unless `may_send`. Where the platform
         did not answer it returns the last known status and calls `complain` (None: writes to standard error).
         From a home that cannot be written it returns the stored status.
+
+        Args:
+            complain: Called with each error instead of printing it.
+            may_send: Start the next attempt when one is due.
+
+        Returns:
+            The status of the run.
         """
         record = self.record
         if record.status.state.final or self.store.database.read_only:
@@ -115,9 +140,17 @@ class Run:
         )
 
     def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:
-        """Block until the run is final, or until `timeout_s` seconds have passed, and return its status.
+        """Block until the run is final and return its status.
 
-        Raises TimeoutError. `tick` is called with the run's row at every look.
+        Args:
+            timeout_s: Seconds to wait at most; None for no limit.
+            tick: Called with the run's record at every look, several times a second at first.
+
+        Returns:
+            The final status.
+
+        Raises:
+            TimeoutError: The run is not final after `timeout_s` seconds. It continues.
         """
         began = time.monotonic()
         with closing(self._refresher()) as refresher:
@@ -134,31 +167,58 @@ class Run:
                 time.sleep(attempts.pause(age_s, 0.02))  # a look is one row of a local file
 
     def result(self, timeout_s: float | None = None) -> Status:
-        """Block until the run is final; raises RunFailed unless it SUCCEEDED."""
+        """Block until the run has SUCCEEDED and return its status.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for no limit.
+
+        Returns:
+            The status; its state is SUCCEEDED.
+
+        Raises:
+            RunFailed: The run ended in another state.
+            TimeoutError: The run is not final after `timeout_s` seconds. It continues.
+        """
         status = self.wait(timeout_s)
         if status.state is not State.SUCCEEDED:
             raise RunFailed(self.run_id, status)
         return status
 
     def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:
-        """Yield the lines of all attempts and nodes; with `follow` until the run is final.
+        """Yield the log lines of all attempts and nodes.
 
-        Marked lines (metrics, states) are events and left out, unless `raw`.
+        Args:
+            follow: Wait for new lines until the run is final (blocking).
+            after: Cursor of a line (`line.cursor`): start with the line after it.
+            raw: Also yield the lines that start with ::cloudtrain:: (metrics and states).
 
-        `after` is the cursor of a line that was seen: reading continues behind it, neither repeating nor skipping.
+        Returns:
+            An iterator of LogLine: at, node, rank, seq, text, cursor.
+
+        Raises:
+            BadRequest: `after` is not the cursor of a line.
         """
         first, _, inner = (after or "1/").partition("/")
         if not first.isdigit():
-            raise BadRequest(f"{after!r} is no cursor of a log")
+            raise BadRequest(f"{after!r} is not a log cursor")
         with closing(self._refresher()) as refresher:
             yield from reading.read_run(
                 self.store, self.run_id, refresher, int(first), inner or None, follow=follow, raw=raw
             )
 
     def plot(self, *names: str, rank: int | None = 0, over: Literal["step", "epoch", "time"] = "step") -> Any:
-        """Return a plotly figure of the run's curves, or of those named; raises BadRequest without plotly.
+        """Return a plotly figure of the run's curves. Points that an attempt repeated after a resume are drawn faint.
 
-        `rank` None draws a curve for each rank. What an attempt did again after a resume is drawn faint.
+        Args:
+            names: Metrics to draw; all metrics without any.
+            rank: Draw the points of this rank; None for a curve of each rank.
+            over: The X axis: `step`, `epoch` or `time`.
+
+        Returns:
+            A plotly Figure.
+
+        Raises:
+            BadRequest: plotly is not installed, or the run has no such metric.
         """
         from cloudtrain.report import plots
 
@@ -213,7 +273,10 @@ class Run:
 
         Args:
             name: A metric, such as `loss`.
-            rank: Whose points; None for all ranks. A metric that rank 0 has not logged is that of the lowest rank that has.
+            rank: Points of this rank; None for all ranks. If rank 0 did not log a metric, the lowest rank that did counts.
+
+        Returns:
+            Rows with step, name, value, at, attempt, rank and epoch.
         """
         self.refresh()
         return self.store.metrics(self.run_id, name, rank)
@@ -228,9 +291,21 @@ class Run:
         star: bool | None = None,
         archive: bool | None = None,
     ) -> Marks:
-        """Change the title, the note, the tags and the star of the run, or archive it: lists leave it out then.
+        """Change the title, the note, the tags or the star of the run, or archive it. Arguments that are None change nothing.
 
-        What is None stays as it is. Returns all marks of the run.
+        Args:
+            title: Name of the run in lists.
+            note: Text that replaces the note.
+            tag: Tags to add.
+            untag: Tags to remove.
+            star: Whether the run has a star.
+            archive: Whether lists hide the run.
+
+        Returns:
+            All marks of the run.
+
+        Raises:
+            BadRequest: A title or tag is too long, or has characters that are not allowed.
         """
         from cloudtrain.history import marks
 
@@ -239,10 +314,20 @@ class Run:
         )
 
     def cancel(self, wait_s: float = 0.0) -> Status:
-        """Ask the platform to end the run and everything it started; returns the status after at most `wait_s` seconds.
+        """Cancel the run and everything that it started.
 
-        The request is stored first, so that it holds even if this process dies now. A final run is left as it is.
-        Where it is not known whether the platform has the job, the watcher cancels it as soon as the platform answers.
+        The request is stored first, so it remains valid even if this process dies. A run that has ended does not change.
+        If it is unknown whether the platform has the job, the watcher cancels it when the platform answers.
+
+        Args:
+            wait_s: Seconds to wait for the end at most.
+
+        Returns:
+            The status after at most `wait_s` seconds.
+
+        Raises:
+            BadRequest: The run is attached: cancel it on the machine that submitted it.
+            BackendError: The platform refuses the request or does not answer; the watcher tries again.
         """
         if self.record.status.state.final:
             return self.record.status
@@ -260,23 +345,36 @@ class Run:
             return self.record.status
 
     def fetch(self, into: str | os.PathLike[str], what: Sequence[str] = FETCHABLE) -> Path:
-        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking. `workdir` on `local` alone.
+        """Copy results of the run to a folder; blocking.
 
-        The folder belongs to this run from then on: another run's is refused, and git and cloudtrain leave it out of
-        what they package. Raises BadRequest.
+        The folder then belongs to this run: results of another run are refused there. git and cloudtrain ignore it when
+        they package a source.
+
+        Args:
+            into: The folder; created if missing.
+            what: Any of `model`, `outputs` and `checkpoints`; `workdir` on the backend `local` only.
+
+        Returns:
+            The folder.
+
+        Raises:
+            BadRequest: The folder belongs to another run, or the run has no such results.
         """
         return fetched.fetch(self.store, self.record, Path(into), what)
 
     def estimator(self) -> Any:
         """Return the newest attempt's `HuggingFace` estimator, for `.deploy()` and `.create_model()`; blocking (imports).
 
-        Its models run in the SDK's inference image of the same versions, or in the `image_uri` that you give them.
-        Raises BadRequest for a run of another backend, MissingExtra.
+        Its models run in the SDK's inference image of the same versions, or in the `image_uri` that you pass.
+
+        Raises:
+            BadRequest: The run is not on SageMaker.
+            MissingExtra: The SageMaker SDK is not installed.
         """
         plan = self.attempts[-1].plan
         backend = attempts.backend_of(plan, self.store.home)
         if not isinstance(backend, HasEstimator):
-            raise BadRequest(f"{self.run_id} ran on {plan.backend}: only SageMaker's runs have an estimator")
+            raise BadRequest(f"{self.run_id} ran on {plan.backend}: only runs on SageMaker have an estimator")
         return backend.estimator(plan)
 
     def resume(
@@ -297,6 +395,9 @@ class Run:
             target: a backend or target other than the last attempt's. The run's output must be reached from there.
             confirm: as of `Submitter`.
             force: as of `Submitter`.
+
+        Returns:
+            This run.
 
         Raises:
             BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
@@ -320,7 +421,22 @@ class Run:
         confirm: Confirm | None = None,
         force: bool = False,
     ) -> Run:
-        """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
+        """Start a new run of the same job; blocks until the platform has answered. This run is recorded as its parent.
+
+        Args:
+            sets: Changes of the job, such as `hyperparameters.lr=1e-4`.
+            source: Folder to package instead of using this run's source.
+            key: Idempotency key: the same key returns the same new run.
+            confirm: as of `Submitter`.
+            force: as of `Submitter`.
+
+        Returns:
+            The new run.
+
+        Raises:
+            BadRequest: The job is wrong, or this run is attached.
+            BackendError: The platform refuses the job; the new run is FAILED.
+        """
         from cloudtrain.runs import resume
 
         self._own_only("run again")
@@ -392,7 +508,7 @@ class Run:
         if uri := self.record.attached:
             raise BadRequest(
                 f"{self.run_id} was submitted elsewhere and can be {what} from there only (attached from {uri})",
-                "`cloudtrain show --json` prints its job: read it, and submit it as your own",
+                "`cloudtrain show --json` prints its job; you can submit it as a new run",
             )
 
     def acknowledge(self) -> None:

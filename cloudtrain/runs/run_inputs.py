@@ -54,7 +54,7 @@ def notes(job: Job) -> Iterator[str]:
 
 def describe_input(item: Mapping[str, Any]) -> str:
     """Return whose results an input is, where they are, and their digest, for a person."""
-    digest = f", sha256 {item['sha256'][:12]}" if item.get("sha256") else ", digest not known"
+    digest = f", sha256 {item['sha256'][:12]}" if item.get("sha256") else ", digest unknown"
     return f"{item.get('what') or 'model'} of {item['run']}: {item['uri']}{digest}"
 
 
@@ -82,11 +82,13 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
         )
     digest = None if waits else _digest(uri, backend, store.home)
     if digest == "":
-        raise BadRequest(f"{run.run_id} has no {what}: there is nothing at {uri}", "cloudtrain fetch shows what it has")
+        raise BadRequest(
+            f"{run.run_id} has no {what}: there is nothing at {uri}", "run cloudtrain fetch to see which results it has"
+        )
     if item.sha256 and digest and item.uri == uri and digest != item.sha256:
         raise BadRequest(
             f"the {what} of {run.run_id} has changed: its sha256 was {item.sha256[:12]}, it is {digest[:12]}",
-            "submit the job file again to use what is there now",
+            "submit the job file again to use the new files",
         )
     return item.model_copy(update={"run": run.run_id, "what": what, "uri": uri, "sha256": digest})
 
@@ -97,7 +99,7 @@ def _check_state(run: RunRecord, what: str) -> None:
     if not state.final:
         raise BadRequest(f"{run.run_id} is still {state}", f"after: [{run.run_id}] holds this job until then")
     if run.status.failed and not what.startswith("checkpoints"):
-        hint = "what: checkpoints takes its checkpoints; a path in uri takes any folder"
+        hint = "use what: checkpoints for its checkpoints, or uri for any other folder"
         raise BadRequest(f"{run.run_id} has ended {state}: its {what} may be incomplete", hint)
 
 

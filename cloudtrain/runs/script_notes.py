@@ -30,9 +30,7 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
         return job, notes
     if not job.has_rank_env and texts.find(world.HINT) and (why := world.why_needed(texts)):
         changes["distributed_env"] = "always"
-        notes.append(
-            f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set all the same, because {why} (distributed_env)"
-        )
+        notes.append(f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set anyway, because {why} (distributed_env)")
     on_sagemaker = backend in SAGEMAKER  # they always have SageMaker's variables
     if job.sm_env is None and not on_sagemaker and (found := texts.find(_SM)):
         changes["sm_env"] = True
@@ -45,7 +43,7 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
             f"{found.place} reads {found.text[1:]}: the AIP_ variables are set, with the run's folders (aip_env)"
         )
     if not on_sagemaker and (found := texts.find(_OPT_ML)):
-        hint = "read SM_MODEL_DIR and the like, or pass {model_dir}"
+        hint = "read SM_MODEL_DIR and similar variables, or pass {model_dir}"
         notes.append(f"{found.place} names a path below /opt/ml, which only SageMaker has: {hint}")
     return job.model_copy(update=changes), notes
 
@@ -55,10 +53,10 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
     found = []
     if plan.manifest.get("rank_env") is False:
         found.append(
-            "one process: RANK, WORLD_SIZE and MASTER_ADDR are not set, as under plain python (distributed_env: always sets them)"
+            "one process: RANK, WORLD_SIZE and MASTER_ADDR are not set, as with plain python (distributed_env: always sets them)"
         )
     if job.form != "script":
-        found.append("it runs once per node and may start ranks of its own: only the number of nodes is checked")
+        found.append("it runs once per node and may start its own processes, so only the number of nodes is checked")
     elif not job.trainer and (job.hyperparameters or job.args):
         found += _style_notes(job, options.declared(texts))
     for key, text in (("run", job.run), ("setup", job.setup)):
@@ -87,7 +85,7 @@ def _style_notes(job: Job, declared: options.Options) -> list[str]:
         for name in bare:
             if (option := declared.by_name.get(name)) and option.takes_value:
                 found.append(
-                    f"--{name} is given bare, and {option.place} wants a value: arg_style: hf writes --{name} true"
+                    f"--{name} is given without a value, but {option.place} needs a value: arg_style: hf writes --{name} true"
                 )
     for name, value in given.items():
         option = declared.by_name.get(name)

@@ -63,7 +63,7 @@ Outcome = Accepted | Refused | Unknown
 def preflight(plan: Plan, backend: Backend) -> None:
     """Raise BadRequest where this process can see that an attempt cannot run; called before its intent is stored."""
     if unset := unset_secrets(plan):
-        raise BadRequest(unset, "export it, or use another source")
+        raise BadRequest(unset, "export it, or use another source for the secret")
     if isinstance(backend, HasPreflight):
         backend.preflight(plan)
 
@@ -95,7 +95,7 @@ def send_attempt(
             if handle is not None:
                 return _record_accepted(store, plan, handle)
             if unset := unset_secrets(plan):
-                text = f"not sent again: {unset} in this process"
+                text = f"not submitted again: {unset} in this process"
                 return _record_not_sent(store, plan, backend, BackendError(text), again=again)
         audit.append(store.home, "submit", plan.run_id, attempt=plan.attempt, target=plan.target or plan.backend)
         try:
@@ -265,7 +265,7 @@ def _record_unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown
 def _unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
     since = attempt.unanswered_since or attempt.created_at
     tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
-    return f"not known since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
+    return f"unknown since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
 
 
 def _end(store: Store, plan: Plan, status: Status) -> None:

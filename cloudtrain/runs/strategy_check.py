@@ -31,7 +31,9 @@ def check(job: Job, plan: Plan, texts: Texts) -> list[str]:
         try:
             config = read_config((texts.root / file).read_text("utf-8"))
         except (OSError, ValueError) as error:
-            problem = Problem(f"{file} is no configuration of Accelerate: {error}", "parallelism.accelerate_config")
+            problem = Problem(
+                f"{file} is not a valid Accelerate configuration: {error}", "parallelism.accelerate_config"
+            )
             raise BadJob(job.located([problem])) from None
     gpus = int(plan.manifest.get("gpus_per_node") or 0)
     if problems := list(find_problems(job, texts, gpus, config)):
@@ -61,16 +63,16 @@ def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) 
         return
     if not gpus:
         yield Problem(
-            f"is {name}, but the job asks for no GPU: without one Accelerate trains plain data parallel, and says nothing",
+            f"is {name}, but the job requests no GPU: without GPUs Accelerate silently uses plain data parallel",
             path,
             "set resources.accelerators, or write ddp",
         )
     if not _uses_accelerate(job, texts):
         yield Problem(
-            f"is {name}, which Accelerate carries out, but no file and no requirement mentions accelerate, transformers, "
+            f"is {name}, which needs Accelerate, but no file and no requirement mentions accelerate, transformers, "
             "trl or deepspeed",
             path,
-            f"leave it out; a script that does it itself says so in a comment: # cloudtrain: {strategy}",
+            f"remove it, or, if the script shards the model itself, say so in a comment: # cloudtrain: {strategy}",
         )
 
 
@@ -86,11 +88,11 @@ def find_replaced(job: Job, config: Mapping[str, Any]) -> str:
             replaced.append(f"{key} {value}" + (f" (the job's is {ours[key]})" if key in ours else ""))
     if not replaced:
         return ""
-    return f"{job.parallelism.accelerate_config}: the job's world replaces {', '.join(replaced)}"
+    return f"{job.parallelism.accelerate_config}: cloudtrain's own settings replace {', '.join(replaced)}"
 
 
 def read_config(text: str) -> dict[str, Any]:
-    """Return what an Accelerate file holds, as Accelerate reads it; raises ValueError for one that is no mapping."""
+    """Return what an Accelerate file holds, as Accelerate reads it; raises ValueError for one that is not a mapping."""
     import yaml
 
     try:
@@ -98,7 +100,7 @@ def read_config(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(str(error).replace("\n", " ")) from None
     if not isinstance(config, dict) or not config:
-        raise ValueError("it holds no keys")
+        raise ValueError("it has no keys")
     return config
 
 

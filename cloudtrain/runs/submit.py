@@ -27,11 +27,15 @@ __all__ = ["Submitter", "identity", "submit"]
 class Submitter(ExactlyOnce):
     """Packages a job, plans it, and submits it exactly once.
 
-    `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
-    win over all others. `home` is where the history lives. With `watch=False` no watcher is
-    started: call `cloudtrain watch` (for CI and containers, where a detached process would not survive). `confirm` is
-    called with a sentence where a run may cost more than `confirm_above` of cloudtrain.toml, and raises to send nothing.
-    `force` sends what does not fit on its GPUs, too.
+    Args:
+        target: A backend or a target of cloudtrain.toml. It overrides the job's own target.
+        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+        watch: Whether to start a background watcher. With False, call `cloudtrain watch`: use it in CI and in containers,
+            where a background process would be killed.
+        confirm: Called with one sentence when a run may cost more than `confirm_above` of cloudtrain.toml. It raises to
+            submit nothing.
+        force: Submit a job even if it does not fit on its GPUs.
+        options: Options of the backend. They override those of the job and of the target.
     """
 
     def submit(
@@ -47,14 +51,22 @@ class Submitter(ExactlyOnce):
     ) -> Run:
         """Submit a job and return its run; blocks until the platform has answered.
 
-        The intent is stored before anything is sent. When an earlier submit of the same job was interrupted, that run is
-        finished and returned instead (`run.adopted`). One that is older than 15 minutes or has failed since needs a
-        decision: `adopt` takes it, `new` starts another run. `key` names the run: the same key returns the same run. A key
-        whose run ended before anything ran (refused, or cancelled before it started) names a new run.
+        The submission is stored before the request is sent. When an earlier submit of the same job was interrupted, this
+        call finishes that run and returns it (`run.adopted`). When the platform's answer is lost, the run is returned
+        QUEUED, and the watcher finds out later whether the platform has the job.
 
-        `after` names runs: this one is held QUEUED until they have SUCCEEDED, in place of the job's own `after`.
+        Args:
+            job: A Job, a dictionary of its keys, or the path of a job file.
+            sets: Changes of the job, such as `num_nodes=2`, as in `cloudtrain submit --set`.
+            key: Idempotency key: the same key returns the same run. If that run ended before anything ran (refused, or
+                cancelled before it started), the key starts a new run.
+            new: Start a second run although an earlier submit of the job was interrupted.
+            adopt: Continue an interrupted submit even if it is older than 15 minutes or failed.
+            parent: Id of the run that this one is recorded as a copy of.
+            after: Runs or run ids. The run stays QUEUED until all of them have SUCCEEDED. It replaces the job's `after`.
 
-        When the answer is lost, the run is returned QUEUED without a handle, and its watcher finds out what happened.
+        Returns:
+            The run, accepted by the platform or QUEUED.
 
         Raises:
             BadRequest: the job is wrong, `key` was used for another job, an old interrupted submit is in the way, or a
@@ -70,7 +82,18 @@ class Submitter(ExactlyOnce):
         return self.send(plan, bundle, key=key, parent=parent)
 
     def submit_plan(self, plan: Plan) -> Run:
-        """Submit exactly this plan, once; raises BadRequest when the bundle of its digest can no longer be made."""
+        """Submit exactly this plan, once; blocks until the platform has answered.
+
+        Args:
+            plan: A plan of `plan`, or read from a file that `cloudtrain plan -o` wrote.
+
+        Returns:
+            The run; the same run when the plan was submitted before.
+
+        Raises:
+            BadRequest: The source has changed since the plan was made.
+            BackendError: The platform refuses the job; the run is FAILED.
+        """
         if self.store.get(plan.run_id):
             return self._run(self.existing(plan))
         plan = policies.check_stored(plan, registry.create_for(plan, self.home), self.home, Path.cwd())
@@ -81,11 +104,24 @@ class Submitter(ExactlyOnce):
 
             bundle = self.package(Resolved(Job.from_dict(plan.job), plan.target, plan.backend))
             if bundle.sha256 != digest:
-                raise BadRequest("the source has changed since the plan was made", "make the plan again")
+                raise BadRequest("the source has changed since the plan was made", "run cloudtrain plan again")
         return self.send(plan, bundle)
 
     def send(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Run:
-        """Store the intent, submit the plan, store the handle and start the watcher."""
+        """Submit a plan with its packaged source, and start the watcher; blocks until the platform has answered.
+
+        Args:
+            plan: What to submit.
+            bundle: The packaged source whose digest the plan has.
+            key: As of `submit`.
+            parent: As of `submit`.
+
+        Returns:
+            The run.
+
+        Raises:
+            BackendError: The platform refuses the job; the run is FAILED.
+        """
         return self._run(self.send_once(plan, bundle, key=key, parent=parent))
 
     def _run(self, submitted: Submitted) -> Run:
@@ -102,7 +138,22 @@ def submit(
     after: Sequence[Run | str] = (),
     **options: Any,
 ) -> Run:
-    """Submit a job (object, dictionary or job file) and return its run; `Submitter` is the long form."""
+    """Submit a job and return its run; blocks until the platform has answered. `Submitter` has more options.
+
+    Args:
+        job: A Job, a dictionary of its keys, or the path of a job file.
+        target: A backend or a target of cloudtrain.toml. It overrides the job's own target.
+        key: Idempotency key: the same key returns the same run.
+        after: Runs or run ids that must have SUCCEEDED before this one starts.
+        options: Options of the backend, and the other arguments of Submitter.
+
+    Returns:
+        The run; `run.wait()` blocks until it has ended.
+
+    Raises:
+        BadRequest: The job is wrong, or `key` was used for another job.
+        BackendError: The platform refuses the job; the run is FAILED.
+    """
     run = Submitter(target, **options).submit(job, key=key, after=after)
     run.acknowledge()
     return run

@@ -98,7 +98,7 @@ class HomeWatcher:
                 if not messages:
                     return False
             time.sleep(0.1)
-        watch_log.write("no watcher answers, and none could be elected")
+        watch_log.write("no watcher is running, and none could be started")
         return False
 
     def _is_elected(self) -> bool:
@@ -269,7 +269,7 @@ class HomeWatcher:
         self._runs.lease_new()
 
     def _fill(self, run_id: str, found: Environ) -> None:
-        """Add variables to a run's environment that were not known since the watcher that had them died."""
+        """Add variables to a run's environment that were unknown since the watcher that had them died."""
         record = self.store.environments([run_id]).get(run_id)
         if record and run_id in self._environs:
             found = {name: value for name, value in found.items() if name in record.lacking}

@@ -139,7 +139,7 @@ def _next(reader: _Reader) -> Entry | None:
     block = reader.read(_BLOCK)
     if block == _ZEROS:
         if reader.read(_BLOCK) != _ZEROS:
-            raise StoreError("the archive has no proper end")
+            raise StoreError("the archive is cut off")
         return None
     kind, path, mode, size, target = _parse(block)
     extra: dict[bytes, bytes] = {}
@@ -255,7 +255,7 @@ class _Reader:
     def finish(self) -> None:
         """Make sure that nothing follows."""
         if self._at != len(self._buffer) or self._piece() or self._inflate.unused_data or self._stream.read(1):
-            raise StoreError("something follows the end of the archive")
+            raise StoreError("the archive has data after its end")
 
     def _piece(self) -> bytes:
         piece = b""

@@ -101,7 +101,7 @@ class Bundle:
                     stream.write(sha256.encode())
             cache.save()
             return bundle
-        raise BadSource(f"{shown(changed)} keeps changing while it is packaged", "name it in .cloudtrainignore")
+        raise BadSource(f"{shown(changed)} changes while cloudtrain packages it", "exclude it in .cloudtrainignore")
 
     @classmethod
     def stored(cls, into: Path, sha256: str) -> Bundle | None:
@@ -141,12 +141,14 @@ class Bundle:
                 with open(self.path, "rb", buffering=0) as stream:
                     archive.extract(stream, temporary, digest.update)
                 if digest.hexdigest() != self.sha256:
-                    raise StoreError("the archive's content is not what its name says")
+                    raise StoreError("the archive's content does not match the digest in its name")
                 temporary.rename(into)
         except BaseException as error:
             _remove_tree(temporary)
             if isinstance(error, StoreError) and not error.hint:
-                raise StoreError(f"{self.path}: {error.message}", "remove it; the next submit makes it again") from None
+                raise StoreError(
+                    f"{self.path}: {error.message}", "delete it; the next submit creates it again"
+                ) from None
             raise
 
     def _remember(self) -> None:
@@ -175,11 +177,11 @@ def why(
     try:
         seen = digests.look(Member(Entry(decision.path, at.st_size, 0o644), str(origin), at))
     except (OSError, Changed):
-        return f"{decision.sentence}; but it cannot be read"
+        return f"{decision.sentence}, but it cannot be read"
     for finding in chain(*secrets.refused(seen, allow_secrets, allow_pointers)):
         location = f"line {finding.line}" if finding.line else "by its name"
         reasons.append("it is a Git-LFS pointer" if finding.kind == limits.POINTER else f"{location}: {finding.kind}")
-    return decision.sentence + (f"; but it is refused: {', '.join(reasons)}" if reasons else "")
+    return decision.sentence + (f", but it is refused: {', '.join(reasons)}" if reasons else "")
 
 
 def runtime_files() -> list[tuple[str, Path]]:
@@ -187,7 +189,10 @@ def runtime_files() -> list[tuple[str, Path]]:
     package = Path(__file__).parents[1]
     folder = next((f for f in (package / "_entrypoints", package.parent / "entrypoints") if f.is_dir()), None)
     if folder is None:
-        raise StoreError("this installation of cloudtrain lacks its entrypoints", "install it again")
+        raise StoreError(
+            "the installation of cloudtrain is incomplete: its entrypoints are missing",
+            "reinstall it: pip install --force-reinstall cloudtrain",
+        )
     files = []
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in ("tests", "__pycache__")]
@@ -225,7 +230,7 @@ def _require(source: Source, names: Sequence[str]) -> None:
         near = get_close_matches(path, sorted(paths), 3, 0.6)
         problems.append(f"{shown(name)} is not there" + (f"; there is {', '.join(map(shown, near))}" if near else ""))
     if problems:
-        raise refusal(f"{source.root} lacks what the job needs", problems)
+        raise refusal(f"{source.root} lacks files that the job needs", problems)
 
 
 def _pack(members: Sequence[Member], digests: Sequence[str], into: Path) -> tuple[str, int]:

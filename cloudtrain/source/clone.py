@@ -2,7 +2,7 @@
 
     <cache>/<digest of the address>/<commit>/     one checkout, complete as soon as it is there, used again
 
-A branch is asked for its commit every time; a full commit id that is there already needs no network. Whoever is asked
+A branch is asked for its commit every time; a full commit id that already exists needs no network. Whoever is asked
 for credentials is git (its credential helpers, the SSH agent): an address that holds some is refused, since addresses
 are stored and shown.
 """
@@ -42,24 +42,24 @@ class Remote:
         """Return the parts of a `git+...` address; raises BadSource, which never repeats a password."""
         safe = hide(url)
         if not url.startswith(SCHEMES):
-            raise BadSource(f"{safe} is no address of a git repository", f"possible are {_FORM}")
+            raise BadSource(f"{safe} is not an address of a git repository", f"use {_FORM}")
         try:
             parts = urlsplit(url.removeprefix("git+"))
             secret = bool(parts.password or (parts.username and parts.scheme in ("http", "https")))
         except ValueError as error:
-            raise BadSource(f"{safe} is no address: {error}", f"possible are {_FORM}") from None
+            raise BadSource(f"{safe} is not a valid address: {error}", f"use {_FORM}") from None
         if secret:
-            raise BadSource(f"{safe} holds credentials, which would be stored with the run",
-                            "leave them out: git's credential helper or the SSH agent provides them")  # fmt: skip
+            raise BadSource(f"{safe} contains credentials, which would be stored with the run",
+                            "remove them and use git's credential helper or the SSH agent")  # fmt: skip
         path, at, rev = parts.path.rpartition("@")
         if not at:
             path, rev = parts.path, ""
         if (at and not _REV.fullmatch(rev)) or path.strip("/") == "" or (parts.hostname or "").startswith("-"):
-            raise BadSource(f"{safe} is no address of a git repository", f"possible are {_FORM}")
+            raise BadSource(f"{safe} is not an address of a git repository", f"use {_FORM}")
         subdirectory = parts.fragment.removeprefix("subdirectory=") if parts.fragment else ""
         inside = not subdirectory.startswith("/") and ".." not in subdirectory.split("/")
         if parts.fragment and not (parts.fragment.startswith("subdirectory=") and subdirectory and inside):
-            raise BadSource(f"{safe} ends in something else than #subdirectory=DIR", f"possible are {_FORM}")
+            raise BadSource(f"{safe} has an unknown part after #; only #subdirectory=DIR is allowed", f"use {_FORM}")
         return cls(f"{parts.scheme}://{parts.netloc}{path}", rev, subdirectory)
 
 
@@ -136,7 +136,9 @@ def _fetch(remote: Remote, commit: str | None, fresh: Path) -> str:
     wanted = commit or remote.rev
     process = git.run(["git", "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}"], fresh)
     if process.returncode:
-        raise BadSource(f"{remote.address} has no branch, tag or commit {wanted}", "the rev stands behind the last @")
+        raise BadSource(
+            f"{remote.address} has no branch, tag or commit {wanted}", "the rev is the part after the last @"
+        )
     return process.stdout.decode().strip()
 
 

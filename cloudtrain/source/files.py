@@ -3,7 +3,7 @@
 In a git repository these are the files that `git ls-files -co --exclude-standard` names and that exist; elsewhere all
 files except those that `.gitignore` files and a few customs (`__pycache__`, `.venv`) leave out. `.cloudtrainignore` is
 written like `.gitignore` and may stand in any folder; the last line that matches a file decides, and one that begins
-with `!` takes a file in although git, or the rule of a folder, leaves it out. Only names, sizes and modes are read.
+with `!` includes a file again although git, or the rule of a folder, leaves it out. Only names, sizes and modes are read.
 """
 
 from __future__ import annotations
@@ -95,28 +95,28 @@ def why(root: Path, name: str) -> Verdict:
     root = _directory(root)
     path = os.path.normpath(os.path.relpath(name, root) if name.startswith("/") else name)
     if path.startswith("../") or path == "..":
-        return Verdict(path, False, f"{name} is out: it is not below {root}")
+        return Verdict(path, False, f"{name} is not packaged: it is not below {root}")
     if not os.path.lexists(root / path):
-        return Verdict(path, False, f"{path} is out: it does not exist")
+        return Verdict(path, False, f"{path} is not packaged: it does not exist")
     chosen = _Choice.of(root, _is_in_git(root))
     if path in chosen.tracked:
         if line := chosen.rules.line(path):
-            return Verdict(path, True, f"{path} is in: {line} takes it in")
+            return Verdict(path, True, f"{path} is packaged: {line} takes it in")
         if not chosen.from_git:
-            return Verdict(path, True, f"{path} is in: no rule leaves it out")
+            return Verdict(path, True, f"{path} is packaged: no rule excludes it")
         reason = "git tracks it" if chosen.tracked[path] else "it is new, and no rule ignores it"
-        return Verdict(path, True, f"{path} is in: {reason}")
+        return Verdict(path, True, f"{path} is packaged: {reason}")
     if path in chosen.left_out:
-        return Verdict(path, False, f"{path} is out: {chosen.left_out[path]}")
+        return Verdict(path, False, f"{path} is not packaged: {chosen.left_out[path]}")
     for folder in (path, *map(str, Path(path).parents)):
         if folder in chosen.nested:
-            return Verdict(path, False, f"{path} is out: {folder} is a repository of its own")
+            return Verdict(path, False, f"{path} is not packaged: {folder} is a repository of its own")
     if (root / path).is_dir() and not (root / path).is_symlink():
-        return Verdict(path, False, f"{path} is out: it is a folder; only files are packaged")
+        return Verdict(path, False, f"{path} is not packaged: it is a folder; only files are packaged")
     if line := chosen.rules.line(path):
-        return Verdict(path, False, f"{path} is out: {line} leaves it out")
-    reason = chosen.explain(path) or "it is no regular file, or in no place where git looks"
-    return Verdict(path, False, f"{path} is out: {reason}")
+        return Verdict(path, False, f"{path} is not packaged: {line} excludes it")
+    reason = chosen.explain(path) or "it is not a regular file, or git does not look there"
+    return Verdict(path, False, f"{path} is not packaged: {reason}")
 
 
 @dataclass
@@ -175,7 +175,7 @@ class _Choice:
                 asked = path + "/" if inside else path
                 ours, reason = self.rules.excludes(asked), out
                 if not reason and (ignored := git_rules.excludes(asked)):
-                    reason = f"{git_rules.line(asked)} leaves it out"
+                    reason = f"{git_rules.line(asked)} excludes it"
                 if not reason and ignored is None and _is_custom(name, inside):
                     reason = f"{name} is never packaged outside of git, unless {IGNORE_FILE} takes it in with !"
                 if inside and (entry_is_repository := os.path.lexists(f"{entry.path}/.git")) and not (ours or reason):
@@ -183,7 +183,7 @@ class _Choice:
                 if inside and not (entry_is_repository or ((ours or reason) and not self.rules.reincludes)):
                     pending.append((path, reason))
                 elif inside or (ours is None and reason):
-                    self.left_out[path] = reason or f"{self.rules.line(asked)} leaves it out"
+                    self.left_out[path] = reason or f"{self.rules.line(asked)} excludes it"
                 elif not ours:
                     self.tracked[path] = False
 
@@ -196,7 +196,7 @@ class _Choice:
 
     def check(self) -> tuple[list[File], dict[str, str], list[os.stat_result]]:
         """Return the files that exist, sorted, the links among them, and how each was; raises BadSource."""
-        problems = [f"{shown(path)} is a git repository of its own; make it a submodule, or name it in {IGNORE_FILE}"
+        problems = [f"{shown(path)} is a separate git repository; make it a submodule, or exclude it in {IGNORE_FILE}"
                     for path in self.nested]  # fmt: skip
         problems += [f"{shown(path)} is a submodule that is not checked out; git submodule update --init fetches it"
                      for path in self.absent_submodules]  # fmt: skip
@@ -211,7 +211,7 @@ class _Choice:
                     continue
                 path.encode()
                 if path == RESERVED or path.startswith(RESERVED + "/"):
-                    problems.append(f"{shown(path)} has a name that bundles keep for their own files; rename it")
+                    problems.append(f"{shown(path)} has a name that is reserved for cloudtrain's own files; rename it")
                 elif stat.S_ISREG(file_stat.st_mode):
                     files.append(File(path, file_stat.st_size, 0o755 if file_stat.st_mode & stat.S_IXUSR else 0o644))
                 elif stat.S_ISLNK(file_stat.st_mode):
@@ -219,16 +219,16 @@ class _Choice:
                     files.append(File(path, len(links[path].encode()), LINK))
                 else:
                     kind = _kind(file_stat.st_mode)
-                    problems.append(f"{shown(path)} is a {kind}; remove it, or name it in {IGNORE_FILE}")
+                    problems.append(f"{shown(path)} is a {kind}; remove it, or exclude it in {IGNORE_FILE}")
                 if len(files) > len(stats):
                     stats.append(file_stat)
             except UnicodeError:
-                problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
+                problems.append(f"{shown(path)} has a name or link target that is not UTF-8")
             except OSError as error:
                 problems.append(f"{shown(path)} cannot be examined: {error.strerror}")
         outward = [path for path in links if leads_out(path, links)]
         problems += [
-            f"{shown(path)} is a link that leads out of the source, to {shown(links[path])}" for path in outward
+            f"{shown(path)} is a link that points outside the source, to {shown(links[path])}" for path in outward
         ]
         if problems:
             raise refusal(
@@ -236,7 +236,9 @@ class _Choice:
             )
         if not files:
             text = "git ignores every file in it" if self.from_git and any(self.root.iterdir()) else "it has no files"
-            raise BadSource(f"{self.root} cannot be packaged: {text}", f"a line !NAME in {IGNORE_FILE} takes a file in")
+            raise BadSource(
+                f"{self.root} cannot be packaged: {text}", f"add a line !NAME to {IGNORE_FILE} includes a file again"
+            )
         return files, links, stats
 
 
@@ -267,8 +269,8 @@ def _instead_of_link(path: str, links: Mapping[str, str]) -> str:
     """Return what to write instead of a link that leads out of the source."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(path).stem).strip("-_") or "data"
     return (
-        f"inputs: {{{name}: {links[path]}}} in the job sends what it points to: {{input:{name}}} in the arguments is its path; "
-        f"a line {path} in {IGNORE_FILE} leaves the link out"
+        f"add inputs: {{{name}: {links[path]}}} to the job to upload what it points to, and {{input:{name}}} in the arguments; "
+        f"or exclude the link with a line {path} in {IGNORE_FILE}"
     )
 
 
@@ -288,7 +290,7 @@ def _directory(root: Path) -> Path:
     root = Path(os.path.abspath(root))  # noqa: PTH100  # not resolve(): git, and messages, shall see the name given
     if not root.is_dir():
         raise BadSource(f"the source {root} " + ("is not a directory" if root.exists() else "does not exist"),
-                        "source: names the directory to package")  # fmt: skip
+                        "source: must be the directory to package")  # fmt: skip
     return root
 
 

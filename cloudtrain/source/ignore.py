@@ -61,7 +61,9 @@ class Rules:
         try:
             spec = GitIgnoreSpec.from_lines(lines)
         except ValueError as error:  # git passes over such a line; here it is reported
-            raise BadSource(f"{self._root / folder / self.name} has a line that is no pattern: {error}") from None
+            raise BadSource(
+                f"{self._root / folder / self.name} has a line that is not a valid pattern: {error}"
+            ) from None
         self._specs[folder] = spec, lines
         self.reincludes = self.reincludes or any(line.startswith("!") for line in lines)
 

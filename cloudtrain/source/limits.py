@@ -29,7 +29,7 @@ def check(files: Sequence[File], allowed: Sequence[str] = ()) -> None:
     """Raise BadSource when a file, or all together, are too large; files that `allowed` matches do not count."""
     counted = [file for file in files if not matches(allowed, file.path)]
     total = sum(file.size for file in counted)
-    hint = f"leave them out in {IGNORE_FILE} and use inputs: in the job; allow_large: lists the files that are meant"
+    hint = f"exclude them in {IGNORE_FILE} and use inputs: in the job; allow_large: lists files to package anyway"
     if over := [file for file in counted if file.size > MAX_FILE]:
         head = f"the source has {_count(len(over))} over {format_size(MAX_FILE)}"
         raise refusal(head, _lines(over), hint, SHOWN)

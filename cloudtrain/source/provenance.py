@@ -122,9 +122,9 @@ def _elsewhere(root: Path, name: str, packaged: Collection[str]) -> str:
     if name in packaged:
         return ""
     if not os.path.lexists(root / name):
-        return f"{name}: that it was removed"
+        return f"{name}: the removal of this file"
     inside = (root / name).is_dir() and any(path.startswith(f"{name}/") for path in packaged)
-    return f"{name}: what a submodule has changed" if inside else ""
+    return f"{name}: changes in a submodule" if inside else ""
 
 
 def _bounded(sentences: list[str], noun: str, more: int = 0) -> list[str]:
@@ -152,12 +152,12 @@ def _searched(root: Path, names: Sequence[str], values: Collection[bytes]) -> tu
 def _problem(name: str, data: bytes, plain: bytes, values: Collection[bytes]) -> str:
     """Return why a file is left out, given its patch and the same without its margin, or an empty string."""
     if kind := secret_guard.suspicious_name(name):
-        return f"a file of this name holds a credential ({kind})"
+        return f"a file with this name usually contains a credential ({kind})"
     if matches := secret_guard.search(plain):
-        return f"it holds what looks like a credential ({matches[0][1]})"
+        return f"it seems to contain a credential ({matches[0][1]})"
     if any(value in plain for value in values):
-        return "it holds the value of a secret"
-    return "it is no text" if b"\0" in data else ""
+        return "it contains the value of a secret"
+    return "it is not text" if b"\0" in data else ""
 
 
 def _with_new(patch: Patch, root: Path, names: Sequence[str], values: Collection[bytes]) -> Patch:
@@ -236,7 +236,7 @@ def _pieces(root: Path, names: Sequence[str], context: str) -> list[bytes]:
     whole = _git(root, (context, "--", *names))
     starts = [match.start() for match in _FILE.finditer(whole)]
     if len(starts) != len(names) or whole[: starts[0]].strip():
-        raise _NoPatch("its files cannot be separated")
+        raise _NoPatch("its files could not be separated")
     return [whole[start:end] for start, end in zip(starts, [*starts[1:], len(whole)], strict=True)]
 
 
@@ -272,7 +272,7 @@ def _kept(bundle: Bundle) -> Patch:
         data = json.loads(_path(bundle).read_bytes())
         return Patch(str(data["text"]), tuple(data["left_out"]))
     except (OSError, ValueError, KeyError):
-        return Patch("", ("nothing was kept when it was packaged",))
+        return Patch("", ("it was not stored when the source was packaged",))
 
 
 def _path(bundle: Bundle) -> Path:

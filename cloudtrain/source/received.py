@@ -47,5 +47,5 @@ def package(data: bytes, about: Mapping[str, Any], into: Path, **exceptions: Seq
             raise BadSource(f"the archive is damaged: {error}") from None
         bundle = Bundle.make(Source.whole(Path(folder), about["commit"], about["dirty"]), into, **exceptions)
     if bundle.source_sha256 != about["source_sha256"]:
-        raise BadSource("the archive holds other files than the run had")
+        raise BadSource("the archive does not have the same files as the run's source")
     return bundle

@@ -112,7 +112,7 @@ NAMES = {
     "id_rsa": "private SSH key", "id_dsa": "private SSH key", "id_ecdsa": "private SSH key",
     "id_ecdsa_sk": "private SSH key", "id_ed25519": "private SSH key", "id_ed25519_sk": "private SSH key",
     "*.ppk": "private SSH key", "*.p12": "key store", "*.pfx": "key store", "*.jks": "key store",
-    "*.kdbx": "password store", ".netrc": "passwords of hosts", "_netrc": "passwords of hosts",
+    "*.kdbx": "password store", ".netrc": "passwords for hosts", "_netrc": "passwords for hosts",
     ".pgpass": "database passwords", ".git-credentials": "git credentials", ".pypirc": "PyPI credentials",
     ".vault-token": "Vault token", ".s3cfg": "AWS credentials", ".boto": "cloud credentials",
     "*/.aws/credentials": "AWS credentials", "application_default_credentials.json": "Google credentials",
@@ -197,13 +197,13 @@ def refuse(findings: Iterable[Finding], allow_secrets: Sequence[str] = (), allow
     hints: list[str] = []
     if secrets:
         parts += _part("what looks like credentials", secrets)
-        hints.append("leave the files out in .cloudtrainignore and use secrets: in the job; allow_secrets: lists the "
-                     "files in which they are meant")  # fmt: skip
+        hints.append("exclude the files in .cloudtrainignore and use secrets: in the job; allow_secrets: lists the "
+                     "files to package anyway")  # fmt: skip
     if pointers:
         parts += _part("Git-LFS pointers instead of the files", pointers)
-        hints.append("git lfs pull fetches the files; allow_pointers: lists those that are meant")
+        hints.append("run git lfs pull to download the files; allow_pointers: lists pointers to package anyway")
     if parts:
-        raise BadSource("the source holds " + "\nand ".join(parts), "; ".join(hints))
+        raise BadSource("the source has " + "\nand ".join(parts), "; ".join(hints))
 
 
 def refused(

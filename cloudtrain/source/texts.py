@@ -121,7 +121,7 @@ def explain(root: Path, sent: Collection[str], path: str) -> str:
         if here.is_dir() and any(name.startswith(f"{plain}/") for name in sent):
             return ""
         inner = next((at for at in here.rglob("*") if at.is_file()), here) if here.is_dir() else here
-        reason = why(root, str(inner.relative_to(root))).sentence.partition(" is out: ")[2]
+        reason = why(root, str(inner.relative_to(root))).sentence.partition(" is not packaged: ")[2]
     except (OSError, ValueError, CloudtrainError):
         return ""
     take_in = f"!{plain}/**" if here.is_dir() else f"!{plain}"

@@ -11,8 +11,8 @@ from typing import Any
 
 STYLES = {"${args}": "argparse", "${args_no_boolean_flags}": "argparse", "${args_no_hyphens}": "hydra"}
 _REFUSED = {
-    "${args_json}": "the script reads the file that WANDB_SWEEP_PARAM_PATH names",
-    "${args_json_file}": "the script reads the file that WANDB_SWEEP_PARAM_PATH names",
+    "${args_json}": "the script must read the file in WANDB_SWEEP_PARAM_PATH",
+    "${args_json_file}": "the script must read the file in WANDB_SWEEP_PARAM_PATH",
 }
 _INTERPRETERS = ("${env}", "${interpreter}", "python", "python3", "/usr/bin/env")
 
@@ -25,14 +25,14 @@ def job_of(program: Any, command: Any) -> tuple[dict[str, Any], str]:
     if command is None:
         command = ["${env}", "${interpreter}", "${program}", "${args}"]
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-        raise ValueError("is a list of words")
+        raise ValueError("must be a list of words")
     for word in command:
         if word in _REFUSED:
-            raise ValueError(f"{word} is not taken over: {_REFUSED[word]}")
+            raise ValueError(f"{word} is not supported: {_REFUSED[word]}")
         if word.startswith("${envvar:"):
-            raise ValueError(f"{word} is not taken over: write the variable below env of a job file")
+            raise ValueError(f"{word} is not supported: set the variable in env of a job file")
         if word.startswith("${") and word not in (*STYLES, "${env}", "${interpreter}", "${program}"):
-            raise ValueError(f"there is no macro {word}")
+            raise ValueError(f"unknown macro {word}")
     words = [str(program) if word == "${program}" else word for word in command]
     if "${program}" in command and not program:
         raise ValueError("${program} needs the key program")
@@ -40,7 +40,7 @@ def job_of(program: Any, command: Any) -> tuple[dict[str, Any], str]:
         words = words[1:]
     macros = [word for word in words if word in STYLES]
     if len(macros) > 1:
-        raise ValueError(f"{' and '.join(macros)} exclude each other")
+        raise ValueError(f"{' and '.join(macros)} cannot be combined")
     entrypoint, rest = _entrypoint(words)
     keys: dict[str, Any] = {"entrypoint": entrypoint}
     if macros:
@@ -56,4 +56,4 @@ def _entrypoint(words: Sequence[str]) -> tuple[str, list[str]]:
     if words and words[0].endswith(".py"):
         return words[0], list(words[1:])
     first = words[0] if words else "nothing"
-    raise ValueError(f"it starts {first}: write a job file with processes_per_node and num_nodes, and name it as job")
+    raise ValueError(f"it starts {first}: write a job file with processes_per_node and num_nodes, and set job: to it")

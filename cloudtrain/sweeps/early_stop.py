@@ -64,7 +64,7 @@ class EarlyStop:
             bands = [band for band in bands if most is None or band < most] if kind == "asha" else bands
         bands = sorted({band for band in bands if band >= 1})
         if not bands:
-            raise ValueError("there is no band: raise max_iter or s, or lower eta")
+            raise ValueError("hyperband has no brackets with these values: raise max_iter or s, or lower eta")
         return cls(kind, tuple(bands), float(eta), strict=kind == "asha" or bool(given.get("strict", True)))
 
     def stops(self, mine: Sequence[float], others: Sequence[Sequence[float]]) -> str:

@@ -31,7 +31,7 @@ WANDB = (
 )  # fmt: skip
 OURS = ("target", "budget", "max_parallel", "max_failed", "seed")
 REFUSED = {
-    "controller": "the watcher of this machine drives a sweep: leave it out",
+    "controller": "not needed: this machine's watcher runs the sweep. Remove it",
     "scheduler": "use method: bayes, random, grid, tpe, nsga2 or cmaes",
 }
 _METRIC = ("name", "goal", "target", "impute")
@@ -115,9 +115,9 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         folder: to which its relative paths belong.
         job: the job's keys, where the sweep is a section of a job file.
     """
-    problems = [Problem(f"is not for a sweep here: {REFUSED[key]}", key) for key in document if key in REFUSED]
+    problems = [Problem(f"is not supported for sweeps: {REFUSED[key]}", key) for key in document if key in REFUSED]
     for key in document.keys() - {*WANDB, *OURS, *REFUSED}:
-        problems.append(Problem("is no key of a sweep", key, f"one of {', '.join((*WANDB, *OURS))}"))
+        problems.append(Problem("is not a key of a sweep file", key, f"one of {', '.join((*WANDB, *OURS))}"))
     if document.get("kind", "sweep") != "sweep":
         problems.append(Problem(f"is {document['kind']!r}, not sweep", "kind"))
     notes: list[str] = []
@@ -125,7 +125,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     if method not in METHODS:
         problems.append(Problem(f"is {method!r}" if method else "is missing", "method", f"one of {', '.join(METHODS)}"))
     elif method == "bayes":
-        notes.append("method bayes is TPE here (Optuna), not W&B's Gaussian process")
+        notes.append("method bayes uses TPE (Optuna), not W&B's Gaussian process")
     parameters, wrong = parse(document.get("parameters") or {})
     problems += wrong
     metrics = _metrics(document, problems)
@@ -135,9 +135,9 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         except ValueError as error:
             problems.append(Problem(str(error), "method"))
     if len(metrics) > 1 and METHODS.get(method) not in ("tpe", "nsga2", "random", "grid"):
-        problems.append(Problem(f"{method} has one metric", "metrics", "use nsga2 or tpe"))
+        problems.append(Problem(f"{method} supports one metric only", "metrics", "use nsga2 or tpe"))
     if method not in ("random", "grid") and method in METHODS and not metrics:
-        problems.append(Problem("is missing: the method learns from it", "metric"))
+        problems.append(Problem("is missing: this method needs a metric to optimize", "metric"))
     stop = _early_stop(document, metrics, problems)
     job, given = _job(document, folder, job, problems)
     budget = _budget(document, problems)
@@ -149,12 +149,12 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     targets = document.get("target")
     listed = targets if isinstance(targets, list) else [targets]
     if not all(target is None or isinstance(target, str) for target in listed) or not listed:
-        problems.append(Problem("is a target's name or a list of names", "target"))
+        problems.append(Problem("must be a target's name or a list of names", "target"))
     if problems:
         raise BadJob(problems)
     if METHODS[method] != "grid" and budget.trials is None and budget.hours is None and budget.usd is None:
         raise BadJob(
-            [Problem("nothing ends this sweep", "run_cap", "write run_cap: 20, or budget with trials, hours or usd")]
+            [Problem("this sweep has no end", "run_cap", "set run_cap: 20, or budget: with trials, hours or usd")]
         )
     name = str(document.get("name") or job.get("name") or folder.name)
     return SweepFile(
@@ -176,7 +176,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
 def _metrics(document: Mapping[str, Any], problems: list[Problem]) -> list[Metric]:
     one, several = document.get("metric"), document.get("metrics")
     if one is not None and several is not None:
-        problems.append(Problem("and metric exclude each other", "metrics"))
+        problems.append(Problem("and metric cannot be combined", "metrics"))
     found = []
     for at, given in enumerate(several if isinstance(several, list) else [one] if one is not None else []):
         path = f"metrics.{at}" if several else "metric"
@@ -185,7 +185,7 @@ def _metrics(document: Mapping[str, Any], problems: list[Problem]) -> list[Metri
             problems.append(Problem("needs a name", path))
             continue
         for key in given.keys() - set(_METRIC):
-            problems.append(Problem(f"is no key of a metric here; it has {', '.join(_METRIC)}", f"{path}.{key}"))
+            problems.append(Problem(f"is not a key of metric; it has {', '.join(_METRIC)}", f"{path}.{key}"))
         metric = Metric(given["name"], given.get("goal", "minimize"), given.get("target"), given.get("impute", "worst"))
         if metric.goal not in ("minimize", "maximize"):
             problems.append(Problem(f"is {metric.goal!r}: minimize or maximize", f"{path}.goal"))
@@ -242,7 +242,7 @@ def _job(
     named = [key for key in ("job", "program", "command") if document.get(key) is not None]
     if section_of is not None:
         if named:
-            problems.append(Problem("the job is this file: leave it out", named[0]))
+            problems.append(Problem("the sweep file itself is the job: remove the key job", named[0]))
         return dict(section_of), "arguments"
     if not named:
         problems.append(
@@ -250,7 +250,7 @@ def _job(
         )
         return {}, "arguments"
     if "job" in named and len(named) > 1:
-        problems.append(Problem("and job exclude each other", named[1]))
+        problems.append(Problem("and job cannot be combined", named[1]))
         return {}, "arguments"
     keys: dict[str, Any] = {}
     given = "arguments"

@@ -116,7 +116,7 @@ def _most_usd(plan: Plan) -> float:
         hint = (
             "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
         )
-        raise BadRequest("budget.usd needs the most that a trial can cost, and it is not known", hint)
+        raise BadRequest("budget.usd needs the maximum cost of a trial, which is unknown", hint)
     return float(usd)
 
 
@@ -128,7 +128,7 @@ def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> 
     from cloudtrain.sweeps.draw import draw
 
     first = draw(sweep, 1, [])
-    assert first is not None, "a sweep has at least one trial"
+    assert first is not None, "a sweep needs at least one trial"
     params, _ = first
     targets, bundle = [], None
     name = ""

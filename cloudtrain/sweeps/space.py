@@ -102,7 +102,7 @@ class Parameter:
         """Return all values, for a grid; raises ValueError for a distribution that has no list of them."""
         if self.distribution not in _LISTED:
             raise ValueError(
-                f"a grid has no steps for {self.distribution}: write values: [...], int_uniform or q_uniform"
+                f"grid search needs a list of values for {self.distribution}: write values: [...], int_uniform or q_uniform"
             )
         if self.is_list:
             return list(self.values)
@@ -123,7 +123,7 @@ def parse(document: Mapping[str, Any]) -> tuple[list[Parameter], list[Problem]]:
         except ValueError as error:
             problems.append(Problem(str(error), path))
     if not found and not problems:
-        problems.append(Problem("names no parameter", "parameters"))
+        problems.append(Problem("lists no parameter", "parameters"))
     return found, problems
 
 
@@ -178,26 +178,26 @@ def _guess(given: Mapping[str, Any]) -> str:
 def _check(kind: str, keys: Mapping[str, Any]) -> None:
     """Raise ValueError where the keys of a distribution contradict each other."""
     if "values" in keys and (not isinstance(keys["values"], list) or not keys["values"]):
-        raise ValueError("values is a list of at least one value")
+        raise ValueError("values must be a list of at least one value")
     if "probabilities" in keys:
         shares = keys["probabilities"]
         numbers = isinstance(shares, list) and all(_is_number(share) and share >= 0 for share in shares)
         if not numbers or len(shares) != len(keys["values"]) or not sum(shares):
-            raise ValueError("probabilities has one number for each of values, none below 0")
+            raise ValueError("probabilities needs one number for each of values, none negative")
     for key in ("min", "max", "q", "mu", "sigma", "a", "b"):
         if key in keys and not _is_number(keys[key]):
             raise ValueError(f"{key} is {keys[key]!r}, not a number")
     if keys.get("q", 1) <= 0 or keys.get("sigma", 1) < 0 or keys.get("a", 1) <= 0 or keys.get("b", 1) <= 0:
-        raise ValueError("q, a and b are above 0, and sigma is not below 0")
+        raise ValueError("q, a and b must be above 0, and sigma must not be negative")
     if kind == "int_uniform" and not all(type(keys[key]) is int for key in _LIMITS):
-        raise ValueError("int_uniform has whole numbers as min and max")
+        raise ValueError("min and max of int_uniform must be whole numbers")
     if "min" in keys and "max" in keys:
         if keys["min"] > keys["max"]:
             raise ValueError(f"min is {keys['min']}, above max, {keys['max']}")
         if kind.endswith("_values") and keys["min"] <= 0:
-            raise ValueError(f"{kind} has a min above 0")
+            raise ValueError(f"{kind} needs a min above 0")
         if kind in _EXPONENTS and (keys["max"] > 700 or keys["min"] < -700):
-            raise ValueError(f"{kind} takes exponents of e, not values: write {kind}_values for values")
+            raise ValueError(f"{kind} takes exponents of e, not values; for values use {kind}_values for values")
 
 
 def _is_number(value: Any) -> bool:

@@ -30,14 +30,17 @@ class Sweep:
     """A sweep in the history.
 
     `Sweep(job, parameters, ...)` starts one: `Sweep({"entrypoint": "train.py"}, {"lr": {"min": 1e-5, "max": 1e-2}},
-    method="tpe", metric={"name": "loss"}, run_cap=20, target="prod")`. It blocks until the first trial was planned, and
-    raises BadRequest with all that is wrong. The watcher of this machine does the rest; this process may end.
+    method="tpe", metric={"name": "loss"}, run_cap=20, target="prod")`. It blocks until the first trial was planned. The
+    watcher of this machine starts the trials; this process may end.
 
     Args:
         job: a job file, or its keys.
         parameters: the section `parameters` of a sweep file.
         home: where the history lives; None for the user's.
         keys: the other keys of a sweep file (docs/how/sweep.md).
+
+    Raises:
+        BadRequest: the sweep is wrong; the error lists all problems.
     """
 
     sweep_id: str
@@ -59,7 +62,18 @@ class Sweep:
 
     @staticmethod
     def find(sweep_id: str | None = None, home: Path | None = None) -> Sweep:
-        """Return the sweep of an id or a unique prefix, the newest for None; raises UnknownRun."""
+        """Return a sweep of the history.
+
+        Args:
+            sweep_id: The sweep's id or a unique prefix of it; None for the newest sweep.
+            home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+
+        Returns:
+            The sweep.
+
+        Raises:
+            UnknownRun: No sweep, or more than one, has that id or prefix.
+        """
         found = Sweep.__new__(Sweep)
         found.home = home or default_home()
         found._history = SweepHistory(found.home)
@@ -114,14 +128,25 @@ class Sweep:
     def importance(self) -> dict[str, float]:
         """The share of the first metric's variance that each parameter explains; {} before 8 trials have a result.
 
-        Raises MissingExtra without Optuna and scikit-learn.
+        Raises:
+            MissingExtra: Optuna or scikit-learn is not installed.
         """
         known = [trial for trial in self.trials if trial.result]
         values = [trial.result[0] if trial.result else None for trial in known]
         return importance([trial.params for trial in known], values)
 
     def run(self, trial: TrialRecord) -> Run:
-        """Return the run of a trial; raises BadRequest for one that was not submitted."""
+        """Return the run of a trial.
+
+        Args:
+            trial: One of `trials`.
+
+        Returns:
+            The run.
+
+        Raises:
+            BadRequest: The trial was not submitted.
+        """
         if trial.run_id is None:
             raise BadRequest(
                 f"trial {trial.number} of {self.sweep_id} has no run", f"cloudtrain sweep show {self.sweep_id}"
@@ -129,7 +154,17 @@ class Sweep:
         return Run(trial.run_id, Store(self.home))
 
     def wait(self, timeout_s: float | None = None) -> SweepRecord:
-        """Wait until the sweep has ended and return its record; blocking. Raises TimeoutError."""
+        """Block until the sweep has ended.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for no limit.
+
+        Returns:
+            The sweep's record; `record.state` is SUCCEEDED, FAILED or CANCELLED.
+
+        Raises:
+            TimeoutError: The sweep has not ended after `timeout_s` seconds. It continues.
+        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while (record := self.record).live:
             self.ensure_driven()
@@ -148,14 +183,21 @@ class Sweep:
         self._change("PAUSED", "paused", ("RUNNING",))
 
     def resume(self) -> None:
-        """Start trials again after a pause."""
+        """Resume a paused sweep."""
         self._change("RUNNING", "", ("PAUSED",))
         self.ensure_driven()
 
     def extend(self, trials: int) -> None:
-        """Allow more trials than its budget says; a sweep that has ended continues."""
+        """Allow more trials; a sweep that has ended continues.
+
+        Args:
+            trials: Number of trials to add to the budget.
+
+        Raises:
+            BadRequest: The sweep has no limit on the number of trials.
+        """
         if self.file.budget.trials is None:
-            raise BadRequest(f"{self.sweep_id} has no budget of trials", "its other limits stay as they are")
+            raise BadRequest(f"{self.sweep_id} has no limit on the number of trials", "its other limits do not change")
         self._history.extend(self.sweep_id, trials)
         self.ensure_driven()
 

@@ -37,7 +37,19 @@ class _World(TypedDict):
 
 
 class TrainingResult(_World):
-    """What came of a training: the trained model, the last loss, and where it was trained."""
+    """The result of `train_distributed`, a dictionary with these keys.
+
+    Attributes:
+        model: the trained model, the same object that was passed.
+        model_name: the name of its class.
+        final_loss: the last loss that rank 0 logged.
+        run_id: id of the run, for `cloudtrain show`.
+        synthetic: whether model and data were synthetic.
+        status: always "distributed_trained"; a failure raises.
+        nodes_used: nodes that trained.
+        world_size: processes that trained.
+        device: `cpu` or `cuda`, of rank 0.
+    """
 
     model: Any
     model_name: str
@@ -50,8 +62,13 @@ class TrainingResult(_World):
 class DistributedTraining:
     """Trains models in memory over the nodes of a target.
 
-    `target`, `home` and the options are Submitter's. Subclasses may override `communication_hook` (how gradients are
-    synchronised), `recover` (what follows a failure) and `log` (where words go; else the logger cloudtrain.training).
+    Subclasses may override `communication_hook` (how gradients are synchronised), `recover` (whether a failed run
+    resumes) and `log` (where lines go; by default to the logger cloudtrain.training).
+
+    Args:
+        target: A backend or a target of cloudtrain.toml; None for the default.
+        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+        options: The other arguments of Submitter.
     """
 
     def __init__(self, target: str | None = None, *, home: Path | None = None, **options: Any) -> None:
@@ -113,7 +130,7 @@ class DistributedTraining:
             status: always "distributed_trained"; what fails raises.
 
         Raises:
-            BadRequest: what cannot be sent, or a job that cannot be done.
+            BadRequest: the model or the data cannot be sent, or the job is wrong.
             RunFailed: the run did not succeed; the first failing rank's last lines are in its notes.
         """
         _torch()
@@ -181,20 +198,32 @@ class DistributedTraining:
     def recover(self, run: Run, status: Status) -> bool:
         """Return whether a run that ended otherwise than SUCCEEDED resumes from its last checkpoint.
 
-        Here it does where its last attempt has written a checkpoint: otherwise it would fail in the same way.
-        Preempted and lost attempts are started again without being asked, as `retry` says.
+        By default it resumes if its last attempt has saved a checkpoint; otherwise it would fail in the same way again.
+        Preempted and lost attempts are retried before this is called, as the key `retry` says.
+
+        Args:
+            run: The run that failed.
+            status: Its status.
+
+        Returns:
+            True to resume the run, False to raise RunFailed.
         """
         from cloudtrain.runs.retry import saved
 
         return run.attempts[-1].attempt_id in saved(run.store, run.run_id)
 
     def log(self, text: str) -> None:
-        """Take a sentence on the training, or a line of its ranks."""
+        """Write one line: a sentence about the training, or a log line of a rank.
+
+        Args:
+            text: The line.
+        """
         _logger.info("%s", text)
 
     def __reduce__(self) -> Any:
         raise BadRequest(
-            f"a {type(self).__name__} does not travel to the nodes", "let no hook, loss or dataset refer to it"
+            f"a {type(self).__name__} cannot be sent to the nodes",
+            "remove references to it from hooks, loss and dataset",
         )
 
     # -- the steps ----------------------------------------------------------------------------------------------------
@@ -233,13 +262,13 @@ class DistributedTraining:
                         self.log(f"[{line.node}:{line.rank}] {line.text}")
                 status = run.wait()
             except KeyboardInterrupt:
-                self.log(f"detached: {run.run_id} keeps running; cloudtrain cancel {run.run_id} ends it")
+                self.log(f"detached: {run.run_id} continues; cloudtrain cancel {run.run_id} ends it")
                 raise
             if status.state is State.SUCCEEDED:
                 return
             if status.state is State.CANCELLED or not self.recover(run, status):
                 break
-            self.log(f"{run.run_id} ended {status.state}: it resumes from its last checkpoint")
+            self.log(f"{run.run_id} ended {status.state}: resuming from its last checkpoint")
             run.resume()
         failure = RunFailed(run.run_id, status)
         rank_name, lines = last_lines.failure_lines(_failed_rank(run))
@@ -255,8 +284,8 @@ def _divide(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     known = {item.name for item in fields(module("trainer.arguments").Arguments)}
     if strange := sorted(options.keys() & known - taken):
         raise BadRequest(
-            f"{strange[0]} is an argument for texts and models that the shared trainer reads itself",
-            "write a job with trainer: true, or leave it out",
+            f"{strange[0]} is an argument of the shared trainer only, which loads models and texts itself",
+            "write a job with trainer: true, or remove the argument",
         )
     sets = {name: value for name, value in options.items() if name in taken}
     return sets, {name: value for name, value in options.items() if name not in taken}

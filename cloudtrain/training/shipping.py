@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30  # of model and data together: every node gets its own copy of them
 MAX_SYNTHETIC = 1 << 32  # of made-up numbers, which every rank holds in memory
 HIDDEN = 64  # width of a synthetic model
-HERE = "put the data into a bucket with save_to_disk of `datasets` and pass its address, or write a job with `inputs`"
+HERE = "save the data to a bucket (save_to_disk of `datasets`) and pass its URI, or write a job with `inputs`"
 
 
 def check(model: Any, data: Any) -> None:
@@ -36,7 +36,7 @@ def check(model: Any, data: Any) -> None:
 
     if not isinstance(model, torch.nn.Module):
         raise BadRequest(
-            f"a {type(model).__name__} is no model to train",
+            f"a {type(model).__name__} is not a model that can be trained",
             'pass a torch module, or {"model_name": ...} for a synthetic one',
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -47,7 +47,7 @@ def check(model: Any, data: Any) -> None:
         hasattr(data, "__len__") and hasattr(data, "__getitem__")
     ):
         raise BadRequest(
-            f"a {type(data).__name__} is no map-style dataset and no IterableDataset",
+            f"a {type(data).__name__} is not a map-style dataset and not an IterableDataset",
             "it needs __len__ and __getitem__, as a list has",
         )
     first = next(iter(data), None) if isinstance(data, torch.utils.data.IterableDataset) or not len(data) else data[0]
@@ -70,15 +70,15 @@ def make_synthetic(model: Any, data: Any) -> tuple[str, Any, dict[str, int]]:
             'as {"model_name": "net"}, {"samples": 1000}',
         )
     if strange := [*(model.keys() - {"model_name"}), *(data.keys() - {"samples", "features"})]:
-        raise BadRequest(f"a synthetic training has no {strange[0]}", "it has model_name, samples and features")
+        raise BadRequest(f"a synthetic training has no option {strange[0]}", "use model_name, samples and features")
     sizes = {"samples": data.get("samples", 1000), "features": data.get("features", 16)}
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
-            raise BadRequest(f"{name} is a whole number from 1 on, not {value!r}")
+            raise BadRequest(f"{name} must be a whole number above 0, not {value!r}")
     if sizes["samples"] * sizes["features"] * 4 > MAX_SYNTHETIC:
         raise BadRequest(
             f"{sizes['samples']:,} samples of {sizes['features']:,} features are over {MAX_SYNTHETIC >> 30} GiB",
-            "ask for fewer",
+            "use fewer samples",
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -152,7 +152,7 @@ class _Bounded:
 
 
 def _too_large() -> str:
-    return f"model and data are over {MAX_BYTES >> 20:,} MiB, which every node would get a copy of"
+    return f"model and data are over {MAX_BYTES >> 20:,} MiB, and every node would receive a copy"
 
 
 def _of_transformers(model: Any) -> bool:

@@ -67,7 +67,7 @@ class SharedGpus:
         usable = _usable(uuids, self._environ)
         if self._asked > len(usable):
             shows = f"has {len(usable)}" if usable else "shows none"
-            raise Refused(f"{self._asked} GPUs per node were asked for, this machine {shows} (nvidia-smi)")
+            raise Refused(f"{self._asked} GPUs per node were requested, this machine {shows} (nvidia-smi)")
         self.turn.wait()
         try:
             queue = GpuQueue()
@@ -87,8 +87,8 @@ class SharedGpus:
         mine = queue.take_rest(least, usable)
         if usable and not mine:
             self._log.say(
-                f"{least} processes, and {len(usable)} GPUs that other jobs use or wait for: the ranks see none of them"
-                " (resources.accelerators waits for free ones)"
+                f"{least} processes, and {len(usable)} GPUs that other jobs use or wait for: the ranks run on CPU."
+                " Set resources.accelerators to wait for free GPUs"
             )
         self._manifest.gpus_per_node = len(mine)
         return mine
@@ -119,7 +119,7 @@ class SharedGpus:
         if queue.place > 1:
             return f"number {queue.place} in the queue for {wanted}"
         others = "".join(f"; GPU {number}: {self._busy[gpu]}" for number, gpu in enumerate(usable) if gpu in self._busy)
-        return f"number 1 in the queue for {wanted}, {len(queue.free)} free{others}"
+        return f"first in the queue for {wanted}, {len(queue.free)} free{others}"
 
 
 def _usable(uuids: list[str], environ: Mapping[str, str]) -> list[str]:

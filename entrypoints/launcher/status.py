@@ -86,6 +86,6 @@ def write(folder: str, fields: dict[str, object]) -> None:
             os.unlink(half)
         except OSError:
             pass
-        with open(path, "r+", encoding="utf-8") as file:  # its block is there already
+        with open(path, "r+", encoding="utf-8") as file:  # its block already exists
             file.write(text.ljust(os.path.getsize(path)))
             file.truncate()

@@ -25,9 +25,9 @@ def check_world(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]
     if cluster.launched:
         real = int(environ["WORLD_SIZE"])
         if real != manifest.world_size:
-            raise Refused(f"{manifest.world_size} processes were asked for, another launcher started {real}")
+            raise Refused(f"{manifest.world_size} processes were requested, but another launcher started {real}")
     elif cluster.nodes is not None and not manifest.fewest_nodes <= cluster.nodes <= manifest.nodes:
-        raise Refused(f"{manifest.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
+        raise Refused(f"{manifest.nodes} nodes were requested, but {cluster.platform} gave {cluster.nodes}")
     elif not 0 <= cluster.node_rank < manifest.nodes:
         raise Refused(f"node rank {cluster.node_rank} is not one of {manifest.nodes} nodes")
     elif cluster.node_rank > 0 and not cluster.control_port:

@@ -123,9 +123,9 @@ class Supervisor:
 
             text = traceback.format_exc()
             self.log.say(text.rstrip())
-            broken = f"the launcher broke: {text.splitlines()[-1]}"
+            broken = f"internal error of the launcher: {text.splitlines()[-1]}"
             self._outcome = Outcome("FAILED", EXIT_BROKEN, "launcher", None, broken)
-        return self._finish(self._outcome or refused_outcome("the launcher came to no verdict"))
+        return self._finish(self._outcome or refused_outcome("the launcher could not determine the result"))
 
     def _listen(self) -> None:
         """Turn signals and the guard's death into something that the loop can wait for."""
@@ -266,7 +266,7 @@ class Supervisor:
             if self._end_at is not None and now >= self._end_at:
                 self._end_at = None
                 if self._end_state == "PREEMPTED":
-                    self.log.say("this slice of max_runtime is over: the ranks save and exit, the next slice resumes")
+                    self.log.say("this time slice is over: the ranks save and exit, and the next slice resumes")
                 self._peers.stop(self._end_state)
             due = now - beat >= TICK_S
             if due:
@@ -278,7 +278,9 @@ class Supervisor:
                 if self.status.cancelled and not self._cancelled:
                     self._request()
                 if self._lease is not None and self._stopping is None and self._lease.over():
-                    self.log.say(f"no client has looked at this job for {self._lease.length_s:g} s: it ends")
+                    self.log.say(
+                        f"no cloudtrain process has contacted this job for {self._lease.length_s:g} s: it ends"
+                    )
                     self._peers.stop("PREEMPTED")
                 if self._stall is not None and self._stall.look(self._ranks.running, now):
                     self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), usage.gpus_idle_s)
@@ -396,7 +398,7 @@ class Supervisor:
             self.status.set(state="STOPPING")
             self.log.event("state", state="STOPPING")
             if state in HUNG:
-                self.log.say(f"{hung_reason(state, self._manifest)}; where the ranks are:")
+                self.log.say(f"{hung_reason(state, self._manifest)}; stack of each rank:")
                 show_stacks(self._ranks)
                 self._kill_at = time.monotonic() + STACKS_S
                 return
@@ -524,7 +526,7 @@ def main(source: str, guard: int, lifeline: int) -> int:
     """Run the supervisor of this node and return its exit code."""
     processes.adopt_orphans()
     if os.environ.get("CLOUDTRAIN_STDIN") == "1" and starter_died():
-        print("who started this supervisor died before giving it its secrets", file=sys.stderr)
+        print("the process that started this supervisor ended before it sent the secrets", file=sys.stderr)
         return EXIT_LOST
     try:
         supervisor = Supervisor(os.environ, source, guard, lifeline)

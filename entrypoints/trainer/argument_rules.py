@@ -28,17 +28,17 @@ def contradictions(arguments: Any, items: Mapping[str, Field[Any]]) -> list[str]
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
                  "logging_steps", "block_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):  # fmt: skip
         if getattr(arguments, name) < 1:
-            problems.append(f"--{name} is at least 1")
+            problems.append(f"--{name} must be at least 1")
     for name in ("save_steps", "save_total_limit", "eval_steps", "max_steps", "global_batch_size",
                  "global_batch_tokens", "early_stopping_patience"):  # fmt: skip
         if getattr(arguments, name) == 0 or getattr(arguments, name) < -1:
-            problems.append(f"--{name} is at least 1, or -1")
+            problems.append(f"--{name} must be at least 1, or -1")
     if arguments.max_steps < 0 and arguments.num_train_epochs <= 0:
-        problems.append("--num_train_epochs is above 0")
+        problems.append("--num_train_epochs must be above 0")
     if not 0 <= arguments.validation_split_percentage < 100:
-        problems.append("--validation_split_percentage lies between 0 and 100")
+        problems.append("--validation_split_percentage must be between 0 and 100")
     if arguments.bf16 and arguments.fp16:
-        problems.append("--bf16 and --fp16 exclude each other")
+        problems.append("--bf16 and --fp16 cannot be combined")
     problems += [sentence for wrong, sentence in _pairs(arguments) if wrong]
     problems += _trackers(arguments)
     if arguments.push_to_hub and not arguments.hub_model_id:
@@ -67,11 +67,11 @@ def _task(arguments: Any) -> list[str]:
         if not re.match(r"[^\W\d]\w*=", pair)
     ]
     if arguments.task_args and not arguments.own_task:
-        problems.append(f"--task_args is for a task of your own, not for {arguments.task}")
+        problems.append(f"--task_args works with your own task only, not with {arguments.task}")
     if arguments.own_task and arguments.use_peft:
-        problems.append("--use_peft is for the built-in tasks: add the adapter in the task's model()")
+        problems.append("--use_peft works with the built-in tasks only: add the adapter in the model() of your task")
     if arguments.dpo_beta <= 0:
-        problems.append("--dpo_beta is above 0")
+        problems.append("--dpo_beta must be above 0")
     return problems
 
 
@@ -81,25 +81,28 @@ def _pairs(arguments: Any) -> list[tuple[bool, str]]:
     blocks, silent = arguments.task == "causal-lm", arguments.eval_strategy == "no"
     stream = arguments.streaming
     return [
-        (min(sizes) > 0, "--global_batch_size and --global_batch_tokens exclude each other"),
+        (min(sizes) > 0, "--global_batch_size and --global_batch_tokens cannot be combined"),
         (
             max(sizes) > 0 and arguments.gradient_accumulation_steps > 1,
-            "--gradient_accumulation_steps follows from the global batch: leave one of them out",
+            "--gradient_accumulation_steps is computed from the global batch: remove one of the two",
         ),
         (
             sizes[1] > 0 and not blocks,
-            f"--global_batch_tokens is for blocks, samples of {arguments.task} differ in length",
+            f"--global_batch_tokens needs samples of equal length, but samples of {arguments.task} differ in length",
         ),
-        (stream and not blocks, f"--streaming is for causal-lm, not for {arguments.task}"),
-        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: the length of a stream is not known"),
-        (stream and arguments.dataloader_num_workers > 0, "--streaming reads in the rank: no --dataloader_num_workers"),
+        (stream and not blocks, f"--streaming works with the task causal-lm only, not with {arguments.task}"),
+        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: the length of a stream is unknown"),
+        (
+            stream and arguments.dataloader_num_workers > 0,
+            "--streaming cannot be combined with --dataloader_num_workers",
+        ),
         (
             stream and max(arguments.max_train_samples, arguments.max_train_bytes) >= 0,
-            "--streaming is bounded by --max_steps alone: no --max_train_samples, no --max_train_bytes",
+            "--streaming ends at --max_steps only: remove --max_train_samples and --max_train_bytes",
         ),
-        (stream and arguments.eval_strategy == "epoch", "--streaming knows no epochs: write --eval_strategy steps"),
-        (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: name it with --model"),
-        (arguments.use_peft and arguments.lora_r < 1, "--lora_r is at least 1"),
+        (stream and arguments.eval_strategy == "epoch", "--streaming has no epochs: use --eval_strategy steps"),
+        (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: set --model"),
+        (arguments.use_peft and arguments.lora_r < 1, "--lora_r must be at least 1"),
         (arguments.merge_adapter and not arguments.use_peft, "--merge_adapter needs --use_peft"),
         (
             arguments.attn_implementation.startswith("flash") and arguments.mixed_precision == "no",

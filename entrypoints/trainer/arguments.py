@@ -47,7 +47,7 @@ class Arguments:
     )
     dataset_config: str = _is("", "Configuration of a hub dataset.")
     dataset_split: str = _is("train", "Split of a hub dataset.")
-    validation_split_percentage: float = _is(5.0, "Documents (or rows) held out where there is no --eval_dataset.")
+    validation_split_percentage: float = _is(5.0, "Documents (or rows) held out for evaluation without --eval_dataset.")
     text_column: str = _is("text", "Column of the text in jsonl, csv, parquet and hub datasets.")
     messages_column: str = _is(
         "messages", "Column of the conversations for chat: lists of role and content; else prompt and completion are."
@@ -58,92 +58,94 @@ class Arguments:
     max_train_samples: int = _is(-1, "Training samples: blocks of a language model, rows in classification.")
     max_eval_samples: int = _is(-1, "Samples of an evaluation.")
     token_cache: str = _is(
-        "", "Folder that keeps tokens for later attempts and runs, or none. Default: the user's cache, for large texts."
+        "",
+        "Folder that caches tokens for later attempts and runs, or none. Default: the user's cache, for large texts.",
     )
-    streaming: bool = _is(False, "Read the texts as they come and keep none; needs --max_steps.")
-    dataloader_num_workers: int = _is(0, "Processes that prepare batches, beside each rank.")
+    streaming: bool = _is(False, "Stream the texts instead of loading them all; needs --max_steps.")
+    dataloader_num_workers: int = _is(0, "Data loader worker processes of each rank.")
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")
 
     # model
-    task: str = _is("causal-lm", f"What is learned: {', '.join(TASKS)}, or a class of the source: mypkg.task:MyTask.")
+    task: str = _is("causal-lm", f"Task: {', '.join(TASKS)}, or a class of the source: mypkg.task:MyTask.")
     task_args: list[str] = _is(  # noqa: RUF009
         [], "Options of your own task: name=value, as JSON or as text."
     )
-    dpo_beta: float = _is(0.1, "In dpo, how strongly the model is kept near the reference model.")
+    dpo_beta: float = _is(0.1, "In dpo, beta: how strongly the model stays near the reference model.")
     chat_template_path: str = _is("", "File with a chat template (Jinja). Default: the tokenizer's.")
     assistant_only_loss: bool = _is(
         True, "In chat, compute the loss on the assistant's tokens only; off: on every token."
     )
     model: str = _is(
-        "", "Hub name, folder or input:NAME of a pretrained model. Left out: from scratch, as --model_type says."
+        "", "Hub name, folder or input:NAME of a pretrained model. Default: train from scratch, see --model_type."
     )
     tokenizer: str = _is("", "Hub name, folder, input:NAME, or bpe:4096 to train one. Default: the model's, bpe:4096.")
     model_type: str = _is("llama", "Architecture from scratch: llama, qwen2, gpt2, bert or any that transformers has.")
-    hidden_size: int = _is(256, "Width, from scratch.")
+    hidden_size: int = _is(256, "Hidden size, from scratch.")
     intermediate_size: int = _is(-1, "Size of the feed-forward layers, from scratch; -1: the architecture's default.")
     num_hidden_layers: int = _is(4, "Layers, from scratch.")
     num_attention_heads: int = _is(4, "Attention heads, from scratch.")
     num_key_value_heads: int = _is(-1, "Key and value heads, from scratch; -1: as many as attention heads.")
-    tie_word_embeddings: bool = _is(True, "One matrix for input and output embeddings, from scratch.")
-    dropout: float = _is(-1.0, "Every dropout that the architecture has; -1: as its configuration says.")
+    tie_word_embeddings: bool = _is(True, "Tie input and output embeddings, from scratch.")
+    dropout: float = _is(-1.0, "Dropout of all layers; -1: the architecture's default.")
     attn_implementation: str = _is("sdpa", "Attention: sdpa, eager, flash_attention_2.")
-    gradient_checkpointing: bool = _is(False, "Compute activations again instead of keeping them.")
-    torch_compile: bool = _is(False, "Compile the model.")
-    torch_compile_backend: str = _is("inductor", "Compiler: inductor, aot_eager, ...")
-    torch_compile_mode: str = _is("", "Its mode: reduce-overhead, max-autotune, ...")
-    use_peft: bool = _is(False, "Train a LoRA adapter, the pretrained model stays as it is.")
+    gradient_checkpointing: bool = _is(False, "Gradient checkpointing: recompute activations instead of keeping them.")
+    torch_compile: bool = _is(False, "Compile the model with torch.compile.")
+    torch_compile_backend: str = _is("inductor", "Backend of torch.compile: inductor, aot_eager, ...")
+    torch_compile_mode: str = _is("", "Mode of torch.compile: reduce-overhead, max-autotune, ...")
+    use_peft: bool = _is(False, "Train a LoRA adapter and freeze the pretrained model.")
     lora_r: int = _is(16, "Rank of the adapter.")
-    lora_alpha: int = _is(32, "What the adapter is scaled by, over its rank.")
+    lora_alpha: int = _is(32, "LoRA alpha: the adapter is scaled by alpha / rank.")
     lora_dropout: float = _is(0.05, "Dropout before the adapter.")
     lora_target_modules: list[str] = _is(  # noqa: RUF009
-        [], "Modules that get one: q_proj v_proj, or all-linear. Default: as peft has it for the architecture."
+        [], "Modules with an adapter: q_proj v_proj, or all-linear. Default: as peft has it for the architecture."
     )
-    merge_adapter: bool = _is(False, "Save the whole model with the adapter merged into it, not the adapter.")
+    merge_adapter: bool = _is(False, "Save the model with the adapter merged into it, instead of the adapter alone.")
 
     # optimisation
-    optim: str = _is("adamw_torch_fused", "AdamW in one kernel, or step by step.", OPTIMIZERS)
+    optim: str = _is("adamw_torch_fused", "Fused AdamW kernel, or the standard implementation.", OPTIMIZERS)
     learning_rate: float = _is(5e-5, "Peak learning rate of AdamW.")
-    weight_decay: float = _is(0.0, "Of matrices; biases and norms have none.")
+    weight_decay: float = _is(0.0, "Weight decay of matrices; biases and norms have none.")
     adam_beta1: float = _is(0.9, "AdamW's beta1.")
     adam_beta2: float = _is(0.999, "AdamW's beta2.")
     adam_epsilon: float = _is(1e-8, "AdamW's epsilon.")
-    max_grad_norm: float = _is(1.0, "Norm to which gradients are clipped; 0: not at all.")
-    num_train_epochs: float = _is(3.0, "Passes over the data.")
-    max_steps: int = _is(-1, "Optimiser steps; overrides --num_train_epochs.")
-    lr_scheduler_type: str = _is("linear", "Shape of the learning rate.", SCHEDULES)
-    warmup_steps: float = _is(0.0, "Steps of warm-up; below 1 a share of all steps.")
-    warmup_ratio: float = _is(0.0, "Share of all steps that are warm-up, where --warmup_steps is 0.")
-    per_device_train_batch_size: int = _is(8, "Samples of one rank in one forward pass.")
-    per_device_eval_batch_size: int = _is(8, "Samples of one rank in one forward pass of an evaluation.")
-    gradient_accumulation_steps: int = _is(1, "Forward passes for one optimiser step.")
+    max_grad_norm: float = _is(1.0, "Maximum gradient norm (clipping); 0: off.")
+    num_train_epochs: float = _is(3.0, "Number of epochs.")
+    max_steps: int = _is(-1, "Optimizer steps; overrides --num_train_epochs.")
+    lr_scheduler_type: str = _is("linear", "Learning rate schedule.", SCHEDULES)
+    warmup_steps: float = _is(0.0, "Warm-up steps; below 1: a fraction of all steps.")
+    warmup_ratio: float = _is(0.0, "Warm-up as a fraction of all steps, if --warmup_steps is 0.")
+    per_device_train_batch_size: int = _is(8, "Batch size of one rank in one forward pass.")
+    per_device_eval_batch_size: int = _is(8, "Batch size of one rank in an evaluation.")
+    gradient_accumulation_steps: int = _is(1, "Gradient accumulation: forward passes per optimizer step.")
     global_batch_size: int = _is(
-        -1, "Samples of all ranks in one optimiser step; --gradient_accumulation_steps follows from it."
+        -1, "Samples of all ranks in one optimizer step; --gradient_accumulation_steps follows from it."
     )
-    global_batch_tokens: int = _is(-1, "The same in tokens, for blocks of --block_size.")
+    global_batch_tokens: int = _is(-1, "Like --global_batch_size, but in tokens; for blocks of --block_size.")
     bf16: bool = _is(False, "Mixed precision with bfloat16.")
     fp16: bool = _is(False, "Mixed precision with float16 (GPU only).")
-    gradient_compression: str = _is("no", "Type in which ddp sends gradients.", ("no", "fp16", "bf16"))
-    seed: int = _is(42, "Of the model's first weights, the order of samples, dropout.")
+    gradient_compression: str = _is("no", "Data type in which ddp sends gradients.", ("no", "fp16", "bf16"))
+    seed: int = _is(42, "Random seed of initial weights, sample order and dropout.")
 
     # evaluation, logging, checkpoints
     eval_strategy: str = _is(
-        "no", "Evaluations during training; one at the end there is anyhow.", ["no", "steps", "epoch"]
+        "no", "When to evaluate during training; an evaluation at the end always runs.", ["no", "steps", "epoch"]
     )
     eval_steps: int = _is(-1, "Steps between evaluations; -1: as --logging_steps.")
-    load_best_model_at_end: bool = _is(False, "Go back to the best evaluation's checkpoint, which is kept.")
+    load_best_model_at_end: bool = _is(False, "At the end, load the checkpoint with the best evaluation.")
     metric_for_best_model: str = _is(
         "loss",
-        "What is best: loss, perplexity, accuracy, f1 or another result of an evaluation; loss and perplexity: the lowest.",
+        "Metric that selects the best checkpoint: loss, perplexity, accuracy, f1 or another result "
+        "of an evaluation; loss and perplexity: the lowest.",
     )
-    early_stopping_patience: int = _is(-1, "End after so many evaluations in a row that were no better.")
-    early_stopping_threshold: float = _is(0.0, "How much better counts as better for that.")
+    early_stopping_patience: int = _is(-1, "Stop after this many evaluations in a row without improvement.")
+    early_stopping_threshold: float = _is(0.0, "Minimum improvement that counts for early stopping.")
     eval_on_start: bool = _is(True, "Evaluate before the first step.")
-    logging_steps: int = _is(10, "Steps between lines of progress.")
-    logging_first_step: bool = _is(True, "A line for the first step too.")
+    logging_steps: int = _is(10, "Steps between progress lines.")
+    logging_first_step: bool = _is(True, "Print progress of the first step too.")
     save_steps: int = _is(-1, "Steps between checkpoints; -1: as the job's `checkpoint.every` says.")
-    save_total_limit: int = _is(-1, "Checkpoints that are kept; -1: as the job's `checkpoint.keep` says.")
+    save_total_limit: int = _is(-1, "Number of checkpoints to keep; -1: as the job's `checkpoint.keep` says.")
     save_async: bool = _is(
-        True, "Train on while a checkpoint is written, from a copy of the state in the host's memory."
+        True, "Continue training while a checkpoint is written from a copy of the state in host memory."
     )
     report_to: list[str] = _is([], f"Trackers: {', '.join(TRACKERS)}.")  # noqa: RUF009
     run_name: str = _is("", "Name of the run in trackers; default: the run id.")
@@ -151,11 +153,11 @@ class Arguments:
     wandb_entity: str = _is("", "Team or user in W&B; default: WANDB_ENTITY, then that of the key.")
     wandb_group: str = _is("", "Group of runs in W&B.")
     wandb_tags: list[str] = _is([], "Tags in W&B.")  # noqa: RUF009
-    sample_prompt: str = _is("", "Beginning of the sample that a language model writes at the end.")
+    sample_prompt: str = _is("", "Prompt of the sample text that a language model generates at the end.")
     sample_prompts: list[str] = _is(  # noqa: RUF009
-        [], "More of them. All samples are in the table `samples`, in W&B too."
+        [], "More prompts. All generated texts are in the table `samples`, also in W&B."
     )
-    sample_tokens: int = _is(96, "Length of that sample; 0: none.")
+    sample_tokens: int = _is(96, "Tokens of each generated text; 0: none.")
 
     # the hub
     push_to_hub: bool = _is(False, "Upload the model at the end; the token is in HF_TOKEN.")
@@ -203,7 +205,7 @@ def parse(argv: Sequence[str], made: type[A] = Arguments) -> A:  # type: ignore[
     problems = [_unknown(text, items) for text in strange if text.startswith("--")]
     loose = [text for text in strange if not text.startswith("--")]
     if loose and not problems:
-        problems.append(f"{loose[0]!r} belongs to no flag")
+        problems.append(f"{loose[0]!r} does not belong to a flag")
     values: dict[str, Any] = {}
     for name, text in vars(known).items():
         if text is not None:
@@ -235,7 +237,7 @@ def _help(item: Field[Any]) -> str:
 def _unknown(text: str, items: Sequence[str] | dict[str, Any]) -> str:
     name = text.removeprefix("--").partition("=")[0].replace("-", "_")
     near = difflib.get_close_matches(name, list(items), 1, 0.6)
-    return f"--{name} is no flag of the shared trainer" + (f"; did you mean --{near[0]}?" if near else "")
+    return f"--{name} is not a flag of the shared trainer" + (f"; did you mean --{near[0]}?" if near else "")
 
 
 def _read(kind: Any, text: Any) -> Any:
@@ -262,5 +264,5 @@ def parse_or_exit(argv: Sequence[str], parse: Callable[[Sequence[str]], A] = par
     except Misuse as error:
         for line in str(error).splitlines():
             print(f"train.py: {line}", file=sys.stderr)
-        print("train.py: the flags are listed by `python train.py --help`", file=sys.stderr)
+        print("train.py: run `python train.py --help` to list the flags", file=sys.stderr)
         raise SystemExit(2) from None

@@ -30,7 +30,7 @@ class BestEvaluation:
         value = scores[self.name]
         gain = float("inf") if self.value is None else (value - self.value) * self.sign
         self.in_vain = 0 if gain > self.threshold else self.in_vain + 1
-        if not gain > 0:  # what is no number is never best
+        if not gain > 0:  # what is not a number is never best
             return False
         self.value = value
         return True

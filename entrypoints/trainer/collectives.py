@@ -106,7 +106,7 @@ def check_same(name: str, mine: str) -> None:
     values = every_rank(mine)
     if odd := [rank for rank, value in enumerate(values) if value != values[0]]:
         raise Unsupported(
-            f"the {name} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions"
+            f"the {name} of rank {odd[0]} differs from rank 0's: use the same files and package versions on all nodes"
         )
 
 

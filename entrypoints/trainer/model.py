@@ -53,7 +53,7 @@ def outline(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn
         return _adjusted(model, arguments, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
         model_name = arguments.model or f"of type {arguments.model_type}"
-        raise Unsupported(f"the model {model_name} cannot be made: {str(error).strip().splitlines()[0]}") from None
+        raise Unsupported(f"the model {model_name} cannot be created: {str(error).strip().splitlines()[0]}") from None
 
 
 def _outlined(
@@ -75,7 +75,7 @@ def _outlined(
         model = _adjusted(model, arguments, tokenizer)
     weights = Weights.of(model, recorder, arguments.seed, stored)
     if weights.unknown:
-        raise Whole(f"it is not known how {weights.unknown[0]} is initialised")
+        raise Whole(f"cloudtrain does not know how {weights.unknown[0]} is initialised")
     model.initial_weights = weights
     return model  # type: ignore[no-any-return]
 
@@ -128,7 +128,7 @@ def _config(arguments: Arguments, tokenizer: Any, names: dict[str, Any]) -> Any:
 
     width, heads = arguments.hidden_size, arguments.num_attention_heads
     if width % heads:
-        raise Unsupported(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
+        raise Unsupported(f"--hidden_size {width} is not a multiple of --num_attention_heads {heads}")
     inner = arguments.intermediate_size
     if inner < 0:
         inner = 64 * round(width * 8 / 3 / 64) if arguments.model_type in GATED else 4 * width

@@ -53,7 +53,7 @@ def unpacked(folder: Path, arguments: InMemoryArguments, inputs: Mapping[str, st
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
         if arguments.python and arguments.python != here:
             raise Unsupported(
-                f"the model was pickled by Python {arguments.python}, here is {here}: use the same on both sides"
+                f"the model was pickled with Python {arguments.python}, but this node runs {here}: use the same version on both"
             )
         sys.path.insert(0, str(folder.parent))  # where cloudpickle lies
         with open(folder / "parts.pkl", "rb") as stream:

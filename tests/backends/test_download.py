@@ -262,7 +262,7 @@ def test_a_damaged_part_is_noticed_and_fetched_again(place: Place, tmp_path: Pat
 def test_an_object_that_always_arrives_damaged_is_refused(place: Place, tmp_path: Path):
     place.put("run/m", DATA)
     place.proxy.change = lambda body: b"?" + body[1:]
-    with pytest.raises(BackendError, match="does not arrive as it is stored"):
+    with pytest.raises(BackendError, match="the download differs from the stored object"):
         place.fetch(tmp_path / "out")
     assert not (tmp_path / "out" / "m").exists()
 
@@ -409,5 +409,5 @@ def test_the_command_says_what_is_full_and_exits_with_2(home: Path, tmp_path: Pa
     assert main(["fetch", run.run_id, "-o", str(small_disk / "out")]) == 2
     shown = capsys.readouterr().err
     assert f"error: {small_disk}/out/model/m cannot be written: No space left on device" in shown
-    assert "hint: free some space, or name a folder on another disk" in shown
+    assert "hint: free some space, or choose a folder on another disk" in shown
     assert not (small_disk / "out" / "model" / "m").exists()

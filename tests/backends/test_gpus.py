@@ -42,7 +42,7 @@ def test_a_job_that_names_none_sees_those_that_are_there(project, machine_with, 
     code, log, said = submit(project, "train.py", *more)
     assert code == 0, said
     assert seen(log) == expected
-    assert ("2 processes and 1 GPUs: the ranks see none of them" in log) is (gpus == 1)
+    assert ("2 processes and 1 GPUs: the ranks run on CPU" in log) is (gpus == 1)
 
 
 def notes(folder: Path, backend: str, **resources: object) -> str:
@@ -55,11 +55,11 @@ def notes(folder: Path, backend: str, **resources: object) -> str:
     return "\n".join(Planner(backend, **options).plan(job).notes)
 
 
-@pytest.mark.parametrize(("backend", "where"), [("local", "this machine"), ("ssh", "each machine")])
+@pytest.mark.parametrize(("backend", "where"), [("local", "this machine"), ("ssh", "every machine")])
 def test_the_plan_says_which(project, backend: str, where: str):  # noqa: F811
     (project / "train.py").write_text("")
-    assert f"no accelerators are named: the ranks see the GPUs of {where}" in notes(project, backend)
-    assert "accelerators: 0 hides the GPUs" in notes(project, backend, accelerators=0)
+    assert f"the job does not request GPUs: each rank uses one GPU of {where}" in notes(project, backend)
+    assert "accelerators: 0 hides all GPUs" in notes(project, backend, accelerators=0)
 
 
 def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, home: Path):  # noqa: F811
@@ -86,7 +86,7 @@ def test_the_plan_says_which_resources_have_no_effect(project, backend: str, ign
         note for note in notes(project, backend, cpus=8, memory="64GiB", disk_gb=200).split("\n") if "effect" in note
     ]
     keys = ", ".join(f"resources.{key}" for key in ignored.split(", ") if key)
-    assert found == [f"{keys}: without effect on {backend}, which reserves none"] * bool(ignored)
+    assert found == [f"{keys}: without effect on {backend}, which does not reserve resources"] * bool(ignored)
     assert "effect" not in notes(project, backend)
 
 
@@ -111,6 +111,6 @@ def test_machines_without_them_are_not_chosen():
     assert [host.label for host in with_gpus(hosts, asking(8, 2))] == ["b", "c"]
     assert with_gpus(hosts, asking(0, 3)) == hosts
     with pytest.raises(
-        BackendError, match="8 GPUs per node are asked for; the machines show .nvidia-smi.: a 0, b 8, c 8"
+        BackendError, match="8 GPUs per node were requested; the machines have .nvidia-smi.: a 0, b 8, c 8"
     ):
         with_gpus(hosts, asking(8, 3))

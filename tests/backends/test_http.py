@@ -135,6 +135,6 @@ def test_a_stream_that_breaks_off_continues(knows_range: bool, pauses: list[floa
 
 def test_a_stream_without_progress_gives_up(pauses: list[float]) -> None:
     with serving(lambda handler: send(handler, 200, b"", 10)) as (url, received):
-        with pytest.raises(BackendError, match="it failed: http://127.0.0.1:.* was not reached"):
+        with pytest.raises(BackendError, match="it failed: http://127.0.0.1:.* cannot be reached"):
             list(client(url).stream("/x", "it failed"))
     assert len(received) == http.TRIES

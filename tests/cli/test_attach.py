@@ -38,5 +38,5 @@ def test_attach_shows_a_colleagues_run(project: Path, cli, shell, tmp_path: Path
 
 def test_attach_says_what_is_wrong(cli, tmp_path: Path):
     nowhere = cli("attach", str(tmp_path / "nowhere"))
-    assert nowhere.code == 2 and "there is no history of a run" in nowhere.err and "<output>/<run id>" in nowhere.err
+    assert nowhere.code == 2 and "no run history found at" in nowhere.err and "<output>/<run id>" in nowhere.err
     assert cli("attach", "ftp://host/run").code == 2

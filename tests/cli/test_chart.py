@@ -63,7 +63,7 @@ def test_what_is_no_number_is_left_out():
     assert "1e" not in "".join(chart({"a": [(0, 1.0), (1, math.inf), (2, 2.0)]}, 40, 5))
 
 
-# what a loss can be when it explodes: a distance that is no number, one that is nearly none, and none at all
+# what a loss can be when it explodes: a distance that is not a number, one that is nearly none, and none at all
 EXTREMES = [
     [1.7e308, -1.7e308] * 3,
     [5e-324, 0.0, 5e-324],

@@ -143,7 +143,7 @@ def test_json_is_a_plan_or_a_job(project, cli):
     (project / "job.json").write_text(json.dumps({"entrypoint": "train.py"}))
     assert isinstance(parse_job_words(JobWords("job.json")), JobInput)
     for more in ({"args": ("x",)}, {"sets": ("name=x",)}, {"nodes": "2"}):
-        with pytest.raises(BadRequest, match="as it is"):
+        with pytest.raises(BadRequest, match="unchanged"):
             parse_job_words(JobWords("plan.json", **more))
 
 
@@ -172,7 +172,7 @@ def test_environment_variables(project, monkeypatch, capsys):
         "HF_TOKEN": ["env:HF_TOKEN"]
     }
     assert "hf_secret" not in str(found) and "sent as a secret" in capsys.readouterr().err
-    with pytest.raises(BadRequest, match="--env NOPE: there is no such variable here"):
+    with pytest.raises(BadRequest, match="--env NOPE: this variable is not set in your shell"):
         parse_job_words(JobWords("train.py", env=("NOPE",)))
 
 

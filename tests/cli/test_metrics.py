@@ -69,7 +69,7 @@ def test_rank_0_is_the_default_everywhere_and_all_are_apart(cli, resumed):
 def test_a_rank_without_metrics_and_what_is_no_rank(cli, resumed):
     shown = cli("metrics", resumed, "--rank", "7")
     assert shown.code == 1 and "no metrics of rank 7; ranks with metrics: 0, 1" in shown.err
-    assert "neither a rank nor all" in cli("metrics", resumed, "--rank", "x").err
+    assert "is not a rank number or all" in cli("metrics", resumed, "--rank", "x").err
 
 
 def test_a_plot_has_a_line_for_each_rank_and_lost_points_are_faint(cli, resumed):
@@ -96,7 +96,7 @@ def test_a_name_that_is_not_there_is_an_error_that_suggests(cli, resumed):
 def test_epochs_that_are_not_known_are_said(cli, home, resumed):
     Store(home).record("r-1-a2", metrics=[Row(Event("r-1-a2", 0, 900, "t", "metric"), 1, "lr", 0.1)])
     shown = cli("metrics", resumed, "--plot", "--name", "lr", "--over", "epoch")
-    assert (shown.code, shown.out) == (0, "") and "epochs of its points are not known" in shown.err
+    assert (shown.code, shown.out) == (0, "") and "its points have no epochs" in shown.err
 
 
 def test_a_finished_run_without_metrics_shows_what_to_write(shell, project, census):
@@ -106,7 +106,7 @@ def test_a_finished_run_without_metrics_shows_what_to_write(shell, project, cens
     assert shell("submit", "quiet.py", "--wait").code == 0
     shown = shell("metrics")
     assert (shown.code, shown.out) == (0, "")
-    assert "no metrics were found; the nearest lines of the log" in shown.err
+    assert "no metrics were found in the log. The log lines most like metrics" in shown.err
     entry = next(line.strip() for line in shown.err.splitlines() if "metrics: {chi2" in line)
     (project / "job.yaml").write_text(f"name: again\nentrypoint: quiet.py\n{entry}\n")
     assert shell("submit", "job.yaml", "--wait").code == 0

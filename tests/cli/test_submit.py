@@ -153,7 +153,7 @@ def test_a_plan_whose_source_has_changed_is_refused(shell, project, home):
 def test_a_plan_takes_no_other_wishes(cli, project, more):
     cli("plan", "train.py", "-o", "plan.json")
     shown = cli("submit", "plan.json", *more)
-    assert shown.code == 2 and "as it is" in shown.err
+    assert shown.code == 2 and "unchanged" in shown.err
 
 
 def test_a_key_is_one_run_even_when_two_submit_at_once(shell, project):

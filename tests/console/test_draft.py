@@ -203,7 +203,7 @@ def test_a_file_is_never_written_outside_or_over_another(name, root, home, tmp_p
 def test_a_file_is_written_over_where_that_is_said(root, home):
     (root / "job.yaml").write_text("name: before\n")
     draft = filled(Draft.blank(home, root))
-    with pytest.raises(BadRequest, match="is there already"):
+    with pytest.raises(BadRequest, match="already exists"):
         draft.save("job.yaml")
     assert (root / "job.yaml").read_text() == "name: before\n"
     draft.save("job.yaml", overwrite=True)

@@ -68,7 +68,7 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     events.locator("summary").click()
     told = events.locator("summary").inner_text()
     page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_role("dialog")).to_contain_text("It ends everything")
+    expect(page.get_by_role("dialog")).to_contain_text("This stops all")
     page.get_by_role("button", name="Keep it running").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert not Run(run.run_id, Store(console.home)).record.cancel_requested

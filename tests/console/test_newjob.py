@@ -82,7 +82,7 @@ def add(page: Page, name: str, key: str, value: str) -> None:
 def reviewed(page: Page) -> None:
     """Turn to the review, and wait for its plan."""
     turn(page, "review")
-    expect(page.get_by_text("This is what will be sent.")).to_be_visible()
+    expect(page.get_by_text("This request will be sent.")).to_be_visible()
     expect(submit(page)).to_be_enabled()
 
 
@@ -144,16 +144,16 @@ def test_every_problem_is_said_at_its_field_and_counted_at_its_step(form, consol
     field(form, "name").fill("No Name")
     add(form, "hyperparameters", "layers", "[1, 2")
     value = form.locator('[data-value="hyperparameters"]').last
-    expect(around(value)).to_contain_text("this is no YAML")
+    expect(around(value)).to_contain_text("this is not valid YAML")
     value.fill("[1, 2]")
-    expect(around(field(form, "name"))).to_contain_text("is no name of a job")
+    expect(around(field(form, "name"))).to_contain_text("is not a valid job name")
     turn(form, "infrastructure")
     field(form, "num_nodes").fill("two")
     field(form, "resources.accelerators").fill("8xA100")
     add(form, "env", "RANK", "1")
     expect(around(field(form, "num_nodes"))).to_contain_text("must be a whole number")
     expect(around(field(form, "resources.accelerators"))).to_contain_text("write A100:8")
-    expect(around(form.locator('[data-value="env"]'))).to_contain_text("is set by the launcher")
+    expect(around(form.locator('[data-value="env"]'))).to_contain_text("is set by cloudtrain")
     expect(tab(form, "general").locator(".ct-count")).to_have_text("1")
     expect(tab(form, "infrastructure").locator(".ct-count")).to_have_text("3")
     turn(form, "review")
@@ -220,7 +220,7 @@ def test_the_listing_follows_the_typed_source(form, project):
     expect(form.get_by_role("cell", name="two.py", exact=True)).to_be_visible()
     expect(form.get_by_role("cell", name="cloudtrain.toml")).to_have_count(0)
     form.get_by_text("A git repository", exact=True).click()
-    expect(form.get_by_text("The repository is fetched when you ask for it.")).to_be_visible()
+    expect(form.get_by_text("The repository is fetched when you list its files.")).to_be_visible()
     expect(form.get_by_role("cell", name="two.py")).to_have_count(0)
 
 
@@ -241,9 +241,9 @@ def test_nothing_is_saved_outside_or_over_another_file(form, console, project):
     (project / "kept.yaml").write_text("name: kept\n")
     reviewed(form)
     for name, said in (
-        (f"../{outside.name}", "lies outside"),
+        (f"../{outside.name}", "is outside"),
         (".hidden.yaml", "is hidden"),
-        ("x.py", "ends in .yaml"),
+        ("x.py", "must end in .yaml"),
     ):
         field(form, "file").fill(name)
         form.get_by_role("button", name="Save job file").click()
@@ -255,7 +255,7 @@ def test_nothing_is_saved_outside_or_over_another_file(form, console, project):
     expect(form.get_by_role("button", name="Leave it")).to_have_count(0)
     assert (project / "kept.yaml").read_text() == "name: kept\n"
     form.get_by_role("button", name="Save job file").click()
-    form.get_by_role("button", name="Write over it").click()
+    form.get_by_role("button", name="Overwrite it").click()
     expect(form.get_by_text(f"Written to {project / 'kept.yaml'}")).to_be_visible()
     assert "entrypoint: train.py" in (project / "kept.yaml").read_text()
     (project / "kept.yaml").unlink()
@@ -279,7 +279,7 @@ def test_a_job_file_opens_and_hostile_text_stays_text(page, console, project):
 @pytest.mark.parametrize("name", ["../../etc/passwd", HOSTILE])
 def test_only_job_files_below_the_folder_open(page, console, project, name):
     page.goto(f"{console.root}/new?job={quote(name)}")
-    expect(page.get_by_role("heading", name="This cannot be shown")).to_be_visible()
+    expect(page.get_by_role("heading", name="Error")).to_be_visible()
     assert page.locator("img").count() == 0
 
 
@@ -347,7 +347,7 @@ def test_a_repository_is_listed_when_it_is_asked_for_and_pinned(form, tmp_path):
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=origin, check=True, capture_output=True, text=True).stdout
     turn(form, "source")
     form.get_by_text("A git repository", exact=True).click()
-    expect(around(field(form, "source"))).to_contain_text("is neither a folder nor a git address")
+    expect(around(field(form, "source"))).to_contain_text("is not a folder or a git address")
     field(form, "source").fill(f"file://{origin}")
     field(form, "source.revision").fill("trunk")
     form.get_by_role("button", name="List the files").click()
@@ -359,7 +359,7 @@ def test_a_repository_is_listed_when_it_is_asked_for_and_pinned(form, tmp_path):
 
 def test_every_step_is_seemly(form, seemly):
     field(form, "name").fill("No Name")
-    expect(around(field(form, "name"))).to_contain_text("is no name")
+    expect(around(field(form, "name"))).to_contain_text("is not a")
     seemly(form)
     field(form, "name").fill("seemly")
     turn(form, "infrastructure")

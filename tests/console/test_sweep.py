@@ -123,7 +123,7 @@ def test_a_sweep_is_started_from_the_form(page, tmp_path: Path, console):
     page.goto(f"{console.root}/new?job=formed.yaml")
     page.wait_for_url("**/new?draft=*")
     page.locator("[data-step=review]").click()
-    expect(page.get_by_text("This is what will be sent.")).to_be_visible()
+    expect(page.get_by_text("This request will be sent.")).to_be_visible()
     page.get_by_text("Run a sweep of this job instead").click()
     keys = page.get_by_label("Sweep", exact=True).last
     expect(keys).to_have_value(re.compile("  lr: {distribution: log_uniform_values"))

@@ -62,7 +62,7 @@ def test_a_verdict_of_another_version_is_none(attempt):
     ("text", "shown"),
     [
         ("MemoryError: \x1b[2J\x1b]0;title\x07a\x9b31mb\x08\u2028c\u202ed", "MemoryError: a31mbcd"),
-        (f"MemoryError: {TOKEN}", "(a line that holds what looks like a credential)"),
+        (f"MemoryError: {TOKEN}", "(line hidden: it seems to contain a credential)"),
     ],
 )
 def test_a_hostile_line_is_shown_as_text_and_a_credential_not_at_all(attempt, text, shown):

@@ -90,7 +90,8 @@ def test_the_launchers_own_sentences_are_understood():
     refused = End(State.FAILED, 78, "the input train does not exist on this node: /data", "launcher")
     assert judge(refused, []).label == "missing-file"
     log = lines(
-        "loading", "--global_batch_size 30 is no multiple of the 8 samples that 4 ranks take at once; 32 is the nearest"
+        "loading",
+        "--global_batch_size 30 is not a multiple of the 8 samples that 4 ranks take at once; 32 is the nearest",
     )
     verdict = judge(End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0), log)
     assert (verdict.label, verdict.rank, verdict.seq) == ("parallel-config", 0, 1)
@@ -214,7 +215,7 @@ def test_an_exception_of_the_scripts_own_code_is_named_and_placed(raised: str):
         2,
         "data/rows.py, line 12",
     )
-    assert verdict.certain is False and verdict.sentence.startswith("the script raised an exception of its own")
+    assert verdict.certain is False and verdict.sentence.startswith("the script raised an exception")
 
 
 def test_where_is_the_last_call_of_the_jobs_own_code():
@@ -238,7 +239,7 @@ def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained
         "ValueError: the widget is not amused",
         "data/rows.py, line 12",
     )
-    assert verdict.sentence == "an exception that no rule here knows (rank 0)"
+    assert verdict.sentence == "an exception that cloudtrain does not recognize (rank 0)"
 
 
 @pytest.mark.parametrize("part", ["known", "held_out", "doubtful", pytest.param("fresh", marks=pytest.mark.long)])

@@ -247,16 +247,16 @@ REFUSED = {
     ),
     "missing secret": (
         {"secrets": {"TOKEN": ["env:TOKEN"]}},
-        "the secret TOKEN was not found (env:TOKEN: not sent by the client)",
+        "the secret TOKEN was not found (env:TOKEN: the client did not send it)",
     ),
     "short secret": (
         {"secrets": {"PIN": ["env:PIN"]}},
         "the secret PIN has fewer than 4 characters and cannot be masked in the log",
     ),
-    "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were asked for, this machine shows none (nvidia-smi)"),
+    "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were requested, but this machine has none (nvidia-smi)"),
     "cloud output": (
         {"output": "ftp://b/p"},
-        "output ftp://b/p is in no store that this node can reach: s3:// and gs:// are",
+        "output ftp://b/p cannot be reached from this node; use s3:// or gs://",
     ),
     "cloud input": (
         {"inputs": {"x": {"uri": "ftp://b/x", "mode": "copy"}}},
@@ -301,7 +301,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path):
 def test_a_wrong_number_of_nodes_is_refused(tmp_path: Path):
     with Attempt(tmp_path, environ={"CLOUDTRAIN_NUM_NODES": "3"}) as attempt:
         assert attempt.run() == [78]
-        assert attempt.status()["reason"] == "1 nodes were asked for, local gave 3"
+        assert attempt.status()["reason"] == "1 nodes were requested, but local gave 3"
 
 
 def test_a_full_disk_is_refused(tmp_path: Path):
@@ -346,7 +346,7 @@ def test_another_launchers_rank_is_not_launched_again(tmp_path: Path):
             name: value for name, value in env.items() if name != "CLOUDTRAIN_NODE_RANK"
         }
         assert attempt.run() == [78]
-        assert attempt.status()["reason"] == "3 processes were asked for, another launcher started 2"
+        assert attempt.status()["reason"] == "3 processes were requested, but another launcher started 2"
 
 
 @pytest.mark.parametrize("local_rank", ["0", "1"])

@@ -243,7 +243,7 @@ def test_the_end_of_a_slice_ends_a_run(tmp_path: Path, state: str, reason: str):
     with Attempt(tmp_path, "import time; time.sleep(600)", environ=slice_end) as attempt:
         assert attempt.run() == [75]
         assert attempt.status()["state"] == state and attempt.status()["reason"].startswith(reason)
-        assert any("this slice of max_runtime is over" in line for line in attempt.texts(-1)) == (state == "PREEMPTED")
+        assert any("this time slice is over" in line for line in attempt.texts(-1)) == (state == "PREEMPTED")
 
 
 def test_who_does_not_leave_is_killed_after_the_grace(tmp_path: Path):
@@ -341,7 +341,7 @@ def test_a_request_while_requirements_are_installed_ends_that_too(tmp_path: Path
             wait_for(lambda: [text for text in attempt.texts(-1) if "Looking in indexes" in text], "pip")
             attempt.launchers[0].send_signal(signal.SIGTERM)
             assert attempt.wait() == [75]
-            assert attempt.status()["reason"] == "left on request before training began"
+            assert attempt.status()["reason"] == "stopped by SIGTERM before training began"
             nothing_left(attempt)
 
 

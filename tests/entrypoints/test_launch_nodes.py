@@ -278,7 +278,7 @@ def test_only_who_knows_the_token_may_join(tmp_path: Path):
             }
             stranger.sendall(json.dumps(hello).encode() + b"\n")
             answer = json.loads(stranger.makefile().readline())
-            assert answer["reason"] == "node 1 does not know the attempt's token"
+            assert answer["reason"] == "node 1 has a wrong token"
         with socket.create_connection((control["host"], control["port"])) as noise:
             noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
             noise.makefile().read()
@@ -310,4 +310,4 @@ def test_a_request_before_all_have_joined_ends_the_wait(tmp_path: Path):
         wait_for(lambda: (attempt.status() or {}).get("control"), "node 0's address")
         attempt.launchers[0].send_signal(signal.SIGTERM)
         assert attempt.wait() == [75]
-        assert attempt.status()["reason"] == "left on request before training began"
+        assert attempt.status()["reason"] == "stopped by SIGTERM before training began"

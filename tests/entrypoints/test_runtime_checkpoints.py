@@ -123,7 +123,7 @@ def test_a_scripts_own_is_compared_with_its_mark(tmp_path: Path, capsys: pytest.
         file.seek(2 << 20)
         file.write(bytes([byte ^ 1]))
     assert newest(tmp_path) == "mine-10"
-    assert "deep/state is not what was written" in capsys.readouterr().err
+    assert "deep/state differs from what was written" in capsys.readouterr().err
     (tmp_path / "mine-10/empty").unlink()
     (tmp_path / "mine-9/COMPLETE").write_text("{")
     assert newest(tmp_path) is None
@@ -171,10 +171,10 @@ def test_what_a_stale_start_completes_is_never_chosen(
     assert start(2) == (2, "mine-3")
     assert "alarm" not in capsys.readouterr().out
     written_by(1, tmp_path, 6)  # it lives on behind a partition that has healed
-    assert "start 2 of this run has begun: checkpoints of this one, 1, are chosen no more" in capsys.readouterr().out
+    assert "start 2 of this run has started: checkpoints of this one, 1, are no longer used" in capsys.readouterr().out
     assert start(3) == (3, "mine-3"), "the second wrote nothing"
     said = capsys.readouterr().err
-    assert "checkpoint mine-6 is skipped: it is of a start that a later one has replaced" in said
+    assert "checkpoint mine-6 is skipped: it was written by a start of this run that a later start replaced" in said
     written_by(2, tmp_path, 9)
     written_by(3, tmp_path, 4)
     assert start(3) == (4, "mine-4"), "a platform started the third again by itself"

@@ -148,8 +148,8 @@ REFUSED = {
     "data": ({}, ["--dataset", "nowhere/*.txt"], "nowhere/*.txt does not exist"),
     "fp16": ({}, ["--fp16"], "--fp16 needs a GPU"),
     "tracker": ({}, ["--report_to", "comet_ml"], "pip install comet_ml"),
-    "model": ({}, ["--model_type", "lama"], "of type lama cannot be made"),
-    "heads": ({}, ["--num_attention_heads", "5"], "no multiple"),
+    "model": ({}, ["--model_type", "lama"], "of type lama cannot be created"),
+    "heads": ({}, ["--num_attention_heads", "5"], "not a multiple"),
 }
 
 
@@ -189,6 +189,6 @@ def test_misspelt_flags_are_told_before_torch_is_imported():
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "--learnin_rate is no flag of the shared trainer; did you mean --learning_rate?" in done.stderr
+    assert "--learnin_rate is not a flag of the shared trainer; did you mean --learning_rate?" in done.stderr
     assert "--bf16 takes true or false, not 'maybe'" in done.stderr
     assert not [line for line in done.stderr.splitlines() if line.endswith((" torch", " transformers", " accelerate"))]

@@ -99,7 +99,7 @@ def test_asked_to_leave_it_saves_and_goes_on_exactly(tmp_path: Path, world: int)
         assert stopped.codes() == [75] * world, stopped.output()
     saved = stopped.events("checkpoint")[-1]["step"]
     assert saved == max(stopped.losses())
-    assert f"asked to leave: saved at step {saved}/400" in stopped.output()
+    assert f"stop requested: saved at step {saved}/400" in stopped.output()
 
     with Trainer(tmp_path / "run", args, world, attempt=2) as resumed:
         resumed.wait_for_step(saved + 3)
@@ -137,6 +137,6 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path):
     part.write_bytes(content)
     resumed = train(tmp_path / "run", args, 2, attempt=2)
     assert "checkpoint step-00000040.a1 is skipped: it is incomplete" in resumed.output()
-    assert "step-00000039.a1 is skipped: rank-00001.pt is not what was written" in resumed.output()
+    assert "step-00000039.a1 is skipped: rank-00001.pt differs from what was written" in resumed.output()
     assert f"resumed from {folder}/step-00000036.a1" in resumed.output()
     assert resumed.losses() == {step: loss for step, loss in unbroken.losses().items() if step > 36}

@@ -65,7 +65,7 @@ def test_a_world_that_is_not_what_was_promised_is_refused(tmp_path: Path):
     assert "strategy none is for one process, the job has 2" in refused.output()
     with Trainer(tmp_path / "run", args, 2, {"ACCELERATE_USE_CPU": "false"}) as refused:
         assert refused.codes() == [78, 78], refused.everything()
-    assert "there is no GPU, and ACCELERATE_USE_CPU is off" in refused.output()
+    assert "the job has no GPU, but ACCELERATE_USE_CPU is off" in refused.output()
     assert refused.losses() == {}
 
 

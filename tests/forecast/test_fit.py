@@ -73,12 +73,12 @@ def test_sizes_are_those_of_the_driver():
 def test_from_scratch_the_sizes_are_the_arguments(tmp_path: Path):
     found = asked("T4:1", None, model="", hidden_size=512, num_hidden_layers=8, tokenizer="bpe:32000", bf16=False)
     assert isinstance(found, fit.Fit) and found.answer == fit.FITS
-    assert "is not known here" in str(asked("T4:1", None, model="", tokenizer="me/words"))
-    assert "are not known here" in str(asked("T4:1", None, model="me/secret"))
+    assert "is unknown on this machine" in str(asked("T4:1", None, model="", tokenizer="me/words"))
+    assert "are unknown: there is no config.json" in str(asked("T4:1", None, model="me/secret"))
 
 
 def test_of_a_task_of_ones_own_nothing_is_claimed():
-    assert asked("T4:1", task="mypkg.task:MyTask") == "only the node knows the model of mypkg.task:MyTask"
+    assert asked("T4:1", task="mypkg.task:MyTask") == "the model is known on the node only: mypkg.task:MyTask"
 
 
 def test_preferences_take_two_sequences_and_whole_logits():

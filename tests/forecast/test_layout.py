@@ -118,7 +118,7 @@ def test_without_gpus_the_nodes_memory_bounds_it():
         ({"fields": {"trainer": False, "entrypoint": "t.py", "hyperparameters": {}}}, "shared trainer"),
         ({"fields": {"parallelism": {"strategy": "auto", "tp_size": 2}}}, "tp_size"),
         ({"fields": {"min_nodes": 1, "num_nodes": 2}}, "number of nodes"),
-        ({"model": "me/unknown"}, "not known here"),
+        ({"model": "me/unknown"}, "are unknown: there is no config.json"),
         ({"gpus": "TPU:8"}, "memory of TPU"),
         ({"block_size": "x"}, "block_size"),
         ({"global_batch_size": 7, "per_device_train_batch_size": 2}, "divides the global batch"),

@@ -51,5 +51,5 @@ def test_a_config_file_says_the_sizes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_is_not_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert "are not known here" in str(models.find("me/secret", tmp_path))
-    assert models.from_config({"model_type": "mamba"}) == "models of the type mamba are not counted"
+    assert "are unknown: there is no config.json" in str(models.find("me/secret", tmp_path))
+    assert models.from_config({"model_type": "mamba"}) == "models of type mamba are not supported"

@@ -75,7 +75,7 @@ def test_a_stored_list_wins_and_shows_its_age(plan, home: Path):
     )
     store(home, "sagemaker/eu-west-1", {"ml.g5.2xlarge": 1.7}, f"{TODAY - timedelta(31)}")
     line, price = plan(on_sagemaker("eu-west-1"))
-    assert price["usd_per_hour"] == 3.4 and "31 days old: cloudtrain prices refresh reads a newer list" in line
+    assert price["usd_per_hour"] == 3.4 and "31 days old: run cloudtrain prices refresh for a newer list" in line
 
 
 def test_spot_counts_at_the_on_demand_price(plan, home: Path):

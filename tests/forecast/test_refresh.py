@@ -131,13 +131,13 @@ def silent(handler: BaseHTTPRequestHandler) -> None:
 
 HOSTILE: dict[str, tuple[Reply, str]] = {
     "status 500": (lambda handler: send(handler, 500, GOOD), "status 500"),
-    "a redirect": (redirect, "not followed"),
+    "a redirect": (redirect, "does not follow"),
     "a page of a proxy": (lambda handler: send(handler, 200, b"<html>\n" * 50), "does not begin"),
     "nothing": (lambda handler: send(handler, 200), "0 machine types"),
-    "bytes": (lambda handler: send(handler, 200, GOOD + b"\xff\xfe\n"), "no list of prices"),
-    "broken off": (lambda handler: send(handler, 200, GOOD[:-60], len(GOOD)), "broke off"),
+    "bytes": (lambda handler: send(handler, 200, GOOD + b"\xff\xfe\n"), "not a price list"),
+    "cut off": (lambda handler: send(handler, 200, GOOD[:-60], len(GOOD)), "was cut off"),
     "a row cut in two": (lambda handler: send(handler, 200, GOOD.rpartition(b",")[0]), "fields instead of"),
-    "no number": (lambda handler: send(handler, 200, offers(("Training", "ml.m5.large", "one"))), "no number"),
+    "not a number": (lambda handler: send(handler, 200, offers(("Training", "ml.m5.large", "one"))), "not a number"),
     "other columns": (lambda handler: send(handler, 200, GOOD.replace(b"PricePerUnit", b"Price")), "no column"),
     "half of the machines": (
         lambda handler: send(handler, 200, offers(("Training", "ml.m5.large", "1"))),
@@ -145,7 +145,7 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     ),
     "one endless line": (lambda handler: send(handler, 200, b"x" * (1 << 20)), "a line of more"),
     "an endless list": (endless, "longer than"),
-    "a byte now and then": (dripping, "not read within"),
+    "a byte now and then": (dripping, "not downloaded within"),
     "silence": (silent, "timed out"),
 }
 
@@ -169,7 +169,7 @@ def test_nobody_there_leaves_the_stored_list(home: Path, monkeypatch, capsys):
     monkeypatch.setattr(refresh, "AWS", "http://127.0.0.1:1")
     before = store(home, LIST, {"ml.g5.2xlarge": 1.5})
     assert main(["prices", "refresh"]) == 5, "without a name: the lists that are stored"
-    assert "was not reached" in capsys.readouterr().err and prices.file_of(home, LIST).read_bytes() == before
+    assert "cannot be reached" in capsys.readouterr().err and prices.file_of(home, LIST).read_bytes() == before
 
 
 def store(

@@ -80,19 +80,19 @@ def test_a_plan_says_time_and_cost(planned):
     "changes, why",
     [
         ({"max_steps": None}, "max_steps"),
-        ({"gpus": "L4:8"}, "no published training on this GPU"),
-        ({"gpus": "H100-PCIE:8"}, "no published training on this GPU"),
+        ({"gpus": "L4:8"}, "cloudtrain has no reference trainings on this GPU"),
+        ({"gpus": "H100-PCIE:8"}, "cloudtrain has no reference trainings on this GPU"),
         ({"bf16": None}, "bf16"),
         ({"use_peft": True}, "LoRA"),
-        ({"model": "gpt2", "block_size": 64}, "too small"),
+        ({"model": "gpt2", "block_size": 64}, "so small a micro-batch"),
         ({"model": None, "tokenizer": "bpe:4096"}, "0.1 billion"),
-        ({"model": "me/unknown"}, "not known here"),
+        ({"model": "me/unknown"}, "are unknown: there is no config.json"),
         ({"nodes": 2}, "network"),
     ],
 )
 def test_nothing_is_claimed_where_it_is_not_known(planned, changes: dict, why: str):
     found = planned(**changes)
-    assert found["line"].startswith("not known: ") and why in found["line"] and "seconds" not in found
+    assert found["line"].startswith("unknown: ") and why in found["line"] and "seconds" not in found
 
 
 def test_the_network_of_the_machine_counts(planned):

@@ -5,7 +5,7 @@
 
 Everything is written below ROOT, so that this one path stands in the archive for wherever it is unpacked. `unpack`
 replaces it by the new place: in text files and in the history's columns. It stays in logs, because the history remembers
-how many bytes of a log it has read. No file of the source holds it, so that the digests of the bundle stay true. The
+how many bytes of a log it has read. No file of the source has it, so that the digests of the bundle stay true. The
 interpreter is stored as ROOT/venv/bin/python, which `unpack` links to the environment that runs it.
 
 The archive leaves out what any version makes anew from the bundles: the launcher's files in an attempt's source, caches.

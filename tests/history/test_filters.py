@@ -93,14 +93,14 @@ def test_a_filter_selects(store, text, found):
     ("text", "at", "message"),
     [
         ("state:faled", 6, "'faled' is no state"),
-        ("words stat:failed", 6, "there is no field 'stat'"),
-        ("metric.loss<low", 12, "'low' is no number"),
-        ("took>soon", 5, "'soon' is no duration"),
-        ("since:yesterday", 6, "'yesterday' is no time"),
-        ('label.team="two', 0, "a quote is open"),
+        ("words stat:failed", 6, "unknown field 'stat'"),
+        ("metric.loss<low", 12, "'low' is not a number"),
+        ("took>soon", 5, "'soon' is not a duration"),
+        ("since:yesterday", 6, "'yesterday' is not a time"),
+        ('label.team="two', 0, "a quote is not closed"),
         ("state:", 6, "state has no value"),
         ("state>failed", 5, "state takes no '>'"),
-        ("eta:1h", 0, "there is no field 'eta'"),
+        ("eta:1h", 0, "unknown field 'eta'"),
     ],
 )
 def test_a_mistake_says_what_and_where(store, text, at, message):

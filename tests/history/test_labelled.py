@@ -87,7 +87,7 @@ def check_found(me: Person, other: Person, tmp_path: Path, capsys: pytest.Captur
     assert me.command(capsys, "ls")[0] == []
     findings, _ = me.command(capsys, "doctor", "prod")
     said = [finding["said"] for finding in findings if finding["what"] == "runs there"]
-    assert said == ["2 runs were missing in the history: `cloudtrain ls` shows them now"], findings
+    assert said == ["2 runs were missing in the history and added again: `cloudtrain ls` shows them"], findings
     assert {run["run_id"] for run in me.command(capsys, "ls")[0]} == {ended.run_id, live.run_id}
     again, _ = me.command(capsys, "doctor", "prod")
     assert not any(finding["what"] == "runs there" for finding in again)
@@ -191,13 +191,14 @@ def test_the_command_that_repairs_a_history_lists_the_targets(waiting, capsys):
     simulator.faults.append(Fault("GET", r"/customJobs\?", 404, "no such project", times=100))
     shown, errors = me.command(capsys, "ls")
     assert (
-        shown == [] and "vertex could not list runs: `cloudtrain doctor TARGET` lists a target's runs again" in errors
+        shown == []
+        and "vertex could not list runs: `cloudtrain doctor TARGET` searches a target for runs again" in errors
     )
     simulator.faults.clear()
     spoil(me, run)
     shown, errors = me.command(capsys, "ls")
     assert [found["run_id"] for found in shown] == [run.run_id]
-    assert "; 1 more runs were found by their labels" in errors and errors.count("\n") == 1
+    assert "; 1 more runs were found on the platforms by their labels" in errors and errors.count("\n") == 1
 
 
 def test_a_run_that_was_found_is_not_submitted_again(waiting, capsys):

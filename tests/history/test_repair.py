@@ -261,7 +261,7 @@ def test_a_platform_without_an_answer_is_asked_again_by_doctor(sound, home, comm
     (lost,) = {(run.status.state, run.status.reason) for run in store.runs()}
     assert lost == (State.LOST, "the history was damaged, and local gives no answer: no route to host")
     assert f"0 of {len(RUNS)} lost attempts were found" in store.warnings[0]
-    assert "`cloudtrain doctor` asks again" in store.warnings[0] and len(store.warnings) == 1
+    assert "run `cloudtrain doctor` to ask again" in store.warnings[0] and len(store.warnings) == 1
     monkeypatch.setattr(LocalBackend, "find", real)
     assert f"{len(RUNS)} of {len(RUNS)} lost attempts were found" in command("doctor")
     assert json.loads(command("show", RUNS[3], "--json"))["state"] == "SUCCEEDED"

@@ -114,7 +114,7 @@ def test_find_by_prefix(store):
     assert store.find("beta").run_id == "beta-1"
     assert store.find("alpha-1").run_id == "alpha-1"
     assert store.find(None).run_id == "beta-1"
-    with pytest.raises(UnknownRun, match="several runs begin with 'alpha'"):
+    with pytest.raises(UnknownRun, match="several runs start with 'alpha'"):
         store.find("alpha")
     with pytest.raises(UnknownRun, match="'gamma'"):
         store.find("gamma")
@@ -187,7 +187,7 @@ def test_a_corrupt_file_is_moved_aside_and_kept(home):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         Store(tmp_path / "file" / "home").runs()
 
 

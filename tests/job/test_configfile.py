@@ -75,8 +75,8 @@ def test_values_have_their_lines_and_texts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a = ", "is no TOML: invalid value (at line 1, the end of the file)"),
-        ("[defaults]\nname = prod", "is no TOML: invalid value (at line 2, column 8)"),
+        ("a = ", "is not valid TOML: invalid value (at line 1, the end of the file)"),
+        ("[defaults]\nname = prod", "is not valid TOML: invalid value (at line 2, column 8)"),
         ("[defaults\n", "line 1"),
         ("[a]\n[a]", "line 2"),
         ("a = 1\na = 2", "line 2"),
@@ -86,7 +86,7 @@ def test_what_is_no_toml_says_so_in_one_sentence(text, said, tmp_path):
     path = written(tmp_path / "cloudtrain.toml", text)
     with pytest.raises(BadRequest) as caught:
         configfile.read(path)
-    assert str(caught.value).startswith(f"{path} is no TOML: ") and said in str(caught.value)
+    assert str(caught.value).startswith(f"{path} is not valid TOML: ") and said in str(caught.value)
     assert "\n" not in str(caught.value) and caught.value.hint
 
 
@@ -134,7 +134,7 @@ def test_a_target_names_its_backend(tmp_path):
     with pytest.raises(BadJob) as caught:
         configfile.targets([document])
     assert [(p.path, p.message, p.line) for p in caught.value.problems] == [
-        ("targets.a", "names no backend", 1), ("targets.b", "names no backend", 3),
+        ("targets.a", "has no backend", 1), ("targets.b", "has no backend", 3),
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def test_put_makes_its_way():
     assert made.mark(("a", "b")).file == made.mark(("a", "b", "c", "d", 0)).file == "--set"
     made.put(("a", "b"), Document.of("x", "--set"))
     assert made.value == {"a": {"b": "x"}} and ("a", "b", "c") not in made.marks
-    with pytest.raises(BadJob, match="a.b is no mapping"):
+    with pytest.raises(BadJob, match="a.b is not a mapping"):
         made.put(("a", "b", "c"), Document.of(1, "--set"))
     made.put(("n",), Document.of(None, ""))
     made.put(("n", "m"), Document.of(1, ""))

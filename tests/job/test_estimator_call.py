@@ -130,7 +130,7 @@ def test_ten_notebooks_become_jobs() -> None:
         job, notes = convert(HEAD + call)
         SagemakerOptions(**job.get("options", {}).get("sagemaker", {}))
         assert Job.from_dict(job).entrypoint == f"{name}.py"
-        assert "options.sagemaker.role: write it yourself, the code computes it: role" in notes
+        assert "options.sagemaker.role: write this value yourself, because the script computes it: role" in notes
 
 
 def test_the_code_is_not_run_and_what_it_computes_is_said(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_notebook_is_read_without_its_magic(tmp_path: Path) -> None:
 def test_the_checkpoints_of_sagemaker_are_the_runs_folder() -> None:
     job, notes = convert('Estimator(entry_point="t.py", hyperparameters={"path": "/opt/ml/checkpoints", "lr": 0.1})')
     assert job["hyperparameters"] == {"path": "{checkpoint_dir}", "lr": 0.1}
-    assert notes == ["hyperparameters.path: {checkpoint_dir} is the run's own folder, on every target"]
+    assert notes == ["hyperparameters.path: {checkpoint_dir} is the run's checkpoint folder on every target"]
 
 
 def test_init_writes_the_job_of_a_call(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +169,7 @@ def test_init_writes_the_job_of_a_call(tmp_path: Path, home: Path, capsys: pytes
     output = tmp_path / "job.yaml"
     assert main(["init", "--from", str(tmp_path / "launch.py"), "-o", str(output)]) == 0
     text = output.read_text()
-    assert "# options.sagemaker.role: write it yourself" in text and "arg_style: hf" in text
+    assert "# options.sagemaker.role: write this value yourself" in text and "arg_style: hf" in text
     assert main(["init", "--from", str(output), "x.py"]) == 2
 
 

@@ -45,11 +45,11 @@ def test_a_job_is_a_mapping(text, tmp_path):
 def test_a_folder_is_no_file_but_may_hold_one(tmp_path):
     with pytest.raises(BadRequest) as caught:
         load.read(tmp_path)
-    assert caught.value.hint == "name the job file"
+    assert caught.value.hint == "give the job file instead"
     (tmp_path / "job.yaml").write_text("name: x")
     with pytest.raises(BadRequest) as caught:
         load.read(tmp_path)
-    assert caught.value.hint == f"name the file: {tmp_path / 'job.yaml'}"
+    assert caught.value.hint == f"give the file: {tmp_path / 'job.yaml'}"
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_later_settings_win():
 @pytest.mark.parametrize(
     ("setting", "message", "hint"),
     [
-        ("name", "'name' is no setting", "write --set key=value"),
-        ("=x", "'=x' is no setting", "write --set key=value"),
-        ("args=[a", "this is no YAML", "put text that begins with [, { or a quote in quotes"),
-        ("metrics.a=[0-9]+", "this is no YAML", "put text that begins with [, { or a quote in quotes"),
-        ("name.x=1", "name is no mapping", "set name itself"),
+        ("name", "'name' is not a setting", "write --set key=value"),
+        ("=x", "'=x' is not a setting", "write --set key=value"),
+        ("args=[a", "this is not valid YAML", "put text that begins with [, { or a quote in quotes"),
+        ("metrics.a=[0-9]+", "this is not valid YAML", "put text that begins with [, { or a quote in quotes"),
+        ("name.x=1", "name is not a mapping", "set name itself"),
     ],
 )
 def test_settings_that_cannot_be(setting, message, hint):

@@ -58,7 +58,7 @@ def test_names(name):
 
 @pytest.mark.parametrize("name", ["", "1a", "-a", "a-", "a b", "é", "a" * 31, "a\n"])
 def test_names_that_are_none(name):
-    with pytest.raises(BadJob, match="is no name of a job"):
+    with pytest.raises(BadJob, match="is not a valid job name"):
         Job(name=name, entrypoint="t.py")
 
 

@@ -22,7 +22,7 @@ SAID = [
     ),
     (
         "checkpoint:\n  frequency: 3",
-        ["job.yaml:3: checkpoint.frequency: is not a known key (known are every, folder, keep, required)"],
+        ["job.yaml:3: checkpoint.frequency: is not a known key (choose from every, folder, keep, required)"],
     ),
     ("num_nodes: two", ['job.yaml:2: num_nodes: must be a whole number, not the text "two"']),
     ("num_nodes: 2.5", ["job.yaml:2: num_nodes: must be a whole number, not the number 2.5"]),
@@ -32,7 +32,8 @@ SAID = [
     (
         "resources:\n  use_spot: yes",
         [
-            'job.yaml:3: resources.use_spot: must be true or false, not the text "yes" (write true; yes, no, on and off are text in YAML 1.2)'
+            'job.yaml:3: resources.use_spot: must be true or false, not the text "yes" (write true; '
+            "yes, no, on and off are text in YAML 1.2)"
         ],
     ),
     ("resources: A100:8", ['job.yaml:2: resources: must be a mapping (key: value), not the text "A100:8"']),
@@ -44,29 +45,31 @@ SAID = [
         "resources: {accelerators: 'A100:0'}",
         ['job.yaml:2: resources.accelerators: must be a name and a count, not the text "A100:0" (write A100:8)'],
     ),
-    ("resources: {memory: 64}", ["job.yaml:2: resources.memory: has no unit: 64 (write 64GB or 64GiB)"]),
+    ("resources: {memory: 64}", ["job.yaml:2: resources.memory: needs a unit: 64 (write 64GB or 64GiB)"]),
     (
         "resources: {memory: much}",
-        ['job.yaml:2: resources.memory: is no size: "much" (write a number and a unit: 500MB, 64GB, 64GiB or 1TB)'],
+        ['job.yaml:2: resources.memory: is not a size: "much" (write a number and a unit: 500MB, 64GB, 64GiB or 1TB)'],
     ),
-    ("limits: {max_runtime: 24}", ["job.yaml:2: limits.max_runtime: has no unit: 24 (write 24s, 24m or 24h)"]),
+    ("limits: {max_runtime: 24}", ["job.yaml:2: limits.max_runtime: needs a unit: 24 (write 24s, 24m or 24h)"]),
     (
         "limits: {max_runtime: long}",
         [
-            'job.yaml:2: limits.max_runtime: is no duration: "long" (write a number and a unit: 90s, 15m, 24h, 7d or 1h30m)'
+            'job.yaml:2: limits.max_runtime: is not a duration: "long" (write a number and a unit: 90s, 15m, 24h, 7d or 1h30m)'
         ],
     ),
-    ("checkpoint: {every: 500}", ['job.yaml:2: checkpoint.every: has no unit: 500 (write "500 steps", 500s or 500m)']),
+    ("checkpoint: {every: 500}", ['job.yaml:2: checkpoint.every: needs a unit: 500 (write "500 steps", 500s or 500m)']),
     (
         "checkpoint: {every: 0 steps}",
         [
-            'job.yaml:2: checkpoint.every: is neither a duration nor a number of steps: the text "0 steps" (write 15m or "500 steps")'
+            "job.yaml:2: checkpoint.every: is not a duration or a number of steps: the text "
+            '"0 steps" (write 15m or "500 steps")'
         ],
     ),
     (
         "parallelism: {strategy: fdsp}",
         [
-            'job.yaml:2: parallelism.strategy: must be one of none, ddp, fsdp, hsdp, zero1, zero2, zero3, auto, not the text "fdsp" (did you mean fsdp?)'
+            "job.yaml:2: parallelism.strategy: must be one of none, ddp, fsdp, hsdp, zero1, zero2, "
+            'zero3, auto, not the text "fdsp" (did you mean fsdp?)'
         ],
     ),
     ("args: --tag x", ['job.yaml:2: args: must be a list, not the text "--tag x"']),
@@ -84,7 +87,7 @@ SAID = [
     (
         "secrets:\n  HF_TOKEN: hf_thevalue",
         [
-            "job.yaml:3: secrets.HF_TOKEN[0]: names no source of a secret (never write the value itself) "
+            "job.yaml:3: secrets.HF_TOKEN[0]: is not a source of a secret (never write the secret itself here) "
             "(write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY)"
         ],
     ),
@@ -94,40 +97,43 @@ SAID = [
     (
         "env:\n  RANK: 1\n  a-b: 1\n  CLOUDTRAIN_X: 1",
         [
-            "job.yaml:3: env.RANK: is set by the launcher on every rank (choose another name)",
-            "job.yaml:4: env.a-b: is no name of an environment variable (letters, digits and _, not beginning with a digit)",
-            "job.yaml:5: env.CLOUDTRAIN_X: is set by the launcher on every rank (choose another name)",
+            "job.yaml:3: env.RANK: is set by cloudtrain on every rank (choose another name)",
+            "job.yaml:4: env.a-b: is not a valid name of an environment variable (use letters, digits "
+            "and _; do not begin with a digit)",
+            "job.yaml:5: env.CLOUDTRAIN_X: is set by cloudtrain on every rank (choose another name)",
         ],
     ),
     (
         "inputs: {a: {mode: copy}}",
-        ["job.yaml:2: inputs.a: has neither uri nor run (write uri: s3://bucket/prefix/, or run: RUN)"],
+        ["job.yaml:2: inputs.a: needs uri or run (write uri: s3://bucket/prefix/, or run: RUN)"],
     ),
     ("inputs: {a: ''}", ["job.yaml:2: inputs.a.uri: is empty (write a path or a URI such as s3://bucket/prefix)"]),
     (
         "inputs: {1a: s3://b}",
-        ['job.yaml:2: inputs: has an invalid name: the text "1a" (letters, digits, _ and -, beginning with a letter)'],
+        [
+            'job.yaml:2: inputs: has an invalid name: the text "1a" (use letters, digits, _ and -, starting with a letter)'
+        ],
     ),
     (
         "inputs: {a-b: s3://b, a_b: s3://c}",
-        ["job.yaml:2: inputs: has two names for one variable: a-b and a_b are both CLOUDTRAIN_INPUT_A_B"],
+        ["job.yaml:2: inputs: has two names that become the same variable: a-b and a_b are both CLOUDTRAIN_INPUT_A_B"],
     ),
     (
         "metrics: {loss: '('}",
         [
-            'job.yaml:2: metrics.loss: is no regular expression: missing ), unterminated subpattern at position 0 (as in "loss=([0-9.e+-]+)")'
+            "job.yaml:2: metrics.loss: is not a valid regular expression: missing ), unterminated "
+            'subpattern at position 0 (as in "loss=([0-9.e+-]+)")'
         ],
     ),
     (
         "metrics: {loss: 'loss=.*'}",
-        [
-            'job.yaml:2: metrics.loss: has no group that takes the number (put it in parentheses, as in "loss=([0-9.e+-]+)")'
-        ],
+        ['job.yaml:2: metrics.loss: has no group for the number (put it in parentheses, as in "loss=([0-9.e+-]+)")'],
     ),
     (
         "retry: {on_events: [preempt]}",
         [
-            'job.yaml:2: retry.on_events[0]: must be one of preempted, lost, capacity, not the text "preempt" (did you mean preempted?)'
+            "job.yaml:2: retry.on_events[0]: must be one of preempted, lost, capacity, not the text "
+            '"preempt" (did you mean preempted?)'
         ],
     ),
     (
@@ -140,24 +146,26 @@ SAID = [
     (
         "source: git@host:a/b",
         [
-            'job.yaml:2: source: is neither a folder nor a git address: the text "git@host:a/b" (write git+https://host/repo@rev or git+ssh://...)'
+            'job.yaml:2: source: is not a folder or a git address: the text "git@host:a/b" '
+            "(write git+https://host/repo@rev or git+ssh://...)"
         ],
     ),
     (
         "entrypoint: train.py --lr 1",
         [
-            'job.yaml:2: entrypoint: holds arguments: the text "train.py --lr 1" (they belong in hyperparameters or args)'
+            'job.yaml:2: entrypoint: contains arguments: the text "train.py --lr 1" (put them into hyperparameters or args)'
         ],
     ),
     ("target: ''", ["job.yaml:2: target: must not be empty"]),
     ("options: {ssh: 1}", ["job.yaml:2: options.ssh: must be a mapping (key: value), not what is written there"]),
     ("num_nodes: 2\nnum_nodes: 3", ["job.yaml:3: the key 'num_nodes' is given twice (the first is in line 2 already)"]),
     (
-        "num_nodes: 1\nmin_nodes: 2\nresources:\n  usespot: true\nlimits: {grace: x}\nenv: {A: 1}\nsecrets: {A: 'env:A'}\nimage: [a]\nimage: b",
+        "num_nodes: 1\nmin_nodes: 2\nresources:\n  usespot: true\nlimits: {grace: x}\nenv: {A: "
+        "1}\nsecrets: {A: 'env:A'}\nimage: [a]\nimage: b",
         [
             "job.yaml:3: min_nodes: is 2, more than num_nodes, 1",
             "job.yaml:5: resources.usespot: is not a known key (did you mean use_spot?)",
-            'job.yaml:6: limits.grace: is no duration: "x" (write a number and a unit: 90s, 15m, 24h, 7d or 1h30m)',
+            'job.yaml:6: limits.grace: is not a duration: "x" (write a number and a unit: 90s, 15m, 24h, 7d or 1h30m)',
             "job.yaml:8: secrets.A: is given in env and in secrets (keep one of them)",
             "job.yaml:9: image: must be text, not a list",
             "job.yaml:10: the key 'image' is given twice (the first is in line 9 already)",
@@ -169,14 +177,15 @@ SAID = [
 def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = {
-        "SkyPilot": "resources: {accelerators: A100:8}\nworkdir: .\nfile_mounts: {/data: 's3://b/d'}\nenvs: {A: 1}\nrun: python train.py\n",
+        "SkyPilot": "resources: {accelerators: A100:8}\nworkdir: .\nfile_mounts: {/data: 's3://b/d'}\nenvs: "
+        "{A: 1}\nrun: python train.py\n",
         "dstack": "type: task\npython: 3.12\ncommands:\n  - python train.py\nresources: {gpu: 24GB}\n",
     }
     for tool, text in texts.items():
         (tmp_path / "job.yaml").write_text(text)
         with pytest.raises(BadJob) as caught:
             Job.load("job.yaml")
-        assert f"job.yaml: this is a {tool} file, and no job file" in str(caught.value.problems[0])
+        assert f"job.yaml: this is a {tool} file, and not a job file" in str(caught.value.problems[0])
         assert "docs/scripts.md" in caught.value.problems[0].hint and "known are" not in str(caught.value)
 
 
@@ -185,7 +194,7 @@ def test_the_known_keys_are_listed_once(tmp_path, monkeypatch):
     (tmp_path / "job.yaml").write_text("run: x\nqqq: 1\nzzz: 2\n")
     with pytest.raises(BadJob) as caught:
         Job.load("job.yaml")
-    assert [problem.hint.startswith("known are ") for problem in caught.value.problems] == [True, False]
+    assert [problem.hint.startswith("choose from ") for problem in caught.value.problems] == [True, False]
 
 
 @pytest.mark.parametrize(("text", "expected"), SAID, ids=[text.replace("\n", "|")[:40] for text, _ in SAID])

@@ -72,7 +72,7 @@ def test_what_goes_together(text):
         ),
         (
             "parallelism: {strategy: fsdp, accelerate_config: a.yaml}",
-            "parallelism.strategy: cannot be combined with accelerate_config, which sets it too",
+            "parallelism.strategy: cannot be combined with parallelism.accelerate_config, which sets the same",
         ),
         ("env: {A: 1}\nsecrets: {A: 'env:A'}", "secrets.A: is given in env and in secrets"),
         (
@@ -91,15 +91,15 @@ def test_what_goes_together(text):
         ),
         (
             "num_nodes: 2\nparallelism: {strategy: ddp}\nhyperparameters: {fsdp: full_shard}",
-            "hyperparameters: fsdp stands beside parallelism.strategy, which says it too",
+            "hyperparameters: fsdp conflicts with parallelism.strategy, which sets the same value",
         ),
         (
             "num_nodes: 2\nparallelism: {strategy: zero2}\nargs: [--lr, '1', --deepspeed=ds.json]",
-            "args: --deepspeed stands beside parallelism.strategy, which says it too",
+            "args: --deepspeed conflicts with parallelism.strategy, which sets the same value",
         ),
         (
             "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}\nargs: [--deepspeed, ds.json]",
-            "args: --deepspeed stands beside parallelism.accelerate_config, which says it too",
+            "args: --deepspeed conflicts with parallelism.accelerate_config, which sets the same value",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_what_does_not(text, expected):
 def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
     assert said("num_nodes: x\nmin_nodes: 2") == ['num_nodes: must be a whole number, not the text "x"']
     assert said("env: {A: 1, RANK: 1}\nsecrets: {A: 'env:A'}\nmin_nodes: 5") == [
-        "env.RANK: is set by the launcher on every rank",
+        "env.RANK: is set by cloudtrain on every rank",
         "min_nodes: is 5, more than num_nodes, 1",
     ]
 
@@ -118,4 +118,6 @@ def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
 def test_what_runs_once_per_node_has_no_strategy():
     with pytest.raises(BadJob) as refused:
         Job.load("name: x\nrun: torchrun t.py\nparallelism: {strategy: fsdp}")
-    assert [problem.message for problem in refused.value.problems] == ["is fsdp, but a command starts its own ranks"]
+    assert [problem.message for problem in refused.value.problems] == [
+        "is fsdp, but a command (entrypoint as a list) starts its own processes"
+    ]

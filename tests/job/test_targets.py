@@ -155,7 +155,7 @@ def test_unknown_targets(project):
         "did you mean sagemaker? backends are local, sagemaker, ssh; targets are defined in cloudtrain.toml as [targets.NAME]"
     )
     (project / "cloudtrain.toml").write_text('[targets.prod]\nbackend = "sagemakr"\n')
-    with pytest.raises(UnknownBackend, match="the target prod names no backend: sagemakr") as caught:
+    with pytest.raises(UnknownBackend, match="the target prod has no backend: sagemakr") as caught:
         targets.resolve({"name": "x", "trainer": True}, target="prod", backends=BACKENDS)
     with pytest.raises(UnknownBackend) as caught:
         targets.resolve({"name": "x", "trainer": True}, target="prd", backends=BACKENDS)
@@ -188,7 +188,7 @@ def test_problems_of_options_get_the_line_in_the_targets_file(project):
 
 def test_bad_toml_stops_at_once(project):
     (project / "cloudtrain.toml").write_text("[defaults\n")
-    with pytest.raises(BadRequest, match="is no TOML: .*line 1"):
+    with pytest.raises(BadRequest, match="is not valid TOML: .*line 1"):
         targets.resolve({"name": "x", "trainer": True})
 
 

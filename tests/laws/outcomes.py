@@ -222,7 +222,7 @@ class _Sequence:
             if newest.handle is None and not status.state.final:
                 data = shown.shown_json(run)
                 assert data["attempts"][-1]["tries"] >= 1 and data["attempts"][-1]["unanswered_since"], data
-                assert "not known since" in data["reason"], data
+                assert "unknown since" in data["reason"], data
 
     def _end(self, run: Run) -> None:
         def ended() -> bool:

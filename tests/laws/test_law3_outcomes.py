@@ -292,8 +292,8 @@ def test_a_network_that_stays_away_fails_no_run_and_the_same_submit_takes_it_up(
     user.platform.away()
     code, said, err = user.submit()
     run = user.the_run()
-    assert code == 5 and "not known since" in err, err
-    assert run.record.status.state is State.QUEUED and "not known since" in run.record.status.reason
+    assert code == 5 and "unknown since" in err, err
+    assert run.record.status.state is State.QUEUED and "unknown since" in run.record.status.reason
     assert user.submit()[0] == 5 and user.run("show", "--json")[1]["attempts"][0]["tries"] >= 2
     user.platform.heal()
     if watched:
@@ -310,7 +310,7 @@ def test_a_cancel_reaches_it_when_the_platform_answers(user: User) -> None:
     user.platform.away()
     assert user.submit()[0] == 5
     code, _, err = user.run("cancel", user.the_run().run_id)
-    assert code == 5 and "could not be asked" in err, err
+    assert code == 5 and "did not answer whether" in err, err
     assert user.platform.live() and not user.the_run().record.status.state.final
     user.platform.heal()
     look(user.the_run(), 3)
@@ -385,7 +385,7 @@ def test_a_dead_intent_without_credentials_is_in_nobodys_way(user: User, monkeyp
     code, _, err = user.run("submit", str(user.source / "job.yaml"), "-t", "local", "--json")
     assert code == 0 and err.count(plan.run_id) == 1, err
     code, _, err = user.run("cancel", plan.run_id)
-    assert code == 5 and "could not be asked" in err and "no AWS credentials" in err, err
+    assert code == 5 and "did not answer whether" in err and "no AWS credentials" in err, err
     assert submitter.store.find(plan.run_id).cancel_requested
 
 

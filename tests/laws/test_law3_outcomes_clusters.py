@@ -209,7 +209,7 @@ def test_a_start_that_was_refused_when_it_was_asked_for_again_is_not_known(clust
     """The first PATCH starts the Job and its answer is lost; the second try is denied: the Job runs."""
     cluster.cluster.faults += [Fault("PATCH", "/jobs/", 0, after=True), Fault("PATCH", "/jobs/", 403, "denied")]
     run = Submitter("kubernetes", watch=False, **Kubernetes(cluster).options).submit(job)
-    assert run.record.status.state is State.QUEUED and "not known since" in run.record.status.reason
+    assert run.record.status.state is State.QUEUED and "unknown since" in run.record.status.reason
     again = Submitter("kubernetes", watch=False, **Kubernetes(cluster).options).submit(job)
     assert again.run_id == run.run_id and again.attempts[-1].handle and len(again.attempts) == 1
     again.cancel(60)

@@ -51,7 +51,7 @@ def test_ranks_that_another_launcher_started_must_be_as_many(tmp_path, figure):
                 assert attempt.run() == [0]
                 assert json.loads(attempt.texts(0)[0])["WORLD_SIZE"] == str(asked)
             else:
-                assert refused(attempt) == f"{asked} processes were asked for, another launcher started {real}"
+                assert refused(attempt) == f"{asked} processes were requested, but another launcher started {real}"
                 wrong += 1
     figure("wrong worlds refused with 78", wrong)
 
@@ -90,7 +90,7 @@ def test_a_platform_must_give_as_many_nodes(tmp_path, platform, figure):
             env = {name: text for name, text in attempt.environment(0).items() if name != "CLOUDTRAIN_NODE_RANK"}
             attempt.environment = lambda rank, env=env | PLATFORMS[platform](real): env
             attempt.start(0)
-            assert refused(attempt) == f"{asked} nodes were asked for, {platform} gave {real}"
+            assert refused(attempt) == f"{asked} nodes were requested, but {platform} gave {real}"
             wrong += 1
     figure("wrong worlds refused with 78", wrong)
 
@@ -116,6 +116,6 @@ def test_as_many_gpus_must_be_visible(tmp_path, monkeypatch, chosen, figure):
             if asked == real:
                 assert attempt.run() == [0]
             else:
-                assert refused(attempt).startswith(f"{asked} GPUs per node were asked for")
+                assert refused(attempt).startswith(f"{asked} GPUs per node were requested")
                 wrong += 1
     figure("wrong numbers of GPUs refused with 78", wrong)

@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_in_one_sentence(home, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "mkdir", no_room)
-    with pytest.raises(StoreError, match="cannot be made: No space left on device"):
+    with pytest.raises(StoreError, match="cannot be created: No space left on device"):
         Store(home / "new").runs()
 
 

@@ -22,5 +22,5 @@ def test_a_runs_folder_is_measured_and_deleted_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("run", ["", ".", "..", "../a", "a/b", "/a", ".git"])
 def test_what_is_no_runs_name_is_refused(tmp_path: Path, run: str):
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         remove_run(tmp_path, run)

@@ -109,7 +109,7 @@ def test_a_configuration_that_turns_the_check_off_is_refused(host, tmp_path, mon
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host *\n  UserKnownHostsFile none\n  GlobalKnownHostsFile none\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(BackendError, match="turns the check of host keys off"):
+    with pytest.raises(BackendError, match="turns off host key checking"):
         ssh.connect(replace(host, known_hosts=None))
 
 

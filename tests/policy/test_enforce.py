@@ -242,5 +242,5 @@ def test_vertex_ai_holds_regions_and_says_what_it_cannot_hold(rules, tmp_path: P
         "name": "projects/acme/policies/gcp.resourceLocations",
         "spec": {"rules": [{"values": {"allowedValues": ["in:europe-west4-locations"]}}]},
     }
-    assert notes == ["Vertex AI has no condition for max_runtime (rule eu): plan alone holds it"]
+    assert notes == ["Vertex AI has no condition for max_runtime (rule eu): only cloudtrain plan enforces it"]
     assert enforce.build([], "lab", registry.create("local", {}, tmp_path))[0] == {}

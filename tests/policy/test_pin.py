@@ -148,5 +148,5 @@ def test_an_address_of_a_file(server: str, home: Path):
 )
 def test_addresses_with_credentials_or_without_encryption_are_refused(url: str, project: Path):
     configure(project, url)
-    with pytest.raises(BadRequest, match=r"policy\.from: is not known there"):
+    with pytest.raises(BadRequest, match=r"policy\.from: is not a known key"):
         Planner("local").plan("job.yaml")

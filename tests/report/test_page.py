@@ -192,7 +192,7 @@ def test_figures_have_a_curve_for_each_rank_and_epochs_as_an_axis(home):
 
 def test_a_run_without_metrics_says_so_in_its_page(home):
     run = resumed_run(home)
-    told = ["no metrics were found; the nearest lines:", f"line 3: {HOSTILE}"]
+    told = ["no metrics were found in the log. The log lines most:", f"line 3: {HOSTILE}"]
     text = page.render(run.store, run.run_id, None, [], rank=9, no_metrics=told)
     shown = Page(text)
     assert told[0] in shown.text and "alert(1)" in shown.text

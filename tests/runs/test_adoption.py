@@ -46,7 +46,7 @@ def test_an_interrupted_submit_whose_run_has_failed_needs_a_decision(submitter, 
         submitter.submit(job)
     assert submitter.submit(job, new=True).run_id != name
     code, _, err = cli("submit", "train.py", "--new", "--adopt")
-    assert code == 2 and "exclude each other" in err
+    assert code == 2 and "cannot be combined" in err
 
 
 def test_what_a_watcher_has_found_is_adopted_too(submitter, job, platform):

@@ -83,7 +83,7 @@ def test_the_older_attempt_is_harmless(source, output, tmp_path: Path, home: Pat
     wait_for(lambda: attached.state and found(attached), "its log in the output")
     with pytest.raises(BadRequest, match="is still") as live:
         attached.resume()
-    assert "writes nothing for an hour" in live.value.hint
+    assert "without output for an hour" in live.value.hint
 
     shutil.rmtree(source)  # of the other machine
     monkeypatch.setattr(records, "SILENT_S", -1.0)
@@ -139,7 +139,7 @@ def test_the_command_asks_before_anything_runs(source, tmp_path: Path, home: Pat
     assert f"cloudtrain resume {run.run_id}" in capsys.readouterr().out
     assert main(["resume", run.run_id]) == 2
     printed = capsys.readouterr().err
-    assert "was submitted elsewhere: its job and source" in printed and "--yes sends it" in printed
+    assert "was submitted from another machine: its job and source" in printed and "--yes sends it" in printed
     assert len(Run.find(run.run_id).attempts) == 1
     assert main(["resume", run.run_id, "--yes", "--wait"]) == 0
     found = Run.find(run.run_id)
@@ -160,7 +160,9 @@ def test_a_source_that_is_not_the_runs_is_refused(kind: str, source, tmp_path: P
         if kind == "damaged":
             packed.write_bytes(b"\x1f\x8b no archive")
     attached = cloudtrain.attach(str(tmp_path / "out" / run.run_id), tmp_path / "colleague")
-    expected = {"absent": "has no source of", "damaged": "archive is damaged", "other": "holds other files"}[kind]
+    expected = {"absent": "has no source of", "damaged": "archive is damaged", "other": "does not have the same files"}[
+        kind
+    ]
     with pytest.raises(BadRequest, match=expected):
         attached.resume()
     assert len(attached.attempts) == 1 and attached.record.attached

@@ -59,7 +59,7 @@ def test_from_80_percent_it_warns(submit):
 
 
 def test_at_100_percent_nothing_is_sent(submit):
-    with pytest.raises(OverBudget, match=r"500\.00 USD are spent.*nothing was sent") as error:
+    with pytest.raises(OverBudget, match=r"500\.00 USD are spent.*nothing was submitted") as error:
         submit(BUDGET, 500.0, **NLP)
     assert "advice" in error.value.hint and "max_cost" in error.value.hint and error.value.exit_code == 2
     assert len(MemoryBackend.attempts) == 1, "only the run that had spent it"
@@ -125,7 +125,7 @@ def test_a_cost_that_is_not_known_is_confirmed_where_machines_are_rented(tmp_pat
     (tmp_path / "cloudtrain.toml").write_text(f"[targets.prod]\n{options}[budgets]\n{ABOVE}\n")
     words = ["submit", "train.py", "-t", "prod", "--set", "resources.instance_type=ml.p9.48xlarge", "--gpus", "H100:8"]
     assert main([*words, "--set", "image=img:1"]) == 2
-    assert "may cost is not known" in capsys.readouterr().err
+    assert "may cost is unknown" in capsys.readouterr().err
 
 
 def test_on_a_pipe_it_is_refused_with_the_flag(memory, tmp_path: Path, monkeypatch, capsys):
@@ -135,7 +135,7 @@ def test_on_a_pipe_it_is_refused_with_the_flag(memory, tmp_path: Path, monkeypat
     words = ["submit", "train.py", "-t", "prod"]
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert "may cost 2400.83 USD (confirm_above is 50 USD): nothing was sent" in err and "--yes" in err
+    assert "may cost 2400.83 USD (confirm_above is 50 USD): nothing was submitted" in err and "--yes" in err
     assert not MemoryBackend.attempts and main(["ls"]) == 0 and "no runs yet" in capsys.readouterr().out
 
 
@@ -150,9 +150,9 @@ def test_a_terminal_is_asked(typed: str, sent: bool, monkeypatch):
         if sent:
             confirm("it may cost 60 USD")
         else:
-            with pytest.raises(BadRequest, match="nothing was sent"):
+            with pytest.raises(BadRequest, match="nothing was submitted"):
                 confirm("it may cost 60 USD")
-        with pytest.raises(BadRequest, match="nothing was sent"):
+        with pytest.raises(BadRequest, match="nothing was submitted"):
             terminal.confirmer(yes=False, as_json=True)("it may cost 60 USD")
         terminal.confirmer(yes=True, as_json=False)("it may cost 60 USD")
     os.close(ours)
@@ -161,8 +161,8 @@ def test_a_terminal_is_asked(typed: str, sent: bool, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ('"team=nlp" = "5 USD/month"', "is no budget"),
-        ('"label.team" = "5 USD/month"', "is no budget"),
+        ('"team=nlp" = "5 USD/month"', "is not a valid budget"),
+        ('"label.team" = "5 USD/month"', "is not a valid budget"),
         ('"label.team=nlp" = "5 USD"', "500 USD/month"),
         ('"label.team=nlp" = 5', "500 USD/month"),
         ('all = "5 EUR/month"', "40 USD"),

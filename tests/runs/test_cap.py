@@ -187,7 +187,7 @@ def test_machines_that_outlive_their_job_cannot_be_capped():
 def test_what_a_cap_does_not_cover_is_refused(option: dict):
     job = job_of("sagemaker", limits={"max_cost": "50 USD"}, resources={"use_spot": "max_wait" in option})
     backend = registry.create("sagemaker", {**OPTIONS["sagemaker"], **option}, Path("/nowhere"))
-    with pytest.raises(BadJob, match="cannot be held under a cap"):
+    with pytest.raises(BadJob, match="cannot be combined with limits.max_cost"):
         cap.plan_attempt(backend, job, bundle(), "a-run")
 
 

@@ -61,7 +61,7 @@ def test_ids_resolve_at_submit_and_what_cannot_succeed_is_refused(submitter, job
     with pytest.raises(BadJob, match=r"after\[0\].*no run"):
         submitter.plan(job.replace(after=["absent"]))
     end(first, State.FAILED)
-    with pytest.raises(BadJob, match="has ended FAILED: this job would never be sent"):
+    with pytest.raises(BadJob, match="has ended FAILED: this job would never start"):
         submitter.plan(job.replace(after=[first.run_id]))
 
 

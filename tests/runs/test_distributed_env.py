@@ -72,7 +72,7 @@ def test_one_process_sees_none_of_a_ranks_variables(project: Path):  # noqa: F81
 def test_the_plan_says_which_it_chose_and_why(project: Path):  # noqa: F811
     (project / "train.py").write_text(SHOW)
     [note] = notes(project)
-    assert note.startswith("one process: RANK, WORLD_SIZE and MASTER_ADDR are not set, as under plain python")
+    assert note.startswith("one process: RANK, WORLD_SIZE and MASTER_ADDR are not set, as with plain python")
     assert notes(project, distributed_env="always") == notes(project, num_nodes=2) == []
     (project / "train.py").write_text(PLAIN_TORCH)
     [note] = notes(project)

@@ -77,7 +77,7 @@ def test_placeholders_are_the_runs_folders(project: Path, home: Path):
 
 def test_an_input_that_is_not_there_is_refused(project: Path):
     code, _, said = submit(project, "echo.py", "--", "{input:data}")
-    assert code == 2 and "asks for {input:data}, and the job has no such input" in said
+    assert code == 2 and "uses {input:data}, but the job has no such input" in said
 
 
 def test_a_module(project: Path):
@@ -159,16 +159,16 @@ def test_a_script_that_finds_its_checkpoint_itself_gets_resume_args_when_it_left
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [
-        ("name: x", "entrypoint: is missing: nothing says what runs"),
+        ("name: x", "entrypoint: is missing: the job does not say what to run"),
         ("entrypoint: ''", "entrypoint: is empty"),
         ("entrypoint: []", "entrypoint: is an empty command"),
         ("run: ' '", "run: is empty"),
-        ("run: x\ntrainer: true", "trainer: stands beside run"),
-        ("run: x\nargs: [a]", "args: goes to no script"),
+        ("run: x\ntrainer: true", "trainer: cannot be combined with run"),
+        ("run: x\nargs: [a]", "args: is not passed to a script"),
         ("entrypoint: [bash, x]\nprocesses_per_node: 2", "processes_per_node: is 2"),
-        ("entrypoint: echo.py\ncompat: dstack", "compat: is for what runs once per node"),
+        ("entrypoint: echo.py\ncompat: dstack", "compat: works only for a command or run, which run once per node"),
         ("trainer: true\nresume_args: [x]", "resume_args: is not needed"),
-        ("entrypoint: echo.py\nresume_args: ['{input:x}']", "resume_args: asks for {input:x}"),
+        ("entrypoint: echo.py\nresume_args: ['{input:x}']", "resume_args: uses {input:x}"),
         (
             "entrypoint: echo.py\nhyperparameters: {out: {model_dir}}",
             "hyperparameters.out: is a mapping where {model_dir} has no",
@@ -239,7 +239,9 @@ def test_what_the_script_wrote_in_its_folder_comes_home(project: Path, tmp_path:
     (project / "out" / "given.txt").write_text("of the source\n")
     code, log, _ = submit(project, job='entrypoint: keeps.py\nkeep: [out, "*.bin"]\n')
     assert code == 1 and "FOUND ['out/given.txt']" in log
-    assert "1000 bytes in scratch.tmp are not kept: keep: [scratch.tmp]" in log.replace("1.0 KB", "1000 bytes")
+    assert "1000 bytes in scratch.tmp are not copied to the output: set keep: [scratch.tmp]" in log.replace(
+        "1.0 KB", "1000 bytes"
+    )
     run_id = json.loads(run_cli(project, "show", "--json").stdout)["run_id"]
     assert run_cli(project, "resume", run_id, "--wait").returncode == 0
     log = run_cli(project, "logs", run_id).stdout
@@ -267,5 +269,5 @@ def test_a_run_that_left_nothing_is_said_so(project: Path, tmp_path: Path):
     (project / "leaves.py").write_text("open('model.bin', 'w').write('x' * 700)\n")
     assert submit(project, "leaves.py")[0] == 0
     fetched = run_cli(project, "fetch", "-o", str(tmp_path / "nothing"))
-    assert fetched.returncode == 1 and "has left no model or outputs or checkpoints" in fetched.stderr
-    assert "700 bytes in model.bin are not kept: keep: [model.bin]" in fetched.stderr
+    assert fetched.returncode == 1 and "has stored no model or outputs or checkpoints" in fetched.stderr
+    assert "700 bytes in model.bin are not copied to the output: set keep: [model.bin]" in fetched.stderr

@@ -114,14 +114,14 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_sent(store, job,
     good = trained(store, job)
     for keys, message in (
         ({}, "nothing is to be evaluated"),
-        ({"data": tmp_path / "no.jsonl"}, "is no file here"),
-        ({"data": tmp_path}, "is no file here"),
-        ({"tasks": ["t"], "include_path": tmp_path / "no"}, "is no folder here"),
+        ({"data": tmp_path / "no.jsonl"}, "is not a file here"),
+        ({"data": tmp_path}, "is not a file here"),
+        ({"tasks": ["t"], "include_path": tmp_path / "no"}, "is not a folder here"),
         ({"data": data, "include_path": tmp_path}, "--include-path is for tasks"),
     ):
         with pytest.raises(BadRequest, match=message):
             good.evaluate(**keys)
-    with pytest.raises(BadRequest, match=r"is no folder of transformers.*it has weight\.txt"):
+    with pytest.raises(BadRequest, match=r"is not a folder of transformers.*it has weight\.txt"):
         trained(store, job, files={"weight.txt": "1"}).evaluate(data)
     with pytest.raises(BadRequest, match="has no tokenizer; it has config.json"):
         trained(store, job, files={"config.json": "{}"}).evaluate(data)

@@ -41,7 +41,7 @@ def test_a_full_home_shows_what_it_has_and_then_the_end_and_the_gap(tmp_path, mo
         for words in (["ls"], ["show", run.run_id, "--json"], ["logs", run.run_id]):  # nothing but what is known
             assert main(words) in (0, 2)
             said = capsys.readouterr()
-            assert "should not have happened" not in said.err and "run the command again" not in said.err
+            assert "internal error" not in said.err and "run the command again" not in said.err
         fill.unlink()
         assert main(["show", run.run_id]) == 0
         shown = capsys.readouterr().out

@@ -62,13 +62,13 @@ def test_idle_gpus_are_told_once(memory, submitter, job, home, monkeypatch):
     started: list[list[str]] = []
     monkeypatch.setattr(notify, "detach", lambda command, **_: started.append(command))
     run = submitter.submit(job)
-    alarm = events.format("alarm", {"idle": True, "reason": "the GPUs were used under 5 % for 30 minutes"})
+    alarm = events.format("alarm", {"idle": True, "reason": "the GPUs were used less than 5 % for 30 minutes"})
     for _ in range(2):
         MemoryBackend.say(f"{run.run_id}-a1", alarm)
         watch(run)
     assert [command[-1] for command in started] == ["idle"]
     told = notify.message(run.store, run.run_id, f"{run.run_id}-a1", "idle")
-    assert told["text"].endswith("RUNNING: its GPUs were used under 5 % for 30 minutes")
+    assert told["text"].endswith("RUNNING: its GPUs were used less than 5 % for 30 minutes")
 
 
 def test_a_run_that_ends_is_told_once_and_without_secrets(tmp_path, home, receiver, monkeypatch, census):
@@ -110,7 +110,7 @@ def test_each_way_is_tried_again_and_its_failure_is_said(monkeypatch, tmp_path):
     assert problems[1].startswith("the webhook failed 3 times: ") and TOKEN not in problems[1]
     assert notify.send({"on": ["failure"], "command": f"echo y >> {count}"}, data) == []
     assert "y" not in count.read_text()
-    assert notify.send({"webhook": "env:NOT_THERE"}, data) == ["the webhook failed 3 times: there is no http address"]
+    assert notify.send({"webhook": "env:NOT_THERE"}, data) == ["the webhook failed 3 times: no http address is set"]
 
 
 def test_a_way_that_fails_holds_up_no_other(receiver, monkeypatch, tmp_path):

@@ -32,36 +32,36 @@ def refused(folder: Path, **changes: object) -> list[str]:
     ("changes", "expected"),
     [
         ({"hyperparameters": {"learnin_rate": 1}},
-         "hyperparameters.learnin_rate: --learnin_rate is no flag of the shared trainer; did you mean --learning_rate?"),
+         "hyperparameters.learnin_rate: --learnin_rate is not a flag of the shared trainer; did you mean --learning_rate?"),
         ({"processes_per_node": 3, "parallelism": {"tp_size": 3}},
          "parallelism.tp_size: tp_size 3 does not divide the model's 4 attention heads"),
         ({"hyperparameters": {"num_key_value_heads": 2}, "parallelism": {"tp_size": 4}},
          "parallelism.tp_size: tp_size 4 does not divide the model's 2 key and value heads"),
         ({"hyperparameters": {"num_hidden_layers": 3}, "parallelism": {"pp_size": 2}},
-         "parallelism.strategy: 3 layers cannot be dealt out equally over 2 pipeline stages"),
+         "parallelism.strategy: 3 layers cannot be split equally over 2 pipeline stages"),
         ({"parallelism": {"strategy": "none"}},
-         "parallelism.strategy: strategy none is for one process, the job has 4 (leave it out, or write ddp)"),
+         "parallelism.strategy: strategy none is for one process, the job has 4 (remove it, or write ddp)"),
         ({"parallelism": {"strategy": "hsdp", "dp_replicate_size": 4}},
          "parallelism.dp_replicate_size: hsdp needs two replicas and two shards at least: with 4 data-parallel processes set "
          "dp_replicate_size, or write ddp"),
         ({"parallelism": {"strategy": "zero3", "tp_size": 2}},
-         "parallelism.tp_size: strategy zero3 goes without tp_size: write fsdp, which goes with it"),
+         "parallelism.tp_size: strategy zero3 cannot be combined with tp_size: use fsdp instead"),
         ({"parallelism": {"strategy": "zero1", "pp_size": 4}},
-         "parallelism.pp_size: strategy zero1 goes without pp_size: write fsdp, which goes with it"),
+         "parallelism.pp_size: strategy zero1 cannot be combined with pp_size: use fsdp instead"),
         ({"parallelism": {"microbatches": 4}},
-         "parallelism.microbatches: parallelism.microbatches belongs to a pipeline: set pp_size, or leave it out"),
+         "parallelism.microbatches: parallelism.microbatches works with a pipeline only: set pp_size, or remove it"),
         ({"parallelism": {"pp_schedule": "gpipe"}},
-         "parallelism.pp_schedule: parallelism.pp_schedule belongs to a pipeline: set pp_size, or leave it out"),
+         "parallelism.pp_schedule: parallelism.pp_schedule works with a pipeline only: set pp_size, or remove it"),
         ({"parallelism": {"virtual_stages": 2}},
-         "parallelism.virtual_stages: parallelism.virtual_stages belongs to a pipeline: set pp_size, or leave it out"),
+         "parallelism.virtual_stages: parallelism.virtual_stages works with a pipeline only: set pp_size, or remove it"),
         ({"parallelism": {"strategy": "zero2", "cp_size": 2}},
-         "parallelism.cp_size: strategy zero2 goes without cp_size: write fsdp, which goes with it"),
+         "parallelism.cp_size: strategy zero2 cannot be combined with cp_size: use fsdp instead"),
         ({"parallelism": {"pp_size": 2, "cp_size": 2}},
-         "parallelism.cp_size: cp_size 2 goes without pp_size: write fsdp or tp_size, which go with it"),
+         "parallelism.cp_size: cp_size 2 cannot be combined with pp_size: use fsdp or tp_size instead of pp_size"),
         ({"parallelism": {"offload": True}},
-         "parallelism.offload: strategy ddp has nothing to offload; leave out parallelism.offload"),
+         "parallelism.offload: strategy ddp has nothing to offload; remove parallelism.offload"),
         ({"hyperparameters": {"use_peft": True, "model": "gpt2"}, "parallelism": {"tp_size": 2}},
-         "hyperparameters.use_peft: --use_peft goes"),
+         "hyperparameters.use_peft: --use_peft cannot be combined"),
     ],
 )  # fmt: skip
 def test_what_the_shared_trainer_would_refuse(tmp_path: Path, changes: dict, expected: str):
@@ -95,7 +95,7 @@ def test_a_script_that_splits_no_model_cannot_be_split(tmp_path: Path):
     job = {"name": "x", "entrypoint": "train.py", "processes_per_node": 4, "parallelism": {"tp_size": 4}}
     [sentence] = refused(tmp_path, **job)
     assert sentence.startswith(
-        "parallelism.tp_size: parallelism.tp_size is 4, but nothing splits the model of train.py"
+        "parallelism.tp_size: parallelism.tp_size is 4, but no code splits the model in train.py"
     )
     (tmp_path / "train.py").write_text("# cloudtrain: tp_size\n")
     assert Planner().plan({**job, "source": str(tmp_path)})

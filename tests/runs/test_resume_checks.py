@@ -66,7 +66,7 @@ def test_the_next_attempt_is_refused_a_layout_that_its_script_does_not_have(fail
     if declared:
         assert plan_next(submitter.store, earlier, sets)[0].manifest["parallelism"]["tp_size"] == 2
     else:
-        with pytest.raises(BadJob, match="nothing splits the model of train.py"):
+        with pytest.raises(BadJob, match="no code splits the model in train.py"):
             plan_next(submitter.store, earlier, sets)
 
 

@@ -76,7 +76,7 @@ def test_a_folder_that_is_another_one_there_is_refused_on_the_node(project, home
     (tmp_path / "shared").rename(tmp_path / "elsewhere")
     run.resume(target="there")
     assert run.wait(WAIT_S).exit_code == 78
-    assert "holds no checkpoint of an earlier attempt" in run.record.status.reason
+    assert "has no checkpoint of an earlier attempt" in run.record.status.reason
 
 
 def test_what_cannot_go_along_is_refused_before_anything_is_sent(project, home):

@@ -50,7 +50,9 @@ def test_a_platform_that_hangs_holds_up_no_cancel(submitter, job, monkeypatch, h
     monkeypatch.setattr(MemoryBackend, hangs, lambda *_: gate.wait())
     monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda store, plan, instead: started.append(plan.run_id))
     sentence, status = follow.cancel(run)
-    assert "gives no answer for 0.1 s; the background watcher cancels it as soon as there is one" in sentence
+    assert (
+        "has not answered for 0.1 s; the background watcher cancels the run when the platform answers again" in sentence
+    )
     assert not status.state.final and started == [run.run_id] and run.record.cancel_requested
     gate.set()
     for thread in set(threading.enumerate()) - before:
@@ -75,7 +77,7 @@ def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
     assert run.state is State.SUCCEEDED
     with pytest.raises(BadRequest, match="nothing to resume"):
         run.resume()
-    with pytest.raises(BadRequest, match="only SageMaker's runs have an estimator"):
+    with pytest.raises(BadRequest, match="only runs on SageMaker have an estimator"):
         run.estimator()
 
 
@@ -105,7 +107,7 @@ def test_logs_of_all_attempts_with_cursors(submitter, job):
     for at, line in enumerate(lines):
         assert list(run.logs(after=line.cursor)) == lines[at + 1 :]
     assert list(run.logs(follow=True)) == lines
-    with pytest.raises(BadRequest, match="no cursor"):
+    with pytest.raises(BadRequest, match="not a log cursor"):
         list(run.logs(after="junk"))
 
 
@@ -135,7 +137,7 @@ def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path, monkeypatch):
         patch.setattr(MemoryBackend, "fetch", _a_link_to_a_folder)
         second.fetch(tmp_path / "linked")
     assert (tmp_path / "linked" / ".cloudtrain-run").exists(), "a link to a folder is something too"
-    with pytest.raises(BadRequest, match=f"holds what was fetched from {first.run_id}"):
+    with pytest.raises(BadRequest, match=f"already has files fetched from {first.run_id}"):
         second.fetch(out)
     (tmp_path / "mine" / "model").mkdir(parents=True)
     with pytest.raises(BadRequest, match="holds model/ already"):

@@ -91,9 +91,9 @@ def test_what_is_refused(store, job):
 @pytest.mark.parametrize(
     ("item", "problem"),
     [
-        ({}, "has neither uri nor run"),
-        ({"uri": "s3://b/c", "what": "model"}, "names no run whose results these are"),
-        ({"run": "r", "what": "model/../x"}, "leads out of the run's results"),
+        ({}, "needs uri or run"),
+        ({"uri": "s3://b/c", "what": "model"}, "needs run: what selects results of a run"),
+        ({"run": "r", "what": "model/../x"}, "points outside the run's results"),
         ({"run": "r", "what": "log"}, "what"),
     ],
 )

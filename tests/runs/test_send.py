@@ -37,7 +37,7 @@ def test_an_answer_that_was_lost_is_neither_success_nor_failure(submitter, job, 
     run = submitter.submit(job)
     (attempt,) = run.attempts
     assert (run.record.status.state, attempt.handle, attempt.tries) == (State.QUEUED, None, 1)
-    assert "not known since" in run.record.status.reason and attempt.unanswered_since
+    assert "unknown since" in run.record.status.reason and attempt.unanswered_since
     look(run, 2)
     assert platform.calls == ["submit", "find", "find"], "nothing is sent before find has answered"
     assert run.attempts[0].tries == 3 and "tried 3 times" in run.record.status.reason
@@ -62,7 +62,7 @@ def test_cancel_reaches_it_as_soon_as_the_platform_answers(submitter, job, platf
     platform.fails = {"submit": [LOST], "find": [LOST] * 99}
     run = submitter.submit(job)
     code, _, said = cli("cancel", run.run_id)
-    assert code == 5 and "could not be asked whether it has the job" in said and "as soon as" in said
+    assert code == 5 and "did not answer whether it has the job" in said and "the background watcher cancels it" in said
     assert not run.record.status.state.final
     platform.fails = {}
     look(run, 2)
@@ -140,10 +140,10 @@ def test_what_a_person_is_shown(submitter, job, platform, monkeypatch, tmp_path,
     code, out, err = cli("submit", str(tmp_path / "job.yaml"), "--json")
     data = json.loads(out)
     assert code == 5 and data["handle"] is None and data["state"] == "QUEUED" and data["reused"] is False
-    assert "not known since" in err
+    assert "unknown since" in err
     code, out, _ = cli("show", data["run_id"])
     assert code == 0 and "tries without an answer: " in out
-    assert f"{data['run_id']}: QUEUED (not known since" in cli("ls")[1]
+    assert f"{data['run_id']}: QUEUED (unknown since" in cli("ls")[1]
     (attempt,) = json.loads(cli("show", data["run_id"], "--json")[1])["attempts"]
     assert attempt["tries"] >= 2 and attempt["unanswered_since"]
     code, out, _ = cli("submit", str(tmp_path / "job.yaml"), "--json")
@@ -268,7 +268,7 @@ def test_nothing_is_sent_again_without_its_secrets(submitter, job, platform, mon
     assert run.record.status.state is State.QUEUED, "nothing was changed"
     look(run)
     status = run.record.status
-    assert status.state is State.FAILED and "not sent again: secret TOKEN: env:TOKEN is not set" in status.reason
+    assert status.state is State.FAILED and "not submitted again: secret TOKEN: env:TOKEN is not set" in status.reason
     assert platform.calls.count("submit") == 1
 
 

@@ -48,7 +48,7 @@ def test_without_gpus_a_sharded_strategy_is_refused(source: Path, strategy: str)
     }
     [sentence] = refused(source, **job, resources={})
     assert sentence.startswith(
-        f"parallelism.strategy: is {strategy}, but the job asks for no GPU: without one Accelerate"
+        f"parallelism.strategy: is {strategy}, but the job requests no GPU: without GPUs Accelerate"
     )
     assert plan(source, **job).manifest["parallelism"]["strategy"] == strategy
 
@@ -62,9 +62,7 @@ def test_ddp_and_the_shared_trainer_need_no_gpu(source: Path):
 def test_a_source_that_mentions_no_library_is_refused(source: Path, library: str):
     (source / "train.py").write_text("import torch, accelerated, sqltrl\n")
     [sentence] = refused(source, parallelism={"strategy": "fsdp"})
-    assert sentence.startswith(
-        "parallelism.strategy: is fsdp, which Accelerate carries out, but no file and no requirement"
-    )
+    assert sentence.startswith("parallelism.strategy: is fsdp, which needs Accelerate, but no file and no requirement")
     (source / "requirements.txt").write_text(f"torch\n{library}>=1\n")
     plan(source, parallelism={"strategy": "fsdp"})
     (source / "requirements.txt").unlink()
@@ -89,13 +87,13 @@ def test_an_accelerate_file_is_held_to_the_same(source: Path, kind: str):
     (source / "a.yaml").write_text(json.dumps({**FSDP, "distributed_type": kind}))
     asked = {"parallelism": {"accelerate_config": "a.yaml"}, "num_nodes": 2}
     [sentence] = refused(source, **asked, resources={})
-    assert sentence.startswith(f"parallelism.accelerate_config: is of type {kind}, but the job asks for no GPU")
+    assert sentence.startswith(f"parallelism.accelerate_config: is of type {kind}, but the job requests no GPU")
     plan(source, **asked)
     (source / "a.yaml").write_text("distributed_type: MULTI_GPU\n")
     plan(source, **asked, resources={})
     (source / "a.yaml").write_text("- 1\n")
     assert refused(source, **asked) == [
-        "parallelism.accelerate_config: a.yaml is no configuration of Accelerate: it holds no keys"
+        "parallelism.accelerate_config: a.yaml is not a valid Accelerate configuration: it has no keys"
     ]
 
 
@@ -108,7 +106,8 @@ def test_the_keys_of_the_world_that_differ_are_said(source: Path):
     (source / "a.yaml").write_text(json.dumps({**FSDP, **other, **nested}))
     [note] = [note for note in plan(source, **asked).notes if "a.yaml" in note]
     assert note == (
-        "a.yaml: the job's world replaces num_processes 8 (the job's is 4), num_machines 1 (the job's is 2), machine_rank 1, "
+        "a.yaml: cloudtrain's own settings replace num_processes 8 (the job's is 4), num_machines "
+        "1 (the job's is 2), machine_rank 1, "
         "main_process_ip 10.0.0.1, rdzv_backend c10d, deepspeed_hostfile hosts"
     )
 

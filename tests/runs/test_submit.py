@@ -170,7 +170,7 @@ def test_a_key_finds_the_run_from_an_empty_store(submitter, job, home):
     second = elsewhere.submit(job, key="nightly")
     assert second.run_id == first.run_id and second.adopted
     assert [attempt.handle for attempt in second.attempts] == handles == list(MemoryBackend.attempts), (
-        "nothing was sent"
+        "nothing was submitted"
     )
     assert second.attempts[0].status.state is State.LOST and second.state is State.RUNNING
 

@@ -132,7 +132,11 @@ CHECKPOINT = '::cloudtrain::{"kind":"checkpoint",%s}'
 )
 def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, job, source, text, told):
     def notes(**changes) -> list[str]:
-        return [note for note in submitter.plan(job.model_copy(update=changes)).notes if "looks like resuming" in note]
+        return [
+            note
+            for note in submitter.plan(job.model_copy(update=changes)).notes
+            if "seems to load a checkpoint" in note
+        ]
 
     (source / "train.py").write_text("import lib\n")
     (source / "lib").mkdir()
@@ -187,7 +191,9 @@ def test_two_attempts_without_a_newer_checkpoint_are_enough(submitter, job, stat
         MemoryBackend.finish(newest(run), state, 75, "the machine is gone")
         watch(run)
     assert run.state is state and len(run.attempts) == 6, "to bring an old one to the output is nothing new"
-    assert run.record.status.reason.startswith("the machine is gone; no new attempt: the last two were lost before ")
+    assert run.record.status.reason.startswith(
+        "the machine is gone; no new attempt: the last two attempts were lost before "
+    )
     resumed = Run(run.run_id, run.store).resume()
     MemoryBackend.say(newest(resumed), CHECKPOINT % '"step":9')
     MemoryBackend.finish(newest(resumed), state, 75)
@@ -243,7 +249,7 @@ def test_nodes_that_do_not_come_are_want_of_capacity_and_the_verdict_has_the_pla
     watch(run)
     first, last = (attempt.status for attempt in run.attempts)
     assert (first.event, first.reason) == ("capacity", f"{LATE}; memory reported: {PENDING}")
-    assert (last.event, last.reason) == ("capacity", LATE), "nothing was reported of this one"
+    assert (last.event, last.reason) == ("capacity", LATE), "no usage was reported of this one"
     verdict = run.verdict()
     assert (verdict.label, verdict.deciding) == ("capacity", LATE)
 

@@ -134,7 +134,7 @@ HOSTILE = {
     "owner's name": forged(uname="root"),
     "record of another kind": pax(13) + b"13 comment=x\n".ljust(512, b"\0") + packed(plain("a")),
     "record behind a record": pax(9) + b"9 path=x\n".ljust(512, b"\0") + pax(9) + b"9 path=x\n".ljust(512, b"\0") + archive.END,
-    "size that is no number": pax(9) + b"9 size=x\n".ljust(512, b"\0") + packed(plain("a")),
+    "size that is not a number": pax(9) + b"9 size=x\n".ljust(512, b"\0") + packed(plain("a")),
     "negative size": pax(11) + b"11 size=-1\n".ljust(512, b"\0") + packed(plain("a")),
     "bad checksum": b"y" + packed(plain("x"))[1:],
     "junk": b"junk" * 400,

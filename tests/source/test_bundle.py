@@ -280,7 +280,7 @@ def test_what_the_job_needs_must_be_there(source, into):
     )
     assert "tain.py is not there; there is train.py" in text
     assert "requirements.txt is not there\n" in text + "\n"
-    assert "x.log is out: git ignores it (.gitignore:1: *.log)" in text
+    assert "x.log is not packaged: git ignores it (.gitignore:1: *.log)" in text
     assert "__init__" not in text and ".cloudtrain" not in text
     Bundle.make(source, into, must_have=["train.py"])
 
@@ -323,7 +323,7 @@ def test_files_that_cannot_be_read_are_all_named(into):
 
 def test_an_installation_without_entrypoints(source, into, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "__file__", str(tmp_path / "lib/cloudtrain/source/bundle.py"))
-    with pytest.raises(StoreError, match="lacks its entrypoints"):
+    with pytest.raises(StoreError, match="its entrypoints are missing"):
         Bundle.make(source, into)
 
 
@@ -374,7 +374,7 @@ def test_a_file_that_keeps_changing_is_refused(source, into, monkeypatch, how):
     members = bundle.Source.of
     if how != "content":
         monkeypatch.setattr(bundle.Source, "of", again)
-    assert "keeps changing while it is packaged" in refusal(source, into)
+    assert "changes while cloudtrain packages it" in refusal(source, into)
     assert list(into.iterdir()) == []
 
 

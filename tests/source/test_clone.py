@@ -141,7 +141,7 @@ def test_addresses_that_are_refused(address, tmp_path):
 )
 def test_credentials_in_an_address_are_refused_and_never_repeated(address, tmp_path):
     text = refusal(address, tmp_path)
-    assert "hunter2" not in text and "holds credentials" in text
+    assert "hunter2" not in text and "contains credentials" in text
 
 
 def test_what_git_says_is_shown_without_credentials():

@@ -329,7 +329,7 @@ def test_other_repositories_inside_are_refused_all_at_once(tmp_path, repo):
     repository(root / "one", {"x": ""})
     repository(root / "deep/two", {"y": ""})
     text = problem(root)
-    assert "one is a git repository of its own" in text and "deep/two is a git repository" in text
+    assert "one is a separate git repository" in text and "deep/two is a separate git repository" in text
     write(root, {".cloudtrainignore": "/one\ntwo/\n"})
     assert names(root) == [".cloudtrainignore", "a.py"]
 
@@ -414,25 +414,25 @@ def test_why_in_a_repository(tmp_path):
     said = {name: why(root, name).sentence for name in asked}
     assert [name for name in said if why(root, name).inside] == ["a.py", "./new.py", "d/y.log"]
     assert said == {
-        "a.py": "a.py is in: git tracks it",
-        "./new.py": "new.py is in: it is new, and no rule ignores it",
-        str(root / "d/x.log"): "d/x.log is out: git ignores it (d/.gitignore:2: *.log)",
-        "d/y.log": "d/y.log is in: .cloudtrainignore:2: !/d/y.log takes it in",
-        "big.csv": "big.csv is out: .cloudtrainignore:1: *.csv leaves it out",
-        "d": "d is out: it is a folder; only files are packaged",
-        "nested/q": "nested/q is out: nested is a repository of its own",
-        "gone": "gone is out: it does not exist",
-        "../x": f"../x is out: it is not below {root}",
-        "pipe": "pipe is out: it is no regular file, or in no place where git looks",
+        "a.py": "a.py is packaged: git tracks it",
+        "./new.py": "new.py is packaged: it is new, and no rule ignores it",
+        str(root / "d/x.log"): "d/x.log is not packaged: git ignores it (d/.gitignore:2: *.log)",
+        "d/y.log": "d/y.log is packaged: .cloudtrainignore:2: !/d/y.log takes it in",
+        "big.csv": "big.csv is not packaged: .cloudtrainignore:1: *.csv excludes it",
+        "d": "d is not packaged: it is a folder; only files are packaged",
+        "nested/q": "nested/q is not packaged: nested is a repository of its own",
+        "gone": "gone is not packaged: it does not exist",
+        "../x": f"../x is not packaged: it is not below {root}",
+        "pipe": "pipe is not packaged: it is not a regular file, or git does not look there",
     }
 
 
 def test_why_outside_of_git(tmp_path):
     root = write(tmp_path / "s", {"a.py": "", "__pycache__/a.pyc": "", ".gitignore": "/out\n", "out/x/y": "", "b.csv": "",
                                   ".cloudtrainignore": "*.csv\n"})  # fmt: skip
-    assert why(root, "a.py").sentence == "a.py is in: no rule leaves it out"
-    assert why(root, "out/x/y").sentence == "out/x/y is out: .gitignore:1: /out leaves it out"
-    assert why(root, "b.csv").sentence == "b.csv is out: .cloudtrainignore:1: *.csv leaves it out"
+    assert why(root, "a.py").sentence == "a.py is packaged: no rule excludes it"
+    assert why(root, "out/x/y").sentence == "out/x/y is not packaged: .gitignore:1: /out excludes it"
+    assert why(root, "b.csv").sentence == "b.csv is not packaged: .cloudtrainignore:1: *.csv excludes it"
     assert "never packaged outside of git" in why(root, "__pycache__/a.pyc").sentence
 
 

@@ -281,10 +281,10 @@ def test_the_bundle_of_many_random_trees_is_what_git_lists(seed):
 # -- what is refused on any tree --------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "link out": (lambda at: at.symlink_to("../" * 9 + "etc"), "is a link that leads out of the source"),
-    "absolute link": (lambda at: at.symlink_to("/etc/hostname"), "is a link that leads out of the source"),
+    "link out": (lambda at: at.symlink_to("../" * 9 + "etc"), "is a link that points outside the source"),
+    "absolute link": (lambda at: at.symlink_to("/etc/hostname"), "is a link that points outside the source"),
     "pipe": (os.mkfifo, "is a named pipe"),
-    "repository": (lambda at: repository(at, {"x": "1"}), "is a git repository of its own"),
+    "repository": (lambda at: repository(at, {"x": "1"}), "is a separate git repository"),
     "credentials": (lambda at: at.write_text("npm_" + "aB3" * 12), "credentials"),
     "pointer": (
         lambda at: at.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 1\n"),

@@ -126,12 +126,12 @@ def test_pointers_are_refused_by_name_with_what_to_do_and_allowed_if_wanted(tmp_
     with pytest.raises(BadSource) as caught:
         Bundle.make(root, tmp_path / "bundles")
     assert str(caught.value) == (
-        "the source holds Git-LFS pointers instead of the files in 2 files:\n"
+        "the source has Git-LFS pointers instead of the files in 2 files:\n"
         "  m/model.bin:1  Git-LFS pointer\n  m/other.bin:1  Git-LFS pointer"
     )
     assert "git lfs pull" in caught.value.hint and "allow_pointers" in caught.value.hint
     assert why(root, "m/model.bin").endswith("but it is refused: it is a Git-LFS pointer")
-    assert why(root, "m/model.bin", allow_pointers=["m/"]) == "m/model.bin is in: git tracks it"
+    assert why(root, "m/model.bin", allow_pointers=["m/"]) == "m/model.bin is packaged: git tracks it"
     made = Bundle.make(root, tmp_path / "bundles", allow_pointers=["m/"])
     made.extract(tmp_path / "out")
     assert (tmp_path / "out/m/model.bin").read_text() == pointer()
@@ -150,12 +150,12 @@ def test_why_names_what_is_refused_line_by_line(tmp_path):
     (root / "link").symlink_to("c.py")
     os.mkfifo(root / "pipe")
     assert why(root, ".env") == (
-        ".env is in: no rule leaves it out; but it is refused: by its name: environment file, line 2: npm token"
+        ".env is packaged: no rule excludes it, but it is refused: by its name: environment file, line 2: npm token"
     )
-    assert why(root, "b.py") == "b.py is in: no rule leaves it out; but it is refused: line 1: npm token"
-    assert why(root, "b.py", allow_secrets=["*.py"]) == "b.py is in: no rule leaves it out"
-    assert why(root, "c.py") == "c.py is in: no rule leaves it out"
-    assert why(root, "link") == "link is in: no rule leaves it out"
-    assert why(root, "nothing") == "nothing is out: it does not exist"
+    assert why(root, "b.py") == "b.py is packaged: no rule excludes it, but it is refused: line 1: npm token"
+    assert why(root, "b.py", allow_secrets=["*.py"]) == "b.py is packaged: no rule excludes it"
+    assert why(root, "c.py") == "c.py is packaged: no rule excludes it"
+    assert why(root, "link") == "link is packaged: no rule excludes it"
+    assert why(root, "nothing") == "nothing is not packaged: it does not exist"
     write(root, {".cloudtrainignore": "*.log\n"})
-    assert why(root, "gone.log") == "gone.log is out: .cloudtrainignore:1: *.log leaves it out"
+    assert why(root, "gone.log") == "gone.log is not packaged: .cloudtrainignore:1: *.log excludes it"

@@ -58,11 +58,11 @@ def test_the_plan_notes_a_mismatch_and_changes_nothing(tmp_path: Path, home: Pat
     (tmp_path / "train.py").write_text(SCRIPT)
     given = {"fp16": True, "shuffle": True, "name": "y", "maybe": True, "both": True}
     [note] = notes(tmp_path, backend, hyperparameters=given)
-    assert note == "--fp16 is given bare, and train.py:3 wants a value: arg_style: hf writes --fp16 true"
+    assert note == "--fp16 is given without a value, but train.py:3 needs a value: arg_style: hf writes --fp16 true"
     [note] = notes(tmp_path, backend, hyperparameters=given, arg_style="hf")
     assert note == "--shuffle true is given, and train.py:4 takes no value: arg_style: argparse writes --shuffle"
     [note] = notes(tmp_path, backend, args=["--fp16", "--name", "y"])
-    assert note.startswith("--fp16 is given bare, and train.py:3 wants a value")
+    assert note.startswith("--fp16 is given without a value, but train.py:3 needs a value")
     assert notes(tmp_path, backend, args=["--fp16", "true", "--flag=true", "--shuffle"]) == []
     plan = Planner(backend).plan(
         {"name": "x", "source": str(tmp_path), "entrypoint": "train.py", "hyperparameters": {"fp16": True}}

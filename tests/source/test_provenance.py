@@ -96,7 +96,7 @@ def test_a_credential_never_lands(tree, home, where, census):
     patch = provenance.changes(tree, {"train.py", "config.txt"})
     assert "print(2)" in patch.text and "config.txt" not in patch.text
     (said,) = patch.left_out
-    assert said.startswith("config.txt: it holds what looks like a credential")
+    assert said.startswith("config.txt: it seems to contain a credential")
     if where != "added":  # else the guard refuses the tree as a whole
         assert kept(tree)["left_out"] == [said]
         stored = everything_below(home)
@@ -113,7 +113,7 @@ def test_the_value_of_a_secret_and_files_that_are_not_packaged_stay_out(tree, ho
     (tree / "train.py").write_text("print(3)\n")
     (tree / "data.txt").write_text("another private note\n")
     origin = kept(tree, {**JOB, "secrets": {"MY_SECRET": "env:MY_SECRET"}})
-    assert origin["left_out"] == ["train.py: it holds the value of a secret"] and origin["text"] == ""
+    assert origin["left_out"] == ["train.py: it contains the value of a secret"] and origin["text"] == ""
     assert b"private note" not in everything_below(home)
 
 
@@ -122,7 +122,7 @@ def test_the_value_of_a_secret_of_several_lines_stays_out(tree, monkeypatch, tex
     monkeypatch.setenv("MY_SECRET", os.fsdecode(b"open\nsesame seeds\n\xff\xfe"))
     (tree / "train.py").write_text(f"{text}\n")
     origin = kept(tree, {**JOB, "secrets": {"MY_SECRET": "env:MY_SECRET"}})
-    assert origin["left_out"] == ["train.py: it holds the value of a secret"] and origin["text"] == ""
+    assert origin["left_out"] == ["train.py: it contains the value of a secret"] and origin["text"] == ""
 
 
 def test_the_size_is_limited(tree, monkeypatch):
@@ -206,11 +206,11 @@ def test_what_is_not_in_the_patch_is_said(tree, home, monkeypatch, census):
     packaged = {"train.py", "notes.txt", "picture", "token.txt", "big.txt"}
     patch = provenance.changes(tree, packaged, ["open sesame"])
     assert patch.text == "" and list(patch.left_out) == [
-        "data.txt: that it was removed",
+        "data.txt: the removal of this file",
         "big.txt: it is untracked, and the patch would be longer than 4 KiB",
-        "notes.txt: it is untracked, and it holds the value of a secret",
-        "picture: it is untracked, and it is no text",
-        "token.txt: it is untracked, and it holds what looks like a credential (Hugging Face token)",
+        "notes.txt: it is untracked, and it contains the value of a secret",
+        "picture: it is untracked, and it is not text",
+        "token.txt: it is untracked, and it seems to contain a credential (Hugging Face token)",
     ]
     monkeypatch.setattr(provenance, "MAX_NAMED", 1)
     monkeypatch.setattr(provenance, "MAX_FILES", 2)
@@ -225,4 +225,4 @@ def test_a_submodule_that_has_changed_is_named(tree, tmp_path):
     git("commit", "-qm", "second", cwd=tree)
     (tree / "lib" / "train.py").write_text("print(2)\n")
     patch = provenance.changes(tree, {"train.py", "data.txt", ".gitmodules", "lib/train.py", "lib/data.txt"})
-    assert (patch.text, patch.left_out) == ("", ("lib: what a submodule has changed",))
+    assert (patch.text, patch.left_out) == ("", ("lib: changes in a submodule",))

@@ -212,7 +212,7 @@ def test_a_refusal_is_a_count_the_first_places_and_what_to_do():
     ]
     error = refused(findings)
     assert str(error).split("\n  ") == [
-        "the source holds what looks like credentials in 2 files:",
+        "the source has what looks like credentials in 2 files:",
         "a.py:3  GitHub token",
         "a.py:9  npm token",
         "'odd\\nname'  private SSH key (by its name)",

@@ -57,7 +57,7 @@ def test_links_that_lead_out_are_refused_by_name(tmp_path, links, bad):
     root = write(tmp_path / "repo", {"d/deep/file": "", "d/file": ""})
     for name, target in links.items():
         (root / name).symlink_to(target)
-    assert f"{bad} is a link that leads out of the source" in problem(root)
+    assert f"{bad} is a link that points outside the source" in problem(root)
     write(root, {".cloudtrainignore": "".join(f"/{name}\n" for name in links)})
     assert names(root) == [".cloudtrainignore", "d/deep/file", "d/file"]
 
@@ -67,7 +67,7 @@ def test_files_behind_a_folder_that_became_a_link_are_not_read(tmp_path):
     shutil.rmtree(root / "d")
     write(tmp_path / "else", {"secret": "not mine"})
     (root / "d").symlink_to("../else")
-    assert "d is a link that leads out" in problem(root)
+    assert "d is a link that points outside" in problem(root)
     (root / "d").unlink()
     write(root, {"other/secret": "mine too"})
     (root / "d").symlink_to("other")
@@ -95,9 +95,7 @@ def test_a_tracked_file_that_became_a_pipe_is_refused(tmp_path):
 
 
 def test_our_own_folder_in_the_source_is_refused(tmp_path):
-    assert ".cloudtrain/x has a name that bundles keep" in problem(
-        write(tmp_path / "s", {".cloudtrain/x": "", "a": ""})
-    )
+    assert ".cloudtrain/x has a name that is reserved" in problem(write(tmp_path / "s", {".cloudtrain/x": "", "a": ""}))
 
 
 def test_a_source_that_is_no_directory(tmp_path):

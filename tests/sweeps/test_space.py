@@ -79,5 +79,5 @@ def test_a_grid_has_every_combination_once():
     )
     points = [tuple(point.values()) for point in grid(parameters)]
     assert points[:2] == [("x", 0.0, 3), ("x", 0.0, 4)] and len(points) == len(set(points)) == 12
-    with pytest.raises(ValueError, match="a grid has no steps for uniform"):
+    with pytest.raises(ValueError, match="grid search needs a list of values for uniform"):
         list(grid(parse({"a": {"min": 0.0, "max": 1.0}})[0]))

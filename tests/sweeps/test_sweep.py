@@ -56,7 +56,7 @@ def test_a_job_file_with_a_sweep_in_it_and_a_goal(project: Path, census: Path):
 def test_a_failed_trial_is_repeated_once_and_too_many_end_the_sweep(start: Start, tmp_path: Path):
     sweep = start([0.2, -1, -2, 0.3], "max_failed: 1\nmax_parallel: 1")
     record = sweep.wait(5 * WAIT_S)
-    assert (record.state, record.reason) == ("FAILED", "2 trials have failed twice (max_failed: 1)")
+    assert (record.state, record.reason) == ("FAILED", "2 trials failed twice (max_failed: 1)")
     assert [(trial.params["lr"], trial.retry_of) for trial in sweep.trials][:3] == [(0.2, None), (-1, None), (-1, 2)]
     rates = [given["lr"] for given in starts(tmp_path)]
     assert rates.count(-1) == rates.count(-2) == 2 and rates.count(0.2) == 1

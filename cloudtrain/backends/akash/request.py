@@ -65,7 +65,7 @@ class Request:
         self.image = str(image or "")
         if job.resources.use_spot or job.resources.instance_type:
             key = "use_spot" if job.resources.use_spot else "instance_type"
-            self._add_problem(f"resources.{key}", "does not exist on Akash", "leave it out")
+            self._add_problem(f"resources.{key}", "does not exist on Akash", "remove it")
         self.sdl = sdl.build_sdl(
             nodes=self.manifest.nodes,
             image=self.image,
@@ -132,7 +132,7 @@ class Request:
             try:
                 units.duration_s(str(self._options.get(name) or "1m"))
             except ValueError as error:
-                self._add_problem(f"options.akash.{name}", f"is no duration: {self._options[name]}", str(error))
+                self._add_problem(f"options.akash.{name}", f"is not a duration: {self._options[name]}", str(error))
         return inputs
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:

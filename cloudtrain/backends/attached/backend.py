@@ -110,7 +110,10 @@ class AttachedBackend:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise BackendError("an attached run can only be read", "use the machine that submitted it")
+        raise BackendError(
+            "this machine can only read this run, because it was submitted from another machine",
+            "run this command on the machine that submitted the run",
+        )
 
     def _output(self, uri: str) -> OutputFiles:
         if uri not in self._outputs:

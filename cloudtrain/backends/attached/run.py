@@ -63,12 +63,10 @@ class AttachedRun:
                     newest[number] = max(newest.get(number, ("", "", "")), (match[3], name, base))
                     first[number] = min(first.get(number, match[3]), match[3])
         if not newest:
-            hint = (
-                "name the run's own folder, <output>/<run id>; a run has a history there where its job names an output"
-            )
-            raise BadRequest(f"there is no history of a run at {self.uri}", hint)
+            hint = "give the run's own folder, <output>/<run id>. It has a history only when the job sets `output`"
+            raise BadRequest(f"no run history found at {self.uri}", hint)
         if len(run_ids) > 1:
-            raise BadRequest(f"{self.uri} holds the history of more than one run: {', '.join(sorted(run_ids)[:3])}")
+            raise BadRequest(f"{self.uri} has the history of more than one run: {', '.join(sorted(run_ids)[:3])}")
         (run_id,) = run_ids
         attempts = []
         for number in sorted(newest):
@@ -80,7 +78,7 @@ class AttachedRun:
                 superseded = number < max(newest)
                 attempts.append(build_attempt(record, run_id, number, first[number], self.uri, superseded))
         if not attempts:
-            raise BadRequest(f"what lies at {self.uri} is no history of a run that this cloudtrain can read")
+            raise BadRequest(f"the files at {self.uri} is not a run history that this version of cloudtrain can read")
         return attempts
 
     def lines(self, attempt_id: str, after: str | None = None) -> Iterator[LogLine]:

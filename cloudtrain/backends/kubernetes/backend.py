@@ -94,7 +94,7 @@ class KubernetesBackend:
             raise BadJob(request.problems)
         notes = list(request.notes)
         if not pinned and not self._options.get("server"):
-            notes.append("no kubeconfig is found here: the plan names no cluster (options.kubernetes.server)")
+            notes.append("no kubeconfig found, so the plan does not name a cluster (options.kubernetes.server)")
         notes += request.manifest.notes()
         return Plan(
             backend=self.name,
@@ -112,8 +112,8 @@ class KubernetesBackend:
         """Return the objects of a plan as YAML for `kubectl apply`; raises BadRequest where the source is too large."""
         if plan.request["source"]:
             raise BadRequest(
-                "the source is too large for a ConfigMap, and only submit uploads it",
-                "leave files out of it: .cloudtrainignore",
+                "the source is too large for a ConfigMap: `kubectl apply` cannot send it, only `cloudtrain submit` uploads it",
+                "exclude files in .cloudtrainignore",
             )
         import yaml
 
@@ -187,11 +187,14 @@ class KubernetesBackend:
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         job = self._jobs.job(handle) or self._deleted_job(handle)
         if job is None:
-            raise BackendError(f"the Job of {handle} is gone", "its results may still be in the job's output folder")
+            raise BackendError(
+                f"the Job of {handle} is gone", "its results may still be in the output folder of the job"
+            )
         base = get_annotations(job).get(OUTPUT, "")
         if not base:
             raise BackendError(
-                "the job had no output: nothing is kept", "output: gs://bucket/..., or a path on a claim"
+                "the job had no `output`, so its results were not stored",
+                "set output: gs://bucket/... or a path on a persistent volume claim",
             )
         if "://" in base:
             self._store.download(base, what, into)

@@ -61,10 +61,13 @@ class KubeApi:
         if self._access is None:
             access = kubeconfig.parse_kubeconfig(self._kubeconfig, self._context)
             if self._pinned_server and access.server.rstrip("/") != self._pinned_server.rstrip("/"):
-                message = f"the context leads to {access.server}, the target is pinned to {self._pinned_server}"
+                message = (
+                    f"the kubeconfig's context points to {access.server}, the target is pinned to account "
+                    f"{self._pinned_server}"
+                )
                 raise BackendError(message, "choose another context, or change options.kubernetes.server")
             if self._ca and access.ca != self._ca:
-                message = f"{access.server} is another cluster than the one that the target is pinned to: its authority differs"
+                message = f"{access.server} is not the cluster that the target is pinned to: its certificate authority differs"
                 raise BackendError(message, "choose another context, or change options.kubernetes.ca")
             self._access = access
         return self._access
@@ -152,7 +155,7 @@ class KubeApi:
         if self._token is None or self._token[1] <= time.time():
             self._token = kubeconfig.bearer_token(self.access)
         if user.get("as-groups") or user.get("as-user-extra"):
-            raise BackendError("the kubeconfig impersonates a group", "only `as: NAME` is known here")
+            raise BackendError("the kubeconfig impersonates a group", "cloudtrain supports only `as: NAME`")
         headers = {"Impersonate-User": str(user["as"])} if user.get("as") else {}
         return {**headers, "Authorization": f"Bearer {self._token[0]}"} if self._token else headers
 
@@ -164,15 +167,21 @@ def _with_query(path: str, query: Mapping[str, str] | None) -> str:
 def _describe_error(status: int, server_message: str, failure: str) -> tuple[str, str]:
     text = " ".join(server_message.split())[:500]
     if status == 401:
-        return f"{failure}: the cluster does not accept the credentials", "log in again; kubectl shows the same"
+        return (
+            f"{failure}: the cluster does not accept the credentials",
+            "log in to the cluster again; `kubectl get jobs` shows the same error",
+        )
     if "exceeded quota" in text:
-        return f"{failure}: the namespace's quota does not allow it: {text}", "kubectl describe quota"
+        return f"{failure}: the namespace's quota does not allow it: {text}", "see: kubectl describe quota"
     if status == 403:
-        return f"{failure}: permission denied: {text}", "docs/kubernetes.md lists the rules that are needed"
+        return f"{failure}: permission denied: {text}", "docs/kubernetes.md lists the rules that you need"
     if status == 400 and "strict decoding error" in text:
-        return f"{failure}: {text}", "options.kubernetes.overlay: misspelt, or newer than the cluster"
+        return (
+            f"{failure}: {text}",
+            "correct options.kubernetes.overlay: a field is misspelt, or this cluster is too old for it",
+        )
     if status == 404 and "namespaces" in text:
-        return f"{failure}: {text}", "options.kubernetes.namespace names another"
+        return f"{failure}: {text}", "choose another one with options.kubernetes.namespace"
     return f"{failure}: {text or 'no reason was given'} ({status})", "" if status < 500 else "try again"
 
 

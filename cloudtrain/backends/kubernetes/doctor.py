@@ -12,25 +12,25 @@ from cloudtrain.errors import CloudtrainError, Problem
 REPEAT = "to repeat a submit that was cut off"
 # verb, API group, resource, purpose
 REQUIRED_PERMISSIONS = (
-    ("get", "batch", "jobs", "to look at a job"),
-    ("create", "", "configmaps", "for the source"),
+    ("get", "batch", "jobs", "to read a job's state"),
+    ("create", "", "configmaps", "to upload the source"),
     ("get", "", "configmaps", REPEAT),
-    ("list", "", "pods", "to look at a job"),
+    ("list", "", "pods", "to read a job's state"),
     ("get", "", "pods/log", "to read logs"),
 )
 KIND_PERMISSIONS = {
     "job": (
         ("create", "batch", "jobs", "to submit"),
-        ("patch", "batch", "jobs", "to start and to cancel"),
+        ("patch", "batch", "jobs", "to start and cancel jobs"),
         ("delete", "batch", "jobs", "to delete cancelled jobs, and for cloudtrain rm"),
-        ("create", "", "services", "for several nodes"),
+        ("create", "", "services", "for jobs on several nodes"),
         ("get", "", "services", REPEAT),
     ),
     "jobset": (
         ("create", "jobset.x-k8s.io", "jobsets", "to submit"),
-        ("patch", "jobset.x-k8s.io", "jobsets", "to start and to cancel"),
+        ("patch", "jobset.x-k8s.io", "jobsets", "to start and cancel jobs"),
         ("delete", "jobset.x-k8s.io", "jobsets", "to delete cancelled jobs, and for cloudtrain rm"),
-        ("get", "jobset.x-k8s.io", "jobsets", "to look at a job"),
+        ("get", "jobset.x-k8s.io", "jobsets", "to read a job's state"),
     ),
 }
 POLICY_PERMISSIONS = (
@@ -38,10 +38,10 @@ POLICY_PERMISSIONS = (
     ("get", "networking.k8s.io", "networkpolicies", REPEAT),
 )
 VOLUME_PERMISSIONS = (
-    ("create", "", "pods", "to fetch from a claim"),
-    ("get", "", "pods", "to fetch from a claim"),
-    ("delete", "", "pods", "to fetch from a claim"),
-    ("get", "", "pods/proxy", "to fetch from a claim"),
+    ("create", "", "pods", "to fetch results from a claim"),
+    ("get", "", "pods", "to fetch results from a claim"),
+    ("delete", "", "pods", "to fetch results from a claim"),
+    ("get", "", "pods/proxy", "to fetch results from a claim"),
 )
 
 QUEUE_API, JOBSET_API = "/apis/kueue.x-k8s.io", "/apis/jobset.x-k8s.io"
@@ -74,7 +74,7 @@ class KubeDoctor:
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         query = {"dryRun": "All", "fieldValidation": "Strict"}
         try:
-            self._api.call("POST", path, "its pods would not be taken", query=query, body=pod)
+            self._api.call("POST", path, "its pods would be rejected", query=query, body=pod)
         except KubeError as error:
             if "cannot create resource" in error.message:
                 return []  # who may only create Jobs cannot try a pod
@@ -100,7 +100,7 @@ class KubeDoctor:
 
     def _check_operator(self) -> Iterator[Problem]:
         if self._options.get("kind") == "jobset" and self._ask(JOBSET_API) is None:
-            hint = "install it (https://jobset.sigs.k8s.io), or leave kind out"
+            hint = "install it (https://jobset.sigs.k8s.io), or remove options.kubernetes.kind"
             yield Problem("the cluster has no JobSet operator", "options.kubernetes.kind", hint)
 
     def _check_queue(self) -> Iterator[Problem]:
@@ -108,12 +108,12 @@ class KubeDoctor:
             return
         group = self._ask(QUEUE_API)
         if group is None:
-            hint = "install Kueue, or leave the queue out: the Job would stay suspended for ever"
+            hint = "install Kueue, or remove options.kubernetes.queue: without Kueue the Job stays suspended forever"
             yield Problem("the cluster has no Kueue", "options.kubernetes.queue", hint)
             return
         version = (group.get("preferredVersion") or {}).get("groupVersion")
         if version and self._ask(f"/apis/{version}/namespaces/{self._namespace}/localqueues/{queue}") is None:
-            message = f"there is no local queue {queue} in {self._namespace}"
+            message = f"Kueue has no LocalQueue {queue} in {self._namespace}"
             yield Problem(message, "options.kubernetes.queue", "kubectl get localqueues")
 
     def _check_names(self) -> Iterator[Problem]:
@@ -127,7 +127,7 @@ class KubeDoctor:
     def _ask(self, path: str) -> dict[str, Any] | None:
         """Return an object, None where there is none, {} where it may not be asked for."""
         try:
-            return self._api.get(path, "the cluster cannot be asked")
+            return self._api.get(path, "the cluster does not answer the check")
         except KubeError as error:
             if error.status != 403:
                 raise
@@ -151,16 +151,16 @@ class KubeDoctor:
         except KubeError as error:
             if error.status != 403:
                 raise
-            return "not known: you may not list nodes"
+            return "unknown: you have no permission to list nodes"
         gpu_resource = str(options.get("gpu_resource") or "nvidia.com/gpu")
         schedulable = [
             node for node in node_list.get("items") or () if not (node.get("spec") or {}).get("unschedulable")
         ]
         counts = [int((node["status"].get("allocatable") or {}).get(gpu_resource, 0)) for node in schedulable]
-        fitting = " that the node_selector takes" if selector else ""
+        fitting = " that match the node_selector" if selector else ""
         fitting += self._other_values(selector) if selector and not counts else ""
         largest = f", at most {max(counts)} on one" if any(counts) else ""
-        return f"{sum(counts)} of {gpu_resource} on {len(counts)} nodes{fitting}{largest}; an autoscaler may bring more"
+        return f"{sum(counts)} of {gpu_resource} on {len(counts)} nodes{fitting}{largest}; an autoscaler may add nodes"
 
     def _other_values(self, selector: Mapping[str, str]) -> str:
         """Return the values that nodes have for a selector's labels, where no node has those that it asks for."""
@@ -188,8 +188,10 @@ class KubeDoctor:
             "spec": {"resourceAttributes": attributes},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = self._api.call("POST", path, "permissions cannot be asked for", body=review)
+        answer = self._api.call("POST", path, "permissions cannot be checked", body=review)
         if answer.json["status"].get("allowed"):
             return None
         hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; docs/kubernetes.md has a role"
-        return Problem(f"you may not {verb} {resource} in {namespace}, which is needed {purpose}", "", hint)
+        return Problem(
+            f"you have no permission to {verb} {resource} in {namespace}, which cloudtrain needs {purpose}", "", hint
+        )

@@ -77,7 +77,7 @@ class KubeJobs:
         if not _is_same_job(job, job_manifest):
             name = job_manifest["metadata"]["name"]
             raise BackendError(
-                f"there is a Job {name} already, and it is another one", "submit again: the run gets another name"
+                f"a different Job named {name} already exists", "submit again: the new run gets another name"
             )
         uid = str(job["metadata"]["uid"])
         if STARTED not in get_annotations(job) and CANCELLED not in get_annotations(job):
@@ -101,8 +101,10 @@ class KubeJobs:
             filled = fill_placeholders(manifest, {UID: uid, "${bundle.bytes}": bundle_base64})
             created = self._create(namespace, filled)
             if not any(owner["uid"] == uid for owner in created["metadata"].get("ownerReferences") or ()):
-                message = f"there is a {manifest['kind']} {manifest['metadata']['name']} already, of another Job"
-                raise BackendError(message, "it is being removed, perhaps: submit again")
+                message = (
+                    f"a {manifest['kind']} {manifest['metadata']['name']} already exists and belongs to another Job"
+                )
+                raise BackendError(message, "it may be in deletion: submit again in a minute")
 
     def _delete_refused_job(self, job: Object) -> None:
         """Delete a Job whose submission was refused halfway.
@@ -138,12 +140,12 @@ class KubeJobs:
 
     def find(self, namespace: str, attempt_id: str) -> str | None:
         """Return the handle of an attempt's Job; None if there is none, or if it was not started yet (submit does that)."""
-        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be looked up")
+        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be read")
         return self.handle(job) if job is not None and STARTED in get_annotations(job) else None
 
     def discard(self, namespace: str, attempt_id: str) -> None:
         """Cancel the Job of an interrupted submission, even if we never started it: a queue may start it."""
-        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be looked up")
+        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be read")
         if job is not None:
             self.cancel(self.handle(job))
 
@@ -166,15 +168,16 @@ class KubeJobs:
         Raises BackendError if the context points to another cluster than the one that the Job was created in.
         """
         cluster, namespace, name, uid, _ = parsed = parse_handle(handle)
-        job = self._api.get(parsed.path, "the Job cannot be looked at")
+        job = self._api.get(parsed.path, "the Job cannot be read")
         if job and job["metadata"]["uid"] == uid:
             return with_ends(self._api, namespace, [as_job(job, self._child(parsed))])[0]
         current_cluster = self._api.access.identity
         if current_cluster != cluster:  # if it were the same cluster under another address, it would have this uid
             message = (
-                f"{namespace}/{name} was submitted to the cluster {cluster}, the context leads to {current_cluster}"
+                f"{namespace}/{name} was submitted to the cluster {cluster}, the kubeconfig's context "
+                f"points to {current_cluster}"
             )
-            raise BackendError(message, "options.kubernetes.context, or $KUBECONFIG, chooses the cluster")
+            raise BackendError(message, "set options.kubernetes.context or $KUBECONFIG to choose the cluster")
         return None
 
     def _child(self, handle: Handle) -> Object | None:
@@ -182,7 +185,7 @@ class KubeJobs:
         if handle.kind == "Job":
             return None
         path = f"{PATHS['Job'].format(handle.namespace)}/{child_name(handle.name)}"
-        child = self._api.get(path, "the JobSet's Job cannot be looked at")
+        child = self._api.get(path, "the JobSet's Job cannot be read")
         return child if child and is_owned_by(child, handle.uid) else None
 
     def pods(self, handle: str, job: Object | None = None) -> list[Object]:
@@ -295,5 +298,5 @@ def parse_handle(handle: str) -> Handle:
     fields = handle.rsplit("/", 3)
     kind, _, name = fields[2].rpartition(":") if len(fields) == 4 else ("", "", "")
     if not (all(fields) and name and (kind or "job") in KINDS):
-        raise BackendError(f"{handle!r} is no Job's handle", "CLUSTER/NAMESPACE/NAME/UID")
+        raise BackendError(f"{handle!r} is not the handle of a Job", "CLUSTER/NAMESPACE/NAME/UID")
     return Handle(fields[0], fields[1], name, fields[3], KINDS[kind or "job"])

@@ -74,7 +74,9 @@ def parse_kubeconfig(kubeconfig: str | None, context: str | None) -> ClusterAcce
         if not setting and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _in_cluster_access()
         message = f"there is no kubeconfig ({os.pathsep.join(map(str, paths))})"
-        raise BackendError(message, "options.kubernetes.kubeconfig, $KUBECONFIG, or `gcloud`/`aws`/`kind` write one")
+        raise BackendError(
+            message, "set options.kubernetes.kubeconfig or $KUBECONFIG, or let `gcloud`, `aws` or `kind` write one"
+        )
 
     def find_entry(kind: str, name: str) -> tuple[Path, Document]:
         for path, document in documents:
@@ -88,12 +90,12 @@ def parse_kubeconfig(kubeconfig: str | None, context: str | None) -> ClusterAcce
 
     context_name = context or next((str(d["current-context"]) for _, d in documents if d.get("current-context")), "")
     if not context_name:
-        raise BackendError("the kubeconfig has no current context", "options.kubernetes.context names one")
+        raise BackendError("the kubeconfig has no current context", "choose one with options.kubernetes.context")
     _, context_entry = find_entry("contexts", context_name)
     folder, cluster = find_entry("clusters", str(context_entry.get("cluster")))
     user_folder, user = find_entry("users", str(context_entry["user"])) if context_entry.get("user") else (folder, {})
     if not cluster.get("server"):
-        raise BackendError(f"the context {context_name} names no server")
+        raise BackendError(f"the context {context_name} has no server address")
     if folder != user_folder:
         user = {
             k: str(user_folder / v) if k in ("tokenFile", "client-certificate", "client-key") else v
@@ -162,14 +164,14 @@ def _exec_plugin_token(plugin: Mapping[str, Any], folder: Path) -> tuple[str, fl
     try:
         completed = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LOGIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        hint = str(plugin.get("installHint") or "the kubeconfig names it as its credential plugin").strip()
-        raise BackendError(f"{plugin.get('command')} did not give credentials: {error}", hint) from None
+        hint = str(plugin.get("installHint") or "the kubeconfig uses it as its credential plugin: install it").strip()
+        raise BackendError(f"{plugin.get('command')} returned no credentials: {error}", hint) from None
     try:
         status = json.loads(completed.stdout)["status"]
         token = str(status["token"])
     except (ValueError, KeyError, TypeError):
         last_line = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
-        raise BackendError(f"{plugin.get('command')} did not give a token: {last_line[:300]}", "log in again") from None
+        raise BackendError(f"{plugin.get('command')} returned no token: {last_line[:300]}", "log in again") from None
     expires_at = (
         unix_time(str(status["expirationTimestamp"])) - 60 if status.get("expirationTimestamp") else float("inf")
     )

@@ -25,7 +25,7 @@ def with_ends(api: KubeApi, namespace: str, jobs: Sequence[Object]) -> list[Obje
     if not asked:
         return list(jobs)
     try:
-        version = (api.get(API, "Kueue cannot be asked") or {}).get("preferredVersion") or {}
+        version = (api.get(API, "Kueue does not answer") or {}).get("preferredVersion") or {}
         path = f"/apis/{version.get('groupVersion', 'kueue.x-k8s.io/v1beta1')}/namespaces/{namespace}/workloads"
         query = {"labelSelector": f"{JOB_UID} in ({','.join(asked)})"}
         workloads = (api.get(path, "the Workloads cannot be listed", query) or {}).get("items") or ()

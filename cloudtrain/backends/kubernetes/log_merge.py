@@ -87,7 +87,9 @@ class LogMerger:
                 pod = PodStart(created_at, uid)
                 self.nodes[int(node)] = NodeLog(int(node), int(start), pod, int(seq), int(unnumbered), last_time)
         except (ValueError, IndexError):
-            raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
+            raise BadRequest(
+                f"{after!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line"
+            ) from None
 
     def add_text(self, node: int, text: str, began: str) -> Iterator[LogLine]:
         """Yield the new lines in a node's log text; `began` is the time for lines without one."""

@@ -12,37 +12,45 @@ class Volume(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     claim: str = Field(min_length=1, description="name of the claim; ReadWriteMany for several nodes")
-    path: str = Field(pattern=r"^/[^:]+$", description="where it is mounted; inputs and output may lie below")
-    read_only: bool = Field(False, description="mount it for reading only")
+    path: str = Field(pattern=r"^/[^:]+$", description="mount path; inputs and output may be paths below it")
+    read_only: bool = Field(False, description="mount it read-only")
 
 
 class KubernetesOptions(BaseModel):
     """Options of the backend `kubernetes`."""
 
     model_config = ConfigDict(extra="forbid")
-    kubeconfig: str | None = Field(None, description="default: $KUBECONFIG, ~/.kube/config, or the pod we run in")
-    context: str | None = Field(None, description="context of the kubeconfig; default: its current one")
-    server: str | None = Field(None, description="address that the context must lead to: no job goes to another one")
+    kubeconfig: str | None = Field(
+        None, description="default: $KUBECONFIG, ~/.kube/config, or the service account of the pod that runs cloudtrain"
+    )
+    context: str | None = Field(None, description="context of the kubeconfig; default: its current context")
+    server: str | None = Field(
+        None, description="API server address that the context must have; cloudtrain refuses any other cluster"
+    )
     ca: str | None = Field(
-        None, description="digest of the cluster's authority, as plans have it: another cluster is refused there too"
+        None,
+        description="sha256 of the cluster's certificate authority, printed by plan; cloudtrain refuses any other cluster",
     )
     namespace: str = Field("default", min_length=1, description="namespace that the job runs in")
-    image: str | None = Field(None, description="container image of jobs that name none")
+    image: str | None = Field(None, description="container image for jobs that do not set image")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
     kind: Literal["job", "jobset"] = Field(
         "job", description="jobset: each attempt is a JobSet, where that operator is installed (jobset.x-k8s.io)"
     )
-    queue: str | None = Field(None, description="Kueue's local queue: the job is suspended until it is admitted")
-    service_account: str | None = Field(None, description="account that the pods run as")
-    pull_secrets: list[str] = Field([], description="names of secrets for the image's registry")
+    queue: str | None = Field(None, description="Kueue LocalQueue: the job stays suspended until Kueue admits it")
+    service_account: str | None = Field(None, description="Kubernetes service account of the pods")
+    pull_secrets: list[str] = Field([], description="image pull secrets")
     priority_class: str | None = Field(None, description="priority class of the pods")
     node_selector: dict[str, str] = Field({}, description="labels that a node must have, such as the kind of its GPUs")
     spot_selector: dict[str, str] = Field(
-        {}, description="labels of spot nodes here, for resources.use_spot: karpenter.sh/capacity-type: spot"
+        {}, description="labels of this cluster's spot nodes, for resources.use_spot: karpenter.sh/capacity-type: spot"
     )
     tolerations: list[dict[str, Any]] = Field([], description="taints that the pods tolerate, as in a pod's spec")
     affinity: dict[str, Any] = Field({}, description="affinity, as in a pod's spec")
-    topology: str | None = Field(None, description="label of nodes that lie near each other; all pods go to one value")
+    topology: str | None = Field(
+        None,
+        description="topology label of nodes near each other, such as a rack; all pods run on nodes with one value",
+    )
     gpu_resource: str = Field("nvidia.com/gpu", description="the resource that counts GPUs")
     extended_resources: dict[str, int | str] = Field(
         {}, description="other resources of a node, as quantities: vpc.amazonaws.com/efa: 4, hugepages-2Mi: 1Gi"
@@ -59,9 +67,9 @@ class KubernetesOptions(BaseModel):
     wait: str = Field(
         "24h", description="older name of limits.max_wait: how long pods may wait for nodes and for each other"
     )
-    ttl: str = Field("7d", description="how long the ended job is kept, with its pods and their logs")
-    poll_s: float = Field(2.0, gt=0, description="seconds between two looks at a job")
+    ttl: str = Field("7d", description="how long Kubernetes keeps the ended job, with its pods and logs")
+    poll_s: float = Field(2.0, gt=0, description="seconds between two status requests")
     allow_host_paths: list[Annotated[str, Field(pattern="^/")]] = Field(
         [], description="host folders (and their subfolders) that hostPath volumes of the overlay may mount"
     )
-    overlay: dict[str, Any] = Field({}, description="merged into the Job: any field of it, as kubectl takes it")
+    overlay: dict[str, Any] = Field({}, description="fields merged into the Job manifest, named as in kubectl")

@@ -49,7 +49,7 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
         protected += [["metadata", "labels", name], ["spec", "template", "metadata", "labels", name]]
     for path in protected:
         if _get_path(job, path) != _get_path(base, path):
-            hint = "docs/kubernetes.md lists what may not"
+            hint = "docs/kubernetes.md lists the fields that cannot be changed"
             yield Problem("may not be changed", f"{prefix}.{'.'.join(path)}", hint)
     pod = _get_path(job, ["spec", "template", "spec"])
     if not isinstance(pod, Mapping):

@@ -71,7 +71,7 @@ class Pod:
         if self._restricted:
             pod["securityContext"] = security.pod_context(int(options.get("run_as_user") or 1000))
             if options.get("ipc_lock"):
-                hint = "remove one of the two; ask whether the namespace may be less strict"
+                hint = "remove one of the two, or use a namespace with a less strict Pod Security level"
                 self._add_problem("options.kubernetes.ipc_lock", "is not allowed in a restricted pod", hint)
         if options.get("cpu_limits") and not self.job.resources.cpus:
             self._add_problem("options.kubernetes.cpu_limits", "needs resources.cpus", "resources.cpus: 8")
@@ -91,7 +91,9 @@ class Pod:
         if resources.use_spot:
             spot = dict(options.get("spot_selector") or {})
             if not spot:
-                hint = "by cluster: cloud.google.com/gke-spot: 'true', eks.amazonaws.com/capacityType: SPOT"
+                hint = (
+                    "it depends on the cluster: cloud.google.com/gke-spot: 'true', eks.amazonaws.com/capacityType: SPOT"
+                )
                 self._add_problem("options.kubernetes.spot_selector", "is needed for resources.use_spot", hint)
             selector |= spot
             tolerations += [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in sorted(spot)]
@@ -162,7 +164,9 @@ class Pod:
     def _launcher_container(self) -> dict[str, Any]:
         if self._image == "none":
             self._add_problem(
-                "image", "is not given, and pods run containers", "image: registry/name:tag, or the target's"
+                "image",
+                "is missing: pods need a container image",
+                "set image: registry/name:tag in the job or the target",
             )
         return {
             "name": CONTAINER,
@@ -207,7 +211,7 @@ class Pod:
             for source in sources:
                 match = SECRET.fullmatch(source)
                 if source.startswith("k8s:") and match is None:
-                    self._add_problem(f"secrets.{name}", f"names no key of a secret: {source}", "k8s:name/key")
+                    self._add_problem(f"secrets.{name}", f"does not name a key of a secret: {source}", "k8s:name/key")
                 elif match is not None and source not in seen:
                     seen.add(source)
                     reference = {"name": match[1], "key": match[3], "optional": True}  # the launcher says what lacks
@@ -245,7 +249,7 @@ class Pod:
             try:
                 shm["sizeLimit"] = str(units.size_bytes(str(size)))
             except ValueError as error:
-                self._add_problem("options.kubernetes.shm", f"is no size: {size}", str(error))
+                self._add_problem("options.kubernetes.shm", f"is not a size: {size}", str(error))
         volumes: list[dict[str, Any]] = [{"name": "work", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]
         if self.source is None:
             volumes.insert(0, {"name": "source", "configMap": {"name": self.name}})

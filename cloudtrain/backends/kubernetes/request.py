@@ -79,10 +79,12 @@ class Request:
             )
         self._check()
         if output is None:
-            message = "no output is named: checkpoints, results and logs vanish with the pods"
-            self.notes.append(f"{message} (output: gs://bucket/..., s3://bucket/... or a path on a claim)")
+            message = "`output` is not set: checkpoints, results and logs are lost when the pods are deleted"
+            self.notes.append(
+                f"{message} (output: gs://bucket/..., s3://bucket/... or a path on a persistent volume claim)"
+            )
         if job.resources.gpus and not options.get("node_selector"):
-            message = f"any GPU will do: nothing says which nodes have {job.resources.accelerator}"
+            message = f"pods may run on any GPU: no node_selector says which nodes have {job.resources.accelerator}"
             self.notes.append(f"{message} (options.kubernetes.node_selector)")
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,7 +209,9 @@ class Request:
         if output is None or not paths.OBJECT_STORE.match(output):
             message = f"takes {bundle.size_bytes:,} bytes packed; {MAX_INLINE_BYTES:,} fit into a ConfigMap"
             self._add_problem(
-                "source", message, "output: gs://bucket/... or s3://bucket/... holds larger ones; or .cloudtrainignore"
+                "source",
+                message,
+                "output: gs://bucket/... or s3://bucket/... allows larger sources; or exclude files in .cloudtrainignore",
             )
             return None
         return f"{output}/src/{bundle.sha256}.tar.gz"
@@ -222,11 +226,11 @@ class Request:
             if "://" not in item.uri or item.uri.startswith("file://"):
                 local_paths[f"inputs.{name}.uri"] = item.uri.removeprefix("file://")
             elif item.mode == "mount":
-                yield Problem("no object store is mounted in a pod", f"inputs.{name}.mode", "write copy or stream")
+                yield Problem("pods cannot mount an object store", f"inputs.{name}.mode", "write copy or stream")
         for path, text in local_paths.items():
             if not any(PurePosixPath(text).is_relative_to(folder) for folder in mount_paths):
                 hint = "options.kubernetes.volumes: [{claim: NAME, path: /data}], or an object store"
-                yield Problem(f"{text} lies on no claim that the pods mount", path, hint)
+                yield Problem(f"{text} is not on a persistent volume claim that the pods mount", path, hint)
 
     def _check(self) -> None:
         if self.problems:
@@ -249,7 +253,7 @@ class Request:
         try:
             return units.duration_s(text)
         except ValueError as error:
-            self._add_problem(f"options.kubernetes.{name}", f"is no duration: {text}", str(error))
+            self._add_problem(f"options.kubernetes.{name}", f"is not a duration: {text}", str(error))
             return 1
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
@@ -261,13 +265,15 @@ def time_limit(plan: Plan) -> TimeLimit:
     job = as_job(plan.request["manifests"][0])
     spec, labels = job["spec"], job["metadata"]["labels"]
     if QUEUE in labels and MAX_EXEC not in labels:
-        return TimeLimit(None, "a queue may suspend the Job: when it starts again, its deadlines start over")
+        return TimeLimit(None, "a queue may suspend the Job: its deadlines start again when it resumes")
     once_s = _pod_seconds(spec["template"]["spec"])
     if once_s is None:
         return TimeLimit(None, "options.kubernetes.overlay removes the pods' activeDeadlineSeconds")
-    note = f"the queue must know the label {MAX_EXEC} (Kueue 0.10); " if QUEUE in labels else ""
+    note = (
+        f"the queue's Kueue configuration must include the label {MAX_EXEC} (Kueue 0.10); " if QUEUE in labels else ""
+    )
     seconds = once_s * (spec["backoffLimit"] + 1)
-    return TimeLimit(seconds, f"{note}counted from a pod's start; nodes may be billed before")
+    return TimeLimit(seconds, f"{note}counted from a pod's start; the cloud may bill nodes earlier")
 
 
 def _pod_seconds(pod: Mapping[str, Any]) -> int | None:

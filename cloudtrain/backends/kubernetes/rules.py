@@ -32,10 +32,10 @@ def check_label(key: str, value: str) -> Violation | None:
     """Return why a key and value are not a valid label, None if they are."""
     prefix, slash, name = key.rpartition("/")
     if not _NAME.fullmatch(name) or (slash and not (SUBDOMAIN.fullmatch(prefix) and len(prefix) <= 253)):
-        return Violation(key, "is no label's name: letters, digits, - _ and ., at most 63")
+        return Violation(key, "is not a valid label name: letters, digits, - _ and ., at most 63")
     if value and not _NAME.fullmatch(value):
         return Violation(
-            key, f"has a value that is no label's: {value[:80]!r} (letters, digits, - _ and ., at most 63)"
+            key, f"has a value that is not valid for a label: {value[:80]!r} (letters, digits, - _ and ., at most 63)"
         )
     return None
 
@@ -112,12 +112,12 @@ def _failure_policy(spec: Mapping[str, Any], restart: str, pod: Mapping[str, Any
     if restart != "Never":
         yield Violation("spec.podFailurePolicy", "needs restartPolicy Never")
     if spec.get("podReplacementPolicy", "Failed") != "Failed":
-        yield Violation("spec.podReplacementPolicy", "must be Failed beside podFailurePolicy")
+        yield Violation("spec.podReplacementPolicy", "must be Failed together with podFailurePolicy")
     names = {str(item.get("name")) for kind in ("containers", "initContainers") for item in pod.get(kind) or ()}
     for number, rule in enumerate(spec["podFailurePolicy"].get("rules") or ()):
         path = f"spec.podFailurePolicy.rules[{number}]"
         if rule.get("action") not in ("FailJob", "FailIndex", "Ignore", "Count"):
-            yield Violation(f"{path}.action", f"is no action: {rule.get('action')}")
+            yield Violation(f"{path}.action", f"is not a valid action: {rule.get('action')}")
         codes = rule.get("onExitCodes")
         if bool(codes) == bool(rule.get("onPodConditions")):
             yield Violation(path, "needs either onExitCodes or onPodConditions")
@@ -126,7 +126,9 @@ def _failure_policy(spec: Mapping[str, Any], restart: str, pod: Mapping[str, Any
         if codes and codes.get("operator") == "In" and 0 in (codes.get("values") or ()):
             yield Violation(f"{path}.onExitCodes.values", "must not hold 0")
         if codes and codes.get("containerName") not in (None, *names):
-            yield Violation(f"{path}.onExitCodes.containerName", f"names no container: {codes['containerName']}")
+            yield Violation(
+                f"{path}.onExitCodes.containerName", f"is not a container of the pod: {codes['containerName']}"
+            )
 
 
 def _pod(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
@@ -138,7 +140,7 @@ def _pod(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
             )
         limit = (volume.get("emptyDir") or {}).get("sizeLimit")
         if limit is not None and not QUANTITY.fullmatch(str(limit)):
-            yield Violation(f"{path}.volumes[{number}].emptyDir.sizeLimit", f"is no quantity: {limit}")
+            yield Violation(f"{path}.volumes[{number}].emptyDir.sizeLimit", f"is not a valid quantity: {limit}")
     if not pod.get("containers"):
         yield Violation(f"{path}.containers", "must not be empty")
     for kind in ("initContainers", "containers"):
@@ -148,19 +150,19 @@ def _pod(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
 
 def _container(container: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Violation]:
     if not LABEL.fullmatch(str(container.get("name", ""))):
-        yield Violation(f"{path}.name", f"is no name: {container.get('name')!r}")
+        yield Violation(f"{path}.name", f"is not a valid name: {container.get('name')!r}")
     if not container.get("image") or str(container["image"]) != str(container["image"]).strip():
         yield Violation(f"{path}.image", "must name an image")
     paths: list[str] = []
     for number, mount in enumerate(container.get("volumeMounts") or ()):
         if str(mount.get("name")) not in volumes:
-            yield Violation(f"{path}.volumeMounts[{number}].name", f"names no volume of the pod: {mount.get('name')}")
+            yield Violation(f"{path}.volumeMounts[{number}].name", f"is not a volume of the pod: {mount.get('name')}")
         if mount.get("mountPath") in paths:
             yield Violation(f"{path}.volumeMounts[{number}].mountPath", f"is mounted twice: {mount['mountPath']}")
         paths.append(str(mount.get("mountPath")))
     for number, variable in enumerate(container.get("env") or ()):
         if not _ENV.fullmatch(str(variable.get("name", ""))):
-            yield Violation(f"{path}.env[{number}].name", f"is no variable's name: {variable.get('name')!r}")
+            yield Violation(f"{path}.env[{number}].name", f"is not a valid variable name: {variable.get('name')!r}")
         if "value" in variable and "valueFrom" in variable:
             yield Violation(f"{path}.env[{number}]", "has both value and valueFrom")
     yield from _resources(container.get("resources") or {}, f"{path}.resources")
@@ -171,7 +173,7 @@ def _resources(resources: Mapping[str, Any], path: str) -> Iterator[Violation]:
     for kind, values in (("limits", limits), ("requests", requests)):
         for name, value in values.items():
             if not QUANTITY.fullmatch(str(value)):
-                yield Violation(f"{path}.{kind}.{name}", f"is no quantity: {value}")
+                yield Violation(f"{path}.{kind}.{name}", f"is not a valid quantity: {value}")
     for name in {**limits, **requests}:
         if "/" not in name:
             continue  # only extended resources cannot be overcommitted
@@ -190,7 +192,7 @@ def parse_quantity(text: object) -> Decimal:
     """Return the number that a quantity such as 500m, 2Gi or 1e3 means; raises ValueError."""
     match = QUANTITY.fullmatch(str(text))
     if not match:
-        raise ValueError(f"{text} is no quantity")
+        raise ValueError(f"{text} is not a valid quantity")
     number, suffix = match[1], match[3] or ""
     if suffix.endswith("i"):
         return Decimal(number) * Decimal(1024 ** ("KMGTPE".index(suffix[0]) + 1))

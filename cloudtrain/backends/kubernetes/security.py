@@ -61,4 +61,4 @@ def _check_container(container: Mapping[str, Any], outer: Mapping[str, Any], pat
     if (inherited.get("seccompProfile") or {}).get("type") not in SECCOMP:
         yield Violation(f"{context}.seccompProfile.type", f"must be {' or '.join(SECCOMP)} in a restricted pod")
     if any(port.get("hostPort") for port in container.get("ports") or ()):
-        yield Violation(f"{path}.ports", "must name no hostPort in a restricted pod")
+        yield Violation(f"{path}.ports", "must not set hostPort in a restricted pod")

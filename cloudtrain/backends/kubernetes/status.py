@@ -203,7 +203,7 @@ def _failed(end_condition: Object, pods: Mapping[int, Object], started: str | No
     retries_exhausted = end_condition.get("reason") == "BackoffLimitExceeded" and not pods
     if "DisruptionTarget" in message or disrupted or retries_exhausted:
         why = f": {_disruption_reason(disrupted[0])}" if disrupted else ""
-        return Status(State.PREEMPTED, EXIT_RESUMABLE, f"a pod was taken away{why}", started, ended)
+        return Status(State.PREEMPTED, EXIT_RESUMABLE, f"a pod was evicted{why}", started, ended)
     for rank, pod in pods.items():
         if container_state(pod).get("reason") == "OOMKilled":
             reason = f"node {rank} ran out of memory and was killed (resources.memory)"

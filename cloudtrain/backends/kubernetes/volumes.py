@@ -61,20 +61,34 @@ class KubeVolumes:
         pods = f"/api/v1/namespaces/{namespace}/pods"
         manifest = fetch_pod.build_pod(job, name, base, secret_sha256)
         try:
-            self._api.call("POST", pods, "the pod that reads the claim was not accepted", body=manifest, accept=(409,))
+            self._api.call(
+                "POST",
+                pods,
+                "the cluster refuses the pod that reads the persistent volume claim",
+                body=manifest,
+                accept=(409,),
+            )
             self._wait_until_started(namespace, name)
             yield f"{pods}/{name}:{fetch_pod.PORT}/proxy"
         finally:
             body = {"gracePeriodSeconds": 0}
-            self._api.call("DELETE", f"{pods}/{name}", "the pod that reads the claim stays", body=body, accept=(404,))
+            self._api.call(
+                "DELETE",
+                f"{pods}/{name}",
+                "the pod that reads the persistent volume claim could not be deleted",
+                body=body,
+                accept=(404,),
+            )
 
     def _wait_until_started(self, namespace: str, name: str) -> None:
         deadline = time.monotonic() + START_S
         while True:
-            pod = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", "the pod cannot be looked at")
+            pod = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", "the pod cannot be read")
             state = container_state(pod) if pod else {}
             if pod is None or "exitCode" in state:
-                raise BackendError(f"the pod that reads the claim has ended: {state.get('message', 'it is gone')}")
+                raise BackendError(
+                    f"the pod that reads the persistent volume claim has ended: {state.get('message', 'it is gone')}"
+                )
             if state.get("startedAt"):
                 return
             if time.monotonic() >= deadline:
@@ -82,7 +96,7 @@ class KubeVolumes:
                     self._jobs.newest_notes(namespace, [str(pod["metadata"]["uid"])]).values()
                 )
                 raise BackendError(
-                    f"the pod that reads the claim does not start: {reason or 'Kubernetes gives no reason'}"
+                    f"the pod that reads the persistent volume claim does not start: {reason or 'Kubernetes gives no reason'}"
                 )
             time.sleep(self._pause_s)
 

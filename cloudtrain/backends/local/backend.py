@@ -63,7 +63,7 @@ class LocalBackend:
 
             model_config = ConfigDict(extra="forbid")
             python: str | None = Field(
-                None, description="interpreter of the ranks; default: the one that runs cloudtrain"
+                None, description="Python interpreter of the ranks; default: the one that runs cloudtrain"
             )
 
         return LocalOptions

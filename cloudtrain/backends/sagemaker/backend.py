@@ -113,28 +113,28 @@ class SagemakerBackend:
         except BackendError as lookup_error:
             message = error.message
             if lookup_error.message != error.message:
-                message += f", and whether SageMaker has the job could not be asked: {lookup_error.message}"
+                message += f", and SageMaker did not answer whether it has the job: {lookup_error.message}"
             raise AwsUnreachable(message, lookup_error.hint, error.code) from None
         if job is None and error.code == "ResourceInUse":
-            raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not tell of it yet", "", error.code)
+            raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not describe it yet", "", error.code)
         if job is None:
             raise error
         if job.get("HyperParameters") != request["HyperParameters"]:
-            message = f"there is a training job {attempt_id} already, and it is another one"
-            raise AwsError(message, "submit again: the run gets another name") from None
+            message = f"there is a training job {attempt_id} already, with different contents"
+            raise AwsError(message, "submit again: the new run gets another name") from None
         return str(job["TrainingJobArn"])
 
     def _check_account(self) -> None:
         pinned = self._options.get("account")
         if pinned and (account := self.aws.account()) != pinned:
-            message = f"the credentials are those of account {account}, the target is pinned to {pinned}"
-            raise BackendError(message, "choose another profile, or change options.sagemaker.account")
+            message = f"the credentials are those of account {account}, the target is pinned to account {pinned}"
+            raise BackendError(message, "use another AWS profile, or change options.sagemaker.account")
 
     def _check_account_is(self, accounts: list[str]) -> None:
         """Raise BackendError where the credentials are those of another account than the job's; [] checks nothing."""
         if accounts and (account := self.aws.account()) not in accounts:
             message = f"the credentials are those of account {account}, the job is in {accounts[0]}"
-            raise BackendError(message, "choose the profile that it was submitted with")
+            raise BackendError(message, "use the AWS profile that submitted the job")
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class SagemakerBackend:
         if job is None:
             arn = status.ARN.fullmatch(handle)
             self._check_account_is([arn["account"]] if arn else [])
-            return Status(State.LOST, None, f"SageMaker knows no training job {handle.rpartition('/')[2]}")
+            return Status(State.LOST, None, f"SageMaker has no training job {handle.rpartition('/')[2]}")
         return status.parse_status(job)
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
@@ -231,15 +231,17 @@ class SagemakerBackend:
         except AwsError as error:
             if error.code == "ValidationException":
                 return  # the job has ended, or does not exist
-            hint = "until it has ended it is billed: cancel again, or stop it in the console"
-            raise type(error)(f"SageMaker has not confirmed the end: {error.message}", hint, error.code) from None
+            hint = "it is billed until it ends: cancel again, or stop it in the SageMaker console"
+            raise type(error)(
+                f"SageMaker has not confirmed that the job ended: {error.message}", hint, error.code
+            ) from None
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.backends import checkpoints, s3
 
         job = self._job(handle)
         if job is None:
-            raise BackendError(f"SageMaker knows no training job {handle.rpartition('/')[2]}")
+            raise BackendError(f"SageMaker has no training job {handle.rpartition('/')[2]}")
         into.mkdir(parents=True, exist_ok=True)
         output = f"{job['OutputDataConfig']['S3OutputPath']}/{job['TrainingJobName']}/output"
         for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):

@@ -33,22 +33,31 @@ def build_channels(
     for name, item in job.inputs.items():
         if item.mode == "stream":
             if options.get("isolate"):
-                message = "cannot be streamed without a network (options.sagemaker.isolate)"
+                message = "cannot be streamed: the job has no network (options.sagemaker.isolate)"
                 problems.append(Problem(message, f"inputs.{name}.mode", "copy or mount"))
             launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}
             continue
         if name.lower() in (CHANNEL, MANIFEST_CHANNEL):
-            problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
+            problems.append(
+                Problem(
+                    "is reserved for the channel that carries the source: use another name",
+                    f"inputs.{name}",
+                    "choose another",
+                )
+            )
         if system := FILE_SYSTEM.fullmatch(item.uri):
             if not options.get("subnets"):
-                message, hint = "is reached from its VPC only", "give options.sagemaker.subnets and security_groups"
+                message, hint = (
+                    "can be read only from inside its VPC",
+                    "set options.sagemaker.subnets and security_groups",
+                )
                 problems.append(Problem(message, f"inputs.{name}.uri", hint))
             channels.append(file_system_channel(name, *system.groups()))
             launcher_inputs[name] = {"uri": item.uri, "mode": "channel"}
             continue
         if not item.uri.startswith("s3://"):
             message = f"a channel of SageMaker reads s3://, efs://fs-ID/FOLDER or fsx://fs-ID/FOLDER, not {item.uri!r}"
-            problems.append(Problem(message, f"inputs.{name}.uri", "stream: the script opens it itself"))
+            problems.append(Problem(message, f"inputs.{name}.uri", "use mode: stream and open the URI in the script"))
             continue
         uri, file = split_prefix(item.uri)
         if name in (options.get("pipe") or ()):  # a named pipe for each epoch, no folder

@@ -51,7 +51,7 @@ def unsettable(request: Mapping[str, Any], at: str = "") -> Iterator[str]:
 def find_problems(request: Mapping[str, Any], options: Mapping[str, Any]) -> list[Problem]:
     """Return the problem of a request that names `client: sdk` and has fields that the estimator cannot set."""
     fields = ", ".join(unsettable(request)) if options.get("client") == "sdk" else ""
-    message, hint = f"the SDK's estimator cannot set {fields}", "boto3, or auto"
+    message, hint = f"the SageMaker SDK's estimator cannot set {fields}", "boto3, or auto"
     return [Problem(message, "options.sagemaker.client", hint)] if fields else []
 
 
@@ -63,7 +63,7 @@ def choose_client(request: Mapping[str, Any], options: Mapping[str, Any]) -> tup
     if find_spec("sagemaker") is None:
         return "boto3", "the SageMaker SDK is not installed"
     if fields := ", ".join(unsettable(request)):
-        return "boto3", f"the SDK's estimator cannot set {fields}"
+        return "boto3", f"the SageMaker SDK's estimator cannot set {fields}"
     return "sdk", "the SageMaker SDK is installed"
 
 

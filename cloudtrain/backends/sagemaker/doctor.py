@@ -25,13 +25,13 @@ def check(aws: Aws, options: Mapping[str, Any], workdir: Path) -> list[Problem]:
     problems = []
     if options.get("account") not in (None, account):
         message = f"the credentials are those of account {account}, not {options['account']}"
-        problems.append(Problem(message, "options.sagemaker.account", "choose another profile"))
+        problems.append(Problem(message, "options.sagemaker.account", "use another AWS profile"))
     if options.get("client") == "sdk" and find_spec("sagemaker") is None:
         message = "the SageMaker SDK is not installed"
         problems.append(Problem(message, "options.sagemaker.client", "pip install 'cloudtrain[sagemaker]', or boto3"))
     if not options.get("bucket"):
         hint = f"usually sagemaker-{region}-{account}"
-        problems.append(Problem("no bucket is named", "options.sagemaker.bucket", hint))
+        problems.append(Problem("no bucket is set", "options.sagemaker.bucket", hint))
     else:
         problems += _bucket(aws, str(options["bucket"]))
     return [*problems, *_role(aws, options.get("role"))]
@@ -81,7 +81,9 @@ def _bucket(aws: Aws, name: str) -> list[Problem]:
     except AwsError as error:
         missing = error.code in ("404", "NoSuchBucket")
         message = f"there is no bucket {name}" if missing else error.message
-        return [Problem(message, "options.sagemaker.bucket", "make it, or name another" if missing else error.hint)]
+        return [
+            Problem(message, "options.sagemaker.bucket", "create it, or use another bucket" if missing else error.hint)
+        ]
     return []
 
 
@@ -90,10 +92,10 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
 
     path = "options.sagemaker.role"
     if not role:
-        return [Problem("no role is named", path, "cloudtrain doctor TARGET --policy role prints what it needs")]
+        return [Problem("no role is set", path, "cloudtrain doctor TARGET --policy role prints what it needs")]
     is_arn = re.fullmatch(ROLE, role)
     not_arn = Problem(
-        f"{role!r} is no ARN of a role", path, "cloudtrain doctor TARGET --policy role prints what it needs"
+        f"{role!r} is not the ARN of a role", path, "cloudtrain doctor TARGET --policy role prints what it needs"
     )
     try:
         details = aws.call("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
@@ -102,8 +104,12 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
             return [Problem(f"there is no role {role}", path)]
         return [] if is_arn else [not_arn]  # a user may submit without the permission to read roles
     if not is_arn:
-        return [Problem(not_arn.message, path, f"write {details['Arn']}: a plan asks AWS for nothing")]
+        return [
+            Problem(
+                not_arn.message, path, f"write {details['Arn']}: plan never calls AWS, so it cannot read the profile"
+            )
+        ]
     if SERVICE not in str(details.get("AssumeRolePolicyDocument")):
-        message = f"SageMaker may not take the role {role}: {SERVICE} is not in its trust policy"
+        message = f"SageMaker may not assume the role {role}: {SERVICE} is missing from its trust policy"
         return [Problem(message, path, "docs/sagemaker.md")]
     return []

@@ -108,46 +108,60 @@ def _named_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     """Return the problems of the options: missing ones, and combinations that exclude each other."""
     problems = toolkit.distribution_problems(job, options, "sagemaker")
-    for name, what in (("role", "the ARN of a role that SageMaker may take"), ("bucket", "a bucket for the source")):
+    for name, what in (("role", "the ARN of a role that SageMaker may assume"), ("bucket", "a bucket for the source")):
         if not options.get(name):
-            hint = "cloudtrain init -t sagemaker looks for one; docs/sagemaker.md"
+            hint = "cloudtrain init -t sagemaker looks for one in your account; see docs/sagemaker.md"
             problems.append(Problem(f"is not given: {what}", f"options.sagemaker.{name}", hint))
     spot = job.resources.use_spot
     if spot and options.get("keep_alive_s"):
-        message = "machines of a spot job cannot be kept warm"
-        problems.append(Problem(message, "options.sagemaker.keep_alive_s", "leave it out, or resources.use_spot"))
+        message = "SageMaker cannot keep the machines of a spot job warm"
+        problems.append(Problem(message, "options.sagemaker.keep_alive_s", "remove it, or remove resources.use_spot"))
     if options.get("max_wait") and not spot:
-        message = "is for spot jobs only"
+        message = "works for spot jobs only"
         problems.append(Problem(message, "options.sagemaker.max_wait", "set resources.use_spot: true"))
     if options.get("max_pending") and not MIN_PENDING_S <= units.duration_s(options["max_pending"]) <= MAX_PENDING_S:
         problems.append(Problem("must be from 30m to 28d", "options.sagemaker.max_pending"))
     if groups := options.get("instance_groups"):
         if job.num_nodes != sum(group["count"] for group in groups):
-            message = f"is {job.num_nodes}, the groups have {sum(group['count'] for group in groups)} machines"
+            message = (
+                f"is {job.num_nodes}, but the instance groups have {sum(group['count'] for group in groups)} machines"
+            )
             problems.append(Problem(message, "num_nodes", "write the sum of options.sagemaker.instance_groups"))
         if job.resources.instance_type:
-            message = "excludes options.sagemaker.instance_groups, which name each group's type"
-            problems.append(Problem(message, "resources.instance_type", "leave it out"))
+            message = "cannot be combined with options.sagemaker.instance_groups, which set the type of each group"
+            problems.append(Problem(message, "resources.instance_type", "remove it"))
     if options.get("private_registry") and not options.get("subnets"):
-        message = "is reached from a VPC only"
+        message = "can be read only from inside a VPC"
         problems.append(Problem(message, "options.sagemaker.private_registry", "give subnets and security_groups"))
     if job.limits.capped:
         for name, value, why in (
-            ("keep_alive_s", options.get("keep_alive_s"), "machines that are kept warm are billed after the job"),
+            ("keep_alive_s", options.get("keep_alive_s"), "warm machines are billed after the job ends"),
             ("max_wait", options.get("max_wait"), "SageMaker limits the wait and the job together"),
         ):
             if value:
-                hint = "leave it out, or limits.max_cost and max_total_runtime"
-                problems.append(Problem(f"cannot be held under a cap: {why}", f"options.sagemaker.{name}", hint))
+                hint = "remove it, or remove limits.max_cost and max_total_runtime"
+                problems.append(
+                    Problem(
+                        f"cannot be combined with limits.max_cost or max_total_runtime: {why}",
+                        f"options.sagemaker.{name}",
+                        hint,
+                    )
+                )
     if options.get("isolate"):
         if options.get("remote_debug"):
             message = "opens no shell without a network (options.sagemaker.isolate)"
             problems.append(Problem(message, "options.sagemaker.remote_debug", "leave one of the two out"))
         if job.environment.requirements:
-            message = "cannot be installed without a network (options.sagemaker.isolate)"
-            problems.append(Problem(message, "environment.requirements", "none, with everything in the image"))
+            message = "cannot be installed: the job has no network (options.sagemaker.isolate)"
+            problems.append(
+                Problem(
+                    message,
+                    "environment.requirements",
+                    "set environment.requirements: none and put all packages into the image",
+                )
+            )
         if job.secrets:
-            problems.append(Problem("cannot be read without a network (options.sagemaker.isolate)", "secrets"))
+            problems.append(Problem("cannot be read: the job has no network (options.sagemaker.isolate)", "secrets"))
     if job.output and not job.output.startswith("s3://"):
         problems.append(Problem(f"SageMaker writes to s3:// only, not to {job.output!r}", "output"))
     return problems

@@ -128,7 +128,9 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
         aws.explained(partial(fit, experiment_config=request.get("ExperimentConfig")), "sagemaker:CreateTrainingJob")
     except (ValueError, TypeError, RuntimeError) as error:  # of the SDK, which checks its arguments and defaults
         message = f"the SageMaker SDK refuses the job: {error}".partition("\n")[0]
-        raise BackendError(message, "options.sagemaker.client: boto3 sends it without the SDK") from None
+        raise BackendError(
+            message, "options.sagemaker.client: set options.sagemaker.client: boto3 to submit without the SDK"
+        ) from None
     finally:
         events.unregister(event, note_arn)
     return arns[0]
@@ -177,10 +179,11 @@ def use_inference_image(estimator: Any) -> None:
     from sagemaker import image_uris
 
     found = TAG.search(str(estimator.image_uri))
-    hint = "name an image of your own: deploy(..., image_uri=...)"
+    hint = "pass your own image: deploy(..., image_uri=...)"
     if found is None:
         raise BackendError(
-            f"{estimator.image_uri} names no versions, by which an inference image could be chosen", hint
+            f"{estimator.image_uri} does not record versions of transformers and torch, so no inference image can be chosen",
+            hint,
         )
     wanted = {"version": found["transformers"], "py_version": found["python"]}
     region = estimator.sagemaker_session.boto_region_name
@@ -241,8 +244,8 @@ def _import_sdk() -> tuple[Any, Any, Any]:
             finally:
                 self.sagemaker_config = opted_out
             if found := list(differences(self.planned, request)):
-                message = f"the SageMaker SDK would send another {', '.join(found)} than the plan"
-                hint = "look in its configuration files, or options.sagemaker.client: boto3 sends the plan"
+                message = f"the SageMaker SDK would send a different {', '.join(found)} than the plan shows"
+                hint = "check the SDK's configuration files, or set options.sagemaker.client: boto3"
                 raise BackendError(message, hint)
             return request
 

@@ -53,7 +53,7 @@ def build_hyperparameters(
             left_out.append(name[:40])
         else:
             shown[name] = text
-    note = f"SageMaker does not show these hyperparameters, which the script gets all the same: {', '.join(left_out)}"
+    note = f"the script gets these hyperparameters, but the SageMaker console does not show them: {', '.join(left_out)}"
     return {**shown, **own}, [note] * bool(left_out)
 
 

@@ -40,7 +40,7 @@ def time_limit(plan: Plan) -> TimeLimit:
     """Return the longest time of an attempt; SageMaker's own retries share it (docs of RetryStrategy, seen 2026-11-23)."""
     stopping = plan.request["StoppingCondition"]
     longest_s = max(stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds", 0))
-    note = f"an upload of results that takes longer than {UPLOAD_S // 60} minutes is extra"
+    note = f"time for uploading results beyond {UPLOAD_S // 60} minutes is not included"
     return TimeLimit(longest_s + STOP_S + UPLOAD_S, note)
 
 
@@ -59,16 +59,16 @@ def find_problems(request: Mapping[str, Any], job: Job) -> list[Problem]:
 
 def _check_text(value: str, path: str, longest: int, pattern: str = "") -> Iterator[Problem]:
     if len(value) > longest:
-        yield Problem(f"has {len(value):,} characters, SageMaker takes {longest:,}", path)
+        yield Problem(f"has {len(value):,} characters, SageMaker accepts at most {longest:,}", path)
     elif pattern and value and not re.fullmatch(pattern, value, re.DOTALL):
-        yield Problem(f"is not what SageMaker takes: {value[:80]!r}", path, f"it must match {pattern}")
+        yield Problem(f"is not valid for SageMaker: {value[:80]!r}", path, f"it must match {pattern}")
 
 
 def _check_account(request: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _check_text(request["RoleArn"], "options.sagemaker.role", 2048, ROLE)
     bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
     if bucket and not re.fullmatch(BUCKET, bucket):
-        yield Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker.bucket")
+        yield Problem(f"is not a valid bucket name: {bucket!r}", "options.sagemaker.bucket")
     yield from _check_text(request["OutputDataConfig"].get("KmsKeyId", ""), "options.sagemaker.kms_key", MAX_KEY, KEY)
     key = request["ResourceConfig"].get("VolumeKmsKeyId", "")
     yield from _check_text(key, "options.sagemaker.volume_kms_key", MAX_KEY, KEY)
@@ -76,14 +76,16 @@ def _check_account(request: Mapping[str, Any]) -> Iterator[Problem]:
     for name, path, most in (("Subnets", "subnets", MAX_SUBNETS), ("SecurityGroupIds", "security_groups", MAX_GROUPS)):
         values = network.get(name, [])
         if len(values) > most:
-            yield Problem(f"are {len(values)}, SageMaker takes {most}", f"options.sagemaker.{path}")
+            yield Problem(f"are {len(values)}, SageMaker accepts at most {most}", f"options.sagemaker.{path}")
         for value in values:
             yield from _check_text(value, f"options.sagemaker.{path}", 32, NETWORK)
 
 
 def _check_tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
     if len(tags) > MAX_TAGS:
-        yield Problem(f"are {len(tags)} with our own, SageMaker takes {MAX_TAGS}", "labels")
+        yield Problem(
+            f"are {len(tags)} with the ones that cloudtrain adds, SageMaker accepts at most {MAX_TAGS}", "labels"
+        )
     for tag in tags:
         path = f"labels.{tag['Key'][:40]}"
         if not tag["Key"]:
@@ -94,7 +96,7 @@ def _check_tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
         yield from _check_text(tag["Value"], path, MAX_TAG_VALUE)
         odd = sorted({letter for letter in tag["Key"] + tag["Value"] if not _is_allowed_in_tag(letter)})
         if odd:
-            message = f"holds what a tag cannot: {' '.join(map(repr, odd[:5]))}"
+            message = f"contains characters that an AWS tag cannot have: {' '.join(map(repr, odd[:5]))}"
             yield Problem(message, path, "letters, digits, spaces and _.:/=+-@")
 
 
@@ -104,7 +106,10 @@ def _is_allowed_in_tag(letter: str) -> bool:
 
 def _check_channels(channels: list[Mapping[str, Any]]) -> Iterator[Problem]:
     if len(channels) > MAX_CHANNELS:
-        yield Problem(f"are {len(channels) - 1}, SageMaker takes {MAX_CHANNELS - 1} beside the source's own", "inputs")
+        yield Problem(
+            f"are {len(channels) - 1}, SageMaker accepts at most {MAX_CHANNELS - 1} besides the source's channel",
+            "inputs",
+        )
     for channel in channels[:-1]:
         path = f"inputs.{channel['ChannelName']}"
         yield from _check_text(channel["ChannelName"], path, MAX_CHANNEL_NAME)
@@ -114,7 +119,9 @@ def _check_channels(channels: list[Mapping[str, Any]]) -> Iterator[Problem]:
 
 def _check_metrics(metrics: list[Mapping[str, str]]) -> Iterator[Problem]:
     if len(metrics) > MAX_METRICS:
-        yield Problem(f"are {len(metrics)} with those of our own events, SageMaker takes {MAX_METRICS}", "metrics")
+        yield Problem(
+            f"are {len(metrics)} with the ones that cloudtrain adds, SageMaker accepts at most {MAX_METRICS}", "metrics"
+        )
     for metric in metrics:
         yield from _check_text(metric["Name"], f"metrics.{metric['Name'][:40]}", MAX_METRIC_NAME, ".+")
         yield from _check_text(metric["Regex"], f"metrics.{metric['Name'][:40]}", MAX_REGEX)
@@ -134,10 +141,10 @@ def _check_container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     yield from _check_text(output, "output", MAX_URI - len("/checkpoints"), URI if output_is_s3 else "")
     disk_gb = request["ResourceConfig"]["VolumeSizeInGB"]
     if disk_gb > MAX_DISK_GB:
-        yield Problem(f"is {disk_gb:,}, SageMaker takes {MAX_DISK_GB:,}", "resources.disk_gb")
+        yield Problem(f"is {disk_gb:,}, SageMaker accepts at most {MAX_DISK_GB:,}", "resources.disk_gb")
     retries = (request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 1)
     if retries > MAX_RETRIES:
-        yield Problem(f"is {retries + 1}, SageMaker takes {MAX_RETRIES + 1}", "retry.max_attempts")
+        yield Problem(f"is {retries + 1}, SageMaker accepts at most {MAX_RETRIES + 1}", "retry.max_attempts")
 
 
 def _check_times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
@@ -148,5 +155,10 @@ def _check_times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
     if wait_s is not None and wait_s > MAX_RUNTIME_S:
         yield Problem("is longer than 28 days", "options.sagemaker.max_wait")
     elif wait_s is not None and wait_s < longest_s <= MAX_RUNTIME_S:
-        message = f"is shorter than the job may run: {longest_s} s with what is added to limits.max_runtime"
-        yield Problem(message, "options.sagemaker.max_wait", "waiting for capacity counts too")
+        message = (
+            f"is shorter than the job's own time limit: {longest_s} s (limits.max_runtime plus the time "
+            "that cloudtrain adds)"
+        )
+        yield Problem(
+            message, "options.sagemaker.max_wait", "max_wait must include the running time plus the wait for capacity"
+        )

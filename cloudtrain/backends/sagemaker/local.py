@@ -99,7 +99,7 @@ class SagemakerLocalBackend:
     def status(self, handle: str) -> Status:
         folder = Path(handle)
         status = directory.node_status(folder) if _read_request(folder) else None
-        return status or Status(State.LOST, None, f"{folder} holds no attempt")
+        return status or Status(State.LOST, None, f"{folder} has no attempt")
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         folder = Path(handle)
@@ -139,7 +139,7 @@ class SagemakerLocalBackend:
 
         request = _read_request(Path(handle))
         if request is None:
-            raise BackendError(f"{handle} holds no attempt")
+            raise BackendError(f"{handle} has no attempt")
         run = local_request.run_folder(request)
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
@@ -162,7 +162,7 @@ class SagemakerLocalBackend:
 
 
 def _image_hint(image: str) -> str:
-    return "images/build.sh makes it" if image == local_request.IMAGE else f"docker pull {image}"
+    return "build it with images/build.sh" if image == local_request.IMAGE else f"docker pull {image}"
 
 
 def _link_bundle(path: Path, into: Path) -> None:

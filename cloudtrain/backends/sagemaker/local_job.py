@@ -75,7 +75,7 @@ class LocalJob:
         except BackendError as error:
             status = Status(State.FAILED, EXIT_REFUSED, error.message)
         except Exception as error:
-            status = Status(State.LOST, None, f"the process that keeps the containers broke: {error!r}")
+            status = Status(State.LOST, None, f"the process that runs the containers failed: {error!r}")
         try:
             docker.remove_all(self.folder)
         except BackendError as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 IMAGE = "cloudtrain-train:cpu"  # built by images/build.sh
-S3_HINT = "options.sagemaker-local.s3: true lets this machine bring it, with its own credentials"
+S3_HINT = "options.sagemaker-local.s3: true lets this machine download and upload it with its own credentials"
 
 
 def build_request(
@@ -51,7 +51,7 @@ def build_request(
     if output is None and job.output is not None and not found_problems and not (output_is_s3 and options.get("s3")):
         message = f"sagemaker-local writes to folders of this machine, not to {job.output!r}"
         found_problems = [
-            Problem(message, "output", S3_HINT if output_is_s3 else "leave it out, or name a folder or s3://bucket/...")
+            Problem(message, "output", S3_HINT if output_is_s3 else "remove it, or set a folder or s3://bucket/...")
         ]
     problems += found_problems
     run = Path(output or workdir) / run_id
@@ -62,15 +62,17 @@ def build_request(
     manifest = replace(manifest, output=None, inputs=inputs, hyperparameters=dict(job.hyperparameters))
     gpus = manifest.gpus_per_node
     if gpus and job.num_nodes > 1:
-        message = "local mode has one host where GPUs are used: all of them are this machine's"
+        message = "local mode runs one host when GPUs are used, because all GPUs belong to this machine"
         problems.append(Problem(message, "num_nodes", "num_nodes: 1, or no accelerators"))
     code = _file_channel(CHANNEL, f"{folder}/code/{OBJECT}")
     if bucket := options.get("bucket"):
         code = s3_channel(CHANNEL, f"s3://{bucket}/{options.get('prefix') or 'cloudtrain'}/code/{sha256}/")
         if not options.get("s3"):
-            problems.append(Problem("is for jobs that may use S3", "options.sagemaker-local.bucket", S3_HINT))
+            problems.append(
+                Problem("needs options.sagemaker-local.s3: true", "options.sagemaker-local.bucket", S3_HINT)
+            )
         elif not re.fullmatch(limits.BUCKET, bucket):
-            problems.append(Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker-local.bucket"))
+            problems.append(Problem(f"is not a valid bucket name: {bucket!r}", "options.sagemaker-local.bucket"))
     image = str(job.image or options.get("image") or IMAGE)
     instance_type = "local_gpu" if gpus else "local"
     problems += toolkit.distribution_problems(job, options, "sagemaker-local")
@@ -95,15 +97,17 @@ def build_request(
     if gpus:
         request["Environment"] = {"CLOUDTRAIN_GPUS": ",".join(map(str, range(gpus)))}
     if job.resources.use_spot:
-        notes.append("local mode has no spot machines: use_spot is left out")
+        notes.append("local mode has no spot machines: use_spot is ignored")
     if job.resources.instance_type:
-        notes.append(f"the hosts are containers of this machine, not {job.resources.instance_type}")
+        notes.append(f"each host is a container on this machine, not {job.resources.instance_type}")
     if options.get("image") is None and job.image is None:
         notes.append(f"the image is {IMAGE}, which images/build.sh makes")
     if bucket or output_is_s3 or any(_is_s3(item.uri) and item.mode != "stream" for item in job.inputs.values()):
-        notes.append("what is in S3 is brought and taken there by this machine, with its own credentials")
+        notes.append("this machine downloads from S3 and uploads to it, with its own credentials")
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
-    notes.append("checkpoints go straight into the run's folder: local mode itself refuses checkpoint_s3_uri")
+    notes.append(
+        "checkpoints are written directly into the run's folder, because local mode does not support checkpoint_s3_uri"
+    )
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), None)
 
 
@@ -126,14 +130,20 @@ def _build_channels(
             continue
         path = Path(item.uri.removeprefix("file://"))
         if name.lower() == CHANNEL:
-            problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
+            problems.append(
+                Problem(
+                    "is reserved for the channel that carries the source: use another name",
+                    f"inputs.{name}",
+                    "choose another",
+                )
+            )
         elif _is_s3(item.uri) and options.get("s3"):
             uri, file = split_prefix(item.uri)
             channels.append(s3_channel(name, uri))
             launcher_inputs[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
         elif "://" in str(item.uri.removeprefix("file://")) or not path.is_absolute():
             message = f"a channel of sagemaker-local is a path of this machine, not {item.uri!r}"
-            hint = S3_HINT if _is_s3(item.uri) else "a path or file://; stream: the script opens it itself"
+            hint = S3_HINT if _is_s3(item.uri) else "a path or file://; use mode: stream and open the URI in the script"
             problems.append(Problem(message, f"inputs.{name}.uri", hint))
         else:
             channels.append(_file_channel(name, str(path)))

@@ -48,11 +48,9 @@ class LocalS3:
                 try:
                     count = s3.download_prefix(self._aws, source["S3Uri"], into, stop)
                 except DiskError as error:
-                    raise BackendError(
-                        f"the input {name} cannot be brought here: {error.message}", error.hint
-                    ) from None
+                    raise BackendError(f"the input {name} cannot be downloaded: {error.message}", error.hint) from None
                 if not count:
-                    raise BackendError(f"the input {name} does not exist: there is nothing at {source['S3Uri']}")
+                    raise BackendError(f"the input {name} does not exist: no files at {source['S3Uri']}")
                 channel = {"ChannelName": name, "DataSource": {"FileDataSource": {"FileUri": f"file://{into}"}}}
             channels.append(channel)
         return {**request, "InputDataConfig": channels}

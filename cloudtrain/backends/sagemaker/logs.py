@@ -58,7 +58,9 @@ def parse_cursor(cursor: str | None, nodes: int) -> list[Position]:
     try:
         positions = [Position(*map(int, part.split("."))) for part in cursor.split(",")] if cursor else []
     except (TypeError, ValueError):
-        raise BadRequest(f"{cursor!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
+        raise BadRequest(
+            f"{cursor!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line"
+        ) from None
     return positions + [Position()] * (nodes - len(positions))
 
 

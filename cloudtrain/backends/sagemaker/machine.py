@@ -31,13 +31,16 @@ def choose_machine(
     found = [_choose_machine(job, name, seen) for name in groups or [job.resources.instance_type]]
     problems = [problem for _, _, found_problems in found for problem in found_problems]
     if len({(machine.accelerator, machine.accelerators) for machine, _, _ in found if machine}) > 1:
-        message, hint = "have different accelerators: each node has the same ranks", "choose types with the same ones"
+        message, hint = (
+            "have different accelerators, but each node must run the same number of ranks",
+            "choose instance types with the same accelerators",
+        )
         problems.append(Problem(message, "options.sagemaker.instance_groups", hint))
     machine = found[0][0]
     nvme = next((each.name for each, _, _ in found if each and float(each.more.get("local_nvme_gb") or 0)), None)
     if nvme and options.get("volume_kms_key"):
-        message = f"{nvme} has disks of its own, which SageMaker encrypts with no key of yours"
-        problems.append(Problem(message, "options.sagemaker.volume_kms_key", "leave it out, or choose another type"))
+        message = f"{nvme} has local NVMe disks, which SageMaker cannot encrypt with your KMS key"
+        problems.append(Problem(message, "options.sagemaker.volume_kms_key", "remove it, or choose another type"))
     return machine, [note for _, notes, _ in found for note in notes], problems
 
 
@@ -58,9 +61,7 @@ def _choose_machine(
     job: Job, instance_type: str | None, seen: Sequence[Machine]
 ) -> tuple[Machine | None, list[str], list[Problem]]:
     table = machines.load("sagemaker")
-    message = (
-        "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
-    )
+    message = "Trainium needs the Neuron SDK's torch, images and launcher, which cloudtrain does not support"
     if (instance_type or "").startswith("ml.trn") or (job.resources.accelerator or "").lower().startswith(
         ("trn", "trainium")
     ):
@@ -74,14 +75,14 @@ def _choose_machine(
         return (
             None,
             [],
-            [Problem(f"{instance_type!r} is no instance type of SageMaker", "resources.instance_type", hint)],
+            [Problem(f"{instance_type!r} is not a SageMaker instance type", "resources.instance_type", hint)],
         )
     machine = machines.find_machine((*table, *seen), instance_type)
     if machine is None:
-        note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
+        note = f"{instance_type} is not in cloudtrain's list of instance types (2026-11-20): SageMaker decides whether it exists"
         if job.resources.accelerators or re.match(WITHOUT_ACCELERATORS, instance_type):
             return None, [note], []
-        message = f"is not given, and the catalogue of 2026-11-20 does not know what {instance_type} has"
+        message = f"is missing, and cloudtrain's list of instance types (2026-11-20) does not say what GPUs {instance_type} has"
         return (
             None,
             [],
@@ -89,7 +90,7 @@ def _choose_machine(
                 Problem(
                     message,
                     "resources.accelerators",
-                    "write them, as in H100:8; or cloudtrain doctor asks EC2 what it has",
+                    "write them, as in H100:8, or run cloudtrain doctor, which asks EC2",
                 )
             ],
         )
@@ -110,14 +111,14 @@ def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) 
     if image := job.image or options.get("image"):
         return str(image), []
     if job.trainer and machine is not None and not machine.accelerators:
-        message = "is not named, and the shared trainer needs one with its torch and transformers"
-        return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
+        message = "is missing: the shared trainer needs an image with torch and transformers"
+        return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image sets it for a target")]
     if machine is not None and not machine.accelerators:
-        message = "is not named, and Hugging Face's training images are for GPUs only"
-        return "", [Problem(message, "image", "name one with Python 3.9 or newer")]
+        message = "is missing: Hugging Face's training images are for GPUs only"
+        return "", [Problem(message, "image", "set image: to one with Python 3.9 or newer")]
     default_image = images.default_image(options.get("region") or "")
     if default_image is None:
         region = options.get("region") or "no region (options.sagemaker.region)"
-        message = f"is not named, and there is no image of Hugging Face's in {region}"
+        message = f"is missing: Hugging Face has no training image in {region}"
         return "", [Problem(message, "image", "name one")]
     return default_image, []

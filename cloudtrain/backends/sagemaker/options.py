@@ -8,8 +8,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from cloudtrain.job import units
 
-ENTRY = "first process of the container: our launcher, or the image's own sagemaker-training toolkit that starts it"
-DISTRIBUTION = "with entry: toolkit, the image's own torchrun starts the ranks: {torch_distributed: {enabled: true}}"
+ENTRY = (
+    "first process of the container: cloudtrain's launcher, or the image's sagemaker-training toolkit, "
+    "which starts the launcher"
+)
+DISTRIBUTION = "with entry: toolkit, the image's torchrun starts the ranks: {torch_distributed: {enabled: true}}"
 
 
 def _folder(value: str) -> str:
@@ -35,18 +38,18 @@ class SagemakerLocalOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     image: str | None = Field(
-        None, description="container image where the job names none; default: cloudtrain-train:cpu"
+        None, description="container image for jobs that do not set image; default: cloudtrain-train:cpu"
     )
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
     distribution: dict[str, Any] = Field({}, description=DISTRIBUTION)
-    s3: bool = Field(False, description="inputs and output may be s3://: this machine brings them and takes them there")
-    bucket: str | None = Field(None, description="with s3: the source goes through this bucket too, as on SageMaker")
+    s3: bool = Field(False, description="allow s3:// for inputs and output: this machine downloads and uploads them")
+    bucket: str | None = Field(None, description="with s3: upload the source to this bucket too, as on SageMaker")
     prefix: Folder = Field("cloudtrain", description="folder in that bucket")
     region: str | None = Field(None, description="region of S3; default: that of the AWS configuration")
     profile: str | None = Field(None, description="profile of the AWS configuration")
     endpoint: str | None = Field(
-        None, pattern=r"^https?://", description="address of S3 instead of AWS's: a simulator, say"
+        None, pattern=r"^https?://", description="endpoint of S3 instead of AWS, such as a simulator"
     )
 
 
@@ -60,16 +63,19 @@ class SagemakerOptions(BaseModel):
     region: str | None = Field(None, description="region; default: that of the AWS configuration")
     profile: str | None = Field(None, description="profile of the AWS configuration")
     account: str | None = Field(
-        None, pattern=r"^\d{12}$", description="account that must be meant: another one is refused before upload"
+        None,
+        pattern=r"^\d{12}$",
+        description="AWS account id that the credentials must have; cloudtrain refuses any other account",
     )
     endpoint: str | None = Field(
-        None, pattern=r"^https?://", description="address of all services instead of AWS's: a simulator, say"
+        None, pattern=r"^https?://", description="endpoint of all services instead of AWS, such as a simulator"
     )
     client: Literal["auto", "sdk", "boto3"] = Field(
         "auto",
-        description="sdk: the HuggingFace estimator; boto3: the same request; auto: sdk where it is and has all fields",
+        description="sdk: submit with the SDK's HuggingFace estimator; boto3: send the same request without "
+        "the SDK; auto: sdk if installed and able to set all fields",
     )
-    image: str | None = Field(None, description="container image where the job names none")
+    image: str | None = Field(None, description="container image for jobs that do not set image")
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
     distribution: dict[str, Any] = Field({}, description=DISTRIBUTION)
@@ -77,13 +83,15 @@ class SagemakerOptions(BaseModel):
     security_groups: list[str] = Field([], description="security groups in the VPC")
     kms_key: str | None = Field(None, description="KMS key of sources and results")
     volume_kms_key: str | None = Field(None, description="KMS key of the nodes' disks")
-    isolate: bool = Field(False, description="no network for the containers: no pip, no hub, no secrets at run time")
-    encrypt_traffic: bool = Field(False, description="encrypt what the nodes say to each other")
+    isolate: bool = Field(
+        False, description="run the containers without a network: no pip, no Hugging Face Hub, no secrets at run time"
+    )
+    encrypt_traffic: bool = Field(False, description="encrypt traffic between the nodes")
     max_wait: str | None = Field(None, description="longest time of a spot job, waiting included: 48h")
     keep_alive_s: int | None = Field(
         None, ge=0, le=21600, description="seconds that machines stay warm for the next job"
     )
-    shard: list[str] = Field([], description="inputs that are dealt out over the nodes instead of copied to each")
+    shard: list[str] = Field([], description="inputs whose files are split over the nodes instead of copied to each")
     pipe: list[str] = Field([], description="inputs in Pipe mode: the script reads /opt/ml/input/data/NAME_EPOCH")
     instance_groups: list[InstanceGroup] = Field(
         [], max_length=5, description="machines of several types: name, instance_type and count of each group"
@@ -91,19 +99,21 @@ class SagemakerOptions(BaseModel):
     training_plan: str | None = Field(
         None, pattern=r"^arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]*:[0-9]{12}:training-plan/", description="its ARN"
     )
-    max_pending: str | None = Field(None, description="longest wait in the queue, 30m to 28d; sent by boto3")
+    max_pending: str | None = Field(None, description="longest wait in the queue, 30m to 28d; needs client: boto3")
     compress: bool = Field(True, description="model and outputs as tar.gz; false: as files, for large models")
     experiment: dict[Literal["name", "trial", "display_name", "run"], str] = Field(
-        {}, description="experiment of SageMaker that the job belongs to"
+        {}, description="SageMaker experiment that the job belongs to"
     )
-    remote_debug: bool = Field(False, description="shells in the containers by Systems Manager")
-    infra_check: bool = Field(False, description="check the machines before the job starts")
-    session_chaining: bool = Field(False, description="the session's tags go to the job's own sessions")
-    private_registry: bool = Field(False, description="pull the image from a registry in the VPC")
+    remote_debug: bool = Field(False, description="allow shells in the containers through Systems Manager")
+    infra_check: bool = Field(False, description="let SageMaker check the machines before the job starts")
+    session_chaining: bool = Field(False, description="pass the session's tags on to the job's sessions")
+    private_registry: bool = Field(False, description="pull the image from a private registry in the VPC")
     registry_credentials: str | None = Field(
-        None, pattern=r"^arn:[\w-]+:lambda:", description="ARN of the Lambda function that gives its credentials"
+        None,
+        pattern=r"^arn:[\w-]+:lambda:",
+        description="ARN of the Lambda function that returns that registry's credentials",
     )
-    raw: dict[str, Any] = Field({}, description="merged into CreateTrainingJob: any field that no other key sets")
+    raw: dict[str, Any] = Field({}, description="fields merged into CreateTrainingJob that no other key sets")
 
     @field_validator("account", mode="before")
     @classmethod

@@ -39,7 +39,9 @@ def build_policy(kind: str, plan: Plan | None, options: Mapping[str, Any]) -> di
     """
     for name in ("bucket", "role") if kind == "submit" else ("bucket",):
         if not options.get(name) and kind != "trust":
-            raise BadRequest(f"options.sagemaker.{name} is not given", "name it in the target: the policy names it too")
+            raise BadRequest(
+                f"options.sagemaker.{name} is not given", "set it in the target: the policy must contain it"
+            )
     if plan is None:
         job = Job.from_dict({"name": "any", "source": ".", "entrypoint": "train.py"})
         needs = _Needs(build_request(job, "any", 1, "0" * 64, options).request, job.to_dict(), options)

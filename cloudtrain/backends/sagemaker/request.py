@@ -152,13 +152,16 @@ def build_request(
     problems += limits.find_problems(request, job) + client.find_problems(request, options)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
-        notes.append(f"SageMaker kills a job {limits.STOP_S} s after it is asked to stop: limits.grace is longer")
+        notes.append(
+            f"SageMaker kills a job {limits.STOP_S} s after it receives the stop request, so the "
+            "longer limits.grace has no effect"
+        )
     if job.resources.use_spot:
-        notes.append("interrupted spot machines are replaced by SageMaker until max_wait is over (retries: platform)")
+        notes.append("SageMaker itself replaces interrupted spot machines until max_wait is over")
         if job.limits.capped:
-            notes.append("under a cap the wait for spot machines counts as running: SageMaker limits both together")
+            notes.append("with limits.max_cost or max_total_runtime, waiting for spot machines counts as running time")
     elif job.limits.max_wait:
-        notes.append("SageMaker limits the wait for spot machines only (limits.max_wait)")
+        notes.append("limits.max_wait works for spot jobs only on SageMaker")
     price = total_price(machine, job.num_nodes, options)
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 
@@ -182,7 +185,7 @@ def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:
     definitions = [{"Name": name, "Regex": pattern} for name, pattern in patterns if "(?P" not in pattern]
     skipped = [name for name, pattern in patterns if "(?P" in pattern]
     notes = [
-        f"metrics with named groups are collected here, and not in SageMaker's charts: {', '.join(skipped)}"
+        f"cloudtrain collects these metrics, but SageMaker's charts do not show them (named groups): {', '.join(skipped)}"
     ] * bool(skipped)
     for name in EMITTED:
         if name not in job.metrics:

@@ -95,9 +95,9 @@ def instance_count(job: Mapping[str, Any]) -> int:
 def _progress(job: Mapping[str, Any], secondary: str, state: State) -> str:
     """Return what SageMaker does with a job that has not ended, and while the job waits SageMaker's message."""
     if secondary == "Interrupted":
-        return "the spot machine was taken away; SageMaker looks for another"
+        return "SageMaker reclaimed the spot machine and looks for another"
     if secondary == "Restarting":
-        return "an error on SageMaker's side; it starts the job again"
+        return "SageMaker had an internal error and restarts the job"
     newest: Mapping[str, Any] = next(reversed(job.get("SecondaryStatusTransitions") or ()), {})
     message = str(newest.get("StatusMessage") or "") if newest.get("Status") == secondary else ""
     parts = ("SageMaker", secondary, message if state is not State.RUNNING else "")
@@ -108,17 +108,17 @@ def _stopped(job: Mapping[str, Any], secondary: str, failure_reason: str) -> tup
     """Return state and reason of a job with the status Stopped: a time limit, a cancellation, or lost spot machines."""
     history = [str(change.get("Status")) for change in job.get("SecondaryStatusTransitions") or []]
     if secondary == "MaxRuntimeExceeded" or "MaxRuntimeExceeded" in history:
-        return State.TIMED_OUT, "SageMaker ended it: MaxRuntimeInSeconds was over"
+        return State.TIMED_OUT, "SageMaker ended the job: it reached MaxRuntimeInSeconds"
     if secondary == "MaxWaitTimeExceeded" or "MaxWaitTimeExceeded" in history:
         if "Interrupted" in history:
-            return State.PREEMPTED, "the spot machine was taken away, and max_wait was over before another came"
-        return State.TIMED_OUT, "no spot machine came before max_wait was over"
+            return State.PREEMPTED, "SageMaker reclaimed the spot machine and found no other before max_wait was over"
+        return State.TIMED_OUT, "SageMaker found no spot machine before max_wait was over"
     pending_s = (job.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds")
     if pending_s and "Stopping" not in history and "Pending" in history and "Training" not in history:
-        return State.TIMED_OUT, f"SageMaker ended it: no machines came within max_pending ({pending_s} s)"
+        return State.TIMED_OUT, f"SageMaker ended the job: it found no machines within max_pending ({pending_s} s)"
     # A requested stop passes through Stopping. Without one SageMaker goes from Interrupted straight to Stopped.
     if history and "Stopping" not in history and "Interrupted" in history[-2:]:
-        return State.PREEMPTED, "the spot machine was taken away"
+        return State.PREEMPTED, "SageMaker reclaimed the spot machine"
     return State.CANCELLED, failure_reason or "stopped on request"
 
 
@@ -127,8 +127,8 @@ def _warm_pool(job: Mapping[str, Any]) -> str:
     pool = job.get("WarmPoolStatus") or {}
     if pool.get("Status") == "Available":
         seconds = (job.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
-        return f"its machines stay warm for the next job, billed, for {seconds} s at most"
-    return f"its machines went to {pool.get('ReusedByJob')}" if pool.get("Status") == "Reused" else ""
+        return f"its machines stay warm for the next job for at most {seconds} s, and are billed"
+    return f"its warm machines are used by {pool.get('ReusedByJob')}" if pool.get("Status") == "Reused" else ""
 
 
 def _failed(job: Mapping[str, Any], failure_reason: str) -> tuple[State, int | None, str]:

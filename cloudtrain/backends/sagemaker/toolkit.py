@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 PROGRAM = ".cloudtrain/launch.py"
-NOTES = (
-    "the image's toolkit is the first process: it passes no SIGTERM on, so that nothing is saved when the job is stopped",
-)
+NOTES = ("the image's toolkit does not forward SIGTERM to the script: no checkpoint is saved when the job is stopped",)
 REFUSED = {
     "setup.py": "the toolkit would install the source as a package and run the launcher as its module",
     "requirements.txt": "the toolkit would install it over the image's own packages, torch included",
@@ -49,11 +47,11 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
     if not distribution:
         return []
     if options.get("entry") != "toolkit":
-        hint = "leave it out: our launcher starts a rank for each GPU; or entry: toolkit"
-        return [Problem("is for entry: toolkit only", path, hint)]
+        hint = "remove it: cloudtrain's launcher starts a rank for each GPU; or entry: toolkit"
+        return [Problem("works with entry: toolkit only", path, hint)]
     if distribution != TORCHRUN:
         message = f"{', '.join(distribution)}: the launcher cannot be started by it, only by torch_distributed: {{enabled: true}}"
-        return [Problem(message, path, "leave it out: our launcher starts a rank for each GPU")]
+        return [Problem(message, path, "remove it: cloudtrain's launcher starts a rank for each GPU")]
     once = {
         "entrypoint": job.form != "script",
         "setup": job.setup,
@@ -69,5 +67,5 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
 def find_problems(files: Iterable[str], path: str) -> list[Problem]:
     """Return a problem for each source file that the toolkit would treat specially; `path` is the option in the job file."""
     names = set(files)
-    hint = "entry: launcher, or keep the file in a folder (environment.requirements names it there)"
+    hint = "entry: launcher, or keep the file in a folder (environment.requirements: PATH)"
     return [Problem(f"{name} in the source: {why}", path, hint) for name, why in REFUSED.items() if name in names]

@@ -124,12 +124,16 @@ class SlurmBackend:
             raise client.error_for_command(completed)
         job_number = completed["out"].strip().partition(";")[0]
         if not job_number.isdigit():
-            raise Unreachable(f"sbatch printed no job number, but {job_number[:200]!r}", "squeue --me lists your jobs")
+            raise Unreachable(
+                f"sbatch printed no job number, but {job_number[:200]!r}",
+                "run squeue --me to see whether the job was submitted",
+            )
         try:
             self._agent.ask("write", given=job_number.encode(), path=f"{folder}/job")
         except BackendError as error:  # `find` gets the number from Slurm
             raise Unreachable(
-                f"Slurm has started job {job_number}, but its number cannot be stored: {error.message}", error.hint
+                f"Slurm has started job {job_number}, but cloudtrain could not store its number: {error.message}",
+                error.hint,
             ) from None
         return folder
 
@@ -273,7 +277,7 @@ class SlurmBackend:
                 self._agent.ask("write", path=f"{handle}/node-{rank}/cancel", given=b"")
         completed = self._run(["scancel", job])
         if completed["code"] != 0 and "Invalid job id" not in completed["err"]:
-            raise client.error_for_command(completed, "Slurm does not cancel the job")
+            raise client.error_for_command(completed, "Slurm refuses to cancel the job")
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         run_dir = self._agent.ask("read", path=f"{handle}/run_dir").data.decode()
@@ -326,7 +330,13 @@ class SlurmBackend:
         from cloudtrain.backends.slurm import doctor
 
         if not self.folder:
-            return [Problem("no folder is named", "options.slurm.folder", "a folder that all nodes share")]
+            return [
+                Problem(
+                    "no folder is set",
+                    "options.slurm.folder",
+                    "set options.slurm.directory to a folder that all nodes share",
+                )
+            ]
         if limits := partitions.parse(self._run(partitions.SINFO)["out"]):
             partitions.store(self.workdir, self.group, limits)
         return doctor.check_cluster(self._agent, self._run, self.site_options)

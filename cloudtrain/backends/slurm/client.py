@@ -102,18 +102,20 @@ def error_for_command(completed: Mapping[str, Any], what: str = "Slurm refuses t
     text = lines[-1] if lines else f"exit code {completed['code']}"
     stderr = "\n".join(lines)
     if _is_unanswered(completed):
-        return Unreachable(f"Slurm did not answer: {text}", "is slurmctld up? scontrol ping")
+        return Unreachable(f"Slurm did not answer: {text}", "check that slurmctld runs: scontrol ping")
     error_code = next((line for line in lines[:-1] if re.fullmatch(r"\w+", line)), "")  # QOSMaxSubmitJobPerUserLimit
     text += f" ({error_code})" if error_code else ""
     if _OVER_LIMIT.search(stderr) and not _NEVER_LIFTED.search(stderr):
-        return NoCapacity(f"{what}: {text}", "sacctmgr show qos, and show user $USER withassoc, list the limits")
-    hint = "cloudtrain doctor slurm looks closer"
+        return NoCapacity(
+            f"{what}: {text}", "`sacctmgr show qos` and `sacctmgr show user $USER withassoc` list the limits"
+        )
+    hint = "run cloudtrain doctor slurm for details"
     if "time limit" in text.lower():
-        hint = "ask for less: limits.max_runtime; sinfo -o '%P %l' shows what partitions allow"
+        hint = "lower limits.max_runtime; sinfo -o '%P %l' shows what partitions allow"
     elif "account" in text.lower() or "qos" in text.lower():
-        hint = "options.slurm.account and qos; sacctmgr show user $USER withassoc shows yours"
+        hint = "check options.slurm.account and qos; `sacctmgr show user $USER withassoc` lists yours"
     elif "partition" in text.lower():
-        hint = "options.slurm.partition; sinfo -s shows what there is"
+        hint = "check options.slurm.partition; `sinfo -s` lists the partitions"
     return BackendError(f"{what}: {text}", hint)
 
 
@@ -150,7 +152,8 @@ def _query_first(
             failures.append(f"{argv[0]}: {error_lines[-1] if error_lines else 'exit code ' + str(completed['code'])}")
     if len(failures) == len(queries) or (controller_silent and not controller_answered):
         raise Unreachable(
-            f"Slurm cannot be asked: {'; '.join(failures)}", "is this a login node? (options.slurm.login names one)"
+            f"Slurm's commands do not run: {'; '.join(failures)}",
+            "run cloudtrain on a login node, or set options.slurm.login",
         )
     return None
 

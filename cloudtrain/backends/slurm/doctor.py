@@ -30,8 +30,8 @@ def check_cluster(agent: Agent, run: Run, options: Mapping[str, Any]) -> list[Pr
     elif facts["free_bytes"] < 1 << 30:
         problems.append(Problem(f"less than 1 GiB is free below {folder}", "options.slurm.folder"))
     if version["code"] != 0:
-        hint = "name the login node: options.slurm.login"
-        return [*problems, Problem(f"sbatch cannot be run: {version['err'].strip()}", "options.slurm", hint)]
+        hint = "set options.slurm.login to the login node"
+        return [*problems, Problem(f"sbatch does not run: {version['err'].strip()}", "options.slurm", hint)]
     return [*problems, *_check_submission(agent, run, options, on_node=not problems)]
 
 
@@ -56,9 +56,9 @@ def _check_submission(agent: Agent, run: Run, options: Mapping[str, Any], *, on_
     if completed["out"].strip() != "seen" and not busy:
         error_lines = completed["err"].strip().splitlines()
         yield Problem(
-            f"a node does not see {folder}" + (f": {error_lines[-1]}" if error_lines else ""),
+            f"a node cannot see {folder}" + (f": {error_lines[-1]}" if error_lines else ""),
             "options.slurm.folder",
-            "name a folder on the cluster's shared file system",
+            "choose a folder on the cluster's shared file system",
         )
 
 
@@ -67,7 +67,7 @@ def try_submission(run: Run, argv: Sequence[str]) -> Iterator[Problem]:
     dry_run = run(["sbatch", "--test-only", *_placement(argv), "--wrap=true"])
     if dry_run["code"] != 0:
         refused = client.error_for_command(dry_run)
-        yield Problem(refused.message, "options.slurm", refused.hint or "sinfo and sacctmgr show what there is")
+        yield Problem(refused.message, "options.slurm", refused.hint or "`sinfo` and `sacctmgr` list the valid values")
 
 
 def _placement(argv: Sequence[str]) -> list[str]:

@@ -17,9 +17,11 @@ class Login(BaseModel):
     model_config = ConfigDict(extra="forbid")
     address: str = Field(min_length=1, description="host name or address, or a Host of ~/.ssh/config")
     user: str | None = Field(None, description="login name")
-    port: int | None = Field(None, ge=1, le=65535, description="port of sshd; 22 where nothing says otherwise")
-    jump: str | None = Field(None, description="[user@]host[:port] to jump from; several are joined by commas")
-    identity: str | None = Field(None, description="path of a private key; otherwise the agent's and the usual ones")
+    port: int | None = Field(None, ge=1, le=65535, description="port of sshd; default: as in ~/.ssh/config, else 22")
+    jump: str | None = Field(None, description="jump hosts, [user@]host[:port], separated by commas")
+    identity: str | None = Field(
+        None, description="path of a private key; default: keys of the SSH agent and of ~/.ssh"
+    )
     known_hosts: str | None = Field(None, description="file of host keys; default ~/.ssh/known_hosts")
 
 
@@ -29,9 +31,11 @@ class SlurmOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     folder: str = Field(description="absolute path of a folder that the login node and every node see")
     share: Literal["group"] | None = Field(
-        None, description="group: the group of the folder may read runs; left out: only you may"
+        None, description="group: the folder's group may read runs; default: only you"
     )
-    login: Login | None = Field(None, description="login node, over SSH; left out: this machine is one")
+    login: Login | None = Field(
+        None, description="login node to connect to with SSH; default: this machine is the login node"
+    )
     partition: str | None = Field(None, description="partition; default: the cluster's")
     account: str | None = Field(None, description="account to charge")
     qos: str | None = Field(None, description="quality of service")
@@ -39,21 +43,22 @@ class SlurmOptions(BaseModel):
     reservation: str | None = Field(None, description="reservation to use")
     slice: Duration | None = Field(
         None,
-        description="longest training of one start of the job: 11h; default: what doctor saw that the partition allows",
+        description="longest running time of one Slurm job: 11h; a longer run is split into several; default: "
+        "the partition's limit as seen by doctor",
     )
-    exclusive: bool = Field(False, description="use whole nodes, not shared with other jobs")
+    exclusive: bool = Field(False, description="request whole nodes (--exclusive)")
     spot_partition: str | None = Field(None, description="partition of jobs with resources.use_spot")
     spot_qos: str | None = Field(None, description="quality of service of jobs with resources.use_spot")
     gpu_type: str | None = Field(None, description="Slurm's name for the GPUs: --gpus-per-node=<type>:<count>")
-    gres: str | None = Field(None, description="--gres instead of --gpus-per-node: gpu:a100:8")
+    gres: str | None = Field(None, description="use --gres instead of --gpus-per-node: gpu:a100:8")
     directives: list[str] = Field([], description="further arguments of sbatch: --mem-per-gpu=64G")
     srun_args: list[str] = Field([], description="further arguments of srun: --mpi=pmix, --container-image=...")
-    modules: list[str] = Field([], description="modules to load before anything is started")
+    modules: list[str] = Field([], description="environment modules to load before the launcher starts")
     conda: str | None = Field(None, description="conda environment to activate")
     setup: list[str] = Field([], description="shell lines that run once, on the first node, before the launcher")
-    python: str = Field("python3", description="interpreter of launcher and ranks, 3.9 or newer")
+    python: str = Field("python3", description="Python interpreter of launcher and ranks, 3.9 or newer")
     apptainer: str | None = Field(None, description="image to run in: a .sif file or docker://...")
-    binds: list[str] = Field([], description="further folders that the image sees: /scratch or /a:/b")
+    binds: list[str] = Field([], description="further folders mounted into the image: /scratch or /a:/b")
 
     @field_validator("folder")
     @classmethod

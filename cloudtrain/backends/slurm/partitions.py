@@ -64,13 +64,13 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
     """Yield why a job would wait without end, by what doctor saw; nothing where it has seen nothing."""
     name, day = limits.name, limits.day
     if limits.others:
-        yield f"doctor saw no partition {name} on {day}, but {', '.join(limits.others)}"
+        yield f"doctor found no partition {name} on {day}, but {', '.join(limits.others)}"
     arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
     seconds, nodes = int(arguments["time"]) * 60, int(arguments["nodes"].partition("-")[0])
     if limits.seconds is not None and seconds > limits.seconds:
         yield (
             f"partition {name} allows {format_duration(limits.seconds)} (doctor, {day}) and the job asks for "
-            f"{format_duration(seconds)}: it would never start; limits.max_runtime can be "
+            f"{format_duration(seconds)}: it would never start; lower limits.max_runtime to "
             f"{max(0, limits.seconds - margin_s) // 60}m"
         )
     if limits.nodes is not None and nodes > limits.nodes:

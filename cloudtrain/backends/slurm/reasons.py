@@ -6,33 +6,35 @@ import re
 
 # The codes that squeue prints with %r: https://slurm.schedmd.com/job_reason_codes.html (2026-11-23).
 _WAITS = {
-    "Priority": "jobs of a higher priority are before it; it starts by itself",
-    "Resources": "it is first in line for nodes that are busy; it starts by itself",
+    "Priority": "it waits for jobs with a higher priority; it starts by itself",
+    "Resources": "it is next when busy nodes become free; it starts by itself",
     "BeginTime": "it starts at a set time; a job that was requeued waits for about two minutes",
     "Dependency": "it starts when the job that it depends on has ended",
     "Licenses": "its licenses are in use; it starts by itself",
     "Reservation": "it starts when its reservation begins",
-    "Cleaning": "its last start is being cleaned up; it starts by itself",
-    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved for maintenance: `sinfo -R` says which; "
+    "Cleaning": "Slurm still cleans up its previous start; it starts by itself",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved for maintenance: `sinfo -R` lists them; "
     "a shorter limits.max_runtime may fit before the maintenance",
-    "NodeDown": "a node that it needs is down; `sinfo -R` says why",
-    "PartitionDown": "its partition starts no jobs now; `sinfo -s` shows the others",
-    "PartitionInactive": "its partition starts no jobs now; `sinfo -s` shows the others",
+    "NodeDown": "a node that it needs is down; `sinfo -R` shows why",
+    "PartitionDown": "its partition starts no jobs at present; `sinfo -s` lists other partitions",
+    "PartitionInactive": "its partition starts no jobs at present; `sinfo -s` lists other partitions",
 }
 _NEVER = {
-    "PartitionTimeLimit": "its partition allows less time: lower limits.max_runtime; `sinfo -o '%P %l'` lists the limits",
-    "PartitionNodeLimit": "its partition does not give a job that many nodes: change num_nodes; `sinfo -o '%P %s'` lists them",
-    "PartitionConfig": "it asks for more than its partition allows: lower limits.max_runtime or num_nodes; "
+    "PartitionTimeLimit": "it requests more time than its partition allows: lower limits.max_runtime; `sinfo -o '%P %l'` "
+    "lists the limits",
+    "PartitionNodeLimit": "it requests more or fewer nodes than its partition allows: change num_nodes; `sinfo -o '%P "
+    "%s'` lists them",
+    "PartitionConfig": "it requests more than its partition allows: lower limits.max_runtime or num_nodes; "
     "`scontrol show partition` lists the limits",
-    "BadConstraints": "no node has all that it asks for: change resources, options.slurm.constraint or gpu_type",
+    "BadConstraints": "no node has all the resources that it requests: change resources, options.slurm.constraint or gpu_type",
     "DependencyNeverSatisfied": "the job that it depends on has failed",
-    "AccountNotAllowed": "its partition does not take this account: options.slurm.account",
-    "QOSNotAllowed": "its partition does not take this quality of service: options.slurm.qos",
-    "InvalidAccount": "the account does not exist: options.slurm.account",
-    "InvalidQOS": "the quality of service does not exist: options.slurm.qos",
-    "JobHeldUser": "its owner holds it: `scontrol release JOB` lets it start",
-    "JobHeldAdmin": "an administrator holds it: ask them",
-    "JobHoldMaxRequeue": "Slurm started it too often and holds it: `scontrol release JOB` lets it start",
+    "AccountNotAllowed": "its partition does not accept this account: change options.slurm.account",
+    "QOSNotAllowed": "its partition does not accept this quality of service: change options.slurm.qos",
+    "InvalidAccount": "the account does not exist: change options.slurm.account",
+    "InvalidQOS": "the quality of service does not exist: change options.slurm.qos",
+    "JobHeldUser": "its owner put it on hold: `scontrol release JOB` lets it start",
+    "JobHeldAdmin": "an administrator put it on hold: ask them",
+    "JobHoldMaxRequeue": "Slurm restarted it too often and put it on hold: `scontrol release JOB` lets it start",
 }
 # AssocGrpGRES, QOSMaxCpuPerUserLimit: a limit of the association (account and user) or of the quality of service.
 _LIMIT = re.compile(r"(?P<whose>Assoc|QOS)(?P<what>\w+)")
@@ -46,16 +48,16 @@ def describe(reason: str) -> str:
     if sentence := _WAITS.get(code):
         return f"Slurm: {reason}: {sentence}"
     if sentence := _NEVER.get(code) or _limit_of_one_job(code):
-        return f"Slurm: {reason}: it never starts by itself: {sentence}; `cloudtrain cancel` ends it"
+        return f"Slurm: {reason}: it will not start by itself: {sentence}; to give up, run `cloudtrain cancel`"
     if limit := _LIMIT.fullmatch(code):
         whose = "the account's limit" if limit["whose"] == "Assoc" else "the limit of the quality of service"
         if _BUDGET.search(limit["what"]):
-            return f"Slurm: {reason}: {whose} of computing time is used up; it starts when the site renews it"
+            return f"Slurm: {reason}: {whose} the budget of computing time is used up; it starts when the site renews the budget"
         return f"Slurm: {reason}: {whose} is reached; it starts when other jobs end"
     return f"Slurm: {reason}" if reason else ""
 
 
 def _limit_of_one_job(code: str) -> str:
     if _LIMIT.fullmatch(code) and _ONE_JOB.search(code):
-        return "one job may not have so much: `sacctmgr show qos` and `show assoc` list the limits"
+        return "the job requests more than one job may have: `sacctmgr show qos` and `show assoc` list the limits"
     return ""

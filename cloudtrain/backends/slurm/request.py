@@ -59,7 +59,7 @@ def arguments_problem(arguments: Sequence[str], command: str, reserved: Sequence
     for text in arguments:
         name = text[2:].partition("=")[0] if text.startswith("--") else SHORT_OPTIONS.get(text[1:2], text[1:2])
         if not text.startswith("-") or len(text) < 2:
-            return f"{text!r} is no argument of {command}: write --name=value, each as one entry"
+            return f"{text!r} is not an argument of {command}: write --name=value, each as one entry"
         is_long = text.startswith("--") or name in SHORT_OPTIONS.values()
         if is_long and (ours := next((option for option in reserved if option.startswith(name)), "")):
             return f"{text!r} cannot be given: cloudtrain sets --{ours} itself"
@@ -173,18 +173,18 @@ def time_limit(plan: Plan) -> TimeLimit:
     minutes = next(int(text.removeprefix("--time=")) for text in argv if text.startswith("--time="))
     restarts = plan.job["retry"]["max_attempts"] - plan.attempt if "--requeue" in argv else 0
     starts = plan.request.get("starts") or 1 + restarts
-    return TimeLimit(starts * (minutes * 60 + KILL_WAIT_S), "the cluster's OverTimeLimit may add to it")
+    return TimeLimit(starts * (minutes * 60 + KILL_WAIT_S), "the cluster's OverTimeLimit may allow more")
 
 
 def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     """Return what the job wants and this cluster does not have."""
     problems = []
     if not options.get("folder"):
-        hint = "a folder on the cluster's shared file system, in cloudtrain.toml"
+        hint = "set it to a folder on the cluster's shared file system, in cloudtrain.toml"
         problems.append(Problem("is not given", "options.slurm.folder", hint))
     if job.resources.use_spot and not (options.get("spot_partition") or options.get("spot_qos")):
-        hint = "name the partition whose jobs may be preempted: options.slurm.spot_partition, or spot_qos"
-        problems.append(Problem("means nothing to this cluster", "resources.use_spot", hint))
+        hint = "set options.slurm.spot_partition or spot_qos to the partition or QOS whose jobs may be preempted"
+        problems.append(Problem("is not configured for this cluster", "resources.use_spot", hint))
     return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
 
 
@@ -194,10 +194,10 @@ def plan_notes(folder: str, manifest: Manifest, restarts: int, slices: Slices | 
     if slices:
         yield from slices.notes(manifest)
     else:
-        yield f"Slurm's time limit is max_runtime and {MARGIN_S // 60} minutes; the partition must allow that"
+        yield f"Slurm's time limit is limits.max_runtime plus {MARGIN_S // 60} minutes, which the partition must allow"
     if restarts:
         times = "once" if restarts == 1 else f"up to {restarts} times"
         yield f"a preempted job is requeued, {times}, and resumes from its newest checkpoint within this attempt"
     else:
-        yield "a preempted job is not requeued (retry.max_attempts, or resources.use_spot)"
+        yield "a preempted job is not requeued: set retry.max_attempts or resources.use_spot for that"
     yield from manifest.notes()

@@ -77,7 +77,7 @@ def stopped_status(files: Mapping[str, str], job_state: str, nodes_status: Statu
         return Status(State.CANCELLED, None, reason, nodes_status.started_at, nodes_status.ended_at)
     if job_state.startswith("TIMEOUT"):
         return Status(
-            State.TIMED_OUT, None, "Slurm's time limit was over", nodes_status.started_at, nodes_status.ended_at
+            State.TIMED_OUT, None, "the job reached Slurm's time limit", nodes_status.started_at, nodes_status.ended_at
         )
     return nodes_status
 
@@ -114,23 +114,23 @@ def attempt_status(
         f" ({queue_entry.reason})" if queue_entry is not None and queue_entry.reason else ""
     )
     if job_state in ("TIMEOUT", "DEADLINE"):
-        return Status(State.TIMED_OUT, None, "Slurm's time limit was over", started)
+        return Status(State.TIMED_OUT, None, "the job reached Slurm's time limit", started)
     if job_state == "PREEMPTED" or (script.name == "ENDED" and script.phase == "restarts"):
         return Status(State.PREEMPTED, None, explanation, started)
     if job_state in ("NODE_FAIL", "BOOT_FAIL", "REVOKED"):
         return Status(State.LOST, None, explanation, started)
     if job_state == "OUT_OF_MEMORY":
-        return Status(State.FAILED, 137, f"{explanation}: the job took more memory than it was given", started)
+        return Status(State.FAILED, 137, f"{explanation}: the job used more memory than it requested", started)
     if script.name == "ENDED" and script.phase == "setup":
         return Status(State.FAILED, EXIT_REFUSED, last_output() or "a setup line failed", started)
     if script.name == "ENDED" and script.code:
         return Status(State.FAILED, script.code, f"the launcher did not start: {last_output()}", started)
     if not script.name and queue_entry is not None:
-        hint = "is its folder on a file system that the nodes see?"
+        hint = "check that its folder is on a file system that the nodes share"
         return Status(State.FAILED, EXIT_REFUSED, f"{explanation}: the job printed nothing; {hint}", started)
     return Status(
         State.LOST,
         None,
-        f"{explanation}: the job ended without a report" if job_state else "Slurm knows it no more",
+        f"{explanation}: the job ended without an exit report" if job_state else "Slurm no longer knows the job",
         started,
     )

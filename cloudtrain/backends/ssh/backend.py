@@ -93,19 +93,19 @@ class SshBackend:
         output, problems = paths.output_path(job.output)
         problems += paths.check_inputs(job) + paths.check_shared_output(job)
         if not self.machines:
-            problems.append(Problem("no machine is named", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]"))
+            problems.append(Problem("no machines are set", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]"))
         elif manifest.nodes > len(self.machines):
             message = f"is {manifest.nodes}, but options.ssh.hosts names {len(self.machines)}"
-            problems.append(Problem(message, "num_nodes", "name more machines, or ask for fewer nodes"))
+            problems.append(Problem(message, "num_nodes", "add machines, or lower num_nodes"))
         if problems:
             raise BadJob(problems)
-        notes = gpu_notes(job, "each machine that no other run holds") + without_effect(
+        notes = gpu_notes(job, "every machine without another run") + without_effect(
             job, self.name, "cpus", "memory", "disk_gb"
         )
         if len(self.machines) > manifest.nodes:
-            notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are taken")
+            notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are used")
         if manifest.nodes > 1 and job.output is None:
-            notes.append("the machines share no folder: checkpoints and results lie on node 0 (output)")
+            notes.append("`output` is not set: checkpoints and results are stored on node 0 only")
         return Plan(
             backend=self.name,
             run_id=run_id,
@@ -228,7 +228,7 @@ class SshBackend:
     def status(self, handle: str) -> Status:
         attempt = self._attempt_nodes(handle)
         if attempt is None:
-            return Status(State.LOST, None, f"{handle} names no machine of options.ssh.hosts")
+            return Status(State.LOST, None, f"{handle} is not one of the machines in options.ssh.hosts")
         return status.attempt_status(attempt, self._reports(attempt), self.lost_after_s)
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
@@ -286,16 +286,18 @@ class SshBackend:
         raise_first([answer for answer in answers if not isinstance(answer, Unreachable)])
         if unreachable:
             names = ", ".join(f"node {node.rank} ({node.label})" for node in unreachable)
-            hint = "cancel again when it can be reached"
+            hint = "cancel again when the machine can be reached"
             if len(attempt) > 1:
                 hint = f"it ends by itself within {status.CUT_OFF_S:g} s after the others, or cut off from them; else {hint}"
-            raise Unreachable(f"{names} cannot be reached: it is not known whether the job has ended there", hint)
+            raise Unreachable(
+                f"{names} cannot be reached: cloudtrain does not know whether the job has ended there", hint
+            )
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         attempt = self._attempt_nodes(handle)
         request = attempt[0].ask("request", folder=attempt[0].attempt).value if attempt else None
         if not attempt or not request:
-            raise BackendError(f"there is no attempt at {handle}")
+            raise BackendError(f"no attempt found at {handle}")
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             transfer.download_folder(attempt[0].agent, f"{request['run_dir']}/{name}", into / name)
@@ -317,7 +319,7 @@ class SshBackend:
         from cloudtrain.backends.ssh.doctor import check_machines
 
         if not self.machines:
-            return [Problem("no machine is named", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]")]
+            return [Problem("no machines are set", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]")]
         return check_machines(
             [(machine.label, machine.agent, machine.internal) for machine in self.machines], self.root
         )

@@ -41,19 +41,23 @@ def _measure_facts(agent: RemoteAgent, root: str) -> dict[str, Any]:
 
 def _check_machine(label: str, facts: dict[str, Any]) -> Iterator[Problem]:
     if facts["torch"] is None:
-        yield Problem(f"{label}: {facts['executable']} has no torch", hint="name its interpreter: python, or setup")
+        yield Problem(
+            f"{label}: {facts['executable']} has no torch",
+            hint="set python (its interpreter) or setup (shell lines) of this host",
+        )
     if not facts["writable"]:
-        yield Problem(f"{label}: {facts['folder']} cannot be written", hint="name another folder: directory")
+        yield Problem(f"{label}: {facts['folder']} cannot be written", hint="set directory to another folder")
     elif facts["free_bytes"] < FREE_BYTES:
         free = facts["free_bytes"] >> 20
         yield Problem(
             f"{label}: {free:,} MiB are free below {facts['folder']}, less than 1 GiB", hint="free some space"
         )
     if facts["skew_s"]:
-        message = f"{label}: its clock is {facts['skew_s']:.0f} s off ours"
+        message = f"{label}: its clock differs by {facts['skew_s']:.0f} s from this machine's"
         yield Problem(
             message,
-            hint="start its time service (chrony, systemd-timesyncd); a run's times are corrected by what it is off at its start",
+            hint="start a time service there (chrony, systemd-timesyncd); cloudtrain corrects a run's "
+            "times by the difference at its start",
         )
 
 
@@ -70,15 +74,15 @@ def _check_connections(machines: Sequence[_Machine]) -> Iterator[Problem]:
         try:
             port = agent.ask("listen", host=internal).value
         except CloudtrainError as error:
-            message = f"{label}: no port of {internal} can be listened on ({error.message})"
-            yield Problem(message, hint="name the address by which the nodes see it: internal")
+            message = f"{label}: cannot listen on any port of {internal} ({error.message})"
+            yield Problem(message, hint="set internal to the address that the other nodes can reach")
             continue
         others = [machine for at, machine in enumerate(machines) if at != number]
         errors = call_all(partial(_check_connection, internal, port), others)
         for (other, _, _), problem in zip(others, errors, strict=True):
             if problem is not None:
                 message = f"{other} does not reach {internal}:{port} of {label}: {problem}"
-                yield Problem(message, hint="open all ports between the nodes, or name another address: internal")
+                yield Problem(message, hint="open all ports between the nodes, or set internal to another address")
 
 
 def discover_hosts() -> dict[str, Any]:

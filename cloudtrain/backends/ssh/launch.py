@@ -60,9 +60,9 @@ def choose_machines(
         shortage = (
             f"{len(available)} of {num_nodes} nodes"
             if len(available) < min_nodes
-            else "no node that may hold the checkpoints"
+            else "no node that may have the checkpoints"
         )
-        raise Unreachable(f"{shortage} can be reached: {errors}", "the attempt begins when they answer")
+        raise Unreachable(f"{shortage} can be reached: {errors}", "the attempt starts when enough machines answer")
     if unshared:
         available.sort(key=lambda machine: machine not in holders)
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
@@ -79,8 +79,8 @@ def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:
     enough = [machine for machine, count in zip(machines, counts, strict=True) if count >= asked]
     if machines and len(enough) < min_nodes_of(plan):
         shown = ", ".join(f"{machine.label} {count}" for machine, count in zip(machines, counts, strict=True))
-        message = f"{asked} GPUs per node are asked for; the machines show (nvidia-smi): {shown}"
-        raise BackendError(message, "leave resources.accelerators out: the ranks see the GPUs that are there")
+        message = f"{asked} GPUs per node were requested; the machines have (nvidia-smi): {shown}"
+        raise BackendError(message, "remove resources.accelerators: the ranks then use all GPUs of the machines")
     return enough
 
 
@@ -131,7 +131,7 @@ def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:
         if content != marker:
             raise BackendError(
                 f"the output {output} is not the same folder on {machine.label} and {machines[0].label}",
-                "name a folder that all machines share, or leave output out: node 0 keeps the results then",
+                "set output to a folder that all machines share, or remove it: then node 0 keeps the results",
             )
 
 

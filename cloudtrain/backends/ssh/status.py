@@ -64,9 +64,9 @@ def attempt_status(attempt: Sequence[Node], answers: Sequence[Any], lost_after_s
     if not reports:
         if min(node.agent.remote.unreachable_s for node in unreachable) < lost_after_s:
             raise_first(answers)
-        return Status(State.LOST, None, f"{unreachable[0].label} was not reached for {lost_after_s:g} s")
+        return Status(State.LOST, None, f"{unreachable[0].label} could not be reached for {lost_after_s:g} s")
     if all(answer["request"] is None for answer in reports):
-        return Status(State.LOST, None, f"there is no attempt in {attempt[0].attempt}")
+        return Status(State.LOST, None, f"no attempt found in {attempt[0].attempt}")
     return merge_reports(attempt, answers, unreachable)
 
 

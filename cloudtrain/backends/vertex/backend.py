@@ -153,7 +153,7 @@ class VertexBackend(CustomJobsBackend):
         plan = super().plan(job, bundle, run_id, attempt)
         notes = [*plan.notes, *Manifest.from_dict(plan.manifest).notes()]
         if "disableRetries" in plan.request["customJob"]["jobSpec"]["scheduling"]:
-            notes.append("the platform restarts nothing (retry.max_attempts is 1)")
+            notes.append("Vertex AI does not restart failed jobs, because retry.max_attempts is 1")
         return replace(plan, notes=tuple(notes))
 
     def images(self, handle: str) -> dict[int, str]:
@@ -192,14 +192,14 @@ class VertexBackend(CustomJobsBackend):
 
     def check(self) -> list[Problem]:
         problems = [
-            Problem("is not set", f"options.vertex.{name}", "a target in cloudtrain.toml, or the job file")
+            Problem("is not set", f"options.vertex.{name}", "set it in a target of cloudtrain.toml or in the job file")
             for name in ("project", "bucket")
             if not self._options.get(name)
         ]
         if self._client == "sdk" and not has_sdk():
-            message = "google-cloud-aiplatform is not installed: jobs are sent with google-auth alone"
+            message = "google-cloud-aiplatform is not installed: cloudtrain submits jobs with google-auth"
             problems.append(
-                Problem(message, "options.vertex.client", "client: rest, or pip install 'cloudtrain[vertex]'")
+                Problem(message, "options.vertex.client", "set client: rest, or run pip install 'cloudtrain[vertex]'")
             )
         if not problems:
             problems = [problem for look in (self._can_list, self._has_bucket) if (problem := _problem_of(look))]

@@ -20,7 +20,7 @@ def build_constraints(rules: Sequence[Requirement], options: Mapping[str, Any]) 
         if key == "regions" and not any(c in text for text in wanted for c in "*?["):
             regions = set(wanted) if regions is None else regions & set(wanted)
         else:
-            notes.append(f"Vertex AI has no condition for {key} (rule {rule}): plan alone holds it")
+            notes.append(f"Vertex AI has no condition for {key} (rule {rule}): only cloudtrain plan enforces it")
     if regions is None:
         return {}, notes
     allowed = [f"in:{region}-locations" for region in sorted(regions)]

@@ -52,7 +52,7 @@ def resolve_digest(api: GoogleApi, image: str) -> str:
         "GET",
         "registry",
         path if api.endpoint else f"https://{host}{path}",
-        f"the digest of {image} is not known",
+        f"the digest of {image} is unknown",
         headers={"Accept": MANIFESTS},
         tries=TRIES,
         timeout_s=TIMEOUT_S,

@@ -97,7 +97,7 @@ class CustomJobs:
                 if (handle := self.find(attempt_id)) is not None:
                     return handle
         except BackendError as lookup_error:
-            message = f"{error.message}; whether the job exists could not be asked: {lookup_error.message}"
+            message = f"{error.message}; Vertex AI did not answer whether the job exists: {lookup_error.message}"
             raise Unreachable(message, lookup_error.hint) from None
         return None
 
@@ -119,12 +119,14 @@ class CustomJobs:
 
     def _create(self, parent: str, job: Mapping[str, Any]) -> str:
         answer = self._api.call(
-            "POST", "aiplatform", f"/v1/{parent}/customJobs", "the job was not accepted", body=job, tries=1
+            "POST", "aiplatform", f"/v1/{parent}/customJobs", "Vertex AI did not accept the job", body=job, tries=1
         )
         try:
             return str(answer.json["name"])
         except (LookupError, TypeError):
-            raise Unreachable("the job was not accepted: the answer names no job", "check proxies") from None
+            raise Unreachable(
+                "Vertex AI did not accept the job: the answer does not contain a job name", "check proxies"
+            ) from None
 
     def _create_by_sdk(self, parent: str, job: Mapping[str, Any]) -> str:
         """Create the job through aiplatform.CustomJob, with exactly the fields of the plan."""
@@ -167,12 +169,14 @@ class CustomJobs:
             created.submit(create_request_timeout=CREATE_S)
         except GoogleAPICallError as error:
             answer = Answer(int(error.code or 500), {}, str(error.message).encode())
-            raise api_error(answer, "the job was not accepted") from None
+            raise api_error(answer, "Vertex AI did not accept the job") from None
         except exceptions.RefreshError as error:
-            message = f"the job was not accepted: Google does not accept the credentials: {error}".split("\n")[0][:300]
+            message = f"Vertex AI did not accept the job: Google does not accept the credentials: {error}".split("\n")[
+                0
+            ][:300]
             raise BackendError(message, "gcloud auth application-default login") from None
         except (OSError, GoogleAPIError, exceptions.TransportError) as error:  # requests' errors are OSErrors
-            raise Unreachable(f"the job was not accepted: {type(error).__name__}") from None
+            raise Unreachable(f"Vertex AI did not accept the job: {type(error).__name__}") from None
         finally:
             logger.setLevel(level)
         return str(created.resource_name)
@@ -182,8 +186,8 @@ class CustomJobs:
     def get(self, handle: str) -> dict[str, Any] | None:
         """Return the job's resource from the API, None if it does not exist."""
         if not _HANDLE.fullmatch(handle):
-            raise BackendError(f"{handle!r} is no job's name", "projects/P/locations/R/customJobs/ID")
-        answer = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be looked at", accept=(404,))
+            raise BackendError(f"{handle!r} is not a job's name", "projects/P/locations/R/customJobs/ID")
+        answer = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be read", accept=(404,))
         return None if answer.status == 404 else dict(answer.json)
 
     def shell(self, handle: str, node: int) -> Shell:
@@ -313,7 +317,7 @@ class CustomJobs:
         """Download the run's folders into `into`; equal files are not downloaded again."""
         job = self.get(handle)
         if job is None:
-            raise BackendError(f"{handle} is gone", "its results may still lie in the bucket")
+            raise BackendError(f"{handle} is gone", "its results may still be in the bucket")
         base = str(job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"])
         name, _, prefix = base.removeprefix("gs://").partition("/")
         into.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,6 @@ def time_limit(plan: Plan) -> TimeLimit:
     scheduling = plan.request["customJob"]["jobSpec"]["scheduling"]
     timeout = scheduling.get("timeout")
     if not timeout or not scheduling.get("disableRetries"):
-        return TimeLimit(None, "Vertex AI restarts a job, and does not say whether that resets its timeout")
+        return TimeLimit(None, "Vertex AI restarts a job, and does not document whether that resets its timeout")
     seconds = int(timeout.removesuffix("s")) + STOP_S
-    return TimeLimit(seconds, "boot disks and the fee of spot machines are extra")
+    return TimeLimit(seconds, "the price of boot disks and the fee for spot machines are not included")

@@ -56,7 +56,7 @@ class VertexLocalBackend(CustomJobsBackend):
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         plan = super().plan(job, bundle, run_id, attempt)
-        note = f"{plan.manifest['nodes']} replicas are processes of this machine; no image is pulled"
+        note = f"{plan.manifest['nodes']} replicas run as processes on this machine; no image is pulled"
         return replace(plan, price=None, notes=(*plan.notes, note))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
@@ -92,5 +92,5 @@ class VertexLocalBackend(CustomJobsBackend):
             return server.ensure_started(self.folder)
         except OSError as error:  # TimeoutError is one
             raise BackendError(
-                f"the simulator cannot be started: {error}", f"look at {self.folder}/simulator.log"
+                f"the simulator cannot be started: {error}", f"see {self.folder}/simulator.log"
             ) from None

@@ -56,7 +56,7 @@ class JobLogs:
                 if error.status == 403 and not denied:
                     denied = True
                     url = console_url(str(job["name"]), self._project)
-                    message = f"{error.message}; grant roles/logging.viewer, or look at {url}"
+                    message = f"{error.message}; grant roles/logging.viewer, or open {url}"
                     yield LogLine(format_time(time.time()), 0, -1, 0, message, DENIED)
             now = time.time()
             over = final and (
@@ -114,7 +114,9 @@ class LogMerge:
         try:
             self._parse_cursor(after or "")
         except (ValueError, IndexError):
-            raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
+            raise BadRequest(
+                f"{after!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line"
+            ) from None
 
     @property
     def newest(self) -> str:

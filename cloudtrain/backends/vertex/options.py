@@ -16,39 +16,46 @@ class VertexOptions(BaseModel):
     bucket: str = Field(min_length=3, description="Cloud Storage bucket for source and results, in that region")
     prefix: str = Field("cloudtrain", description="folder in the bucket")
     client: Literal["sdk", "rest"] = Field(
-        "sdk", description="who sends the job: google-cloud-aiplatform where it is installed, or google-auth alone"
+        "sdk",
+        description="library that submits the job: google-cloud-aiplatform if installed, or google-auth alone (rest)",
     )
-    image: str | None = Field(None, description="container image of jobs that name none")
+    image: str | None = Field(None, description="container image for jobs that do not set image")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
-    service_account: str | None = Field(None, description="account that the job runs as: name@project.iam...")
-    network: str | None = Field(None, description="peered network: projects/NUMBER/global/networks/NAME")
+    service_account: str | None = Field(None, description="service account of the job: name@project.iam...")
+    network: str | None = Field(
+        None, description="VPC network peered with Vertex AI: projects/NUMBER/global/networks/NAME"
+    )
     network_attachment: str | None = Field(None, description="Private Service Connect attachment, instead of a network")
     kms_key: str | None = Field(None, description="customer-managed key: projects/.../cryptoKeys/NAME, same region")
     reservations: list[str] = Field([], description="reservations to use: projects/P/zones/Z/reservations/NAME")
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] | None = Field(
-        None, description="scheduling; default: SPOT with resources.use_spot, else the platform's"
+        None, description="scheduling strategy; default: SPOT with resources.use_spot, else Vertex AI's default"
     )
     max_wait: str | None = Field(None, description="how long FLEX_START may wait for machines: 30m, 24h")
     disable_retries: bool | None = Field(
-        None, description="no restarts by the platform; default: when retry.max_attempts is 1"
+        None, description="do not let Vertex AI restart the job; default: true when retry.max_attempts is 1"
     )
     disk_type: str | None = Field(None, description="boot disk: pd-ssd (the platform's default), pd-standard, ...")
-    accelerator_type: str | None = Field(None, description="the platform's name, for a machine that the table lacks")
+    accelerator_type: str | None = Field(
+        None, description="the platform's accelerator name, for a machine that cloudtrain's table lacks"
+    )
     tensorboard: str | None = Field(None, description="projects/P/locations/R/tensorboards/ID; needs service_account")
-    web_access: bool = Field(False, description="interactive shells in the containers")
+    web_access: bool = Field(False, description="allow interactive shells in the containers")
     persistent_resource: str | None = Field(None, description="id of a persistent resource to run on")
     raw: dict[str, Any] = Field({}, description="fields merged into the CustomJob, named as in Vertex AI's JSON API")
-    settle_s: float = Field(20.0, ge=0, description="how long lines of the log that come late are waited for")
-    endpoint: str | None = Field(None, description="a simulator instead of Google: http://127.0.0.1:PORT")
+    settle_s: float = Field(20.0, ge=0, description="seconds to wait at the end for late log lines")
+    endpoint: str | None = Field(None, description="endpoint of a simulator instead of Google: http://127.0.0.1:PORT")
 
 
 class VertexLocalOptions(BaseModel):
     """Options of the backend `vertex-local`."""
 
     model_config = ConfigDict(extra="forbid")
-    python: str = Field("python3", description="interpreter of the replicas; python3: the one that runs cloudtrain")
-    image: str = Field("local/none:latest", description="the image named in the request; nothing is pulled")
+    python: str = Field(
+        "python3", description="Python interpreter of the replicas; python3: the one that runs cloudtrain"
+    )
+    image: str = Field("local/none:latest", description="image name in the request; it is not pulled")
     disable_retries: bool | None = Field(
-        None, description="no restarts by the platform; default: when retry.max_attempts is 1"
+        None, description="do not let Vertex AI restart the job; default: true when retry.max_attempts is 1"
     )
     raw: dict[str, Any] = Field({}, description="fields merged into the CustomJob, named as in Vertex AI's JSON API")

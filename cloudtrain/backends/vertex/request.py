@@ -68,7 +68,7 @@ class Request:
         self._run_folder = f"{folder.rstrip('/')}/{run_id}" if folder else ""
         if not folder and not re.match(r"gs://[^/]+", output):
             self._add_problem(
-                "output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix"
+                "output", f"is {output}, but Vertex AI writes results to Cloud Storage only", "gs://bucket/prefix"
             )
         changes: dict[str, Any] = {"output": output, "inputs": self._inputs()}
         self.manifest = replace(Manifest.of(job, run_id, attempt, provenance.about(backend, job, bundle)), **changes)
@@ -101,17 +101,19 @@ class Request:
         }
         for name, (pattern, example) in _NAMES.items():
             if options.get(name) and not re.fullmatch(pattern, str(options[name])):
-                self._add_problem(self._option_path(name), f"is no such name: {options[name]}", example)
+                self._add_problem(self._option_path(name), f"is not a valid name: {options[name]}", example)
         if options.get("tensorboard") and not options.get("service_account"):
             self._add_problem(
-                self._option_path("service_account"), "is needed where tensorboard is given", "name@project.iam..."
+                self._option_path("service_account"),
+                "is required with options.vertex.tensorboard",
+                "name@project.iam...",
             )
         parts = str(options.get("tensorboard") or "").split("/")
         if len(parts) == 6 and (region := options.get("region") or "us-central1") != parts[3]:
             message = f"is in {parts[3]}, and the job runs in {region}"
             self._add_problem(self._option_path("tensorboard"), message, "a TensorBoard of the job's region")
         if options.get("network") and options.get("network_attachment"):
-            self._add_problem(self._option_path("network_attachment"), "excludes network", "leave one of the two out")
+            self._add_problem(self._option_path("network_attachment"), "excludes network", "remove one of the two")
         spec |= {field: options[name] for field, name in fields.items() if options.get(name)}
         if options.get("network_attachment"):
             spec["pscInterfaceConfig"] = {"networkAttachment": options["network_attachment"]}
@@ -140,7 +142,9 @@ class Request:
         image = self._job.image or options.get("image")
         if not image:
             self._add_problem(
-                "image", "is not given, and Vertex AI runs containers", "image: registry/name:tag, or the target's"
+                "image",
+                "is missing: Vertex AI needs a container image",
+                "set image: registry/name:tag in the job or the target",
             )
         pool["containerSpec"] = {
             "imageUri": image,
@@ -171,7 +175,9 @@ class Request:
         if resources.instance_type:
             same_name = [machine for machine in table if machine.name == resources.instance_type]
             if not same_name:
-                self.notes.append(f"the table does not know {resources.instance_type}: it is sent as it is")
+                self.notes.append(
+                    f"cloudtrain's table of machines lacks {resources.instance_type}: it is sent unchecked"
+                )
                 return None
             fitting = [machine for machine in same_name if machine.accelerators == resources.gpus]
             fitting = [
@@ -215,18 +221,18 @@ class Request:
             if options.get("accelerator_type"):
                 spec |= {"acceleratorType": options["accelerator_type"], "acceleratorCount": resources.gpus}
             elif resources.instance_type:
-                message = f"is needed for {resources.instance_type}, which the table does not know"
+                message = f"is needed for {resources.instance_type}, which cloudtrain's table of machines lacks"
                 self._add_problem(
-                    self._option_path("accelerator_type"), message, "the API's name, such as NVIDIA_H100_80GB"
+                    self._option_path("accelerator_type"), message, "use the API's name, such as NVIDIA_H100_80GB"
                 )
         for name in options.get("reservations") or ():
             if not _RESERVATION.fullmatch(name):
-                message = f"is no whole name: {name}"
+                message = f"is not a full name: {name}"
                 self._add_problem(self._option_path("reservations"), message, "projects/P/zones/Z/reservations/NAME")
         if options.get("reservations"):
             if self._strategy in ("SPOT", "FLEX_START"):
                 self._add_problem(
-                    self._option_path("reservations"), f"excludes {self._strategy}", "leave one of the two out"
+                    self._option_path("reservations"), f"excludes {self._strategy}", "remove one of the two"
                 )
             spec["reservationAffinity"] = {
                 "reservationAffinityType": "SPECIFIC_RESERVATION",
@@ -252,45 +258,50 @@ class Request:
         scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
         retries = options.get("disable_retries")
         if retries is False and job.limits.capped:
-            message = "is false, but restarts by Vertex AI may reset the timeout: no cap holds then"
-            self._add_problem(self._option_path("disable_retries"), message, "leave it out")
+            message = "is false: restarts by Vertex AI may reset the timeout, so cost caps cannot be enforced"
+            self._add_problem(self._option_path("disable_retries"), message, "remove it")
         if retries if retries is not None else job.retry.max_attempts == 1 or job.limits.capped:
             scheduling["disableRetries"] = True
         else:
             # Ranks cannot join a running process group: when one replica restarts, all must.
             scheduling["restartJobOnWorkerRestart"] = True
         if options.get("persistent_resource") and job.limits.capped:
-            message = "cannot be held under a cap: its machines are billed after the job"
-            self._add_problem(self._option_path("persistent_resource"), message, "leave one of the two out")
+            message = (
+                "cannot be combined with limits.max_cost or max_total_runtime: its machines are billed after the job"
+            )
+            self._add_problem(self._option_path("persistent_resource"), message, "remove one of the two")
         if strategy:
             scheduling["strategy"] = strategy
         max_wait = options.get("max_wait") or (job.limits.max_wait if strategy == "FLEX_START" else None)
         if job.limits.max_wait and not max_wait:
-            self.notes.append("Vertex AI limits the wait for machines with strategy: FLEX_START only (limits.max_wait)")
+            self.notes.append("limits.max_wait works on Vertex AI with strategy: FLEX_START only")
         if max_wait:
             if strategy != "FLEX_START":
                 self._add_problem(
-                    self._option_path("max_wait"), "is for the strategy FLEX_START", "strategy: FLEX_START"
+                    self._option_path("max_wait"), "works with strategy: FLEX_START only", "strategy: FLEX_START"
                 )
             try:
                 scheduling["maxWaitDuration"] = f"{units.duration_s(str(max_wait))}s"
             except ValueError as error:
-                self._add_problem(self._option_path("max_wait"), f"is no duration: {max_wait}", str(error))
+                self._add_problem(self._option_path("max_wait"), f"is not a duration: {max_wait}", str(error))
         return scheduling
 
     def _labels(self) -> dict[str, str]:
         for name, value in self._job.labels.items():
             if not _LABEL.fullmatch(name):
                 self._add_problem(
-                    f"labels.{name}", "is no label here", "small letters, digits, _ and -, from a letter on"
+                    f"labels.{name}",
+                    "is not a valid label here",
+                    "use small letters, digits, _ and -, starting with a letter",
                 )
             elif not _LABEL_VALUE.fullmatch(value):
-                message = f"has a value that is no label's here: {value[:80]}"
+                message = f"has a value that is not valid for a label here: {value[:80]}"
                 self._add_problem(f"labels.{name}", message, "small letters, digits, _ and -, at most 63")
         labels = {**self._job.labels, RUN: self.manifest.run_id, ATTEMPT: self.manifest.attempt_id}
         if len(labels) > MAX_LABELS:
             self._add_problem(
-                "labels", f"holds {len(self._job.labels)}; {MAX_LABELS - 2} are possible beside our own two"
+                "labels",
+                f"holds {len(self._job.labels)}; {MAX_LABELS - 2} are possible besides the two that cloudtrain sets",
             )
         return labels
 
@@ -304,11 +315,11 @@ class Request:
                 uri = f"/gcs/{uri[5:]}"
             elif mount:
                 self._add_problem(
-                    f"inputs.{name}.mode", f"cannot be mount for {uri}", "only gs:// is mounted; copy or stream"
+                    f"inputs.{name}.mode", f"mount is not possible for {uri}", "only gs:// is mounted; copy or stream"
                 )
             elif item.mode == "copy" and not re.match(r"(gs|s3)://[^/]+", uri):
                 self._add_problem(
-                    f"inputs.{name}.uri", f"names no bucket that can be copied from: {uri}", "gs:// or s3://"
+                    f"inputs.{name}.uri", f"is not a bucket that cloudtrain can copy from: {uri}", "gs:// or s3://"
                 )
             inputs[name] = {"uri": uri, "mode": "copy" if mount else item.mode}
         return inputs

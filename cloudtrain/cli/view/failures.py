@@ -30,9 +30,9 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as the shell reports a program in C
 SYSTEM_HINTS = {
     errno.ENOSPC: "free some disk space, or set CLOUDTRAIN_HOME to another disk",
-    errno.EDQUOT: "free some of the quota, or set CLOUDTRAIN_HOME to another disk",
-    errno.ENOTDIR: "a part of that path is a file; set CLOUDTRAIN_HOME where it is meant",
-    errno.EROFS: "set CLOUDTRAIN_HOME to a folder that can be written",
+    errno.EDQUOT: "free some of your quota, or set CLOUDTRAIN_HOME to another disk",
+    errno.ENOTDIR: "a part of that path is a file, not a folder; set CLOUDTRAIN_HOME to another folder",
+    errno.EROFS: "set CLOUDTRAIN_HOME to a writable folder",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -79,7 +79,7 @@ def _describe(error: BaseException) -> tuple[str, str, int, dict[str, Any]]:
         command = context.command_path if context else "cloudtrain"
         hint = f"{command} --help"
         if isinstance(error, click.NoSuchOption) and command.endswith((" submit", " plan")):
-            hint += f"; the script's own options follow --: {command} train.py -- {error.option_name}"
+            hint += f"; options of the script belong after --: {command} train.py -- {error.option_name}"
         return _as_clause(error.format_message()), hint, error.exit_code, {}
     if isinstance(error, OSError) and error.errno is not None:
         prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
@@ -88,7 +88,7 @@ def _describe(error: BaseException) -> tuple[str, str, int, dict[str, Any]]:
         return "there is not enough memory", "", 1, {}
     if isinstance(error, Exception) and (warnings := _repair_history(error)):
         return "; ".join(warnings), "run the command again", 2, {}
-    return f"this should not have happened: {type(error).__name__}: {_first_line(error)}", _save_traceback(error), 1, {}
+    return f"internal error: {type(error).__name__}: {_first_line(error)}", _save_traceback(error), 1, {}
 
 
 def _print(message: str, hint: str, as_json: bool, code: int, extra: dict[str, Any] | None = None) -> None:
@@ -132,7 +132,7 @@ def _save_traceback(error: BaseException) -> str:
         file.write_text(f"python {sys.version}\n{text}", "utf-8", "backslashreplace")
         _prune(folder)
     except (OSError, CloudtrainError):
-        return "the traceback is shown with --debug"
+        return "run again with --debug to see the traceback"
     return f"please report it with the traceback in {file}"
 
 

@@ -160,8 +160,11 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
             run.store.request_cancel(run.run_id)
             watcher.start(run.store, run.attempts[-1].plan, instead=True)
             backend, status = run.record.backend, run.record.status
-            line = f"{backend} gives no answer for {ANSWER_S:g} s; the background watcher cancels it as soon as there is one"
-            return f"{run.run_id}  is asked to end: {line} (cloudtrain show {run.run_id})", status
+            line = (
+                f"{backend} has not answered for {ANSWER_S:g} s; the background watcher cancels the run "
+                "when the platform answers again"
+            )
+            return f"{run.run_id}  cancel requested: {line} (cloudtrain show {run.run_id})", status
         if asked.state.final:
             return f"{run.run_id}  had already ended {asked.state}", asked
         status = run.wait(wait_s)
@@ -169,17 +172,17 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
         status = run.record.status
     except KeyboardInterrupt:
         run.store.request_cancel(run.run_id)
-        return f"{run.run_id}  is asked to end; this command did not wait for it", run.record.status
+        return f"{run.run_id}  cancel requested; this command did not wait for the end", run.record.status
     if status.state.final:
         return f"{run.run_id}  {status.state}", status
     if run.attempts[-1].handle is None:
         backend = run.record.backend
         raise Unreachable(
-            f"{run.run_id} is to be cancelled, but {backend} could not be asked whether it has the job: {status.reason}",
-            f"it is cancelled as soon as {backend} answers; cloudtrain show {run.run_id}",
+            f"{run.run_id} cannot be cancelled yet: {backend} did not answer whether it has the job: {status.reason}",
+            f"the background watcher cancels it when {backend} answers; see cloudtrain show {run.run_id}",
         )
     return (
-        f"{run.run_id}  is asked to end; {run.record.backend} has not confirmed it after {wait_s:g} s"
+        f"{run.run_id}  cancel requested; {run.record.backend} has not confirmed it after {wait_s:g} s"
         f" and says {status.state} (cloudtrain wait {run.run_id})",
         status,
     )
@@ -223,13 +226,13 @@ def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool)
     terminal.note("")
     if run.attempts[-1].handle is None:
         terminal.note(f"interrupted: {run.record.backend} has not accepted {run.run_id} yet")
-        terminal.note("  finish it with  the same submit again")
-        terminal.note(f"  end it with     cloudtrain cancel {run.run_id}")
+        terminal.note("  to finish  run the same submit again")
+        terminal.note(f"  to cancel  cloudtrain cancel {run.run_id}")
         return INTERRUPTED
-    terminal.note(f"detached: {run.run_id} keeps running")
+    terminal.note(f"detached: {run.run_id} continues")
     after_option = f" --after {cursor}" if cursor else ""
-    terminal.note(f"  return with  cloudtrain logs -f {run.run_id}{after_option}")
-    terminal.note(f"  end it with  cloudtrain cancel {run.run_id}")
+    terminal.note(f"  follow again  cloudtrain logs -f {run.run_id}{after_option}")
+    terminal.note(f"  cancel        cloudtrain cancel {run.run_id}")
     run.acknowledge()  # the id is printed now, even if the interrupt came before
     run.refresh()  # starts a watcher in the background
     return INTERRUPTED

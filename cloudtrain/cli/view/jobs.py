@@ -39,7 +39,7 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
     settings += [_environment_setting(text) for text in words.env]
     if words.module is not None:
         if words.job is not None:
-            raise BadRequest(f"both the module {words.module} and {words.job} are named", "name one of them")
+            raise BadRequest(f"both the module {words.module} and {words.job} are named", "give only one of them")
         here = {"name": fit_name(words.module.rpartition(".")[2]), "source": str(Path.cwd())}
         return JobInput({**here, "entrypoint": f"-m {words.module}", "args": list(args)}, tuple(settings))
     if words.job is None and args and not args[0].startswith("-"):
@@ -54,14 +54,12 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
         return JobInput(script_job(path, args), tuple(settings))
     if path.suffix == ".json" and (plan := _load_plan(path)):
         if settings or args:
-            raise BadRequest(
-                "a plan is sent as it is, without changes", "cloudtrain plan ... -o plan.json makes another one"
-            )
+            raise BadRequest("a plan is submitted unchanged", "make a new plan: cloudtrain plan ... -o plan.json")
         return plan
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise BadRequest(
-            f"{path} is neither a job file (.yaml), a script (.py, .sh) nor a plan (.json)",
-            "cloudtrain init writes a job file",
+            f"{path} is not a job file (.yaml), a script (.py, .sh) or a plan (.json)",
+            "create one with cloudtrain init",
         )
     if args:
         settings.append("args=" + json.dumps([*_job_args(path, settings), *args], ensure_ascii=False))
@@ -82,18 +80,19 @@ def _command_job(args: Sequence[str]) -> dict[str, Any]:
     """Return a job for a command without a job file: it runs in the current folder, once per node."""
     cwd = Path.cwd()
     if cwd in (Path.home(), Path("/")):
-        raise BadRequest(f"{cwd} would be packaged as the command's source", "go to the folder of its files")
+        raise BadRequest(
+            f"{cwd} would be packaged as the command's source", "run the command in the folder that has the job's files"
+        )
     program = args[0]
     if which(program) is None and "/" not in program:
         if re.match(r"[A-Za-z_]\w*=", program):
-            raise BadRequest(f"{program} is no program", f"--env {program} sets the variable")
+            raise BadRequest(f"{program} is not a program", f"to set an environment variable use --env {program}")
         if " " in program:
-            raise BadRequest(
-                f"the program has spaces in its name: {program!r}", "leave out the quotes around the command"
-            )
+            raise BadRequest(f"the program has spaces in its name: {program!r}", "remove the quotes around the command")
         if program.endswith(SCRIPTS) and Path(program).is_file():
             raise BadRequest(
-                f"{program} is a script, and no program of the node", f"write it before --: submit {program}"
+                f"{program} is a script of yours, not a program installed on the node",
+                f"write it before --: cloudtrain submit {program}",
             )
     return {"name": fit_name(Path(program).name), "source": str(cwd), "entrypoint": list(args)}
 
@@ -107,9 +106,9 @@ def _accelerators(text: str) -> str:
     if text == "0":
         return text
     if text.isdigit() and int(text):
-        raise BadRequest(f"--gpus {text} names no type of GPU", f"write --gpus A100:{text}")
+        raise BadRequest(f"--gpus {text} does not name a GPU type", f"write, for example, --gpus A100:{text}")
     if not re.fullmatch(r"(?!.*x0+$)[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", text):
-        raise BadRequest(f"--gpus {text} is no type and count of GPUs", "write --gpus A100:8")
+        raise BadRequest(f"--gpus {text} is not a type and count of GPUs", "write --gpus A100:8")
     return text
 
 
@@ -118,7 +117,7 @@ def _environment_setting(text: str) -> str:
     name, equals, value = text.partition("=")
     if not equals:
         if name not in os.environ:
-            raise BadRequest(f"--env {name}: there is no such variable here", f"write --env {name}=VALUE")
+            raise BadRequest(f"--env {name}: this variable is not set in your shell", f"write --env {name}=VALUE")
         if re.search(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", name, re.IGNORECASE):
             terminal.note(f"note: {name} is sent as a secret (secrets.{name}: env:{name}), not as plain text")
             return f"secrets.{name}=env:{name}"
@@ -149,7 +148,10 @@ def _resolve_path(argument: str | None) -> Path:
     if argument is None:
         job_file = next((Path(name) for name in JOB_FILES if Path(name).is_file()), None)
         if job_file is None:
-            raise BadRequest("there is no job.yaml here", "name a job file or a script, or write one: cloudtrain init")
+            raise BadRequest(
+                "there is no job.yaml in this folder",
+                "give a job file or a script, or create a job file with cloudtrain init",
+            )
         return job_file
     path = Path(argument)
     try:
@@ -157,16 +159,17 @@ def _resolve_path(argument: str | None) -> Path:
             inner_file = next((path / name for name in JOB_FILES if (path / name).is_file()), None)
             if inner_file is None:
                 raise BadRequest(
-                    f"the folder {path} holds no job.yaml", "name a job file or a script, or write one: cloudtrain init"
+                    f"the folder {path} has no job.yaml",
+                    "give a job file or a script, or create a job file with cloudtrain init",
                 )
             return inner_file
         if not path.exists():
             raise BadRequest(
                 f"there is no file {path}{_suggestion(path)}",
-                "name a job file, a script or a plan; cloudtrain init writes a job file",
+                "give a job file, a script or a plan; cloudtrain init creates a job file",
             )
         if not path.is_file():
-            raise BadRequest(f"{path} is no file", "name a job file, a script or a plan")
+            raise BadRequest(f"{path} is not a file", "give a job file, a script or a plan")
         path.open("rb").close()
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from None

@@ -83,7 +83,7 @@ class _Rank(click.ParamType[int | None]):
         if value == "all":
             return None
         if not str(value).isdecimal() or int(value) >= 1 << 31:
-            self.fail(f"{value!r} is neither a rank nor all", param, ctx)
+            self.fail(f"{value!r} is not a rank number or all", param, ctx)
         return int(value)
 
 
@@ -100,7 +100,7 @@ rank_option = click.option(
 verbose_option = click.option(
     "--verbose",
     is_flag=True,
-    help="Also print values that are left out or cut by default: default settings, launcher variables, whole requests.",
+    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 target_option = click.option(
@@ -161,9 +161,9 @@ def layout(function: F) -> F:
             click.option(
                 "--gpus",
                 metavar="TYPE:COUNT",
-                help="Accelerators of each node, as in A100:8; short for --set resources.accelerators=...",
+                help="GPUs of each node, as in A100:8; short for --set resources.accelerators=...",
             ),
-            click.option("--nodes", "--num-nodes", metavar="N", help="Nodes; short for --set num_nodes=N."),
+            click.option("--nodes", "--num-nodes", metavar="N", help="Number of nodes; short for --set num_nodes=N."),
             click.option(
                 "--processes",
                 "--nproc",
@@ -184,7 +184,7 @@ force_option = click.option(
 def check_exclusive(follow: bool, wait: bool) -> None:
     """Refuse --follow together with --wait."""
     if follow and wait:
-        raise click.UsageError("--follow and --wait exclude each other")
+        raise click.UsageError("--follow and --wait cannot be combined")
 
 
 def ending_options(function: F) -> F:
@@ -198,13 +198,13 @@ def ending_options(function: F) -> F:
                 type=click.Choice(["detach", "cancel"]),
                 default="detach",
                 show_default=True,
-                help="What Ctrl-C does while following or waiting: leave the run alone, or cancel it.",
+                help="What Ctrl-C does while following or waiting: stop following (detach), or cancel the run.",
             ),
             click.option(
                 "-y",
                 "--yes",
                 is_flag=True,
-                help="Do not ask when a run may cost more than confirm_above in cloudtrain.toml.",
+                help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml.",
             ),
         ]
     ):

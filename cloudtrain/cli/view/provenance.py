@@ -14,7 +14,7 @@ from cloudtrain.runs.run_inputs import describe_input
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
-MAX_SENTENCES = 5  # about files that were left out of the patch
+MAX_SENTENCES = 5  # about files that were not included in the patch
 
 
 def print_provenance(run: Run) -> None:
@@ -46,9 +46,9 @@ def print_patch(run: Run) -> int:
     origin = run.store.provenance(run.run_id)
     text = str(origin.get("text") or "")
     for sentence in origin.get("left_out") or ():
-        terminal.note(f"left out: {sentence}")
+        terminal.note(f"not included: {sentence}")
     if not text:
-        why = "had no changes" if origin.get("commit") and not origin.get("dirty") else "has kept no patch"
+        why = "had no changes" if origin.get("commit") and not origin.get("dirty") else "has stored no patch"
         terminal.note(f"{run.run_id} {why}")
         return 0 if origin.get("commit") and not origin.get("dirty") else 1
     sys.stdout.flush()
@@ -77,7 +77,7 @@ def _submitter(run: Run) -> str:
 
 def _commit(origin: Mapping[str, Any]) -> str:
     if not origin.get("commit"):
-        return "none: the source is in no git work tree"
+        return "none: the source is not in a git repository"
     return f"{origin['commit']}{' with changes' if origin.get('dirty') else ''}"
 
 

@@ -177,7 +177,7 @@ def describe_cost(plan: Plan) -> str:
     if not case or not (plan.price or limits.get("max_cost") or limits.get("max_total_runtime")):
         return ""
     if case["unbounded"]:
-        return f"no upper limit: {case['unbounded']}"
+        return f"no cost limit: {case['unbounded']}"
     nodes = _count(int(plan.manifest["nodes"]), "node")
     each = f"{format_duration(case['attempt_s'])} on {nodes}"
     capped = limits.get("max_cost") or limits.get("max_total_runtime")

@@ -99,7 +99,7 @@ def confirmer(*, yes: bool, as_json: bool, verb: str = "send", done: str = "sent
         from cloudtrain.errors import BadRequest
 
         if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise BadRequest(f"{sentence}: nothing was {done}", f"--yes {verb}s it without a question")
+            raise BadRequest(f"{sentence}: nothing was {done}", f"use --yes to {verb} without asking")
         import click
 
         if not click.confirm(f"{clean(sentence)}. {verb.capitalize()} it?", err=True):

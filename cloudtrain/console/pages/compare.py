@@ -54,7 +54,7 @@ async def show(
 
     ids = list(dict.fromkeys(name for name in runs.split(",") if name))
     if not 1 < len(ids) <= MAX_RUNS:
-        raise BadRequest(f"two to {MAX_RUNS} runs can be compared", "choose them on the page of all runs")
+        raise BadRequest(f"two to {MAX_RUNS} runs can be compared", "select them in the list of runs")
     rows, states, labels, columns = await history.current().query(lambda store: _read(store, ids))
     style = curvestyle.of_address(over, smoothing, log, log_x, search)
     shown = {"x": x, "y": y}
@@ -130,7 +130,7 @@ def _read(store: Store, ids: list[str]) -> tuple[list[Row], dict[str, State], di
     """Return the differences of runs, their states, names and the columns in which they differ."""
     for run_id in ids:
         if store.get(run_id) is None:
-            raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
+            raise UnknownRun(f"no run has the id {text.clean(run_id)}", "see the list of runs")
     states = {run_id: store.find(run_id).status.state for run_id in ids}
     return compare.among(store, ids), states, compare.describe_runs(store, ids), _differing(store, ids)
 

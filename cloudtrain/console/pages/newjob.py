@@ -23,7 +23,7 @@ MAX_DRAFTS = 50  # kept in this process for a reload
 CHECK_S = 0.4  # between two checks for edits
 _drafts: OrderedDict[str, Draft] = OrderedDict()
 _OWN = {"entrypoint", "run", "setup", "resume_args", "keep", "compat"}  # keys of a script of one's own
-_TRAINER, _SCRIPT = "The shared trainer", "A script of mine"
+_TRAINER, _SCRIPT = "The shared trainer", "My own script"
 
 
 async def show(job: str = "", run: str = "", draft: str = "") -> None:
@@ -99,7 +99,7 @@ class NewJob:
         shell.heading("New job" if not draft.parent else "Rerun with changes")
         with ui.element("p").classes("ct-dim ct-small"):
             if draft.parent:
-                ui.label(f"A new run with {text.clean(draft.parent)} as its parent; what differs from it is marked.")
+                ui.label(f"A new run with {text.clean(draft.parent)} as its parent; differences from it are marked.")
             else:
                 ui.label(
                     f"A job file of {text.clean(str(draft.form.folder))}; nothing is written or sent before the last step."
@@ -225,9 +225,7 @@ class NewJob:
         selector.props("outlined dense stack-label hide-bottom-space data-field=more-arguments")
         field = self.fields["hyperparameters"]
         if any(name not in arguments for name, _ in self.draft.form.rows(field.path)):
-            self.controls.draw_rows(
-                replace(field, label="Others", help="No arguments of the shared trainer."), without=arguments
-            )
+            self.controls.draw_rows(replace(field, label="Others", help="No arguments set."), without=arguments)
 
     # -- problems -----------------------------------------------------------------------------------------------------
 

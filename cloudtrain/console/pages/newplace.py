@@ -119,7 +119,7 @@ class TargetStep:
                 ui.label(shell.format_error(error))
         if request_number == self._request_number:
             summary = f"{problem_count} problem{'s' * (problem_count != 1)}"
-            self.status_label.set_text(summary if problem_count else "Everything that was looked at is fine.")
+            self.status_label.set_text(summary if problem_count else "All checks passed.")
             self.button.set_enabled(True)
 
     def _configured(self, field: fields.Field) -> str:

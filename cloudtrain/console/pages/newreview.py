@@ -80,8 +80,8 @@ class ReviewStep:
         from nicegui import ui
 
         count = len(review.problems)
-        self.status_label.set_text(f"{count} problem{'s' * (count != 1)} to mend before it can be submitted." if count else
-                           "This is what will be sent.")  # fmt: skip
+        self.status_label.set_text(f"{count} problem{'s' * (count != 1)} to fix before it can be submitted." if count else
+                           "This request will be sent.")  # fmt: skip
         self.button.set_enabled(review.plan is not None)
         for part in (self.problems_area, self.text, self.plan):
             part.clear()
@@ -96,7 +96,7 @@ class ReviewStep:
             )
         with self.plan:
             if review.plan is None:
-                ui.label("There is no plan as long as there are problems.").classes("ct-dim")
+                ui.label("Fix the problems to see the plan.").classes("ct-dim")
             else:
                 self._plan(review)
 
@@ -146,7 +146,7 @@ class ReviewStep:
         with ui.element("section").classes("ct-card"):
             shell.heading("What differs", 2)
             if not changes:
-                ui.label("Nothing: the same job over again.").classes("ct-dim")
+                ui.label("No changes: the same job again.").classes("ct-dim")
                 return
             with ui.element("div").classes("ct-scroll"), ui.element("table").classes("ct-table"):
                 with ui.element("thead"), ui.element("tr"):
@@ -194,19 +194,19 @@ class ReviewStep:
             self.saved.set_text("")
             shell.notify_error(error)
             return
-        comments_note = "; the comments of the file that was opened are not in it" if self.draft.form.comments else ""
+        comments_note = "; it does not contain the comments of the opened file" if self.draft.form.comments else ""
         self.saved.set_text(f"Written to {text.clean(str(path))}{comments_note}.")
         self.name.set_value(self.draft.name)
 
     async def _confirm_overwrite(self, name: str) -> bool:
         from nicegui import ui
 
-        with ui.dialog().props('aria-label="Write over the file"') as dialog, ui.card():
-            ui.label(f"{text.clean(name)} is there already. Write over it?")
+        with ui.dialog().props('aria-label="Overwrite the file"') as dialog, ui.card():
+            ui.label(f"{text.clean(name)} already exists. Overwrite it?")
             if self.draft.form.comments:
-                ui.label("Its comments are lost, but for those at its head.").classes("ct-dim")
+                ui.label("Its comments are lost, except those at the top of the file.").classes("ct-dim")
             with ui.element("div").classes("ct-row"):
-                ui.button("Write over it", on_click=lambda: dialog.submit(True), color=None).classes("ct-danger")
+                ui.button("Overwrite it", on_click=lambda: dialog.submit(True), color=None).classes("ct-danger")
                 ui.button("Leave it", on_click=lambda: dialog.submit(False), color=None).classes("ct-plain")
         answer = bool(await dialog)
         dialog.delete()

@@ -42,7 +42,7 @@ class SourceStep:
                 self.controls.draw_card("Source", source_fields, above=self._draw_source)
                 self.controls.draw_groups([field for field in members if field.group != "Source"])
             with ui.element("section").classes("ct-card ct-beside"):
-                shell.heading("What is sent", 2)
+                shell.heading("Files to submit", 2)
                 self.status_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
                 self.listing = ui.element("div")
                 self.button = ui.button("List the files", on_click=self.list, color=None).classes("ct-plain")
@@ -61,7 +61,7 @@ class SourceStep:
         if not self._address().startswith("git+") or self._reuses_parent():
             await self.list()
             return
-        self.status_label.set_text("The repository is fetched when you ask for it.")
+        self.status_label.set_text("The repository is fetched when you list its files.")
         if self._listed:  # that list is of another source
             self._listed = ""
             self._request_number += 1
@@ -137,7 +137,7 @@ class SourceStep:
 
         if self.draft.parent:
             same_source = ui.switch(
-                f"The very source that {text.clean(self.draft.parent)} had", value=self.draft.same_source
+                f"The same source that {text.clean(self.draft.parent)} had", value=self.draft.same_source
             )
 
             async def switch_source() -> None:
@@ -185,8 +185,8 @@ class SourceStep:
 
         parts_shown = (
             ("address", "source", "Repository", "https://host/repo or ssh://git@host/repo"),
-            ("revision", "source.revision", "Revision", "Branch, tag or commit; left out: the default branch."),
-            ("folder", "source.folder", "Folder in it", "Left out: all of it."),
+            ("revision", "source.revision", "Revision", "Branch, tag or commit. Default: the default branch."),
+            ("folder", "source.folder", "Folder in it", "Default: the whole repository."),
         )
         for name, field_name, label, help in parts_shown:
             field = Field((field_name,), Step.SOURCE, "Source", "text", label, help)

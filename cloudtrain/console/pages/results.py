@@ -45,7 +45,7 @@ class Results:
                 self._files(files)
             if elsewhere:
                 with ui.element("div").classes("ct-row"):
-                    widgets.button("Fetch them to this machine", self._fetch, icon="download")
+                    widgets.button("Copy to this machine", self._fetch, icon="download")
 
     def _files(self, files: list[artifacts.Artifact]) -> None:
         from nicegui import ui
@@ -62,7 +62,7 @@ class Results:
     async def _fetch(self) -> None:
         from nicegui import ui
 
-        ui.notify("they are being fetched")
+        ui.notify("fetching")
         try:
             await history.current().query_run(self._run_id, lambda run: run.fetch(artifacts.results_folder(run)))
         except CloudtrainError as error:

@@ -122,14 +122,14 @@ async def _cancel(run_id: str) -> None:
     from nicegui import ui
 
     with ui.dialog().props('aria-label="Cancel the run"') as dialog, ui.card():
-        ui.label(f"Cancel {text.clean(run_id)}? It ends everything that the run has started.")
+        ui.label(f"Cancel {text.clean(run_id)}? This stops all its processes.")
         with ui.element("div").classes("ct-row"):
             widgets.button("Cancel the run", lambda: dialog.submit(True), "ct-danger")
             widgets.button("Keep it running", lambda: dialog.submit(False))
     sure = await dialog
     dialog.delete()
     if sure:
-        await _run_action(run_id, lambda run: run.cancel(), "it is being cancelled")
+        await _run_action(run_id, lambda run: run.cancel(), "cancelling")
 
 
 async def _run_action(run_id: str, action: Callable[[Run], Any], message: str) -> None:

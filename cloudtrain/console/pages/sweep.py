@@ -59,7 +59,7 @@ def read(store: Store, sweep_id: str) -> Shown:
     """Read a sweep of an exact id; blocking. Raises UnknownRun. Its process is started again where it has died."""
     sweep = Sweep.find(sweep_id, store.home)
     if sweep.sweep_id != sweep_id:
-        raise UnknownRun(f"no sweep has the id {text.clean(sweep_id)}", "the page of all sweeps shows them")
+        raise UnknownRun(f"no sweep has the id {text.clean(sweep_id)}", "see the list of sweeps")
     sweep.ensure_driven()
     record, file, best = sweep.record, sweep.file, sweep.best
     searched = tuple(parameter.name for parameter in file.searched)

@@ -90,8 +90,10 @@ class CheckpointAge:
         self._alarm_at = now
         slow = f"{action} has taken {now - since:.0f} s so far"
         if age_s is None:
-            self._report("alarm", reason=f"{slow}: nothing reaches the output")
+            self._report("alarm", reason=f"{slow}: files are not uploaded to the output")
             return
-        why = self._problem or (slow if action else "none has been written since")
-        reason = f"the newest checkpoint in the output is {age_s:.0f} s old, more than twice the interval: {why}"
+        why = self._problem or (slow if action else "no checkpoint has been written since")
+        reason = (
+            f"the newest checkpoint in the output is {age_s:.0f} s old, more than twice the expected interval: {why}"
+        )
         self._report("alarm", reason=reason)

@@ -83,7 +83,7 @@ class Files:
                 digest.update(piece)
                 file.write(piece)
         if info["md5"] not in ("", base64.b64encode(digest.digest()).decode()):
-            raise OSError(errno.ESTALE, "the object does not arrive as it is stored")
+            raise OSError(errno.ESTALE, "the download differs from the stored object")
 
     def put_file(self, path: str, target: str) -> None:
         """Copy a file; the object is replaced at once, when all of it has come."""
@@ -132,7 +132,7 @@ class Files:
                 if status == 308:  # a piece of an upload has come
                     return _small(error.headers), b""
                 if status == 404:
-                    raise FileNotFoundError(errno.ENOENT, "there is no such bucket or object") from None
+                    raise FileNotFoundError(errno.ENOENT, "the bucket or object does not exist") from None
                 why = f"{status} {' '.join(body.split())[:200]}"
                 if status == 412:
                     raise OSError(errno.ESTALE, why) from None  # the object is another version

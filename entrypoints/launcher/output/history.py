@@ -116,7 +116,7 @@ class History:
         if self._source_name:
             self._source = source.pack(folder)
             if not self._source:
-                self._log.say(f"the source has more than {source.MOST >> 20} MiB: it does not go to the output")
+                self._log.say(f"the source has more than {source.MOST >> 20} MiB: it is not uploaded to the output")
         self._offset = self._log.copy[1] if self._log.copy else 0
         self._thread.start()
 
@@ -171,7 +171,9 @@ class History:
             self._pieces += 1
         self._offset += whole
         if self._brought < MOST <= self._brought + whole:
-            self._log.say(f"the log is longer than {MOST >> 20} MiB: behind this line only events go to the output")
+            self._log.say(
+                f"the log is longer than {MOST >> 20} MiB: after this line only events are uploaded to the output"
+            )
         self._brought += whole
         return True
 

@@ -120,7 +120,7 @@ class Keeper:
         while not self._end.wait(self._every_s):
             problem = self._look()
             if problem and problem != reported:
-                self._log.say(f"keep: {problem}; it is tried again")
+                self._log.say(f"copying the files of `keep` failed: {problem}; retrying")
             reported = problem
 
     def _look(self, is_last: bool = False) -> str:
@@ -145,7 +145,7 @@ class Keeper:
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
-                problem = problem or f"{name} cannot be kept: {error.strerror or error}"
+                problem = problem or f"{name} cannot be copied to the output: {error.strerror or error}"
         absent = {name for name in self._mirrored if name not in seen}
         if not problem:
             for name in absent if is_last else absent & self._absent:
@@ -180,7 +180,8 @@ class Keeper:
         tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
         more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
         self.not_kept = (
-            f"{tops}{more} are not kept: keep: [{largest[0].rstrip('/')}] in the job, or --output_dir {{model_dir}}"
+            f"{tops}{more} are not copied to the output: set keep: [{largest[0].rstrip('/')}] in the "
+            f"job, or --output_dir {{model_dir}}"
         )
         self._log.say(self.not_kept)
 

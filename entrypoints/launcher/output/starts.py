@@ -37,9 +37,7 @@ class Starts:
         while True:
             newest = self._newest()
             if newest >= (attempt + 1) * MOST:
-                raise Refused(
-                    f"attempt {newest // MOST} of this run has begun: attempt {attempt} does not begin any more"
-                )
+                raise Refused(f"attempt {newest // MOST} of this run has started: attempt {attempt} does not start")
             self._number = max(self._number, newest) + 1
             self._path = self._path_of(self._number)
             try:
@@ -60,7 +58,7 @@ class Starts:
         }
         while earlier := {number: beat for number, beat in earlier.items() if beat.runs()}:
             if time.monotonic() >= until:
-                return f"attempt {max(earlier) // MOST} of this run still runs: both write into the same folders"
+                return f"attempt {max(earlier) // MOST} of this run still runs, and both write to the same folders"
             time.sleep(LOOK_S)
         return ""
 
@@ -88,7 +86,7 @@ class Starts:
             return ""
         which, own = newest // MOST, self._number // MOST
         later = f"attempt {which}" if which != own else f"a later launcher of attempt {own}"
-        return f"{later} of this run has begun: this one is replaced and ends"
+        return f"{later} of this run has started and replaces this one, which ends"
 
     def _path_of(self, number: int) -> str:
         return os.path.join(self._folder, f"{number:08d}")

@@ -56,7 +56,7 @@ class Store:
         self.uri = uri.rstrip("/")
         self._path = self.uri.partition("://")[2]
         if not self._path.partition("/")[0]:
-            raise Refused(f"{purpose} names no bucket: {uri}")
+            raise Refused(f"{purpose} is not the URI of a bucket: {uri}")
         own = os.environ.get("CLUSTER_SPEC") or os.environ.get("JOB_COMPLETION_INDEX")
         if kind == "gs" and own and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             # On Vertex AI, and in pods that have a workload identity, images need not bring a client.
@@ -160,7 +160,7 @@ class Store:
         except FileNotFoundError as error:
             if os.path.isabs(str(error.filename or "")):
                 raise  # a file of this machine
-            raise _Absent(f"{self.uri}: there is no such bucket or object") from None
+            raise _Absent(f"{self.uri}: the bucket or object does not exist") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) or os.path.isabs(str(error.filename or "")):
                 raise  # this machine's disk
@@ -189,9 +189,9 @@ def check_names(name: str, keys: list[str]) -> None:
     for key in keys:
         parts = key.split("/")
         if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > LONGEST_NAME for part in parts):
-            raise Refused(f"the input {name} holds an object whose name cannot be a file's: {key[:200]!r}")
+            raise Refused(f"the input {name} has an object whose name is not a valid file name: {key[:200]!r}")
         if key in folders:
-            raise Refused(f"the input {name} holds an object that is a folder of others too: {key[:200]!r}")
+            raise Refused(f"the input {name} has an object whose name is also a folder of other objects: {key[:200]!r}")
 
 
 def format_bytes(size: float) -> str:

@@ -121,7 +121,7 @@ class Sync:
         while last.is_alive():
             last.join(0.2)
             if last.is_alive() and broken_off():
-                return f"the upload to {self._store.uri} was broken off"
+                return f"the upload to {self._store.uri} was interrupted"
         return results[0] if results else f"the upload to {self._store.uri} failed"
 
     def _restore(self, top: str, folder: str, is_kept: Callable[[str], bool] = lambda _: True) -> None:
@@ -130,14 +130,14 @@ class Sync:
         try:
             store.check_names(top, list(objects))
         except Refused:
-            raise Refused(f"{self._store.uri}/{top} holds an object whose name cannot be a file's") from None
+            raise Refused(f"{self._store.uri}/{top} has an object whose name is not a valid file name") from None
         wanted = [name for name in objects if self._is_wanted(folder, name, objects)]
         if self._keeper is not None and top == "outputs":  # what is here is brought there again, or removed
             self._stored.update((f"{top}/{name}", NOT_AS_HERE) for name in objects)
         if not wanted:
             return
         size = store.format_bytes(sum(objects[name][0] for name in wanted))
-        self._log.say(f"output: bringing {len(wanted)} files of {top}, {size}, back from {self._store.uri}")
+        self._log.say(f"output: downloading {len(wanted)} files of {top}, {size} from {self._store.uri}")
 
         def fetch(name: str) -> None:
             path = os.path.join(folder, name)
@@ -163,10 +163,10 @@ class Sync:
         while not self._end.wait(self._interval_s):
             problem = self._turn(False)
             if problem and problem != self._failing:
-                self._log.say(f"output: {problem}; it is tried again")
-                self._log.event("alarm", reason=f"the output cannot be brought up to date: {problem}")
+                self._log.say(f"output: {problem}; retrying")
+                self._log.event("alarm", reason=f"uploading to the output failed: {problem}")
             elif self._failing and not problem:
-                self._log.say("output: it is up to date again")
+                self._log.say("output: uploads work again")
             self._failing = problem
 
     def _turn(self, succeeded: bool) -> str:
@@ -203,7 +203,7 @@ class Sync:
         until = time.monotonic() + PARTS_S
         while mark := "" if self._follows else self._marks.waiting():
             if time.monotonic() >= until:
-                return f"{mark} is not complete: parts of other nodes have not arrived"
+                return f"{mark} is incomplete: parts from other nodes are missing"
             time.sleep(PAUSE_S)
             if problem := self._turn(succeeded):
                 return problem
@@ -292,16 +292,16 @@ class Sync:
         """Return "" or that a later start of the run has claimed the output: nothing here is its business any more."""
         later = epochs.newest(self._store) if self.epoch else 0
         if self.epoch and (moved := epochs.newest_on_sagemaker(self._store)) > self._attempt:
-            self.replaced = f"attempt {moved} of this run has begun on SageMaker"
+            self.replaced = f"attempt {moved} of this run has started on SageMaker"
         elif later > self.epoch:
-            self.replaced = f"start {later} of this run has claimed {self._store.uri}"
-        return self.replaced and f"{self.replaced}, nothing of this one ({self.epoch}) goes there"
+            self.replaced = f"start {later} of this run writes to {self._store.uri}"
+        return self.replaced and f"{self.replaced}, nothing of this one ({self.epoch}) is uploaded there"
 
     def _put(self, name: str, path: str) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise store.Failed(f"{name!r} cannot be named in an object store") from None
+            raise store.Failed(f"{name!r} is not a valid name in an object store") from None
         before = state_of(path)
         self._store.put(path, name)
         after = state_of(path)

@@ -29,7 +29,7 @@ def environment(python: str, path: str, processes: int, environ: Mapping[str, st
     """
     name = name or os.path.basename(path)
     if not os.path.isfile(path):
-        raise Refused(f"the source has no Accelerate configuration {name}")
+        raise Refused(f"the source does not contain the Accelerate configuration {name}")
     done = subprocess.run(
         [python, "-m", MODULE, os.path.abspath(path), str(processes)],
         cwd=HERE,
@@ -47,9 +47,7 @@ def environment(python: str, path: str, processes: int, environ: Mapping[str, st
     except (ValueError, IndexError) as error:
         raise Refused(f"Accelerate cannot use {name}: {error}") from None
     if found["unused"]:
-        raise Refused(
-            f"{name}: Accelerate {found['version']} does nothing with {', '.join(found['unused'])}: leave that out"
-        )
+        raise Refused(f"{name}: Accelerate {found['version']} ignores {', '.join(found['unused'])}: remove it")
     made = {variable: str(value) for variable, value in found["variables"].items() if variable not in OURS}
     if made.get("ACCELERATE_USE_CPU", "").lower() == "false":
         del made["ACCELERATE_USE_CPU"]  # the job's resources decide

@@ -57,7 +57,7 @@ def main(path: str, processes: str) -> None:
     import accelerate
 
     if tuple(int(part) for part in accelerate.__version__.split(".")[:2]) < OLDEST:
-        raise ValueError(f"version {accelerate.__version__} is installed, 1.10 is the oldest that will do")
+        raise ValueError(f"version {accelerate.__version__} is installed, 1.10 is the oldest supported version")
     from accelerate.commands import launch
 
     parser = launch.launch_command_parser()
@@ -88,7 +88,7 @@ def take_environment(launch: Any, arguments: Arguments) -> dict[str, str]:
         return start
 
     def foreign(*_: Any) -> None:
-        raise ValueError("it is for TPUs or SageMaker, whose processes Accelerate starts itself")
+        raise ValueError("it is for TPUs or SageMaker, where Accelerate starts the processes itself")
 
     torch.distributed.run.run = take
     launch.subprocess = argparse.Namespace(Popen=take)
@@ -98,7 +98,7 @@ def take_environment(launch: Any, arguments: Arguments) -> dict[str, str]:
         launch.launch_command(arguments)
     except Taken:
         return taken
-    raise ValueError("its launch command starts no processes for it")
+    raise ValueError("accelerate launch starts no processes for it")
 
 
 def unused_keys(path: str, parser: Any, variables: dict[str, str]) -> list[str]:

@@ -31,14 +31,14 @@ def check(argv: Sequence[str], parallelism: Mapping[str, object], source: str) -
     declared = declarations(argv, source)
     if missing := [axis for axis in asked if axis not in declared]:
         raise Refused(
-            f"parallelism.{missing[0]} is {parallelism[missing[0]]}, but nothing splits the model of {name}: "
-            f"leave it out, or say in the script that it does so itself (# cloudtrain: {' '.join(missing)})"
+            f"parallelism.{missing[0]} is {parallelism[missing[0]]}, but no code splits the model in {name}: "
+            f"remove it, or declare in the script that it splits the model itself (# cloudtrain: {' '.join(missing)})"
         )
     strategy = parallelism.get("strategy")
     if strategy in SHARDED and strategy not in declared:
         raise Refused(
-            f"strategy {strategy} of Accelerate goes without {asked[0]}: "
-            f"leave one out, or say in {name} that it does both itself (# cloudtrain: {strategy} {' '.join(asked)})"
+            f"strategy {strategy} of Accelerate cannot be combined with {asked[0]}: "
+            f"remove one, or declare in {name} that the script does both itself (# cloudtrain: {strategy} {' '.join(asked)})"
         )
 
 

@@ -155,7 +155,9 @@ def find_folder(folders: Sequence[str] = FOLDERS) -> str:
             continue
         if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and found.st_mode & 0o1007 == 0o1007:
             return folder
-    raise OSError(errno.EACCES, f"root must own {' or '.join(folders)}, with mode 1777: GPUs are locked there")
+    raise OSError(
+        errno.EACCES, f"root must own {' or '.join(folders)}, with mode 1777: cloudtrain keeps its GPU locks there"
+    )
 
 
 def open_lock(path: str, make: bool = True) -> int:
@@ -171,7 +173,7 @@ def open_lock(path: str, make: bool = True) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size:
         os.close(descriptor)
-        raise OSError(errno.EPERM, "it is no lock of cloudtrain: its owner or root must remove it", path)
+        raise OSError(errno.EPERM, "it is not a lock file of cloudtrain: its owner or root must remove it", path)
     return descriptor
 
 

@@ -20,16 +20,16 @@ def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
         chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         if len(present) != asked:
-            raise Refused(f"{asked} GPUs per node were asked for, {len(present)} are visible")
+            raise Refused(f"{asked} GPUs per node were requested, {len(present)} are visible")
         return
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     valid = {str(number) for number in range(len(present))} | set(present)
     absent = [name for name in names if name not in valid and not any(gpu.startswith(name) for gpu in present)]
     if len(names) != asked or absent:
         if not present:
-            raise Refused(f"{asked} GPUs per node were asked for, this machine shows none (nvidia-smi)")
+            raise Refused(f"{asked} GPUs per node were requested, but this machine has none (nvidia-smi)")
         raise Refused(
-            f"{asked} GPUs per node were asked for; this node may use {chosen or 'none'}, the machine has {len(present)}"
+            f"{asked} GPUs per node were requested; this node may use {chosen or 'none'} of the machine's {len(present)}"
         )
 
 
@@ -38,7 +38,9 @@ def take(processes: int, environ: Mapping[str, str], log: Log) -> int:
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     present = len(visible()) if chosen is None else len([name for name in chosen.split(",") if name.strip()])
     if 0 < present < processes:
-        log.say(f"{processes} processes and {present} GPUs: the ranks see none of them (resources.accelerators)")
+        log.say(
+            f"{processes} processes and {present} GPUs: the ranks run on CPU. Set resources.accelerators to use GPUs"
+        )
     return present if present >= processes else 0
 
 

@@ -75,7 +75,7 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
     base = os.path.basename(there.uri)
     files = {base: single} if single is not None else there.list()
     if not files:
-        raise Refused(f"the input {name} does not exist: there is nothing at {uri}")
+        raise Refused(f"the input {name} does not exist: no files at {uri}")
     store.check_names(name, list(files))
     whole = os.path.join(into, name)
     target = os.path.join(whole, base) if single is not None else whole

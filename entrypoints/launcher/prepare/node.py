@@ -77,7 +77,7 @@ def prepare_node(
         sync = open_output(manifest, cluster, environ, folders, log, keeper)
         check_resumable(manifest, cluster, folders["checkpoints"])
         if manifest.keep and (count := keeper.restore()):
-            log.say(f"keep: {count} files of earlier attempts are back in the working directory")
+            log.say(f"keep: {count} files of earlier attempts were restored to the working directory")
         inputs: dict[str, str] = {}
         if manifest.inputs:
             from . import inputs as job_inputs
@@ -148,7 +148,7 @@ def check_resumable(manifest: Manifest, cluster: Cluster, folder: str) -> None:
     from .. import resume
 
     if not resume.has_files(folder):
-        raise Refused(f"{folder} holds no checkpoint of an earlier attempt (checkpoint.required)")
+        raise Refused(f"{folder} has no checkpoint of an earlier attempt, which checkpoint.required asks for")
 
 
 def is_remote(uri: str | None) -> bool:
@@ -162,13 +162,13 @@ def check_output(output: str | None) -> None:
     from ..output.store import CLIENTS, scheme  # only here: it costs every job some milliseconds
 
     if scheme(str(output)) not in CLIENTS:
-        raise Refused(f"output {output} is in no store that this node can reach: s3:// and gs:// are")
+        raise Refused(f"output {output} cannot be reached from this node; use s3:// or gs://")
 
 
 def check_script(argv: list[str], source: str) -> None:
     """Refuse a command whose script is not in the source."""
     if not argv:
-        raise Refused("the manifest names no script to run")
+        raise Refused("the manifest has no script to run")
     if argv[0] != "-m" and not os.path.isfile(os.path.join(source, argv[0])):
         raise Refused(f"the source has no file {argv[0]}")
 

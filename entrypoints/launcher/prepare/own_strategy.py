@@ -32,11 +32,13 @@ def environment(python: str, manifest: Manifest, source: str, environ: Mapping[s
         path = os.path.join(source, str(file))
         made = accelerate_config.environment(python, path, manifest.world_size, environ)
         if not manifest.gpus_per_node and {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"} & made.keys():
-            raise Refused(f"{file} asks for a sharded strategy, which Accelerate has on GPUs only: the job has none")
+            raise Refused(
+                f"{file} requests a sharded strategy, which Accelerate supports on GPUs only, and the job has no GPU"
+            )
         return made
     strategy = str(manifest.parallelism["strategy"])
     if not manifest.gpus_per_node:
-        raise Refused(f"strategy {strategy} needs GPUs: on CPU Accelerate would silently train plain data parallel")
+        raise Refused(f"strategy {strategy} needs GPUs: without GPUs Accelerate silently uses plain data parallel")
     texts = list(_texts(source))
     transformers = any(FROM_TRANSFORMERS.search(text) for text in texts)
     named = {}

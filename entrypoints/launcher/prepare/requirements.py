@@ -136,7 +136,7 @@ def build(path: str, folder: str, environ: Mapping[str, str], log: Log) -> str:
     code, lines = run([sys.executable, "-m", "venv", "--without-pip", folder], path, environ)
     if code != 0:
         raise Refused(
-            f"no layer for {os.path.basename(path)} can be made: {lines[-1] if lines else f'venv exited {code}'}"
+            f"no virtual environment for {os.path.basename(path)} can be made: {lines[-1] if lines else f'venv exited {code}'}"
         )
     own = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -181,4 +181,4 @@ def conflict(lines: list[str]) -> str:
         return "the disk is full"
     errors = [line[len("ERROR: ") :].rstrip(".") for line in lines if line.startswith("ERROR: ")]
     causes = [line.strip() for line in lines if re.match(r"\s+(The user requested|\S+ .*depends on) ", line)]
-    return "; ".join([*errors[:1], *causes]) or (lines[-1] if lines else "pip said nothing")
+    return "; ".join([*errors[:1], *causes]) or (lines[-1] if lines else "pip printed nothing")

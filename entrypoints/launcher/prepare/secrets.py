@@ -31,7 +31,7 @@ def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) 
                 values[name] = value
                 break
         else:
-            problems.append(f"the secret {name} was not found ({'; '.join(tried) or 'it names no source'})")
+            problems.append(f"the secret {name} was not found ({'; '.join(tried) or 'it has no source'})")
             continue
         if len(values[name].strip()) < SHORTEST:
             problems.append(f"the secret {name} has fewer than {SHORTEST} characters and cannot be masked in the log")
@@ -50,20 +50,20 @@ def _read(source: str, env_values: Mapping[str, str]) -> str:
     scheme, _, name = source.partition(":")
     if scheme == "env":
         if source not in env_values:
-            raise _Absent("not sent by the client")
+            raise _Absent("the client did not send it")
         return env_values[source]
     if scheme == "file":
         return _file(name)
     if scheme == "k8s":  # the kubelet has put it into our environment
         value = os.environ.get(f"CLOUDTRAIN_SECRET_{name.replace('/', '_')}")
         if value is None:
-            raise _Absent("the cluster has no such secret or key, or this is no pod")
+            raise _Absent("the cluster does not have this secret or key, or this process is not in a pod")
         return value
     if scheme == "aws-secretsmanager":
         return _aws(name)
     if scheme == "gcp-secretmanager":
         return _gcp(name)
-    raise _Absent("no known kind of source")
+    raise _Absent("unknown kind of secret source")
 
 
 def _file(path: str) -> str:

@@ -65,7 +65,7 @@ class Channel:
             # Messages are rare and small: a peer whose buffers are full has not read for minutes.
             data = json.dumps(message).encode() + b"\n"
             if self._socket.send(data) < len(data):
-                self._end("it does not read")
+                self._end("it does not read the messages")
         except OSError as error:
             self._end(error.strerror or str(error))
 
@@ -104,7 +104,7 @@ class Channel:
         self._silence_s, self._looked_at = 0.0, time.monotonic()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > MAX_MESSAGE:
-            self._end("it is no launcher of this version")
+            self._end("it is not a cloudtrain launcher of this version")
             return
         for line in lines:
             if not self._open:
@@ -112,7 +112,7 @@ class Channel:
             try:
                 self.message(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._end("it is no launcher of this version")
+                self._end("it is not a cloudtrain launcher of this version")
 
 
 def proof(token: str, side: str, nonce: str) -> str:

@@ -124,7 +124,7 @@ def _vertex(environ: Mapping[str, str], _: str) -> Cluster | None:
     spec = json.loads(environ["CLUSTER_SPEC"])
     task, index = spec["task"]["type"], int(spec["task"]["index"])
     if task not in ("workerpool0", "workerpool1"):
-        raise Refused(f"this replica belongs to {task}, which takes no part in training")
+        raise Refused(f"this replica belongs to {task}, which does not train")
     pools = spec["cluster"]
     hosts = [*pools["workerpool0"], *pools.get("workerpool1", ())]
     rank = index if task == "workerpool0" else len(pools["workerpool0"]) + index

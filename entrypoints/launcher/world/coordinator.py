@@ -121,7 +121,8 @@ class Coordinator:
             names, here = ", ".join(map(str, missing)), self._manifest.nodes - len(missing)
             left_s = max(0.0, self._join_by - now)
             self._listener.say(
-                f"{here} of {self._manifest.nodes} nodes are here; waiting {left_s:.0f} s more for node {names} (limits.max_wait)"
+                f"{here} of {self._manifest.nodes} nodes have joined; waiting {left_s:.0f} s more "
+                f"for node {names} (limits.max_wait)"
             )
         for channel, until in list(self._guests.items()):
             if now > until:
@@ -180,7 +181,7 @@ class Coordinator:
         node = int(message["node"])
         problem = None
         if not same(message["proof"], proof(self._token, "node", nonce)):
-            problem = f"node {node} does not know the attempt's token"
+            problem = f"node {node} has a wrong token"
         elif message["attempt"] != self._manifest.attempt_id:
             problem = f"node {node} belongs to attempt {message['attempt']}, not to {self._manifest.attempt_id}"
         elif self._outcome is None:
@@ -258,7 +259,7 @@ class Coordinator:
         """Note where a node is to take GPUs; two nodes of one host could wait for each other's attempts for ever."""
         twin = next((other for at, other in self._turns if at == host), None)
         if twin is not None:
-            self._state.refuse(node, f"it is on the same machine as node {twin}, whose GPUs are taken once only")
+            self._state.refuse(node, f"it is on the same machine as node {twin}, whose GPUs can be used only once")
         self._turns.append((host, node))
 
     def _next_turn(self) -> None:

@@ -91,7 +91,7 @@ class ClusterState:
     def join(self, node: int, hostname: str, processes: int) -> str | None:
         """Take a node in, or return why not."""
         if self._started or self._decided or self.closed:
-            return "the attempt has begun without it"
+            return "the attempt has started without it"
         if not 0 <= node < self._manifest.nodes:
             return f"node rank {node} is not one of {self._manifest.nodes} nodes"
         if node in self._nodes:
@@ -242,7 +242,7 @@ class ClusterState:
         if self.stopping in HUNG:
             return Outcome("LOST", None, "launcher", None, hung_reason(self.stopping, self._manifest))
         reasons = {
-            "PREEMPTED": "left on request",
+            "PREEMPTED": "stopped by SIGTERM",
             "CANCELLED": "cancelled",
             "TIMED_OUT": "no GPUs were free within limits.max_wait"
             if self.closed and not self._started

@@ -84,7 +84,7 @@ class Worker:
         self._report(kind="stop", state=state)
         self._stopping = self._stopping or state
         if not self._welcome:
-            self._settle(Outcome(state, EXIT_RESUMABLE, "launcher", None, "left on request before training began"))
+            self._settle(Outcome(state, EXIT_RESUMABLE, "launcher", None, "stopped by SIGTERM before training began"))
 
     def tick(self, beat: bool) -> None:
         now = time.monotonic()
@@ -163,7 +163,7 @@ class Worker:
             self._settle(Outcome(**message))
         elif kind == "welcome":
             if not same(message["proof"], proof(self._token, "hub", self._nonce)):
-                self._settle(refused_outcome("what listens at node 0's address does not know the attempt's token"))
+                self._settle(refused_outcome("the process at node 0's address has a wrong token"))
                 return
             self._welcome = True
             self._channel.send(kind="beat", at=time.time())
@@ -182,9 +182,9 @@ class Worker:
         if self._over:
             return
         if self._stopping in HUNG:
-            self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost while the attempt was ended: {why}"))
+            self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost while the attempt stopped: {why}"))
         elif self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
-            self._settle(Outcome(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))
+            self._settle(Outcome(self._stopping, EXIT_RESUMABLE, "launcher", None, "stopped by SIGTERM"))
         elif self._welcome:
             self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost: {why}"))
         else:

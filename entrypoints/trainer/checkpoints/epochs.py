@@ -37,7 +37,7 @@ def claim(
         claimed = _read(folder)
         later = max((int(record.get("attempt") or 0) for record in claimed.values()), default=0)
         if later > attempt and os.environ.get("CLOUDTRAIN_RUN_ID"):  # by hand there are no attempts
-            raise Unsupported(f"attempt {later} of this run has begun: attempt {attempt} does not begin any more")
+            raise Unsupported(f"attempt {later} of this run has started: attempt {attempt} does not start")
         number = given or max([attempt - 1, *claimed]) + 1
         chosen = choose()
         record: dict[str, Any] = {"epoch": number, "attempt": attempt}

@@ -67,7 +67,7 @@ def newest(
         if counts(checkpoint):
             problem = problems.get(checkpoint) or damage(checkpoint.path)
         else:
-            problem = "it is of a start that a later one has replaced"
+            problem = "it was written by a start of this run that a later start replaced"
         if problem is None:
             return checkpoint
         say(f"checkpoint {checkpoint.path.name} is skipped: {problem}")
@@ -86,7 +86,7 @@ def damage(path: Path) -> str | None:
     except OSError as error:
         return f"it cannot be read: {error}"
     wrong = (name for name, digest in digests if digest != expected[name]["sha256"])
-    return next((f"{name} is not what was written" for name in wrong), None)
+    return next((f"{name} differs from what was written" for name in wrong), None)
 
 
 def manifest(path: Path) -> dict[str, dict[str, Any]] | str:

@@ -129,7 +129,7 @@ class CheckpointManager:
         if needed <= free * 0.8:
             return True
         reason = f"a copy of the state takes {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
-        self.say(f"training stands while a checkpoint is written: {reason}")
+        self.say(f"training pauses while a checkpoint is written: {reason}")
         return False
 
     def _write(self, step: int, taken: Snapshot, training: TrainingState, began: float) -> str | None:
@@ -181,7 +181,7 @@ class CheckpointManager:
         """Raise Unsupported where a later start has claimed the run: this one must not change anything any more."""
         later = epochs.newest(self.folder)
         if later > self.epoch:
-            raise Unsupported(f"start {later} of this run has begun: this one, {self.epoch}, is replaced and ends")
+            raise Unsupported(f"start {later} of this run has started: this one, {self.epoch}, ends")
 
     def check_ranks(self) -> None:
         """Raise Unsupported on every rank where a later start has claimed the run; collective, waits for rank 0."""
@@ -272,7 +272,7 @@ class CheckpointManager:
             if epochs.in_vain(self.folder, self.attempt, self.epoch):
                 raise Unsupported(
                     f"this is the third start of attempt {self.attempt} from the same place: the two before were lost "
-                    "before either had a newer checkpoint; save more often (checkpoint.every), then run "
+                    "before they saved a new checkpoint; save more often (checkpoint.every), then run "
                     "`cloudtrain resume`"
                 )
             if chosen is None or self.given:  # in the output a start that was replaced removes nothing

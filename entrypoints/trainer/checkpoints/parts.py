@@ -14,7 +14,7 @@ from .. import collectives
 from ..errors import Unsupported
 from . import files
 
-ABSENT = "a part of it is not on every node"
+ABSENT = "some shards are missing on this node"
 
 
 def is_shared(folder: Path, stored: bool) -> bool:
@@ -66,7 +66,7 @@ def elsewhere(own: dict[str, dict[str, Any]], group: Any) -> dict[str, dict[str,
 def damage(path: Path, kind: str) -> str | None:
     """Return why rank 0's checkpoint cannot be loaded by the start that wrote it, or resumed from it; None if it can."""
     if kind == "deepspeed" and not files.has_all_files(path) and files.has_all_files(path, written=True):
-        return "its parts are on several nodes"  # DeepSpeed reads files of the first rank on each
+        return "its shards are on several nodes"  # DeepSpeed reads files of the first rank on each
     own = files.has_all_files(path, written=True) and not files.has_all_files(path)
     return None if own else files.damage(path)
 

@@ -140,7 +140,9 @@ def check_layout(path: Path, training: TrainingState) -> None:
     if "deepspeed" not in (parts, training.parts) or (parts, layout) == (training.parts, training.layout):
         return
     if parts == training.parts:
-        raise Unsupported(f"{path} is of {layout}: ZeRO reads its own layout only, not {training.layout}")
+        raise Unsupported(
+            f"{path} is of {layout}: ZeRO can resume only with the same strategy and world size, not {training.layout}"
+        )
     raise Unsupported(
         f"{path} is of {layout}, which {training.layout} cannot resume from: use the strategy that wrote it"
     )

@@ -56,14 +56,16 @@ def conversation(document: Document) -> list[Message]:
     try:
         messages = json.loads(document.read())
     except ValueError:
-        raise Unsupported(f"{document.key} is no conversation: chat reads rows of messages (role, content)") from None
+        raise Unsupported(
+            f"{document.key} is not a conversation: chat reads rows of messages (role, content)"
+        ) from None
     good = isinstance(messages, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in messages
     )
     if not good or not any(message["role"] == "assistant" for message in messages):
         raise Unsupported(
-            f"{document.key} is no conversation: it needs a list of role and content, one by the assistant"
+            f"{document.key} is not a conversation: it needs a list of role and content, one by the assistant"
         )
     return messages  # type: ignore[no-any-return]
 

@@ -234,7 +234,7 @@ def _of_hub(name: str, columns: Columns, lazily: bool) -> Iterator[Document]:
         rows = load_dataset(name, columns.config or None, split=columns.split, streaming=lazily)
     except Exception as error:  # the library raises errors of many kinds: no such name, no network, no such split
         raise Unsupported(
-            f"{name} is no file here, and the hub dataset cannot be loaded: {_first_line(error)}"
+            f"{name} is not a file here, and the hub dataset cannot be loaded: {_first_line(error)}"
         ) from None
     yield from _documents(rows, f"{name}:{columns.split}", columns)
 

@@ -79,7 +79,7 @@ class CausalLM(TextTask):
         blocks = Blocks(tokens, size, arguments.max_train_samples)
         held = _blocks(arguments, tokenizer, held_out) if held_out else None
         described = f"{len(blocks.tokens):,} tokens in {len(blocks):,} blocks, {len(held or ()):,} blocks held out"
-        described += f"; tokens are kept in {place}" if place else ""
+        described += f"; tokens are cached in {place}" if place else ""
         return cls(tokenizer, blocks, held, default_collate, [], described)
 
     def summary(self, sums: list[float]) -> dict[str, float]:
@@ -108,7 +108,8 @@ class Chat(TextTask):
         learned = sum(label != IGNORED for labels in turns.labels for label in labels)
         described = (
             f"{len(turns):,} conversations, {learned:,} of {sum(map(len, turns.ids)):,} tokens are learned, "
-            f"{len(held or ()):,} held out" + (f"; {idle:,} have nothing to learn in {size} tokens" if idle else "")
+            f"{len(held or ()):,} held out"
+            + (f"; {idle:,} have no tokens to learn within {size} tokens" if idle else "")
         )
         return cls(tokenizer, turns, held, partial(padded, pad=tokenizer.pad_token_id), [], described)
 
@@ -135,7 +136,7 @@ class Classification(TextTask):
             raise Unsupported(f"classification needs two labels at least, the data has {', '.join(labels) or 'none'}")
         index = {name: number for number, name in enumerate(labels)}
         if strange := sorted({str(document.label) for document in held_out} - index.keys()):
-            raise Unsupported(f"the label {strange[0]!r} is held out only: the model cannot learn it")
+            raise Unsupported(f"the label {strange[0]!r} is held out only: the model cannot learn this label")
 
         def rows(documents: list[Document], limit: int) -> Rows:
             documents = documents if limit < 0 else documents[:limit]

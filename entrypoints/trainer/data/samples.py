@@ -192,7 +192,7 @@ def accumulation(arguments: Arguments, data_ranks: int) -> int:
     if wanted % share:
         near = max(share, round(wanted / share) * share)
         raise Unsupported(
-            f"--global_batch_{'size' if unit == 'samples' else unit} {wanted:,} is no multiple of the {share:,} {unit} "
+            f"--global_batch_{'size' if unit == 'samples' else unit} {wanted:,} is not a multiple of the {share:,} {unit} "
             f"that {data_ranks} ranks take at once; {near:,} is the nearest"
         )
     return wanted // share

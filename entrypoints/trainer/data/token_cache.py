@@ -47,7 +47,7 @@ def packed_tokens(texts: Texts, tokenizer: Any, folder: str = "") -> tuple[Token
     try:
         return _kept(base / digest, texts, tokenizer), str(base / digest)
     except OSError as error:  # a full disk, a folder that is not writable, a file system without locks
-        return in_memory(texts(), tokenizer), f"memory alone: {base}: {error.strerror or error}"
+        return in_memory(texts(), tokenizer), f"memory only: {base}: {error.strerror or error}"
 
 
 def default_folder() -> str:

@@ -31,9 +31,9 @@ def build_strategy(plan: ParallelismPlan, arguments: Arguments, **options: Any) 
     for name in ("USE_FSDP", "USE_DEEPSPEED", "USE_PARALLELISM_CONFIG", "CONFIG_DS_FIELDS"):
         os.environ.pop(f"ACCELERATE_{name}", None)
     if mixed_precision == "fp16" and plan.carrier != "accelerate":
-        raise Unsupported(f"--fp16 goes with strategies none and ddp only, not with {plan.described}; there is --bf16")
+        raise Unsupported(f"--fp16 works with strategies none and ddp only, not with {plan.described}; use --bf16")
     if plan.offload and plan.carrier != "deepspeed" and not torch.cuda.is_available():
-        raise Unsupported("parallelism.offload moves memory from GPUs, and there is no GPU: leave it out")
+        raise Unsupported("parallelism.offload moves memory from GPUs, but the job has no GPU: remove it")
     if plan.carrier == "deepspeed":
         from . import deepspeed
 
@@ -64,16 +64,16 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, arguments: Arg
     if not torch.cuda.is_available():
         # Without it every rank would train alone.
         if os.environ.setdefault("ACCELERATE_USE_CPU", "true").lower() not in ("1", "true", "yes", "on"):
-            raise Unsupported("there is no GPU, and ACCELERATE_USE_CPU is off: leave it out of the job's env")
+            raise Unsupported("the job has no GPU, but ACCELERATE_USE_CPU is off: remove it from the job's env")
         if mixed_precision == "fp16":
-            raise Unsupported("--fp16 needs a GPU; on CPU there is --bf16")
+            raise Unsupported("--fp16 needs a GPU; on CPU use --bf16")
         # transformers imports DeepSpeed where it is installed, which would warn in the log that there is no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if plan.carrier == "deepspeed":
             _deepspeed_on_cpu()
             handlers.append(InitProcessGroupKwargs(backend="gloo"))  # else Accelerate sees one process only
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
-        raise Unsupported("this GPU has no bfloat16; there is --fp16")
+        raise Unsupported("this GPU has no bfloat16; use --fp16")
     if plan.world == 1 and plan.carrier == "accelerate":
         # Accelerate would make a group of one, and wrap the model for nothing
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):

@@ -40,11 +40,11 @@ SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
 WRAPPED = "fsdp.transformer_layer_cls_to_wrap"
 HINTS = {
     "fsdp.activation_checkpointing": "write gradient_checkpointing: true among hyperparameters too",
-    "fsdp.cpu_ram_efficient_loading": "each rank makes the whole model in CPU memory first",
+    "fsdp.cpu_ram_efficient_loading": "each rank first creates the whole model in CPU memory",
     "fsdp.version": "write 2",
-    "deepspeed.gradient_accumulation_steps": "it has to be that of the hyperparameters",
-    "deepspeed.gradient_clipping": "it has to be max_grad_norm of the hyperparameters",
-    "deepspeed.config_file": "the shared trainer makes DeepSpeed's configuration itself",
+    "deepspeed.gradient_accumulation_steps": "it must be equal to the value in hyperparameters",
+    "deepspeed.gradient_clipping": "it must be equal to max_grad_norm in hyperparameters",
+    "deepspeed.config_file": "the shared trainer creates DeepSpeed's configuration itself",
     "dynamo": "write torch_compile: true among hyperparameters",
 }
 
@@ -63,7 +63,7 @@ def resolve(parallelism: Mapping[str, Any], arguments: Arguments) -> Mapping[str
         with open(str(file), encoding="utf-8") as stream:  # ranks start in the job's source
             config = yaml.safe_load(stream)
         if not isinstance(config, dict):
-            raise ValueError("it holds no keys")
+            raise ValueError("it has no keys")
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise Unsupported(f"the Accelerate file {file} cannot be read: {error}") from None
     precision = written(config.get("mixed_precision") or "no")
@@ -81,9 +81,9 @@ def translate(config: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]
     values: dict[str, Any] = {}
     for written_name, name, value in _keys(config):
         if not _honours(name, value, kind, arguments):
-            hint = HINTS.get(name) or HINTS.get(name.partition(".")[0]) or "leave it out"
+            hint = HINTS.get(name) or HINTS.get(name.partition(".")[0]) or "remove it"
             raise Unsupported(
-                f"the Accelerate file has {written_name}: {value}, which the shared trainer does not do; {hint}"
+                f"the Accelerate file has {written_name}: {value}, which the shared trainer does not support; {hint}"
             )
         if written(value) == "0" or not is_neutral(value):
             values[name] = value

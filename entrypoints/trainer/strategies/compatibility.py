@@ -25,22 +25,20 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
                 f"--attn_implementation {attention} needs the package flash_attn; without it there is sdpa"
             )
     if arguments.use_peft and plan.tensor * plan.pipeline > 1:
-        raise Unsupported(
-            f"--use_peft goes without tp_size and pp_size, not with {plan.described}: fsdp divides it as well"
-        )
+        raise Unsupported(f"--use_peft cannot be combined with {plan.described}: use fsdp to shard the model")
     if arguments.own_loss and plan.tensor * plan.pipeline * plan.context > 1:
         raise Unsupported(
             f"{'dpo' if arguments.task == 'dpo' else 'a model or a loss of your own'} "
-            f"goes with none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
+            f"works with strategies none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
         )
     if arguments.gradient_compression != "no" and (plan.carrier != "accelerate" or plan.context > 1):
-        raise Unsupported(f"--gradient_compression goes with strategy ddp, not with {plan.described}")
+        raise Unsupported(f"--gradient_compression works with strategy ddp, not with {plan.described}")
     if getattr(arguments, "hook", False) and (plan.carrier != "accelerate" or arguments.gradient_compression != "no"):
         raise Unsupported(
-            f"a communication hook goes with strategy ddp and without --gradient_compression, not with {plan.described}"
+            f"a communication hook works with strategy ddp and without --gradient_compression, not with {plan.described}"
         )
     if arguments.torch_compile and plan.carrier != "accelerate":
-        raise Unsupported(f"--torch_compile goes with strategies none and ddp, not with {plan.described}")
+        raise Unsupported(f"--torch_compile works with strategies none and ddp, not with {plan.described}")
     if plan.context > 1:
         _check_context(arguments, plan)
     if arguments.torch_compile and device is not None:
@@ -58,6 +56,6 @@ def _check_context(arguments: Arguments, plan: ParallelismPlan) -> None:
     if not arguments.writes:
         raise Unsupported(f"{which} is for language models, not for {arguments.task}")
     if arguments.attn_implementation != "sdpa":
-        raise Unsupported(f"{which} goes with --attn_implementation sdpa, not with {arguments.attn_implementation}")
+        raise Unsupported(f"{which} works with --attn_implementation sdpa, not with {arguments.attn_implementation}")
     if arguments.torch_compile:
-        raise Unsupported(f"--torch_compile goes without {which}")
+        raise Unsupported(f"--torch_compile cannot be combined with {which}")

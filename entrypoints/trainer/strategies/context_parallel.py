@@ -80,15 +80,16 @@ class ContextParallel:
         if config.model_type not in FAMILIES:
             families = ", ".join(sorted(FAMILIES))
             raise Unsupported(
-                f"cp_size {self.size}: {config.model_type} is not known to be whole in parts; these are: {families}"
+                f"cp_size {self.size}: {config.model_type} is not supported; supported models: {families}"
             )
         if kind := rope(getattr(config, "rope_parameters", None)):
             raise Unsupported(
-                f"cp_size {self.size}: positions of the type {kind} depend on the length, which parts do not have"
+                f"cp_size {self.size}: positions of the type {kind} depend on the sequence length, "
+                "so the sequence cannot be split"
             )
         if 2 * self.size > (getattr(config, "max_position_embeddings", None) or 2 * self.size):
             raise Unsupported(
-                f"cp_size {self.size}: the model's sequences are too short to be cut into {2 * self.size} chunks"
+                f"cp_size {self.size}: the model's sequences are too short to be split into {2 * self.size} chunks"
             )
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
         ids = torch.arange(length, device=device)[None] % config.vocab_size
@@ -107,7 +108,7 @@ class ContextParallel:
         if not all(difference < (CLOSE if precision == "no" else CLOSE_16) for difference in differences):
             raise Unsupported(
                 f"cp_size {self.size}: {config.model_type} says something else of a sequence in parts than of a whole one; "
-                "leave it out, or write fsdp"
+                "remove it, or write fsdp"
             )
 
     # -- the parts ----------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class ContextParallel:
         """
         if strange := sorted(batch.keys() - {"input_ids", "labels", "attention_mask"}):
             raise Unsupported(
-                f"cp_size {self.size}: the batches have {strange[0]}, which is not cut along with the tokens"
+                f"cp_size {self.size}: the batches have {strange[0]}, which cannot be split along with the tokens"
             )
         ids, labels = batch["input_ids"], batch["labels"]
         length = ids.shape[1]
@@ -155,7 +156,7 @@ class ContextParallel:
 
         if attention_mask is not None:
             raise Unsupported(
-                f"cp_size {self.size}: the model makes a mask of its own, which cannot be cut; leave it out"
+                f"cp_size {self.size}: the model creates its own attention mask, which cannot be split; remove it"
             )
 
         def look(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

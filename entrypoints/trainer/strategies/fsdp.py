@@ -69,10 +69,12 @@ class ShardedStrategy(Strategy):
                 raise Unsupported(f"{self.plan.described}: no parameter is sharded on the axis {axis}")
         if self._fully and not isinstance(self.model, FSDPModule):
             raise Unsupported(
-                f"{self.plan.described}: FSDP should carry the model, it is a {type(self.model).__name__}"
+                f"{self.plan.described}: FSDP should wrap the model, but it is a {type(self.model).__name__}"
             )
         if self.plan.parts > 1 and "whole" in placements:
-            raise Unsupported(f"{self.plan.described}: {placements['whole']:,} parameters lie whole on every rank")
+            raise Unsupported(
+                f"{self.plan.described}: {placements['whole']:,} parameters are not sharded: every rank has a full copy"
+            )
         return "FSDP2" if self._fully else "DTensor"
 
     @property
@@ -155,7 +157,7 @@ def check_split(model: Any, size: int) -> None:
     if not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan):
         raise Unsupported(
             f"tp_size {size}: transformers has no tensor parallel plan for {config.model_type}; "
-            "leave it out, or write fsdp"
+            "remove it, or write fsdp"
         )
     heads = config.num_attention_heads
     counts = {

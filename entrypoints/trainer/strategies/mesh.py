@@ -132,19 +132,19 @@ def choose_plan(parallelism: Mapping[str, Any], world: int, nodes: int = 1) -> P
     strategy, tensor, pipeline, context = STRATEGIES[name], size("tp_size"), size("pp_size"), size("cp_size")
     split = {key: length for key in ("tp_size", "pp_size", "cp_size") if (length := size(key)) > 1}
     if not strategy.models and split:
-        raise Unsupported(f"strategy {name} goes without {next(iter(split))}: write fsdp, which goes with it")
+        raise Unsupported(f"strategy {name} cannot be combined with {next(iter(split))}: use fsdp instead")
     if context > 1 and pipeline > 1:
-        raise Unsupported(f"cp_size {context} goes without pp_size: write fsdp or tp_size, which go with it")
+        raise Unsupported(f"cp_size {context} cannot be combined with pp_size: use fsdp or tp_size instead of pp_size")
     each = tensor * pipeline * context
     if world % each:
         sizes = " x ".join(f"{key} {length}" for key, length in split.items())
         raise Unsupported(f"{sizes} does not divide the {world} processes of the job")
     replicate, shard = _data_axes(name, parallelism, world // each, nodes)
     if not strategy.data_parallel and replicate * shard > 1:
-        raise Unsupported(f"strategy {name} is for one process, the job has {world} (leave it out, or write ddp)")
+        raise Unsupported(f"strategy {name} is for one process, the job has {world} (remove it, or write ddp)")
     schedule, virtual = _pipeline(parallelism, pipeline)
     if parallelism.get("offload") and not strategy.offload:
-        raise Unsupported(f"strategy {name} has nothing to offload; leave out parallelism.offload")
+        raise Unsupported(f"strategy {name} has nothing to offload; remove parallelism.offload")
     count = parallelism.get("microbatches")
     return ParallelismPlan(
         name, pipeline, replicate, shard, tensor, int(count) if count else None, schedule, virtual,
@@ -162,7 +162,7 @@ def check_division(size: int, counts: Mapping[str, int]) -> None:
 def check_layers(layers: int, stages: int) -> None:
     """Raise Unsupported unless the layers can be dealt out over the stages of a pipeline."""
     if layers % stages:
-        raise Unsupported(f"{layers} layers cannot be dealt out equally over {stages} pipeline stages")
+        raise Unsupported(f"{layers} layers cannot be split equally over {stages} pipeline stages")
 
 
 def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int) -> tuple[int, int]:
@@ -186,7 +186,7 @@ def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int)
     whole = (1, data) if STRATEGIES[name].carrier != "accelerate" else (data, 1)
     for key, size, own in (("dp_replicate_size", replicate, whole[0]), ("dp_shard_size", shard, whole[1])):
         if size is not None and int(size) != own:
-            hint = "write hsdp" if name == "fsdp" else "leave it out"
+            hint = "write hsdp" if name == "fsdp" else "remove it"
             raise Unsupported(f"strategy {name} has a {key} of {own} here, not {size}: {hint}")
     return whole
 
@@ -197,7 +197,7 @@ def _pipeline(parallelism: Mapping[str, Any], pipeline: int) -> tuple[str, int]:
     if pipeline == 1:
         for key in ("microbatches", "pp_schedule", "virtual_stages"):
             if parallelism.get(key):
-                raise Unsupported(f"parallelism.{key} belongs to a pipeline: set pp_size, or leave it out")
+                raise Unsupported(f"parallelism.{key} works with a pipeline only: set pp_size, or remove it")
         return SCHEDULES[0], 1
     schedule = schedule or ("interleaved" if int(virtual or 1) > 1 else SCHEDULES[0])
     if schedule not in SCHEDULES:
@@ -205,6 +205,7 @@ def _pipeline(parallelism: Mapping[str, Any], pipeline: int) -> tuple[str, int]:
     virtual = int(virtual or (2 if schedule == "interleaved" else 1))
     if (schedule == "interleaved") != (virtual > 1):
         raise Unsupported(
-            f"pp_schedule {schedule} with virtual_stages {virtual}: only interleaved has several on a rank"
+            f"pp_schedule {schedule} with virtual_stages {virtual}: virtual_stages above 1 works "
+            "with pp_schedule: interleaved only"
         )
     return schedule, virtual

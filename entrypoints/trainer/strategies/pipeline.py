@@ -177,9 +177,11 @@ class PipelineStrategy(ShardedStrategy):
         placements = self.placements()
         for stage in self.stages.values():
             if self._fully and not isinstance(stage, FSDPModule):
-                raise Unsupported(f"{self.plan.described}: FSDP should carry every stage")
+                raise Unsupported(f"{self.plan.described}: FSDP should wrap every stage")
         if self.plan.shard > 1 and "whole" in placements:
-            raise Unsupported(f"{self.plan.described}: {placements['whole']:,} parameters lie whole on every rank")
+            raise Unsupported(
+                f"{self.plan.described}: {placements['whole']:,} parameters are not sharded: every rank has a full copy"
+            )
         return "PipelineStage(FSDP2)" if self._fully else "PipelineStage"
 
     def describe(self) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def microbatches(plan: ParallelismPlan, batch: int) -> int:
     if plan.microbatches in fits:
         return plan.microbatches
     asked = f"microbatches {plan.microbatches}" if plan.microbatches else f"a pipeline of {plan.pipeline}"
-    possible = f"possible are {', '.join(map(str, fits))}" if fits else "it needs a larger batch"
+    possible = f"use {', '.join(map(str, fits))}" if fits else "it needs a larger batch"
     if plan.microbatches or not fits:
         raise Unsupported(f"--per_device_train_batch_size {batch} does not suit {asked} ({plan.schedule}): {possible}")
     # Twice the stages leave a third of the time for waiting; more pieces are smaller ones.

@@ -23,7 +23,7 @@ class LayerPlan:
     behind: tuple[str, ...]
 
 
-# transformers has plans for Llama, Qwen, Mistral and their kin; this is for those that it has none for.
+# transformers has plans for Llama, Qwen, Mistral and models of the same family; this is for those that it has none for.
 OWN = {"gpt2": LayerPlan(("wte", "wpe", "drop"), "h", ("ln_f",))}
 
 
@@ -36,7 +36,7 @@ def plan_of(model: Any) -> LayerPlan:
     if "layers" not in names:
         families = ", ".join(["llama", "qwen2", "qwen3", "mistral", *OWN])
         raise Unsupported(
-            f"there is no pipeline plan for {config.model_type}; there are plans for {families} and their kin"
+            f"there is no pipeline plan for {config.model_type}; there are plans for {families} and models of the same family"
         )
     at = names.index("layers")
     return LayerPlan(tuple(names[:at]), "layers", tuple(names[at + 1 :]))

@@ -43,7 +43,7 @@ RECORD: dict[str, Any] = {
         "job": {"name": "evil", "source": "/src", "entrypoint": "train.py", "output": "/out"},
         "bundle": {"sha256": "ab" * 32, "size_bytes": 10, "files": 1, "commit": "c0ffee", "dirty": True},
         "patch": "diff --git a/x b/x\n",
-        "left_out": ["y: it is no text"],
+        "left_out": ["y: it is not text"],
     },
 }
 WORDS: list[Any] = [
@@ -140,14 +140,14 @@ def test_whatever_all_fields_hold_it_is_shown(tmp_path: Path):
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (b"", "no history of a run that"),
-        (b"{", "no history of a run that"),
-        (b"[" * 100_000, "no history of a run that"),
-        (b'{"version": ' + b"9" * 5000 + b"}", "no history of a run that"),
+        (b"", "not a run history that"),
+        (b"{", "not a run history that"),
+        (b"[" * 100_000, "not a run history that"),
+        (b'{"version": ' + b"9" * 5000 + b"}", "not a run history that"),
         (b" " * (5 << 20), "has more than 4,194,304 bytes"),
         ({**RECORD, "version": 2}, "newer cloudtrain"),
-        ({**RECORD, "run_id": "../../escape"}, "no history of a run that"),
-        ({**RECORD, "attempt": 2}, "no history of a run that"),
+        ({**RECORD, "run_id": "../../escape"}, "not a run history that"),
+        ({**RECORD, "attempt": 2}, "not a run history that"),
     ],
 )
 def test_a_record_that_is_none_is_refused(tmp_path: Path, record: Any, said: str):

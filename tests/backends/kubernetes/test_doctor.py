@@ -51,7 +51,7 @@ def test_what_a_target_names_and_the_cluster_lacks(cluster: Cluster):
 def test_a_queue_needs_kueue_and_has_to_be_there(cluster: Cluster):
     assert found(cluster, queue="research") == ["the cluster has no Kueue"]
     cluster.queues.add("other")
-    assert found(cluster, queue="research") == ["there is no local queue research in default"]
+    assert found(cluster, queue="research") == ["Kueue has no LocalQueue research in default"]
     assert found(cluster, queue="other") == []
 
 
@@ -62,7 +62,7 @@ def test_a_jobset_needs_its_operator_and_its_own_permissions(cluster: Cluster):
     cluster.kubelet.has_jobsets = False
     cluster.denied |= {("create", "jobsets")}
     assert found(cluster, kind="jobset") == [
-        "you may not create jobsets in default, which is needed to submit",
+        "you have no permission to create jobsets in default, which cloudtrain needs to submit",
         "the cluster has no JobSet operator",
     ]
 
@@ -72,7 +72,7 @@ def test_gpus_of_a_type_that_no_node_has_are_named_with_those_that_there_are(clu
     machine["status"]["allocatable"]["nvidia.com/gpu"] = "8"
     machine["metadata"]["labels"]["nvidia.com/gpu.product"] = "A100"
     said = backend_of(cluster, node_selector={"nvidia.com/gpu.product": "H100"}).capacity()
-    assert "0 nodes that the node_selector takes (no node has nvidia.com/gpu.product=H100, but A100)" in said
+    assert "0 nodes that match the node_selector (no node has nvidia.com/gpu.product=H100, but A100)" in said
     assert backend_of(cluster, node_selector={"nvidia.com/gpu.product": "A100"}).capacity().startswith("8 of")
 
 

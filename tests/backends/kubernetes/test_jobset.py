@@ -133,7 +133,7 @@ def test_a_set_in_a_queue_is_deleted_when_it_is_cancelled(place: Ground, sets): 
 
 
 def test_a_handle_of_another_kind_is_refused(place: Ground):  # noqa: F811
-    with pytest.raises(BackendError, match="no Job's handle"):
+    with pytest.raises(BackendError, match="not the handle of a Job"):
         place.backend().status("cluster/default/pod:name/uid")
 
 

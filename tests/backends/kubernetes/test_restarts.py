@@ -191,6 +191,6 @@ def test_another_authority_behind_the_same_address_is_another_cluster(place: Gro
     pins = place.backend(kubeconfig=found[0])._api.pin()
     assert len(pins["ca"]) == 16 and pins["server"] == place.cluster.url
     assert place.backend(kubeconfig=found[0], **pins)._api.access.ca == pins["ca"]
-    with pytest.raises(BackendError, match="its authority differs"):
+    with pytest.raises(BackendError, match="its certificate authority differs"):
         place.backend(kubeconfig=found[1], **pins).find("a-run-a1")
     assert place.cluster.server.requests == []

@@ -78,7 +78,7 @@ class TestLocal(BackendContract):
             patch.setattr(supervisor, "start", half)
             handle = backend.submit(plan, bundle)
         node = Path(handle) / "node-0"
-        wait_for(lambda: "died before" in (node / "launcher.out").read_text(), "its end")
+        wait_for(lambda: "ended before" in (node / "launcher.out").read_text(), "its end")
         assert backend.find(plan.attempt_id) is None and not (node / "status.json").exists()
         assert backend.submit(plan, bundle) == handle == backend.find(plan.attempt_id)
         assert self.until_final(backend, handle).state is State.SUCCEEDED

@@ -101,7 +101,7 @@ def test_a_name_that_another_job_has_is_not_adopted(bench: Bench) -> None:
     first, bundle = bench.plan()
     bench.backend.submit(first, bundle)
     other, bundle = bench.plan(args=["another"])
-    with pytest.raises(BackendError, match="it is another one"):
+    with pytest.raises(BackendError, match="different"):
         bench.backend.submit(other, bundle)
 
 
@@ -119,11 +119,11 @@ REFUSALS = {
     ),
     "denied bucket": ("PutObject", 403, "AccessDenied", "", "denies s3:PutObject", "docs/"),
     "quota": ("CreateTrainingJob", 400, "ResourceLimitExceeded", "limit is 0", "quota", "Service Quotas"),
-    "capacity": ("CreateTrainingJob", 400, "CapacityError", "none left", "no such machines free", "try again"),
-    "busy": ("CreateTrainingJob", 400, "ThrottlingException", "", "to slow down", "some minutes"),
+    "capacity": ("CreateTrainingJob", 400, "CapacityError", "none left", "insufficient capacity", "try again"),
+    "busy": ("CreateTrainingJob", 400, "ThrottlingException", "", "to send fewer requests", "some minutes"),
     "broken": ("CreateTrainingJob", 500, "InternalFailure", "", "failed on AWS's side", "try again"),
     "closed": ("CreateTrainingJob", 0, "", "", "cannot be reached", "network"),
-    "busy bucket": ("PutObject", 503, "SlowDown", "", "to slow down", "some minutes"),
+    "busy bucket": ("PutObject", 503, "SlowDown", "", "to send fewer requests", "some minutes"),
     "no bucket": ("PutObject", 404, "NoSuchBucket", "", "no such bucket", "options.sagemaker.bucket"),
     "validation": ("CreateTrainingJob", 400, "ValidationException", "bad role", "was refused: bad role", ""),
 }

@@ -86,7 +86,10 @@ def test_a_field_that_the_estimator_cannot_set_needs_boto3(name: str, monkeypatc
     monkeypatch.setattr(client, "find_spec", lambda _: object())
     plain, (change, field) = made(GPU).request, CLIENTS[name]
     assert client.choose_client(plain, {}) == ("sdk", "the SageMaker SDK is installed")
-    assert client.choose_client({**plain, **change}, {}) == ("boto3", f"the SDK's estimator cannot set {field}")
+    assert client.choose_client({**plain, **change}, {}) == (
+        "boto3",
+        f"the SageMaker SDK's estimator cannot set {field}",
+    )
     (problem,) = client.find_problems({**plain, **change}, {"client": "sdk"})
     assert problem.path == "options.sagemaker.client" and field in problem.message
     assert client.find_problems({**plain, **change}, {"client": "boto3"}) == []

@@ -66,7 +66,7 @@ def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None
     assert channels == {"texts": f"file://{tmp_path}", "one": f"file://{tmp_path}/x.jsonl", "cloudtrain": source}
     assert "EnableManagedSpotTraining" not in request and "MaxWaitTimeInSeconds" not in request["StoppingCondition"]
     notes = " ".join(plan.notes)
-    assert "use_spot is left out" in notes and "not ml.m5.xlarge" in notes and IMAGE in notes
+    assert "use_spot is ignored" in notes and "not ml.m5.xlarge" in notes and IMAGE in notes
     orders = [json.loads(piece) for piece in request["HyperParameters"].values()]
     assert Manifest.decode(orders).inputs["one"]["file"] == "x.jsonl"
 
@@ -99,7 +99,7 @@ def test_s3_is_read_and_written_where_that_is_asked_for(bench: Bench) -> None:
     assert uris == {"texts": "s3://b/texts/", "one": "s3://b/x.jsonl"} and set(sources) > {"near", "cloudtrain"}
     assert request["OutputDataConfig"]["S3OutputPath"] == "s3://b/out/near"
     assert request["CheckpointConfig"]["S3Uri"] == f"file://{bench.home}/runs/near/checkpoints"
-    assert "by this machine, with its own credentials" in " ".join(plan.notes)
+    assert "with its own credentials" in " ".join(plan.notes)
     for wrong in ({"inputs": {"x": "gs://b/x"}}, {"inputs": {"x": "s3:///x"}}, {"output": "gs://b/x"}):
         with pytest.raises(BadJob):
             bench.plan(**wrong)
@@ -181,7 +181,7 @@ def test_the_source_goes_through_a_bucket_that_is_named(stored: Bench, simulator
 
 def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
     request, store, _ = attempt(stored, inputs={"x": f"s3://{BUCKET}/nothing"})
-    with pytest.raises(BackendError, match=r"the input x does not exist: there is nothing at s3://training/nothing/"):
+    with pytest.raises(BackendError, match=r"the input x does not exist: no files at s3://training/nothing/"):
         store.download_inputs(request, lambda: False)
     request, store, folder = attempt(
         stored, "other", inputs={"x": "s3://no-such-bucket/x"}, output="s3://no-such-bucket/y"
@@ -296,9 +296,9 @@ def test_a_later_attempt_anywhere_on_the_runs_folder_ends_this_one(bench: Bench)
     job._starts = job._claim()
     job._check_current()
     module("launcher.output.starts").Starts(str(folder.parent), 2)  # as a launcher on this machine does
-    with pytest.raises(BackendError, match="attempt 2 of this run has begun: this one is replaced"):
+    with pytest.raises(BackendError, match="attempt 2 of this run has started"):
         job._check_current()
-    with pytest.raises(BackendError, match="attempt 1 does not begin any more"):
+    with pytest.raises(BackendError, match="attempt 1 does not start"):
         local_job.LocalJob(folder)._claim()
 
 

@@ -194,7 +194,7 @@ def test_a_machine_with_gpus_gives_its_ranks() -> None:
 
 def test_a_newer_type_is_allowed_with_a_note() -> None:
     built = made({"resources": {"instance_type": "ml.p9.48xlarge", "accelerators": "X100:8"}})
-    assert built.problems == () and "not in the catalogue" in built.notes[0] and built.price is None
+    assert built.problems == () and "not in cloudtrain" in built.notes[0] and built.price is None
     assert built.request["ResourceConfig"]["InstanceType"] == "ml.p9.48xlarge"
 
 
@@ -202,7 +202,7 @@ def test_a_type_that_nobody_knows_is_not_taken_for_a_cpu() -> None:
     (problem,) = [p for p in made({"resources": {"instance_type": "ml.p9.48xlarge"}}).problems if p.path != "image"]
     assert problem.path == "resources.accelerators" and "ml.p9.48xlarge" in problem.message
     built = made({"resources": {"instance_type": "ml.m9i.large"}, "image": "my/image:1"})
-    assert built.problems == () and "not in the catalogue" in built.notes[0]
+    assert built.problems == () and "not in cloudtrain" in built.notes[0]
 
 
 PRINTED = [  # a line, and the losses that SageMaker's charts find in it

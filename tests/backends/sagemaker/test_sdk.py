@@ -100,7 +100,8 @@ def test_a_default_of_the_sdk_that_changes_the_job_is_refused_by_name(
     env = {**simulator.environ, "SAGEMAKER_USER_CONFIG_OVERRIDE": str(tmp_path / "config.yaml")}
     refused = ask(sdk, "outcome", home, tmp_path / "plan.json", **env)
     assert (
-        "Unreachable" not in refused["kinds"] and "would send another Environment than the plan" in refused["message"]
+        "Unreachable" not in refused["kinds"]
+        and "would send a different Environment than the plan" in refused["message"]
     )
     assert simulator.jobs == {}
 

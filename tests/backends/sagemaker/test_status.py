@@ -122,9 +122,9 @@ SAID = {  # what SageMaker answers, and what a person reads
     "interrupted": (
         training_job("InProgress", "Interrupted"),
         State.STARTING,
-        "the spot machine was taken away; SageMaker",
+        "SageMaker reclaimed the spot machine and",
     ),
-    "restarting": (training_job("InProgress", "Restarting"), State.STARTING, "an error on SageMaker's side; it starts"),
+    "restarting": (training_job("InProgress", "Restarting"), State.STARTING, "SageMaker had an internal error"),
     "warm": (
         training_job(
             "Completed",
@@ -133,19 +133,19 @@ SAID = {  # what SageMaker answers, and what a person reads
             ResourceConfig={"InstanceCount": 1, "KeepAlivePeriodInSeconds": 600},
         ),
         State.SUCCEEDED,
-        "its machines stay warm for the next job, billed, for 600 s at most",
+        "its machines stay warm for the next job for at most 600 s",
     ),
     "reused": (
         training_job("Completed", "Completed", WarmPoolStatus={"Status": "Reused", "ReusedByJob": "next-a1"}),
         State.SUCCEEDED,
-        "its machines went to next-a1",
+        "its warm machines are used by next-a1",
     ),
     "cooled": (training_job("Completed", WarmPoolStatus={"Status": "Terminated"}), State.SUCCEEDED, ""),
     "stopped": (training_job("Stopped", "Stopped", "", "Training", "Stopping"), State.CANCELLED, "stopped on request"),
     "pending": (
         training_job("Stopped", "Stopped", "", *GONE, StoppingCondition={"MaxPendingTimeInSeconds": 1800}),
         State.TIMED_OUT,
-        "SageMaker ended it: no machines came within max_pending (1800 s)",
+        "SageMaker ended the job: it found no machines within max_pending (1800 s)",
     ),
     "stopped while pending": (
         training_job("Stopped", "Stopped", "", *GONE, "Stopping", StoppingCondition={"MaxPendingTimeInSeconds": 1800}),
@@ -155,12 +155,12 @@ SAID = {  # what SageMaker answers, and what a person reads
     "no spot machine": (
         training_job("Stopped", "MaxWaitTimeExceeded", "", "Starting", "MaxWaitTimeExceeded"),
         State.TIMED_OUT,
-        "no spot machine came before max_wait was over",
+        "SageMaker found no spot machine before max_wait was over",
     ),
     "spot machine lost": (
         training_job("Stopped", "Stopped", "", "Training", "Interrupted", "Stopped"),
         State.PREEMPTED,
-        "the spot machine was taken away",
+        "SageMaker reclaimed the spot machine",
     ),
     "unhealthy": (
         training_job("Failed", "Failed", "ClientError: the infrastructure health check failed on algo-2"),

@@ -28,11 +28,11 @@ def test_a_plan_knows_the_types_that_doctor_has_seen(simulator: Simulator, tmp_p
         there = SagemakerBackend(options(simulator, region=region), home / "runs")
         return list(there.plan(job, bundle, "j").notes)
 
-    with pytest.raises(BadJob, match="does not know what ml.g5g.16xlarge has"):
+    with pytest.raises(BadJob, match="does not say what GPUs ml.g5g.16xlarge has"):
         plan()
     simulator.faults.append(Fault("DescribeInstanceTypes", 403, "UnauthorizedOperation", times=1))
     backend.check()
-    with pytest.raises(BadJob, match="cloudtrain doctor asks EC2"):
+    with pytest.raises(BadJob, match="cloudtrain doctor, which asks EC2"):
         plan()
     backend.check()
     assert f"{NEW} has T4g x 2: each node has 2 ranks" in plan()

@@ -248,7 +248,7 @@ def test_sites_that_deny_commands(cluster: Cluster, denied, tmp_path: Path, monk
             (shims / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{shims}:{os.environ['PATH']}")
     if len(denied) == 3:
-        with pytest.raises(BackendError, match="Slurm cannot be asked: squeue: not allowed.*scontrol.*sacct"):
+        with pytest.raises(BackendError, match="Slurm's commands do not run: squeue: not allowed.*scontrol.*sacct"):
             backend.status(handle)
         (shims / "squeue").unlink()
     assert backend.status(handle).state is State.RUNNING

@@ -131,7 +131,7 @@ def test_doctor_names_what_is_wrong(slurm: Slurm, tmp_path: Path) -> None:
     private = tmp_path / "private"  # the nodes have another /tmp
     private.mkdir()
     (found,) = problems(folder=str(private))
-    assert found.startswith(f"options.slurm.folder: a node does not see {private}")
+    assert found.startswith(f"options.slurm.folder: a node cannot see {private}")
     assert SlurmBackend({}, tmp_path).check()[0].path == "options.slurm.folder"
     found = SlurmBackend.discover()
     assert found["partition"] == "main" and found["folder"].startswith("/")

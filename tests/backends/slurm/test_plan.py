@@ -114,7 +114,7 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
         ({"folder": "/s", "directives": ["--output=x"]}, "cloudtrain sets --output itself"),
         ({"folder": "/s", "directives": ["-N4"]}, "cloudtrain sets --nodes itself"),
         ({"folder": "/s", "directives": ["-t", "9"]}, "cloudtrain sets --time itself"),
-        ({"folder": "/s", "directives": ["mem=3"]}, "is no argument of sbatch"),
+        ({"folder": "/s", "directives": ["mem=3"]}, "is not an argument of sbatch"),
         *(
             ({"folder": "/s", "directives": [text]}, "cloudtrain sets --array itself")
             for text in ("--array=1-3", "--arra=1-3", "--arr=1", "--ar=1", "-a1-3", "-a")
@@ -122,7 +122,7 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
         ({"folder": "/s", "directives": ["--ntasks-per-nod=2"]}, "cloudtrain sets --ntasks-per-node itself"),
         ({"folder": "/s", "srun_args": ["--kill=1"]}, "cloudtrain sets --kill-on-bad-exit itself"),
         ({"folder": "/s", "srun_args": ["-n4"]}, "cloudtrain sets --ntasks itself"),
-        ({"folder": "/s", "srun_args": ["mpi=pmix"]}, "is no argument of srun"),
+        ({"folder": "/s", "srun_args": ["mpi=pmix"]}, "is not an argument of srun"),
         ({"folder": "/s", "login": {"user": "x"}}, "address"),
         ({"folder": "/s", "partitoin": "x"}, "partitoin"),
         ({}, "folder"),
@@ -170,12 +170,14 @@ def test_what_slurm_says_is_understood() -> None:
     )
     assert query_job(site(squeue=gone, scontrol=gone, sacct=off), "7") is None
     assert query_job(site(squeue=(0, "", "")), "7") is None, "some versions print nothing for a job that is forgotten"
-    with pytest.raises(BackendError, match=r"Slurm cannot be asked: squeue: .*; scontrol: .*; sacct: Slurm accounting"):
+    with pytest.raises(
+        BackendError, match=r"Slurm's commands do not run: squeue: .*; scontrol: .*; sacct: Slurm accounting"
+    ):
         query_job(site(sacct=off), "7")
     assert find_job(site(scontrol=(0, line.replace("x-a1", "other") + line, "")), "x-a1") == QueueEntry(
         "7", "NODE_FAIL", "NodeDown"
     )
-    with pytest.raises(Unreachable, match="Slurm cannot be asked"):
+    with pytest.raises(Unreachable, match="Slurm's commands do not run"):
         find_job(site(), "x-a1")  # a second job would be sent otherwise
     assert find_job(site(squeue=(0, "", "")), "x-a1") is None, "without accounting slurmctld's word is enough"
     silent = (1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")

@@ -13,7 +13,7 @@ from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 
 SINFO = "main*|infinite|1-infinite\nshort|12:00:00|1-2\nweek|7-00:00:00|1\nnight|30:00|4-16\nbrief|9:00|1-4\n"
-NEVER, SOON = "it never starts by itself: ", "it starts by itself"
+NEVER, SOON = "it will not start by itself: ", "it starts by itself"
 
 
 @pytest.mark.parametrize(
@@ -21,15 +21,15 @@ NEVER, SOON = "it never starts by itself: ", "it starts by itself"
     [
         ("Resources", SOON),
         ("Priority", SOON),
-        ("PartitionTimeLimit", NEVER + "its partition allows less time: lower limits.max_runtime"),
-        ("PartitionNodeLimit", NEVER + "its partition does not give a job that many nodes: change num_nodes"),
+        ("PartitionTimeLimit", NEVER + "it requests more time than its partition allows: lower limits.max_runtime"),
+        ("PartitionNodeLimit", NEVER + "it requests more or fewer nodes than its partition allows: change num_nodes"),
         ("ReqNodeNotAvail, UnavailableNodes:node-[2-3]", "reserved for maintenance"),
         ("AssocGrpGRES", "the account's limit is reached; it starts when other jobs end"),
         ("AssocGrpCPUMinutesLimit", "computing time is used up"),
         ("QOSMaxGRESPerUser", "the limit of the quality of service is reached; it starts when other jobs end"),
-        ("QOSMaxWallDurationPerJobLimit", NEVER + "one job may not have so much"),
-        ("AssocMaxCpuPerJobLimit", NEVER + "one job may not have so much"),
-        ("JobHeldAdmin", NEVER + "an administrator holds it"),
+        ("QOSMaxWallDurationPerJobLimit", NEVER + "the job requests more than one job may have"),
+        ("AssocMaxCpuPerJobLimit", NEVER + "the job requests more than one job may have"),
+        ("JobHeldAdmin", NEVER + "an administrator put it on hold"),
         ("DependencyNeverSatisfied", NEVER),
     ],
 )
@@ -43,7 +43,7 @@ def test_a_job_that_waits_has_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     for status in (backend.status(str(folder)), backend.statuses([str(folder)])[str(folder)]):
         assert status.state is State.QUEUED and status.reason.startswith(f"Slurm: {reason}: ")
         assert words in status.reason and len(status.reason) < REASON_CHARS
-        assert ("`cloudtrain cancel` ends it" in status.reason) == (NEVER in status.reason)
+        assert ("to give up, run `cloudtrain cancel`" in status.reason) == (NEVER in status.reason)
 
 
 def test_a_reason_that_is_not_known_stays_as_it_is():
@@ -85,6 +85,6 @@ def test_a_plan_compares_a_job_with_what_doctor_saw(tmp_path: Path, monkeypatch:
     assert notes("short", limits={"max_runtime": "715m"}) == []
     assert notes("brief") == [
         "partition brief allows 9m (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
-        "limits.max_runtime can be 4m"
+        "lower limits.max_runtime to 4m"
     ], "too short for slices"
-    assert notes("shrot") == ["doctor saw no partition shrot on 2026-11-23, but brief, main, night, short, week"]
+    assert notes("shrot") == ["doctor found no partition shrot on 2026-11-23, but brief, main, night, short, week"]

@@ -23,8 +23,8 @@ from tests.lab.slurm import Slurm
 
 MANY = 50
 HELD = (
-    "Slurm: JobHeldUser: it never starts by itself: its owner holds it: `scontrol release JOB` lets it start; "
-    "`cloudtrain cancel` ends it"
+    "Slurm: JobHeldUser: it will not start by itself: its owner put it on hold: `scontrol release JOB` lets it start; "
+    "to give up, run `cloudtrain cancel`"
 )
 
 
@@ -55,7 +55,7 @@ def test_many_attempts_are_one_squeue(slurm: Slurm, backend: SlurmBackend, handl
         found = backend.statuses([*handles, missing])
         assert calls() == 1
     assert missing not in found
-    assert found == {handle: backend.status(handle) for handle in handles}, "also where a job has left no file"
+    assert found == {handle: backend.status(handle) for handle in handles}, "also where a job has stored no file"
     assert [found[handle].state for handle in handles[:6]] == [State.QUEUED, State.CANCELLED, State.CANCELLED,
                                                               State.SUCCEEDED, State.SUCCEEDED, State.QUEUED]  # fmt: skip
     assert {found[handle].reason for handle in handles[5:]} == {HELD}
@@ -120,7 +120,8 @@ def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_p
         Watcher(run.store, run.run_id).run(until=lambda: True)
         assert "limits.max_runtime" in run.record.status.reason, "PartitionConfig at first, later PartitionTimeLimit"
         assert (
-            run.record.status.reason.startswith("Slurm: Partition") and "it never starts by" in run.record.status.reason
+            run.record.status.reason.startswith("Slurm: Partition")
+            and "it will not start by" in run.record.status.reason
         )
         run.cancel()
         assert main(["doctor", "cluster", "--job", "job.yaml"]) == 0

@@ -161,7 +161,7 @@ def test_a_lone_node_that_nobody_reaches_is_lost_after_the_stated_time_only(lab,
     with pytest.raises(Unreachable):
         backend.status(handle)
     status = until_final(backend, handle)
-    assert status.state is State.LOST and "not reached for 6 s" in status.reason
+    assert status.state is State.LOST and "could not be reached for 6 s" in status.reason
     assert left_on(lab) != []  # a client that hears nothing does the job no harm
     lab.hosts[0].heal()
     wait_for(lambda: _reached(backend), "the node", BOUND_S)
@@ -275,7 +275,7 @@ def test_lease_of_the_client(lab, prepare, home):
         subprocess.run(["sleep", "0.2"])
     wait_for(lambda: left_on(lab) == [], "its end when nobody looks", BOUND_S)
     assert backend.status(handle).state is State.PREEMPTED
-    assert any("no client has looked" in line.text for line in backend.logs(handle))
+    assert any("no cloudtrain process has contacted" in line.text for line in backend.logs(handle))
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -387,9 +387,9 @@ def test_doctor(lab, home):
     wrong["hosts"][2] |= {"python": "/usr/bin/python3", "internal": "10.255.0.9"}
     found = [problem.message for problem in SshBackend(wrong, home / "runs").check()]
     for part in (
-        f"{late.address}: its clock is 100 s off ours",
+        f"{late.address}: its clock differs by 100 s from this machine's",
         f"{lab.hosts[2].address}: /usr/bin/python3 has no torch",
-        "no port of 10.255.0.9 can be listened on",
+        "cannot listen on any port of 10.255.0.9",
         f"root@{late.address} does not reach 127.0.0.1",
     ):
         assert any(part in message for message in found), (part, found)

@@ -89,7 +89,7 @@ def test_sharded_is_fine_on_one_node_and_with_an_output(plan):
 
 
 def test_without_a_machine_there_is_no_plan(plan):
-    with pytest.raises(BadJob, match="no machine is named"):
+    with pytest.raises(BadJob, match="no machines are set"):
         plan({})
 
 

@@ -120,7 +120,7 @@ def test_jobs_of_two_users_have_a_gpu_each_and_the_third_waits_its_turn(users: U
     second = users.submit("bob", "second")
     assert sees(second) == "1"
     third = users.submit("ann", "third", gpus=2)
-    waits = until(third, State.QUEUED, "number 1 in the queue for 2 of 2 GPUs of node-1, 0 free")
+    waits = until(third, State.QUEUED, "first in the queue for 2 of 2 GPUs of node-1, 0 free")
     assert waits.started_at is None, "its wait costs no time"
     fourth = users.submit("bob", "fourth")
     until(fourth, State.QUEUED, "number 2 in the queue for 1 of 2 GPUs of node-1")

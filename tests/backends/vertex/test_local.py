@@ -19,7 +19,7 @@ from tests.conftest import wait_for
 
 @pytest.fixture(scope="module")
 def shared_home(tmp_path_factory: pytest.TempPathFactory):
-    """One simulator for all tests of this file; it is asked to end afterwards, and has to."""
+    """One simulator for all tests of this file; it cancel requested afterwards, and has to."""
     home = tmp_path_factory.mktemp("vertex-local")
     yield home
     end_simulator(home)

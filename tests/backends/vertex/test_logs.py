@@ -94,7 +94,7 @@ def test_lines_of_the_platform_come_once_whatever_the_cursor():
         entry("service", 1, "pulling", "a"),
         entry("service", 1, "pulled", "b"),
         line("workerpool0-0", 0, 2, "mine"),
-        entry("workerpool0-0", 3, "no number", "c"),
+        entry("workerpool0-0", 3, "not a number", "c"),
     ]
     merge = LogMerge()
     merge.add(entries + entries)
@@ -103,7 +103,7 @@ def test_lines_of_the_platform_come_once_whatever_the_cursor():
         (-1, "pulling"),
         (-1, "pulled"),
         (0, "mine"),
-        (-1, "no number"),
+        (-1, "not a number"),
     ]
     for cut, item in enumerate(given):
         again = LogMerge(item.cursor)
@@ -123,5 +123,5 @@ def test_the_last_word_is_that_of_the_newest_start():
 
 @pytest.mark.parametrize("cursor", ["x", "0:1", "1:a.b.c", "+only"])
 def test_no_cursor(cursor: str):
-    with pytest.raises(BadRequest, match="is no cursor of a log"):
+    with pytest.raises(BadRequest, match="is not a log cursor"):
         LogMerge(cursor)

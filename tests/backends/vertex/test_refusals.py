@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
             "The following quota metrics exceed quota limits: aiplatform.googleapis.com/"
             "custom_model_training_preemptible_nvidia_a100_gpus",
             "custom_model_training_preemptible_nvidia_a100_gpus",
-            "Spot has quotas of its own",
+            "Spot machines have separate quotas",
         ),
         (
             400,
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("quick")
             "switched off",
             "gcloud services enable",
         ),
-        (400, "Unsupported location us-moon1 for Vertex AI", "not offered there", "options.vertex.region"),
+        (400, "Unsupported location us-moon1 for Vertex AI", "not available in this region", "options.vertex.region"),
         (403, "Permission 'aiplatform.customJobs.create' denied", "permission denied", "docs/vertex.md"),
         (400, "Machine type is not supported", "Machine type is not supported", ""),
     ],
@@ -87,6 +87,6 @@ def test_a_bucket_that_is_not_there(paper: Bench):
 def test_a_service_that_does_not_answer(tmp_path: Path):
     place = {"project": "p", "bucket": "b", "endpoint": "http://127.0.0.1:9", "client": "rest"}
     backend = VertexBackend(place, tmp_path)
-    with pytest.raises(Unreachable, match="was not reached"):
+    with pytest.raises(Unreachable, match="cannot be reached"):
         backend.find("run-a1")
     assert backend.check()

@@ -73,7 +73,7 @@ time.sleep(600)
     storage.put("local", f"{base}/epochs/00000002.json", b'{"epoch": 2, "attempt": 1, "token": "of another"}')
     bench.simulator.jobs.preempt(handle.rpartition("/")[2])
     status = ended(backend, handle)
-    assert status.state is State.PREEMPTED and "start 2 of this run has claimed" in status.reason
+    assert status.state is State.PREEMPTED and "start 2 of this run writes to" in status.reason
     assert f"{base}/checkpoints/late" not in storage.names("local", base)
 
 

@@ -98,7 +98,7 @@ def test_a_region_and_a_bucket_have_to_be_there(paper: Bench):
 def test_a_refused_machine_is_not_blamed_on_the_region():
     text = 'POST https://x/v1/projects/p/locations/r/customJobs: Accelerator "A" is not supported for machine type "m".'
     answer = Answer(400, {}, json.dumps({"error": {"message": text}}).encode())
-    assert "region" not in str(api_error(answer, "the job was not accepted"))
+    assert "region" not in str(api_error(answer, "Vertex AI did not accept the job"))
 
 
 @pytest.mark.parametrize("state", ["JOB_STATE_PENDING", "JOB_STATE_SUCCEEDED"])

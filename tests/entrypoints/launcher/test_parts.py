@@ -97,7 +97,7 @@ def test_the_gpus_that_were_asked_for_have_to_be_there(
     if fine:
         gpus.check(asked, chosen, environ)
     else:
-        with pytest.raises(Refused, match=f"{asked} GPUs per node were asked for"):
+        with pytest.raises(Refused, match=f"{asked} GPUs per node were requested"):
             gpus.check(asked, chosen, environ)
 
 
@@ -238,7 +238,10 @@ def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(
         tmp_path / "b", script, processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"}
     ) as attempt:
         assert attempt.run() == [78]
-        assert "fsdp.yaml asks for a sharded strategy, which Accelerate has on GPUs only" in attempt.status()["reason"]
+        assert (
+            "fsdp.yaml requests a sharded strategy, which Accelerate supports on GPUs only"
+            in attempt.status()["reason"]
+        )
     with pytest.raises(Refused, match=r"Accelerate cannot use wrong\.yaml"):
         accelerate_config.environment(sys.executable, str(attempt.folders[0] / "source" / "wrong.yaml"), 2, os.environ)
     with pytest.raises(Refused, match=r"no Accelerate configuration absent\.yaml"):

@@ -158,7 +158,7 @@ def test_gpus_are_idle_while_none_is_used_and_it_is_reported_once(monkeypatch):
 
     assert not report(10, 99, 0) and usage.gpus_idle_s == 0, "one is used"
     assert not report(1800, 4, 0) and usage.gpus_idle_s == 1790
-    assert report(1810, 4, 4) == "the GPUs were used under 5 % for 30 minutes"
+    assert report(1810, 4, 4) == "the GPUs were used less than 5 % for 30 minutes"
     assert not report(1820, 0, 0), "once"
     now[0] += 1e6
     assert usage.gpus_idle_s == 1810, "where nothing is reported nothing is known"

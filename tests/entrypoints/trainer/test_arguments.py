@@ -42,50 +42,50 @@ def test_all_problems_are_told_at_once():
     with pytest.raises(Misuse) as caught:
         parse(shlex.split("--learnin_rate 1 --bf16 maybe --max_steps 1.5 --lr_scheduler_type cosin --logging_steps 0"))
     told = str(caught.value).splitlines()
-    assert told[0] == "--learnin_rate is no flag of the shared trainer; did you mean --learning_rate?"
+    assert told[0] == "--learnin_rate is not a flag of the shared trainer; did you mean --learning_rate?"
     assert "--bf16 takes true or false, not 'maybe'" in told
     assert "--max_steps takes a whole number, not '1.5'" in told
     assert any(line.startswith("--lr_scheduler_type is one of linear, cosine") for line in told)
-    assert "--logging_steps is at least 1" in told
+    assert "--logging_steps must be at least 1" in told
     assert len(told) == 5
 
 
 @pytest.mark.parametrize(
     "argv, sentence",
     [
-        ("word", "'word' belongs to no flag"),
+        ("word", "'word' does not belong to a flag"),
         ("--learning_rate", "--learning_rate needs a value"),
-        ("--bf16 --fp16", "exclude each other"),
-        ("--global_batch_size 8 --global_batch_tokens 8", "exclude each other"),
-        ("--global_batch_size 8 --gradient_accumulation_steps 2", "follows from the global batch"),
-        ("--global_batch_tokens 8 --task chat", "is for blocks, samples of chat differ in length"),
+        ("--bf16 --fp16", "cannot be combined"),
+        ("--global_batch_size 8 --global_batch_tokens 8", "cannot be combined"),
+        ("--global_batch_size 8 --gradient_accumulation_steps 2", "is computed from the global batch"),
+        ("--global_batch_tokens 8 --task chat", "needs samples of equal length, but samples of chat differ in length"),
         ("--streaming", "--streaming needs --max_steps"),
-        ("--streaming --max_steps 3 --task chat", "--streaming is for causal-lm, not for chat"),
-        ("--streaming --max_steps 3 --dataloader_num_workers 1", "no --dataloader_num_workers"),
-        ("--streaming --max_steps 3 --max_train_bytes 9", "bounded by --max_steps alone"),
-        ("--streaming --max_steps 3 --eval_strategy epoch", "knows no epochs"),
+        ("--streaming --max_steps 3 --task chat", "--streaming works with the task causal-lm only, not with chat"),
+        ("--streaming --max_steps 3 --dataloader_num_workers 1", "combined with --dataloader_num_workers"),
+        ("--streaming --max_steps 3 --max_train_bytes 9", "ends at --max_steps only"),
+        ("--streaming --max_steps 3 --eval_strategy epoch", "has no epochs"),
         ("--use_peft", "--use_peft adapts a pretrained model"),
-        ("--use_peft --model gpt2 --lora_r 0", "--lora_r is at least 1"),
+        ("--use_peft --model gpt2 --lora_r 0", "--lora_r must be at least 1"),
         ("--merge_adapter", "--merge_adapter needs --use_peft"),
         ("--attn_implementation flash_attention_2", "flash_attention_2 needs --bf16 or --fp16"),
         ("--load_best_model_at_end", "needs --eval_strategy"),
         ("--early_stopping_patience 2", "needs --eval_strategy"),
-        ("--early_stopping_patience 0 --eval_strategy steps", "--early_stopping_patience is at least 1"),
+        ("--early_stopping_patience 0 --eval_strategy steps", "--early_stopping_patience must be at least 1"),
         ("--metric_for_best_model accuracy", "one of loss, perplexity for causal-lm, not 'accuracy'"),
         ("--wandb_project p", "--wandb_project needs --report_to wandb"),
         ("--wandb_tags a b --report_to tensorboard", "--wandb_tags needs --report_to wandb"),
         ("--task classify", "--task is one of causal-lm, chat, sequence-classification, dpo, or module:Class"),
-        ("--task_args a=1", "--task_args is for a task of your own, not for causal-lm"),
+        ("--task_args a=1", "--task_args works with your own task only, not with causal-lm"),
         ("--task a.b:C --task_args a", "--task_args takes name=value, not 'a'"),
-        ("--task a.b:C --use_peft --model gpt2", "add the adapter in the task's model()"),
-        ("--task dpo --dpo_beta 0", "--dpo_beta is above 0"),
+        ("--task a.b:C --use_peft --model gpt2", "add the adapter in the model()"),
+        ("--task dpo --dpo_beta 0", "--dpo_beta must be above 0"),
         ("--optim sgd", "--optim is one of adamw_torch_fused, adamw_torch"),
         ("--report_to wandbb", "--report_to knows"),
         ("--push_to_hub", "needs --hub_model_id"),
-        ("--num_train_epochs 0", "--num_train_epochs is above 0"),
+        ("--num_train_epochs 0", "--num_train_epochs must be above 0"),
         ("--validation_split_percentage 100", "between 0 and 100"),
-        ("--max_steps 0", "--max_steps is at least 1, or -1"),
-        ("--lr 3", "--lr is no flag"),
+        ("--max_steps 0", "--max_steps must be at least 1, or -1"),
+        ("--lr 3", "--lr is not a flag"),
         ("--learning_rate nan_", "takes a number"),
     ],
 )

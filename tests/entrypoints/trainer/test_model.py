@@ -63,9 +63,9 @@ def test_classifiers(kind: str):
 @pytest.mark.parametrize(
     "more, sentence",
     [
-        ({"model_type": "lama"}, "of type lama cannot be made"),
-        ({"model": "/nowhere/at/all"}, "the model /nowhere/at/all cannot be made"),
-        ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --num_attention_heads 4"),
+        ({"model_type": "lama"}, "of type lama cannot be created"),
+        ({"model": "/nowhere/at/all"}, "the model /nowhere/at/all cannot be created"),
+        ({"hidden_size": 30}, "--hidden_size 30 is not a multiple of --num_attention_heads 4"),
     ],
 )
 def test_what_cannot_be_made_is_refused(more: dict, sentence: str, monkeypatch: pytest.MonkeyPatch):

@@ -174,7 +174,8 @@ def test_what_is_not_kept_is_counted_without_caches_and_environments(tmp_path: P
     assert keeper.finish() == ""
     text = (tmp_path / "log").read_text()
     assert (
-        "1.2 KB in big/, 600 bytes in small are not kept: keep: [big] in the job, or --output_dir {model_dir}" in text
+        "1.2 KB in big/, 600 bytes in small are not copied to the output: set keep: [big] in the job, or --output_dir {model_dir}"
+        in text
     )
 
 
@@ -183,7 +184,7 @@ def test_a_disk_that_takes_nothing_is_a_problem(tmp_path: Path):
     outputs.write_text("a file where a folder should be")
     keeper.begin()
     write(tmp_path / "source/out/x")
-    assert "out/x cannot be kept" in keeper.finish()
+    assert "out/x cannot be copied to the output" in keeper.finish()
 
 
 def wait(true) -> None:

@@ -14,7 +14,7 @@ from launcher.output.starts import FOLDER, SILENT_S, Starts
 from tests.conftest import WAIT_S
 from tests.entrypoints.launching import Attempt
 
-# Writes the model when it is told to go, or when it is asked to end.
+# Writes the model when it is told to go, or when it cancel requested.
 DEAF = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -48,11 +48,11 @@ with open(os.environ["CLOUDTRAIN_MODEL_DIR"] + "/model", "w") as file:
 def test_each_start_has_a_number_of_its_own(tmp_path: Path):
     first, again = Starts(str(tmp_path), 1), Starts(str(tmp_path), 1)
     assert again.replaced() == ""
-    assert first.replaced() == "a later launcher of attempt 1 of this run has begun: this one is replaced and ends"
+    assert first.replaced() == "a later launcher of attempt 1 of this run has started and replaces this one, which ends"
     second = Starts(str(tmp_path), 2)
     assert second.replaced() == ""
-    assert again.replaced() == "attempt 2 of this run has begun: this one is replaced and ends"
-    with pytest.raises(Refused, match="attempt 2 of this run has begun: attempt 1 does not begin any more"):
+    assert again.replaced() == "attempt 2 of this run has started and replaces this one, which ends"
+    with pytest.raises(Refused, match="attempt 2 of this run has started: attempt 1 does not start"):
         Starts(str(tmp_path), 1)
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["00010001", "00010002", "00020001"]
 
@@ -79,7 +79,7 @@ def test_a_replaced_start_ends_and_writes_no_model(tmp_path: Path):
         assert attempt.wait() == [78]
         status = attempt.status()
         assert status["state"] == "FAILED"
-        assert status["reason"] == "attempt 2 of this run has begun: this one is replaced and ends"
+        assert status["reason"] == "attempt 2 of this run has started and replaces this one, which ends"
         assert not attempt.left() and not list((tmp_path / "run" / "model").iterdir())
         assert newer.replaced() == ""
 
@@ -117,7 +117,7 @@ def test_a_start_that_shows_no_life_is_not_waited_for(tmp_path: Path, monkeypatc
     """One of another machine, or of an older version, has been silent; one of this machine is no process any more."""
     monkeypatch.setattr(starts, "OVERLAP_S", -1.0)
     first, second = Starts(str(tmp_path), 1), Starts(str(tmp_path), 2)
-    assert second.await_earlier() == "attempt 1 of this run still runs: both write into the same folders"
+    assert second.await_earlier() == "attempt 1 of this run still runs, and both write to the same folders"
     Path(first._path).write_text(text)
     if not text.startswith(starts._machine()):
         assert second.await_earlier(), "it was written to just now"
@@ -147,5 +147,5 @@ def test_an_older_attempt_does_not_begin(tmp_path: Path):
     Starts(str(tmp_path / "run"), 2)
     with Attempt(tmp_path, "print('up')") as attempt:
         assert attempt.run() == [78]
-        assert "attempt 1 does not begin any more" in attempt.status()["reason"]
+        assert "attempt 1 does not start" in attempt.status()["reason"]
         assert not attempt.texts(0)

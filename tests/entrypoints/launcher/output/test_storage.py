@@ -74,7 +74,7 @@ def test_hostile_keys_are_refused_and_nothing_is_written(s3: S3, tmp_path: Path,
     s3.put(f"data/{key}", b"evil")
     with Attempt(tmp_path, "print('never')", inputs=train("s3://bucket/data/"), environ=s3.environ) as attempt:
         assert attempt.run() == [78]
-        assert "the input train holds an object whose name cannot be a file's" in attempt.status()["reason"]
+        assert "the input train has an object whose name is not a valid file name" in attempt.status()["reason"]
         assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"evil"]
         assert attempt.texts(0) == []
 
@@ -82,7 +82,7 @@ def test_hostile_keys_are_refused_and_nothing_is_written(s3: S3, tmp_path: Path,
 def test_names_that_files_cannot_have_together():
     check_names("x", ["a", "b/c", "b/d/e", "...", "a.b"])
     for keys in (["a", "a/b"], ["/abs"], ["x" * 256], ["ü" * 128], ["a\0b"], ["a/"], [".."], [""]):
-        with pytest.raises(Refused, match="the input x holds an object"):
+        with pytest.raises(Refused, match="the input x has an object"):
             check_names("x", keys)
 
 
@@ -96,9 +96,9 @@ def test_what_is_missing_is_said_in_one_sentence_each(store, tmp_path: Path):
     with Attempt(tmp_path, "print('never')", inputs=wanted, environ=store.environ) as attempt:
         assert attempt.run() == [78]
         assert attempt.status()["reason"].split("; ") == [
-            f"the input bucketless cannot be read: {store.scheme}://no-such-bucket/data: there is no such bucket or object",
+            f"the input bucketless cannot be read: {store.scheme}://no-such-bucket/data: the bucket or object does not exist",
             "the input elsewhere is at ftp://host/x, which this node cannot reach",
-            f"the input empty does not exist: there is nothing at {store.scheme}://bucket/nothing/",
+            f"the input empty does not exist: no files at {store.scheme}://bucket/nothing/",
             f"the input mounted cannot be mounted on this node ({store.scheme}://bucket/data/): write copy or stream",
         ]
 
@@ -248,7 +248,7 @@ def test_a_killed_attempt_is_resumed_elsewhere_from_the_store(store, tmp_path: P
     with Attempt(tmp_path / "b", GATED, output=uri, environ=environ) as attempt:
         assert attempt.run() == [0]
         assert attempt.texts(0)[0] == "['step-1/COMPLETE', 'step-1/weights']"
-        assert f"output: bringing 2 files of checkpoints, 4 bytes, back from {uri}/run" in attempt.texts(-1)
+        assert f"output: downloading 2 files of checkpoints, 4 bytes from {uri}/run" in attempt.texts(-1)
     assert saved(store) == {}  # it has pruned what it was given
 
 
@@ -292,7 +292,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_training(s3: S3, tmp
             tmp_path, "print('never')", output=f"{scheme}://no-such-bucket/home", environ=s3.environ | gcs.environ
         ) as attempt:
             assert attempt.run() == [78]
-            said = f"{scheme}://no-such-bucket/home/run: there is no such bucket or object"
+            said = f"{scheme}://no-such-bucket/home/run: the bucket or object does not exist"
             assert attempt.status()["reason"] == f"the output cannot be used: {said}"
             assert attempt.texts(0) == []
 

@@ -78,7 +78,7 @@ def test_parts_of_two_nodes_are_complete_when_both_have_come(s3: S3, tmp_path: P
     write_parts(disks, 3)
     monkeypatch.setattr("launcher.output.sync.PARTS_S", 0.0)
     first.start()
-    assert "parts of other nodes have not arrived" in first.finish(lambda: False, True)
+    assert "parts from other nodes are missing" in first.finish(lambda: False, True)
     second.start()
     assert second.finish(lambda: False, True) == ""
     assert first._last(True) == "" and stored() == keys(2, 3)
@@ -158,10 +158,10 @@ def test_one_that_is_removed_here_stays_until_its_successor_is_there(s3: S3, tmp
     begin = '::cloudtrain::{"kind":"alarm"'
     wait_for(lambda: any(text.startswith(begin) for text in said(tmp_path)), "an alarm")
     alarms = [json.loads(text[14:]) for text in said(tmp_path) if text.startswith(begin)]
-    assert len(alarms) == 1 and "cannot be brought up to date: s3://bucket/home/run: " in alarms[0]["reason"]
+    assert len(alarms) == 1 and "uploading to the output failed: s3://bucket/home/run: " in alarms[0]["reason"]
     s3.refuse = ""
     arrived(tmp_path, 2)
-    wait_for(lambda: "output: it is up to date again" in said(tmp_path), "the word")
+    wait_for(lambda: "output: uploads work again" in said(tmp_path), "the word")
     assert sync.finish(lambda: False, False) == ""
     assert whole(set(s3.objects())) == [2]
 
@@ -190,7 +190,7 @@ def test_a_mark_that_names_what_is_not_there_is_not_uploaded(s3: S3, tmp_path: P
     assert f"{PLACE}step-00000003.a1/state/3" in keys
     words = [text for text in said(tmp_path) if "is not uploaded" in text]
     assert sorted(words) == [
-        f"output: checkpoints/step-0000000{step}.a1/COMPLETE is not uploaded, for state/{step} beside it is not what it says"
+        f"output: checkpoints/step-0000000{step}.a1/COMPLETE is not uploaded, because state/{step} next to it does not match it"
         for step in (2, 3)
     ]
 
@@ -221,7 +221,8 @@ def test_an_alarm_at_twice_the_interval_and_again():
     assert told.after(119) == []
     [alarm] = told.after(2)
     assert alarm == (
-        "the newest checkpoint in the output is 121 s old, more than twice the interval: none has been written since"
+        "the newest checkpoint in the output is 121 s old, more than twice the expected interval: "
+        "no checkpoint has been written since"
     )
     assert told.after(60) == [] and told.fresh.age_s == 181
     told.fresh.doing("the upload")
@@ -361,7 +362,7 @@ def test_an_attempt_that_has_begun_on_sagemaker_ends_the_uploads_of_an_older_one
     assert sync._upload(False) == "" and whole(set(s3.objects())) == [10]
     s3.put(f"{PLACE}.cloudtrain/history/run-a3/20260101T000000.000000Z-0/run.json", b"{}")
     write(tmp_path, 20)
-    assert "attempt 3 of this run has begun on SageMaker" in sync._upload(False)
+    assert "attempt 3 of this run has started on SageMaker" in sync._upload(False)
     assert whole(set(s3.objects())) == [10] and s3.changes == []
 
 

@@ -156,8 +156,8 @@ def test_keys_that_accelerate_would_ignore_are_refused_by_their_names(tmp_path: 
     with pytest.raises(Refused) as refused:
         accelerate_config.environment(sys.executable, str(tmp_path / "a.yaml"), 2, BASE)
     assert str(refused.value).endswith(
-        "does nothing with fsdp_config.fsdp_forward_prefetch, fsdp_config.fsdp_no_such_key, "
-        "fsdp_config.fsdp_sharding_strategy, use_cpu: leave that out"
+        "ignores fsdp_config.fsdp_forward_prefetch, fsdp_config.fsdp_no_such_key, "
+        "fsdp_config.fsdp_sharding_strategy, use_cpu: remove it"
     )
 
 
@@ -167,7 +167,7 @@ def test_what_accelerate_starts_itself_or_is_too_old_is_refused(tmp_path: Path):
         accelerate_config.environment(sys.executable, str(tmp_path / "a.yaml"), 2, BASE)
     (tmp_path / "old" / "accelerate").mkdir(parents=True)
     (tmp_path / "old" / "accelerate" / "__init__.py").write_text("__version__ = '1.9.0'\n")
-    with pytest.raises(Refused, match=r"version 1\.9\.0 is installed, 1\.10 is the oldest that will do"):
+    with pytest.raises(Refused, match=r"version 1\.9\.0 is installed, 1\.10 is the oldest supported version"):
         accelerate_config.environment(
             sys.executable, str(tmp_path / "a.yaml"), 2, BASE | {"PYTHONPATH": str(tmp_path / "old")}
         )

@@ -45,7 +45,7 @@ def test_a_history_alone_is_no_checkpoint(tmp_path, cluster, folder):
     history = tmp_path / "checkpoints" / ".cloudtrain" / "history" / "run-a2"
     history.mkdir(parents=True)
     (history / "run.json").write_text("{}")
-    with pytest.raises(Refused, match="holds no checkpoint of an earlier attempt"):
+    with pytest.raises(Refused, match="has no checkpoint of an earlier attempt"):
         folder_on(cluster, tmp_path, checkpoint)
     (tmp_path / folder / "5.txt").write_text("5")
     assert folder_on(cluster, tmp_path, checkpoint) == Path(folder)

@@ -31,7 +31,7 @@ def test_sources_are_tried_in_order(tmp_path: Path):
 def test_our_own_environment_is_no_source(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TOKEN", "leaked")
     assert resolve({"TOKEN": ["env:TOKEN"]}, {"env:TOKEN": "the client's"}) == {"TOKEN": "the client's"}
-    with pytest.raises(Refused, match=r"the secret TOKEN was not found \(env:TOKEN: not sent by the client\)"):
+    with pytest.raises(Refused, match=r"the secret TOKEN was not found \(env:TOKEN: the client did not send it\)"):
         resolve({"TOKEN": ["env:TOKEN"]}, {})
 
 
@@ -64,8 +64,8 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
         "B has fewer than 4 characters",
         "C was not found",
         "not a file",
-        "no known kind of source",
-        "E was not found (it names no source)",
+        "unknown kind of secret source",
+        "E was not found (it has no source)",
         "F holds a NUL",
     ):
         assert part in str(refused.value)

@@ -192,9 +192,9 @@ def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
         loop.wait(0)
         coordinator.tick(False)
     assert [line.partition(" more")[0] for line in said] == [
-        "2 of 3 nodes are here; waiting 140 s",
-        "2 of 3 nodes are here; waiting 80 s",
-        "2 of 3 nodes are here; waiting 20 s",
+        "2 of 3 nodes have joined; waiting 140 s",
+        "2 of 3 nodes have joined; waiting 80 s",
+        "2 of 3 nodes have joined; waiting 20 s",
     ]
     assert outcomes == [missing_outcome("2 of 3 nodes joined within 300 s; missing: 2")]
     coordinator.close()

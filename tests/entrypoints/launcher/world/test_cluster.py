@@ -187,7 +187,7 @@ def test_gpus_come_with_any_platform():
 UNREADABLE = {
     "vertex reduction server": (
         vertex("workerpool2", 0),
-        "this replica belongs to workerpool2, which takes no part in training",
+        "this replica belongs to workerpool2, which does not train",
     ),
     "vertex nonsense": ({"CLUSTER_SPEC": "{"}, "the platform's environment cannot be read"),
     "vertex without a task": ({"CLUSTER_SPEC": "{}"}, "the platform's environment cannot be read"),
@@ -198,7 +198,7 @@ UNREADABLE = {
     "slurm list": (SLURM | {"SLURM_JOB_NODELIST": "spk1"}, "Slurm gave 2 nodes but names 1: spk1"),
     "kubernetes without an address": ({"JOB_COMPLETION_INDEX": "1"}, "MASTER_ADDR is not set"),
     "kubeflow without an address": ({"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "PET_MASTER_ADDR is not set"),
-    "no number": ({"CLOUDTRAIN_NODE_RANK": "x"}, "the platform's environment cannot be read"),
+    "not a number": ({"CLOUDTRAIN_NODE_RANK": "x"}, "the platform's environment cannot be read"),
 }
 
 

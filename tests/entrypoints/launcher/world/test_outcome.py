@@ -49,7 +49,7 @@ def test_who_does_not_belong_is_told_why():
     assert made.join(0, "b", 1) == "node rank 0 is already used by a"
     assert made.join(2, "b", 1) == "node rank 2 is not one of 2 nodes"
     assert made.join(1, "b", 4) == "node 1 would start 4 processes, not 1"
-    assert gang().join(1, "b", 1) == "the attempt has begun without it"
+    assert gang().join(1, "b", 1) == "the attempt has started without it"
 
 
 def test_fewer_nodes_begin_only_where_min_nodes_allows_and_time_is_over():
@@ -151,7 +151,7 @@ def test_a_lost_node_ends_the_attempt_unless_a_failure_explains_it():
 
 def test_a_request_ends_it_when_all_have_left():
     for state, reason in (
-        ("PREEMPTED", "left on request"),
+        ("PREEMPTED", "stopped by SIGTERM"),
         ("CANCELLED", "cancelled"),
         ("TIMED_OUT", "max_runtime (86400 s) was over"),
     ):

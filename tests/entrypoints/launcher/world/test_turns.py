@@ -86,7 +86,7 @@ def test_a_node_that_comes_after_the_first_turn_is_left_out(attempt):
     other = made.join(1, "host-c", waited_s=300.0)  # the third one has had its time
     assert not made.has_turn(other) and made.turns == [0]
     refused = made.join(2, "host-a", answer="verdict").expect("verdict")
-    assert "has begun without it" in refused["reason"]
+    assert "has started without it" in refused["reason"]
 
 
 def test_two_nodes_on_one_machine_are_refused(attempt):

@@ -140,7 +140,7 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     assert loop == {"step": 3} and second.epoch == 2
     steps(run, 1)
     stale.save(6, run, {"step": 6}, {})  # it lives on behind a partition that has healed
-    replaced = "start 2 of this run has begun: this one, 1, is replaced and ends"
+    replaced = "start 2 of this run has started: this one, 1, ends"
     with pytest.raises(Unsupported, match=replaced):
         stale.wait()
     assert {each.path.name for each in files.find(tmp_path)} == {"step-00000003.a1", "step-00000003.a2"}
@@ -150,7 +150,10 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     third, _, told = manager(tmp_path, attempt=3)  # the second died before it saved
     loop, _ = third.resume(training(3))
     assert loop == {"step": 3}, "the stale attempt has not pruned it, though it keeps one only"
-    assert told[1] == "checkpoint step-00000009.a1 is skipped: it is of a start that a later one has replaced"
+    assert (
+        told[1]
+        == "checkpoint step-00000009.a1 is skipped: it was written by a start of this run that a later start replaced"
+    )
     third.save(4, run, {"step": 4}, {})
     third.wait()
     commit(tmp_path, 12)
@@ -182,7 +185,7 @@ def test_one_attempt_started_twice_at_once_does_not_write_into_one_folder(tmp_pa
     for each, seed in ((other, 2), (one, 1)):
         each.save(5, training(seed), {"step": 5, "by": seed}, {})
     other.wait()
-    with pytest.raises(Unsupported, match="start 2 of this run has begun"):
+    with pytest.raises(Unsupported, match="start 2 of this run has started"):
         one.wait()
     assert [found.path.name for found in files.find(tmp_path)] == ["step-00000005.a2"]
     loop, _ = manager(tmp_path)[0].resume(training(3))
@@ -216,7 +219,7 @@ def test_a_replaced_start_uploads_and_removes_nothing(s3: S3, tmp_path: Path):
     before = s3.objects()
     write(tmp_path / "old", 2)
     files.prune(tmp_path / "old" / "checkpoints", 1)
-    word = "start 2 of this run has claimed s3://bucket/home/run, nothing of this one (1) goes there"
+    word = "start 2 of this run writes to s3://bucket/home/run, nothing of this one (1) is uploaded there"
     assert old.finish(lambda: False, True) == word
     assert s3.objects() == before and f"{PLACE}{first.name}/COMPLETE" in before
     assert any(word in text for text in said(tmp_path / "old"))

@@ -58,7 +58,7 @@ def swap(path: Path) -> None:
 
 DAMAGE = {
     "no marker": (lambda path: (path / "COMPLETE").unlink(), "it is incomplete"),
-    "flipped bit": (lambda path: flip(path / "state" / "part"), "state/part is not what was written"),
+    "flipped bit": (lambda path: flip(path / "state" / "part"), "state/part differs from what was written"),
     "shorter": (lambda path: (path / "loop.pt").write_bytes(b""), "loop.pt has 0 bytes instead of 1"),
     "missing": (lambda path: (path / "loop.pt").unlink(), "loop.pt is missing"),
     "torn marker": (lambda path: (path / "COMPLETE").write_text('{"version": 1, "fi'), "its COMPLETE cannot be read"),

@@ -116,7 +116,7 @@ def test_without_room_for_a_copy_the_training_stands(tmp_path: Path, monkeypatch
     run, (keep, events, said) = training(1), manager(tmp_path)
     keep.save(1, run, {"step": 1}, {})
     assert keep.saved_step == 1 and not keep.busy and events[0][0] == "checkpoint"
-    assert said == ["training stands while a checkpoint is written: a copy of the state takes 0.0 GB, 0.0 GB are free"]
+    assert said == ["training pauses while a checkpoint is written: a copy of the state takes 0.0 GB, 0.0 GB are free"]
 
 
 def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path):

@@ -121,7 +121,7 @@ def test_a_byte_that_turned_costs_one_checkpoint(tmp_path: Path, part: str):
     again, _, said = manager(tmp_path, attempt=2)
     loop, _ = again.resume(training(1))
     assert loop == {"step": 1}
-    assert said[0] == f"checkpoint step-00000002.a1 is skipped: {part} is not what was written"
+    assert said[0] == f"checkpoint step-00000002.a1 is skipped: {part} differs from what was written"
 
 
 def test_a_disk_that_takes_no_more_costs_the_checkpoint_not_the_training(tmp_path: Path):

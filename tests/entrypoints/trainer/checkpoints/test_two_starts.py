@@ -97,7 +97,7 @@ def test_what_cannot_be_removed_costs_no_new_checkpoint(tmp_path: Path, monkeypa
 def test_an_older_attempt_does_not_begin_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLOUDTRAIN_RUN_ID", "run")
     epochs.claim(tmp_path, 2, 0, lambda: None)
-    with pytest.raises(Unsupported, match="attempt 2 of this run has begun: attempt 1 does not begin any more"):
+    with pytest.raises(Unsupported, match="attempt 2 of this run has started: attempt 1 does not start"):
         epochs.claim(tmp_path, 1, 0, lambda: None)
     assert epochs.claim(tmp_path, 2, 0, lambda: None)[0] == 3
 

@@ -108,7 +108,7 @@ def test_prompt_and_completion_are_a_conversation(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["words", "{}", "[]", '[{"role": "user"}]', '[{"role": "user", "content": "alone"}]'])
 def test_what_is_no_conversation_is_refused(text: str):
-    with pytest.raises(Unsupported, match=r"a.txt is no conversation"):
+    with pytest.raises(Unsupported, match=r"a.txt is not a conversation"):
         chat.conversation(data.Document("a.txt", lambda: text))
 
 

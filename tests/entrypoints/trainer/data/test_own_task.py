@@ -221,7 +221,7 @@ def test_a_resumed_run_has_the_same_reference_model(tmp_path: Path, pairs: Path,
 @pytest.mark.parametrize("key", ["tp_size", "pp_size", "cp_size"])
 def test_a_plan_refuses_what_cannot_run_it(task: str, key: str):
     (problem,) = preview.problems(["--task", task], {"strategy": "ddp", key: 2}, 2, 1)
-    assert "goes with none, ddp, fsdp, hsdp and zero1 to zero3" in problem
+    assert "works with strategies none, ddp, fsdp, hsdp and zero1 to zero3" in problem
     assert preview.problems(["--task", task], {"strategy": "fsdp"}, 2, 1) == []
 
 

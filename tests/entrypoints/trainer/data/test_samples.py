@@ -141,12 +141,12 @@ def test_accumulation_follows_from_the_global_batch(asked: dict, ranks: int, ste
     [
         (
             {"global_batch_size": 12},
-            "--global_batch_size 12 is no multiple of the 8 samples that 4 ranks take at once; 16 is",
+            "--global_batch_size 12 is not a multiple of the 8 samples that 4 ranks take at once; 16 is",
         ),
         ({"global_batch_size": 3}, "8 is the nearest"),
         (
             {"global_batch_tokens": 1000},
-            "--global_batch_tokens 1,000 is no multiple of the 512 tokens .* 1,024 is the nearest",
+            "--global_batch_tokens 1,000 is not a multiple of the 512 tokens .* 1,024 is the nearest",
         ),
     ],
 )

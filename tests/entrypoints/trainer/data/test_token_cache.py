@@ -99,7 +99,7 @@ def test_small_texts_stay_in_memory_and_what_cannot_be_kept_does(tmp_path: Path,
     assert place.startswith(str(tmp_path / "cache" / "cloudtrain" / "tokens"))
     (tmp_path / "file").touch()
     kept, place = packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path / "file" / "below"))
-    assert place.startswith("memory alone: ") and np.array_equal(kept, tokens)
+    assert place.startswith("memory only: ") and np.array_equal(kept, tokens)
 
 
 @pytest.mark.train
@@ -114,7 +114,7 @@ def test_later_runs_read_the_tokens_of_the_first(tmp_path: Path):
     second = train(tmp_path / "second", [*cached, "--per_device_train_batch_size", "4"], 2)
     assert [file.stat().st_mtime_ns for file in files] == written
     assert second.losses() == pytest.approx(plain.losses(), abs=1e-5)
-    assert f"tokens are kept in {tmp_path}/cache/" in first.output()
+    assert f"tokens are cached in {tmp_path}/cache/" in first.output()
 
 
 MEASURE = """

@@ -20,7 +20,7 @@ CANNOT = {
         {"attn_implementation": "flash_attention_2"},
         ParallelismPlan(),
         "cpu",
-        "needs a GPU; on cpu there is sdpa",
+        "needs a GPU; on cpu use sdpa",
     ),
     "no package": (
         {"attn_implementation": "flash_attention_2"},
@@ -34,12 +34,12 @@ CANNOT = {
         "cpu",
         "--use_peft .* not with fsdp .*tensor",
     ),
-    "lora, pp": ({"use_peft": True}, ParallelismPlan(pipeline=2), "cpu", "--use_peft goes without tp_size and pp_size"),
+    "lora, pp": ({"use_peft": True}, ParallelismPlan(pipeline=2), "cpu", "--use_peft cannot be combined with"),
     "compile": (
         {"torch_compile": True},
         ParallelismPlan(tensor=2),
         "cpu",
-        "--torch_compile goes with strategies none and ddp",
+        "--torch_compile works with strategies none and ddp",
     ),
     "compiler": (
         {"torch_compile": True, "torch_compile_backend": "gcc"},

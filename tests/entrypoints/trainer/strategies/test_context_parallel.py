@@ -68,9 +68,9 @@ def test_labels_are_shifted_before_sequences_are_cut(length: int):
 def test_what_is_not_cut_is_refused():
     """Documents in one sequence that must not see each other, say."""
     ids = torch.zeros(1, 8, dtype=torch.long)
-    with pytest.raises(Unsupported, match="cp_size 2: the batches have position_ids, which is not cut"):
+    with pytest.raises(Unsupported, match="cp_size 2: the batches have position_ids, which cannot be split"):
         context_parallel.ContextParallel(2, 0).part({"input_ids": ids, "labels": ids, "position_ids": ids})
-    with pytest.raises(Unsupported, match="the model makes a mask of its own"):
+    with pytest.raises(Unsupported, match="the model creates its own attention mask"):
         context_parallel.ContextParallel(2, 0).attend(torch.nn.Module(), ids, ids, ids, ids)
 
 
@@ -101,8 +101,8 @@ def test_families_say_the_same_of_parts_as_of_whole_sequences(tmp_path: Path):
         assert said["kept"]["parts"] < 0.6 * said["kept"]["whole"], said["kept"]
         assert set(said["cases"]) >= context_parallel.FAMILIES - {"mistral"}  # with a window, below another name
         for name in ("lfm2", "bert"):
-            assert f"cp_size 2: {name} is not known to be whole in parts; these are: gemma, " in said["unknown"][name]
-        assert "positions of the type dynamic depend on the length" in said["unknown"]["llama, dynamic"]
-        assert "positions of the type longrope depend on the length" in said["unknown"]["phi3, longrope"]
+            assert f"cp_size 2: {name} is not supported; supported models: gemma, " in said["unknown"][name]
+        assert "positions of the type dynamic depend on the sequence length" in said["unknown"]["llama, dynamic"]
+        assert "positions of the type longrope depend on the sequence length" in said["unknown"]["phi3, longrope"]
         for name, sentence in said["refusals"].items():
             assert "says something else of a sequence in parts than of a whole one" in sentence, (name, sentence)

@@ -58,7 +58,7 @@ def test_stages_of_one_rank_share_the_modules_that_it_keeps():
 
 @pytest.mark.train
 def test_what_cannot_be_cut():
-    with pytest.raises(Unsupported, match="4 layers cannot be dealt out equally over 3"):
+    with pytest.raises(Unsupported, match="4 layers cannot be split equally over 3"):
         stages.check_cut(model("llama"), 3)
     with pytest.raises(Unsupported, match="no pipeline plan for bert; there are plans for llama"):
         stages.check_cut(model("bert"), 2)
@@ -87,9 +87,9 @@ def test_a_batch_is_cut_as_the_schedule_can_take_it(parallelism: dict, batch: in
     "parallelism, batch, sentence",
     [
         ({}, 1, "--per_device_train_batch_size 1 does not suit a pipeline of 2 .1f1b.: it needs a larger batch"),
-        ({"microbatches": 3}, 8, "does not suit microbatches 3 .1f1b.: possible are 2, 4, 8"),
-        ({"microbatches": 1}, 8, "microbatches 1 .1f1b.: possible are 2, 4, 8"),
-        ({"virtual_stages": 2, "microbatches": 3}, 12, "microbatches 3 .interleaved.: possible are 2, 4, 6, 12"),
+        ({"microbatches": 3}, 8, "does not suit microbatches 3 .1f1b.: use 2, 4, 8"),
+        ({"microbatches": 1}, 8, "microbatches 1 .1f1b.: use 2, 4, 8"),
+        ({"virtual_stages": 2, "microbatches": 3}, 12, "microbatches 3 .interleaved.: use 2, 4, 6, 12"),
     ],
 )
 def test_micro_batches_that_do_not_fit_are_refused(parallelism: dict, batch: int, sentence: str):

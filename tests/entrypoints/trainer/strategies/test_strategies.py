@@ -227,12 +227,13 @@ def test_conversations_in_parts_equal_whole_ones(tmp_path: Path):
 
 REFUSED = {
     "heads": (2, {"tp_size": 2}, ["--num_attention_heads", "1"], "tp_size 2 does not divide the model's 1 attention heads"),
-    "layers": (2, {"pp_size": 2, "virtual_stages": 2}, ["--num_hidden_layers", "6"], "6 layers cannot be dealt out"),
+    "layers": (2, {"pp_size": 2, "virtual_stages": 2}, ["--num_hidden_layers", "6"], "6 layers cannot be split"),
     "gpt2 has no plan": (2, {"tp_size": 2}, ["--model_type", "gpt2"], "transformers has no tensor parallel plan for gpt2"),
     "bert has no stages": (2, {"pp_size": 2}, ["--model_type", "bert"], "there is no pipeline plan for bert"),
-    "context": (2, {"cp_size": 2}, ["--attn_implementation", "eager"], "cp_size 2 goes with --attn_implementation sdpa"),
+    "context": (2, {"cp_size": 2}, ["--attn_implementation", "eager"], "cp_size 2 works with --attn_implementation sdpa"),
     "batch": (2, {"pp_size": 2}, ["--per_device_train_batch_size", "1"], "does not suit a pipeline of 2"),
-    "offload": (2, {"strategy": "fsdp", "offload": True}, [], "parallelism.offload moves memory from GPUs, and there is no GPU"),
+    "offload": (2, {"strategy": "fsdp", "offload": True}, [], "parallelism.offload moves memory from GPUs, but the job has no "
+        "GPU"),
 }  # fmt: skip
 
 

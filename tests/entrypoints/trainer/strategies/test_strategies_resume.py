@@ -110,7 +110,7 @@ def test_killed_at_random_steps_what_lies_in_parts_goes_on_to_the_bit(tmp_path: 
         (
             ("deepspeed", "zero2 (shard 2)"),
             ("deepspeed", "zero3 (shard 2)"),
-            "ZeRO reads its own layout only, not zero3",
+            "ZeRO can resume only with the same strategy and world size, not zero3",
         ),
         (("deepspeed", "zero2 (shard 2)"), ("", "ddp (replicate 2)"), "which ddp .replicate 2. cannot resume from"),
         (("", "none"), ("deepspeed", "zero1 (shard 2)"), "is of none, which zero1 .shard 2. cannot resume from"),
@@ -138,7 +138,9 @@ def test_another_layout_is_refused_where_the_format_does_not_allow_it(tmp_path: 
     env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "zero3"}'}
     with Trainer(tmp_path / "run", args, 2, env, attempt=2) as refused:
         assert refused.codes() == [78, 78], refused.everything()
-    assert "is of zero2 (shard 2): ZeRO reads its own layout only, not zero3 (shard 2)" in refused.output()
+    assert (
+        "is of zero2 (shard 2): ZeRO can resume only with the same strategy and world size, not zero3 (shard 2)"
+    ) in refused.output()
     env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp"}'}
     with Trainer(tmp_path / "run", args, 2, env, attempt=2) as refused:
         assert refused.codes() == [78, 78], refused.everything()
