@@ -333,7 +333,7 @@ REFUSED = {
     "iterator": (torch.nn.Linear(1, 1), iter([1]), "not a map-style dataset and not an IterableDataset"),
     "empty": (torch.nn.Linear(1, 1), [], "the dataset is empty"),
     "no target": (torch.nn.Linear(1, 1), [torch.ones(1)], "a sample of the data is a Tensor"),
-    "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "both dictionaries"),
+    "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "needs both dictionaries"),
     "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no layers"),
     "not a number": ({"model_name": "a"}, {"samples": "many"}, "samples is a whole number"),
     "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 4 GiB"),

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask when other runs wait for these runs.")
 @options.json_option
 def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool) -> int:
-    """Cancel runs, and stop everything that they started.
+    """Cancel runs, and stop all their processes, containers and pods.
 
     It waits up to 10 seconds for the platform to confirm. The request is stored: when the platform does not answer now, the
-    background watcher cancels the run later. A run that has already ended does not change. A run that waits for a cancelled
-    run (key `after`) is cancelled too; on a terminal you are asked first.
+    background watcher (a cloudtrain process on this computer) cancels the run later. A run that has already ended does not
+    change. A run that waits for a cancelled run (key `after`) is cancelled too; on a terminal you are asked first.
     """
     if key is not None:
         run_ids = (*run_ids, _of_key(key))

@@ -55,7 +55,7 @@ class Finding(NamedTuple):
     "--policy",
     type=click.Choice(("trust", "role", "submit")),
     help="Print an AWS IAM policy and check nothing: `trust` and `role` for the role of the job, `submit` for the user. "
-    "With --job, for the options of that job.",
+    "With --job, the policy has what that job needs and nothing else.",
 )
 @options.json_option
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:

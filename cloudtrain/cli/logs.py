@@ -14,7 +14,12 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run has ended.")
 @click.option("--node", type=click.IntRange(0), help="Only lines of this node.")
 @click.option("--rank", type=click.IntRange(-1), help="Only lines of this rank; -1 is the launcher.")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines (and with -f what follows).")
+@click.option(
+    "--tail",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Only the last N lines of all nodes together (and with -f what follows).",
+)
 @click.option("--after", metavar="CURSOR", help="Continue after a line; --json prints each line's cursor.")
 @click.option("--number", is_flag=True, help="Number the lines of each node; failure messages name these numbers.")
 @click.option("--raw", is_flag=True, help="Print exactly what the job wrote: no prefixes, hidden lines included.")
@@ -35,7 +40,8 @@ def command(
     The default RUN is the newest. With -f it follows the log until the run ends; the exit code is then still 0, and `wait`
     returns the run's. With several ranks each line begins with [node:rank]. Lines that begin with ::cloudtrain:: (metrics and
     states for the history) are hidden, except with --raw and --json. --json prints one object per line: at, node, rank, seq,
-    text and cursor. Escape sequences are removed when a terminal shows the log, and kept in a pipe.
+    text and cursor. On a terminal, escape sequences of the log (colours, cursor movements) are not printed.
+    A pipe gets the log unchanged.
 
     \b
     cloudtrain logs -f

@@ -28,7 +28,8 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
 
     DIR is a folder, or a job file or script whose source you mean; the default is ./job.yaml, else this folder.
     It packages the files that git tracks or does not ignore, except those that .cloudtrainignore excludes. Credentials, Git-LFS
-    pointers and files that are too large are refused, but for those that the job allows.
+    pointers and files that are too large are an error, unless the job file allows them by allow_secrets, allow_pointers or
+    allow_large.
 
     \b
     cloudtrain package --list

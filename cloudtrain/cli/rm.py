@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 here_option = click.option(
-    "--here", is_flag=True, help="Delete only files on this computer. Files on cloud platforms and SSH hosts are kept."
+    "--here",
+    is_flag=True,
+    help="Delete the run here only: its files and its row in the history. Files on cloud platforms and SSH hosts are kept.",
 )
 
 
@@ -29,7 +31,7 @@ here_option = click.option(
 @yes_option
 @options.json_option
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Delete runs, and their files here, on platforms and on hosts.
+    """Delete runs: their files on this computer, on platforms and on hosts.
 
     It prints places and sizes, and asks for confirmation. It refuses to delete a running run. It keeps uploaded sources, and
     the job's `output` folder with its checkpoints and models, because other runs may use them.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--patch",
     is_flag=True,
-    help="Print the uncommitted changes that were submitted, for git apply; files that it leaves out go to standard error.",
+    help="Print the uncommitted changes that were submitted, for git apply; standard error has the names of files left out.",
 )
 @click.option("--requirements", is_flag=True, help="Print the packages installed on node 0, as pip freeze does.")
 @click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was set.")

@@ -48,9 +48,10 @@ def command(
     the script. Otherwise the script's git repository is packaged, or else the folder of the script. Arguments after -- go
     to the script. `cloudtrain submit -- PROGRAM ...` runs a command once on each node.
 
-    Ctrl-C ends this command with exit code 130, and the run continues. When an earlier submit of the same job was
-    interrupted (a lost connection, a killed terminal), submit continues it and starts no second run. If that submit is
-    older than 15 minutes or has failed, you choose: --adopt continues it, --new starts a second run.
+    Ctrl-C ends this command with exit code 130, and the run continues (see --on-interrupt). When an earlier submit with the
+    same job file, source and target was interrupted (a lost connection, a killed terminal), submit continues it and starts
+    no second run. If that submit is older than 15 minutes, or its run has failed, this command
+    ends with exit code 2. Add --adopt to continue it, or --new to start a second run.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

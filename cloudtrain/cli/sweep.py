@@ -31,7 +31,8 @@ def command() -> None:
     """Run many trials of a job with other hyperparameters.
 
     FILE is a sweep file with the keys of W&B sweeps, or a job file with a `sweep` section. Each trial is a run. The background
-    watcher starts the trials: this command may end.
+    watcher, a cloudtrain process on this computer, starts the trials; without --wait
+    this command returns at once.
 
     \b
     cloudtrain sweep sweep.yaml -t prod

@@ -29,7 +29,7 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
 
     The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it reached its
     time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine was lost. Of several
-    runs, the first exit code that is not 0 counts.
+    runs, the first exit code that is not 0 counts, in the order of the RUN arguments.
     """
     code = 0
     for run_id in run_ids or (None,):

@@ -141,7 +141,9 @@ def _draw_object(one: Logged) -> None:
     elif isinstance(one.content, Mapping):
         draw = {"text": _text, "table": _table, "histogram": _histogram}[one.what](one.content, one.name)
     if draw is None:
-        ui.label(f"not shown here: outputs/{text.clean(one.file, 200)}").classes("ct-dim")
+        ui.label(
+            f"too large or not readable here; `cloudtrain fetch` downloads it: outputs/{text.clean(one.file, 200)}"
+        ).classes("ct-dim")
     else:
         draw()
 

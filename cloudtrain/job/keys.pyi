@@ -83,7 +83,7 @@ class ParallelismKeys(TypedDict, total=False):
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None
     """Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."""
     virtual_stages: int | None
-    """Pipeline stages of a rank, for interleaved."""
+    """How many pipeline stages each rank holds, for the schedule `interleaved`."""
     offload: bool
     """Keep parameters and optimizer state in CPU memory."""
     accelerate_config: str | None
@@ -149,7 +149,7 @@ class JobKeys(TypedDict, total=False):
     num_nodes: int
     """Nodes."""
     min_nodes: int | None
-    """Start with fewer nodes than num_nodes, but at least this many."""
+    """If not all num_nodes nodes are available, start with at least this many. Others do not join later."""
     processes_per_node: int | None
     """Processes (ranks) on each node; default: one per accelerator, or 1."""
     distributed_env: Literal["auto", "always"]

@@ -97,7 +97,8 @@ class JobModel(Spec):
     environment: Environment = Field(default=Environment(), description="What to install on each node.")
     num_nodes: Count = Field(default=1, description="Nodes.")
     min_nodes: Count | None = Field(
-        default=None, description="Start with fewer nodes than num_nodes, but at least this many."
+        default=None,
+        description="If not all num_nodes nodes are available, start with at least this many. Others do not join later.",
     )
     processes_per_node: Count | None = Field(
         default=None, description="Processes (ranks) on each node; default: one per accelerator, or 1."

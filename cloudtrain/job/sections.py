@@ -123,7 +123,9 @@ class Parallelism(Spec):
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
         default=None, description="Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."
     )
-    virtual_stages: Count | None = Field(default=None, description="Pipeline stages of a rank, for interleaved.")
+    virtual_stages: Count | None = Field(
+        default=None, description="How many pipeline stages each rank holds, for the schedule `interleaved`."
+    )
     offload: Flag = Field(default=False, description="Keep parameters and optimizer state in CPU memory.")
     accelerate_config: Inside | None = Field(
         default=None, description="An existing Accelerate configuration file in the source."

@@ -230,9 +230,8 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
             state = "is not a directory" if root.exists() else "does not exist"
             return [located(Problem(f"{root} {state}", "source", "source must be the directory to package"), whole)]
         if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
-            return [
-                located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)
-            ]
+            hint = "correct the file's name, or set source to the folder that contains it"
+            return [located(Problem(f"{script} does not exist in {root}", "entrypoint", hint), whole)]
     except (OSError, RuntimeError, ValueError):
         pass  # not a path, or a home that is unknown: packaging reports it
     return []

@@ -127,8 +127,8 @@ class ExactlyOnce(Planner):
                 not_checked.append(f"{attempt.run_id} ({run.target})")
         if not_checked:
             self.notes.append(
-                f"interrupted submissions that cloudtrain did not check: {', '.join(not_checked)}; "
-                "`cloudtrain show RUN` checks one, `cloudtrain cancel RUN` ends them"
+                f"interrupted submissions, which may be running: {', '.join(not_checked)}; "
+                "`cloudtrain show RUN` asks the platform about one, `cloudtrain cancel RUN` ends it"
             )
         if mine is None:
             return None

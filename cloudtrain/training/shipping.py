@@ -66,8 +66,8 @@ def make_synthetic(model: Any, data: Any) -> tuple[str, Any, dict[str, int]]:
 
     if not (isinstance(model, Mapping) and isinstance(data, Mapping)):
         raise BadRequest(
-            "model and data are both dictionaries (synthetic), or neither",
-            'as {"model_name": "net"}, {"samples": 1000}',
+            "one of model and data is a dictionary: a test with generated data needs both dictionaries",
+            'model={"model_name": "net"}, data={"samples": 1000}; otherwise pass a module and a dataset',
         )
     if strange := [*(model.keys() - {"model_name"}), *(data.keys() - {"samples", "features"})]:
         raise BadRequest(f"a synthetic training has no option {strange[0]}", "use model_name, samples and features")

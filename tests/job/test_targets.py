@@ -244,7 +244,7 @@ def test_importing_the_configuration_costs_little():
     ("lines", "told"),
     [
         ("source: ./nope\nnum_nodes: two\nrun: x\n", ("source", 1, "does not exist")),
-        ("num_nodes: two\nentrypoint: trian.py\n", ("entrypoint", 2, "trian.py is not in")),
+        ("num_nodes: two\nentrypoint: trian.py\n", ("entrypoint", 2, "trian.py does not exist in")),
         ("num_nodes: two\nsource: job.yaml\nrun: x\n", ("source", 2, "is not a directory")),
     ],
 )

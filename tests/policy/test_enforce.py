@@ -88,7 +88,7 @@ def test_iam_denies_what_rules_refuse_and_requests_without_the_key(rules):
         assert denied(policy, {name: value for name, value in GOOD.items() if name != key}), f"a request without {key}"
     for key, value in BAD.items():
         assert denied(policy, {**GOOD, key: value}), key
-    assert {note.split(" for ")[1].split(" (")[0] for note in notes} == {
+    assert {note.split(" enforce ")[1].split(" (")[0] for note in notes} == {
         "backends", "max_cost", "output", "image_by_digest", "set resources.use_spot",
     }  # fmt: skip
     sids = [statement["Sid"] for statement in policy["Statement"]]
@@ -242,5 +242,7 @@ def test_vertex_ai_holds_regions_and_says_what_it_cannot_hold(rules, tmp_path: P
         "name": "projects/acme/policies/gcp.resourceLocations",
         "spec": {"rules": [{"values": {"allowedValues": ["in:europe-west4-locations"]}}]},
     }
-    assert notes == ["Vertex AI has no condition for max_runtime (rule eu): only cloudtrain plan enforces it"]
+    assert notes == [
+        "Google Cloud cannot enforce max_runtime (rule eu of the policy): cloudtrain alone checks it, at plan and submit"
+    ]
     assert enforce.build([], "lab", registry.create("local", {}, tmp_path))[0] == {}

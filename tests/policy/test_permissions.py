@@ -156,7 +156,7 @@ def test_documents_are_written_and_printed(acme: Path, capsys):
     assert main(["permissions", "-t", "prod", "--policy", "-o", "out"]) == 0
     printed = capsys.readouterr()
     assert printed.out.split() == [f"out/{name}.json" for name in ("trust", "role", "submit", "rules")]
-    assert "IAM has no condition for output (rule aws)" in printed.err
+    assert "IAM cannot enforce output (rule aws of the policy)" in printed.err
     assert all(json.loads(path.read_text())["Version"] == "2012-10-17" for path in Path("out").glob("*.json"))
     assert main(["permissions", "-t", "prod", "--job", "job.yaml", "--json"]) == 0
     documents = json.loads(capsys.readouterr().out)["documents"]

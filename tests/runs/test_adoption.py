@@ -29,7 +29,7 @@ def submitter() -> Submitter:
 
 def test_an_old_interrupted_submit_needs_a_decision(submitter, job):
     name = interrupted(submitter, job, age=timedelta(minutes=16))
-    with pytest.raises(BadRequest, match=f"submitted 16 min ago as {name}, and that was interrupted") as caught:
+    with pytest.raises(BadRequest, match=f"submitted 16 min ago as {name}, and that run was interrupted") as caught:
         submitter.submit(job)
     assert caught.value.exit_code == 2 and "--adopt" in caught.value.hint and "--new" in caught.value.hint
     assert submitter.submit(job, adopt=True).run_id == name
@@ -42,7 +42,7 @@ def test_an_interrupted_submit_whose_run_has_failed_needs_a_decision(submitter, 
     submitter.store.accept(f"{name}-a1", Platform({}, Path()).submit(submitter.store.attempts(name)[0].plan, None))
     Platform.finish(f"{name}-a1", State.FAILED, 3)
     look(Run(name, submitter.store))
-    with pytest.raises(BadRequest, match=f"{name}, and that has ended FAILED since"):
+    with pytest.raises(BadRequest, match=f"{name}, and that run has since ended FAILED"):
         submitter.submit(job)
     assert submitter.submit(job, new=True).run_id != name
     code, _, err = cli("submit", "train.py", "--new", "--adopt")
@@ -182,6 +182,6 @@ def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
 def test_a_key_of_an_attached_run_is_refused(submitter, job, platform):
     plan = submitter.plan(job, key="nightly")
     submitter.store.attach(plan, "attached:x", "2026-11-23T00:00:00Z", "/shared/x", {})
-    with pytest.raises(BadRequest, match="was submitted elsewhere"):
+    with pytest.raises(BadRequest, match="was submitted from another machine"):
         submitter.submit(job, key="nightly")
     assert platform.calls == []

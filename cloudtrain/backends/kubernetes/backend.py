@@ -193,8 +193,8 @@ class KubernetesBackend:
         base = get_annotations(job).get(OUTPUT, "")
         if not base:
             raise BackendError(
-                "the job had no `output`, so its results were not stored",
-                "set output: gs://bucket/... or a path on a persistent volume claim",
+                "the job had no `output`: its results were deleted with its pods",
+                "set output in the job file, to a bucket or to a mount path of options.kubernetes.volumes, and run the job again",
             )
         if "://" in base:
             self._store.download(base, what, into)

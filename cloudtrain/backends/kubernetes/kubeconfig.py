@@ -171,7 +171,10 @@ def _exec_plugin_token(plugin: Mapping[str, Any], folder: Path) -> tuple[str, fl
         token = str(status["token"])
     except (ValueError, KeyError, TypeError):
         last_line = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
-        raise BackendError(f"{plugin.get('command')} returned no token: {last_line[:300]}", "log in again") from None
+        raise BackendError(
+            f"the login command of the kubeconfig, {plugin.get('command')}, returned no token: {last_line[:300]}",
+            "log in with that tool, then check with: kubectl get pods",
+        ) from None
     expires_at = (
         unix_time(str(status["expirationTimestamp"])) - 60 if status.get("expirationTimestamp") else float("inf")
     )

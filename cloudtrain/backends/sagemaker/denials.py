@@ -25,7 +25,9 @@ def build_denials(rules: Sequence[Requirement]) -> tuple[dict[str, Any] | None, 
     for rule, _why, key, wanted in rules:
         found = list(_conditions(key, wanted))
         if not found:
-            notes.append(f"IAM has no condition for {key} (rule {rule}): only cloudtrain plan enforces it")
+            notes.append(
+                f"IAM cannot enforce {key} (rule {rule} of the policy): cloudtrain alone checks it, at plan and submit"
+            )
         for condition in found:
             statements.append(_deny(f"{_sid(rule)}{_sid(key)}{len(statements) + 1}", condition))
     return ({"Version": "2012-10-17", "Statement": statements} if statements else None), notes

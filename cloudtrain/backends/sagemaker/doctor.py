@@ -92,7 +92,13 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
 
     path = "options.sagemaker.role"
     if not role:
-        return [Problem("no role is set", path, "cloudtrain doctor TARGET --policy role prints what it needs")]
+        return [
+            Problem(
+                "no role is set",
+                path,
+                "set the ARN of an IAM role; `cloudtrain permissions -t TARGET` prints the policies that it needs",
+            )
+        ]
     is_arn = re.fullmatch(ROLE, role)
     not_arn = Problem(
         f"{role!r} is not the ARN of a role", path, "cloudtrain doctor TARGET --policy role prints what it needs"

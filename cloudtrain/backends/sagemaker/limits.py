@@ -89,7 +89,7 @@ def _check_tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
     for tag in tags:
         path = f"labels.{tag['Key'][:40]}"
         if not tag["Key"]:
-            yield Problem("has an empty name", "labels")
+            yield Problem("one label has an empty name", "labels")
         if tag["Key"].lower().startswith("aws:"):
             yield Problem("begins with aws:, which is AWS's own", path)
         yield from _check_text(tag["Key"], path, MAX_TAG_KEY)

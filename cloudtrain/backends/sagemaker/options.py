@@ -81,7 +81,7 @@ class SagemakerOptions(BaseModel):
     distribution: dict[str, Any] = Field({}, description=DISTRIBUTION)
     subnets: list[str] = Field([], description="subnets of the VPC, together with security_groups")
     security_groups: list[str] = Field([], description="security groups in the VPC")
-    kms_key: str | None = Field(None, description="KMS key of sources and results")
+    kms_key: str | None = Field(None, description="ID or ARN of the KMS key that encrypts sources and results in S3")
     volume_kms_key: str | None = Field(None, description="KMS key of the nodes' disks")
     isolate: bool = Field(
         False, description="run the containers without a network: no pip, no Hugging Face Hub, no secrets at run time"

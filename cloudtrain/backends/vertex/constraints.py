@@ -20,7 +20,9 @@ def build_constraints(rules: Sequence[Requirement], options: Mapping[str, Any]) 
         if key == "regions" and not any(c in text for text in wanted for c in "*?["):
             regions = set(wanted) if regions is None else regions & set(wanted)
         else:
-            notes.append(f"Vertex AI has no condition for {key} (rule {rule}): only cloudtrain plan enforces it")
+            notes.append(
+                f"Google Cloud cannot enforce {key} (rule {rule} of the policy): cloudtrain alone checks it, at plan and submit"
+            )
     if regions is None:
         return {}, notes
     allowed = [f"in:{region}-locations" for region in sorted(regions)]

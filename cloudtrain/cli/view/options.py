@@ -108,7 +108,7 @@ target_option = click.option(
     "--target",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. Overrides the job file's target.",
+    help="Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. The default is the job's own target.",
 )
 sets_option = click.option(
     "--set",
@@ -177,7 +177,9 @@ def layout(function: F) -> F:
 
 
 force_option = click.option(
-    "--force", is_flag=True, help="Continue even if the job needs more GPU memory than it asks for (docs/fit.md)."
+    "--force",
+    is_flag=True,
+    help="Continue even if the training probably does not fit in the memory of the job's GPUs (docs/fit.md).",
 )
 
 

@@ -102,7 +102,8 @@ class NewJob:
                 ui.label(f"A new run with {text.clean(draft.parent)} as its parent; differences from it are marked.")
             else:
                 ui.label(
-                    f"A job file of {text.clean(str(draft.form.folder))}; nothing is written or sent before the last step."
+                    f"The folder of the job file is {text.clean(str(draft.form.folder))}. "
+                    "Nothing is saved or submitted before the last step."
                 )
         self.status_label = ui.label("").classes("ct-small ct-hidden").props('role="status"')
 

@@ -172,7 +172,8 @@ class History:
         self._offset += whole
         if self._brought < MOST <= self._brought + whole:
             self._log.say(
-                f"the log is longer than {MOST >> 20} MiB: after this line only events are uploaded to the output"
+                f"the log is longer than {MOST >> 20} MiB: "
+                "of the lines after this one, only metrics and states are copied to the job's output"
             )
         self._brought += whole
         return True

@@ -120,7 +120,9 @@ class Keeper:
         while not self._end.wait(self._every_s):
             problem = self._look()
             if problem and problem != reported:
-                self._log.say(f"copying the files of `keep` failed: {problem}; retrying")
+                self._log.say(
+                    f"the files that `keep` names could not be copied to the outputs folder: {problem}; trying again"
+                )
             reported = problem
 
     def _look(self, is_last: bool = False) -> str:

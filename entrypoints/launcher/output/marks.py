@@ -39,7 +39,8 @@ class Marks:
             state = state_of(os.path.join(folder, name))
             if not node and (state is None or state[0] != size) and os.path.exists(path):  # else it is being removed
                 if mark not in self._doubtful:
-                    self._log.say(f"output: {mark} is not uploaded, because {name} next to it does not match it")
+                    why = f"the size of {name} differs from the one in its list of files"
+                    self._log.say(f"output: {mark} is not uploaded yet: {why}")
                 self._doubtful.add(mark)
                 return True
         self._doubtful.discard(mark)

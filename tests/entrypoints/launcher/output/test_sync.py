@@ -190,7 +190,8 @@ def test_a_mark_that_names_what_is_not_there_is_not_uploaded(s3: S3, tmp_path: P
     assert f"{PLACE}step-00000003.a1/state/3" in keys
     words = [text for text in said(tmp_path) if "is not uploaded" in text]
     assert sorted(words) == [
-        f"output: checkpoints/step-0000000{step}.a1/COMPLETE is not uploaded, because state/{step} next to it does not match it"
+        f"output: checkpoints/step-0000000{step}.a1/COMPLETE is not uploaded yet: "
+        f"the size of state/{step} differs from the one in its list of files"
         for step in (2, 3)
     ]
 
