@@ -145,7 +145,7 @@ class LockedDown:
         user = {"security": "restricted", "kubeconfig": self.create_user(space, "pods/log")}
         backend, handle = self.submit(options=user)
         problems = [problem.message for problem in backend.check()]
-        assert len(problems) == 1 and "may not get pods/log" in problems[0], problems
+        assert len(problems) == 1 and "no permission to get pods/log" in problems[0], problems
         wait_for(lambda: backend.status(handle).state is State.SUCCEEDED, "its end", 200)
         with pytest.raises(BackendError, match="permission denied"):
             list(backend.logs(handle))
