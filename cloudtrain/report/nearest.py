@@ -88,7 +88,9 @@ def describe(log: Iterable[LogLine]) -> list[str]:
     """Return what to say of an ended run without metrics: the nearest lines of its log, and what to write to read them."""
     shown = nearest_lines(log)
     if not shown:
-        return ["no metrics were found: no line of the log has a name followed by a number"]
+        return [
+            "no metrics were found: no line of the log looks like one; write an expression below `metrics` in the job file"
+        ]
     told = [
         "no metrics were found in the log. The log lines most like metrics, and the entry for the job file that reads them:"
     ]

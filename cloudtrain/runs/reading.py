@@ -94,7 +94,7 @@ class Refresher:
         status = self._store.find(self._run_id).status
         reason = status.reason if status.state is State.QUEUED else ""
         if reason and reason != self._reason:
-            _say(f"{self._run_id} waits: {reason}")
+            _say(f"{self._run_id} is QUEUED: {reason}")
         self._reason = reason
 
 

@@ -335,7 +335,10 @@ def test_metrics_are_drawn(cli, ids):
 
 def test_metrics_that_are_not_there(cli, ids):
     shown = cli("metrics", ids["odd"])
-    assert (shown.code, shown.out) == (0, "") and "no metrics were found: no line of the log has a name" in shown.err
+    assert (shown.code, shown.out) == (
+        0,
+        "",
+    ) and "no metrics were found: no line of the log looks like one" in shown.err
     shown = cli("metrics", ids["failed"], "--name", "los")
     assert shown.code == 1 and "did you mean loss?" in shown.err
     assert cli("metrics", ids["odd"], "--json").rows == []

@@ -115,4 +115,7 @@ def test_a_reader_that_waits_says_why_once(run: Run, capsys, monkeypatch):
         at(run, state, reason)
         refresher.tick()
         refresher.tick()
-    assert capsys.readouterr().err == f"{run.run_id} waits: Slurm: Priority\n{run.run_id} waits: Slurm: Resources\n"
+    assert (
+        capsys.readouterr().err
+        == f"{run.run_id} is QUEUED: Slurm: Priority\n{run.run_id} is QUEUED: Slurm: Resources\n"
+    )

@@ -95,6 +95,7 @@ class SlurmBackend:
             job=job.to_dict(),
             notes=(
                 *request.plan_notes(self.folder, manifest, restarts, slices),
+                *request.gpu_notes(job, self.site_options),
                 *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
                 *without_effect(job, self.name, "disk_gb"),
             ),

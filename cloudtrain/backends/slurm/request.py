@@ -201,3 +201,14 @@ def plan_notes(folder: str, manifest: Manifest, restarts: int, slices: Slices | 
     else:
         yield "a preempted job is not requeued: set retry.max_attempts or resources.use_spot for that"
     yield from manifest.notes()
+
+
+def gpu_notes(job: Job, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where the type of GPU that Slurm is asked for is not the one that the job names."""
+    wanted, gpu_type = job.resources.accelerator, str(options.get("gpu_type") or "")
+    if not wanted or not job.resources.gpus or options.get("gres") or wanted.lower() in ("gpu", "any"):
+        return
+    if not gpu_type:
+        yield f"Slurm may give GPUs of any type, not only {wanted}: set options.slurm.gpu_type (`sinfo -o %G` lists types)"
+    elif wanted.partition("-")[0].lower() not in gpu_type.lower():
+        yield f"the job names {wanted}, and options.slurm.gpu_type requests {gpu_type}: Slurm gives {gpu_type}"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
+SIGNAL = 128  # exit codes above it: a process was ended by a signal
+
 
 def print_plan(plan: Plan, *, heading: str = "") -> None:
     """Print the summary of a plan."""
@@ -96,6 +98,12 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
         print_next_commands(run.run_id, "logs", "fetch")
     elif status.state is State.TIMED_OUT:
         print_next_commands(run.run_id, "logs", "resume", "rerun_longer")
+    elif (
+        status.state is State.FAILED
+        and (status.exit_code or 0) > SIGNAL
+        and run.store.count_events(run.run_id, "checkpoint")
+    ):
+        print_next_commands(run.run_id, "logs", "resume", "rerun_fixed")  # killed from outside, not by its own fault
     else:
         print_next_commands(run.run_id, "logs", "rerun_fixed" if status.state is State.FAILED else "resume")
 

@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.slurm import request
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.slurm.client import HIDDEN_VARIABLES, QueueEntry, find_job, query_job
 from cloudtrain.errors import BackendError, BadJob, Unreachable
@@ -88,13 +89,13 @@ def planned(tmp_path: Path):
 @pytest.mark.parametrize("case", CASES)
 def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
     plan = planned(*CASES[case])
-    request = json.loads(json.dumps(plan.request))
-    script = request.pop("script")
+    sent = json.loads(json.dumps(plan.request))
+    script = sent.pop("script")
     pieces = re.findall(r"^export CLOUDTRAIN_MANIFEST_\d+=(\S+)$", script, re.M)
     assert Manifest.decode(pieces).to_dict() == plan.manifest
     for piece in pieces:
         script = script.replace(piece, "${manifest}")
-    found = {"request": request, "script": script.splitlines(), "notes": plan.notes}
+    found = {"request": sent, "script": script.splitlines(), "notes": plan.notes}
     text = json.dumps(found, indent=2) + "\n"
     golden = GOLDEN / f"{case}.json"
     if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
@@ -209,3 +210,25 @@ def test_a_job_that_ends_between_two_looks_is_not_lost(tmp_path: Path, monkeypat
     status.unlink()
     monkeypatch.setattr(backend, "_run", lambda argv: {"code": 0, "out": "7|FAILED|NonZeroExitCode\n", "err": ""})
     assert backend.status(str(folder)).exit_code == 127
+
+
+@pytest.mark.parametrize(
+    "options, gpus, note",
+    [
+        ({}, "A100-80GB:8", "Slurm may give GPUs of any type, not only A100-80GB"),
+        (
+            {"gpu_type": "a100"},
+            "H100:8",
+            "the job names H100, and options.slurm.gpu_type requests a100: Slurm gives a100",
+        ),
+        ({"gpu_type": "nvidia_a100_80gb"}, "A100-80GB:8", ""),
+        ({"gres": "gpu:h100:4"}, "H100:4", ""),
+        ({}, None, ""),
+    ],
+)
+def test_the_type_of_gpu_that_slurm_is_not_asked_for_is_said(
+    options: dict[str, str], gpus: str | None, note: str
+) -> None:
+    job = Job(source=".", entrypoint="train.py", resources={"accelerators": gpus} if gpus else {})
+    found = list(request.gpu_notes(job, options))
+    assert len(found) == bool(note) and all(text.startswith(note) for text in found)
