@@ -238,7 +238,7 @@ def test_each_backend_accepts_the_secrets_that_the_table_says(project: Path, cap
                 code = main(["plan", "train.py", "-t", targets.get(backend, backend), "--gpus", "A100:8", *words])
                 assert code == (0 if answer == "yes" else 2), (backend, source, capsys.readouterr().err)
                 checked.add((backend, answer))
-    assert len(checked) == 12
+    assert len(checked) == 14
 
 
 @pytest.mark.train

@@ -39,6 +39,7 @@ class Feature(StrEnum):
     MIN_NODES = "fewer nodes than asked for (min_nodes)"
     SPOT = "spot capacity (resources.use_spot)"
     ENV_SECRETS = "secrets from the client's environment (env:NAME)"
+    KUBERNETES_SECRETS = "secrets of a Kubernetes cluster (k8s:SECRET/KEY)"
     FILE_SECRETS = "secrets from a file on the node (file:PATH)"
     LOCAL_PATHS = "inputs and output that are paths of this machine"
     OBJECT_STORES = "inputs and output in an object store (s3://, gs://)"

@@ -86,7 +86,5 @@ def _attach_all(uri: str, again: bool, as_json: bool) -> int:
     )
     for name, reason in list(found.unreadable.items())[:5]:
         terminal.note(f"{name}: {reason}")
-    terminal.print_pairs(
-        [("next", "cloudtrain ls --columns label.user,state,took"), ("", "cloudtrain costs --by user")]
-    )
+    terminal.print_pairs([("next", "cloudtrain ls --columns label.user,state,took")])
     return 0

@@ -167,7 +167,7 @@ _CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {
 
 
 def _fits(value: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(value, pattern) for pattern in patterns)
+    return value != "" and any(fnmatchcase(value, pattern) for pattern in patterns)
 
 
 def _any_of(patterns: Sequence[str]) -> str:

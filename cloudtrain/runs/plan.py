@@ -251,6 +251,7 @@ def label(text: str) -> str:
 def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     """Return what the job wants and the backend cannot do."""
     sources = {source.partition(":")[0] for secret in job.secrets.values() for source in secret}
+    only_k8s = any(all(source.startswith("k8s:") for source in secret) for secret in job.secrets.values())
     uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | (
         {"output": job.output} if job.output else {}
     )
@@ -262,6 +263,7 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
         (Feature.INSTANCE_TYPES, job.resources.instance_type is not None, "resources.instance_type"),
         (Feature.ENV_SECRETS, "env" in sources, "secrets"),
         (Feature.FILE_SECRETS, "file" in sources, "secrets"),
+        (Feature.KUBERNETES_SECRETS, only_k8s, "secrets"),
     ]
     for path, uri in uris.items():
         remote = "://" in uri and not uri.startswith("file://")
@@ -275,7 +277,11 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
 
 def _instead(feature: Feature, kind: type[Backend]) -> str:
     """Return what to write where a backend does not offer something; "" where there is no replacement."""
+    if feature is Feature.KUBERNETES_SECRETS:
+        return "name another source, or a second one for this backend: [k8s:SECRET/KEY, aws-secretsmanager:NAME]"
     if feature is Feature.ENV_SECRETS:
+        if Feature.KUBERNETES_SECRETS in kind.features:
+            return "use a secret of the cluster, k8s:SECRET/KEY, or aws-secretsmanager:NAME or gcp-secretmanager:NAME"
         stores = "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
         return (
             "put it into a file with mode 600 on the node and write file:PATH"

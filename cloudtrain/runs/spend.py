@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import TimeLimit
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.events import State
 from cloudtrain.job import units
 from cloudtrain.runs import cap
 
@@ -75,6 +76,11 @@ def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> 
     if not status.state.final and status.billable_s is None:
         began_s = units.unix_time(status.started_at) if status.started_at else None
         ran_s = max(0.0, (now_s or time.time()) - began_s) if began_s else 0.0
+        attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
+    elif status.billable_s is None and status.state is not State.LOST and status.started_at and status.ended_at:
+        ran_s = max(
+            0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at)
+        )  # without a cap's margin
         attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
     used = cap.spent([attempt], lambda plan: _limit(plan, home))
     labels, price = plan.job.get("labels") or {}, plan.price or {}

@@ -85,7 +85,7 @@ def test_what_others_wrote_is_not_believed(output: Path, home: Path, tmp_path: P
     (output / "empty").mkdir()
     found = attach_all(str(output), home)
     assert found.added == [name(number) for number in range(5)]
-    assert list(found.unreadable) == [name(9)] and "is no part of a run's history" in found.unreadable[name(9)]
+    assert list(found.unreadable) == [name(9)] and "it does not belong to a run's history" in found.unreadable[name(9)]
     with pytest.raises(BadRequest, match="there is no run below"):
         attach_all(str(output / "empty"), home)
 

@@ -57,6 +57,7 @@ class KubernetesBackend:
             Feature.MULTI_NODE,
             Feature.SPOT,
             Feature.OBJECT_STORES,
+            Feature.KUBERNETES_SECRETS,
             Feature.LOCAL_PATHS,
             Feature.IMAGES,
             Feature.INSTANCE_TYPES,

@@ -90,7 +90,7 @@ def note(line: str, *, prefix: str = "", style: str = "") -> None:
     sys.stderr.flush()
 
 
-def confirmer(*, yes: bool, as_json: bool, verb: str = "send", done: str = "sent") -> Callable[[str], None]:
+def confirmer(*, yes: bool, as_json: bool, verb: str = "submit", done: str = "submitted") -> Callable[[str], None]:
     """Return a function that asks a person about a sentence, and raises BadRequest where nobody is asked or says no."""
 
     def confirm(sentence: str) -> None:
