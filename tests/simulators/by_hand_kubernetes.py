@@ -81,6 +81,11 @@ def running(name: str, count: int = 1) -> list[client.V1Pod]:
     return until(all_running, f"{name} runs")
 
 
+def named(listed, name: str = "pair") -> list:
+    """A namespace of a real cluster is never empty: it holds kube-root-ca.crt, and default the Service kubernetes."""
+    return [found for found in listed(SPACE).items if found.metadata.name == name]
+
+
 def refused(status: int, call, *arguments, **more) -> str:
     try:
         call(*arguments, **more)
@@ -135,8 +140,8 @@ assert conditions("pair")["SuccessCriteriaMet"] == "CompletionsReached"
 assert refused(422, batch.patch_namespaced_job, "pair", SPACE, {"spec": {"completions": 3}})
 batch.delete_namespaced_job("pair", SPACE, propagation_policy="Background")
 assert refused(404, batch.read_namespaced_job, "pair", SPACE)
-until(lambda: not pods("pair") and not core.list_namespaced_config_map(SPACE).items, "what it owned goes too")
-assert core.list_namespaced_service(SPACE).items == []
+until(lambda: not pods("pair") and not named(core.list_namespaced_config_map), "what it owned goes too")
+until(lambda: not named(core.list_namespaced_service), "its Service too")
 
 # One pod fails: the other is deleted, and the Job says by which rule.
 batch.create_namespaced_job(SPACE, job("bad", "import os, time, sys\nprint('up', flush=True)\n"
@@ -184,7 +189,7 @@ events = until(lambda: core.list_namespaced_event(SPACE, field_selector="reason=
 assert "Insufficient nvidia.com/gpu" in events[0].message
 until(lambda: conditions("wide").get("Failed") == "DeadlineExceeded", "its deadline is over")
 
-# A watch: what happens from a version on; one that is too old, or not there yet, is told so.
+# A watch: what happens from a version on. A list of a version that is not there yet is refused.
 version = core.list_namespaced_pod(SPACE).metadata.resource_version
 batch.create_namespaced_job(SPACE, job("seen", "print('done')"))
 kinds = []
@@ -193,16 +198,19 @@ for event in watch.Watch().stream(core.list_namespaced_pod, SPACE, label_selecto
     if event["object"].status.phase == "Succeeded":
         break
 assert kinds[0] == ("ADDED", "Pending") and kinds[-1] == ("MODIFIED", "Succeeded"), kinds
-assert "Too large resource version" in refused(504, core.list_namespaced_pod, SPACE, watch=True, resource_version="999999",
-                                               timeout_seconds=1)  # fmt: skip
+assert "Too large resource version" in refused(504, core.list_namespaced_pod, SPACE, resource_version="999999")
+later = watch.Watch().stream(core.list_namespaced_pod, SPACE, resource_version="999999", timeout_seconds=1)
+assert list(later) == []  # a watch waits for its version
 
-# Lists: selectors and pages. Names, quantities and enums that a schema lets through. Reviews, and no token.
+# Lists: selectors and pages. Names, quantities and enums that a schema lets through. Reviews, no token, a wrong one.
 assert [found.metadata.name for found in batch.list_namespaced_job(SPACE, label_selector="app=bad").items] == ["bad"]
 page = batch.list_namespaced_job(SPACE, limit=2)
 assert len(page.items) == 2 and batch.list_namespaced_job(SPACE, limit=2, _continue=page.metadata._continue).items
-for wrong in ({"restartPolicy": "Always"}, {"container": {"volumeMounts": [{"name": "no", "mountPath": "/x"}]}},
-              {"container": {"resources": {"limits": {"memory": "8 GB"}}}}):  # fmt: skip
+for wrong in ({"restartPolicy": "Always"}, {"container": {"volumeMounts": [{"name": "no", "mountPath": "/x"}]}}):
     refused(422, batch.create_namespaced_job, SPACE, job("wrong", "pass", **wrong))
+wrong = {"container": {"resources": {"limits": {"memory": "8 GB"}}}}
+said = refused(400, batch.create_namespaced_job, SPACE, job("wrong", "pass", **wrong))
+assert "cannot be handled as a Job: quantities must match the regular expression" in said, said
 refused(422, batch.create_namespaced_job, SPACE, job("Wrong", "pass"))
 refused(404, core.read_namespaced_pod, "nobody", SPACE)
 review = {"spec": {"resourceAttributes": {"namespace": SPACE, "verb": "create", "group": "batch", "resource": "jobs"}}}
@@ -210,6 +218,9 @@ assert auth.create_self_subject_access_review(review).status.allowed is True
 jobs = dynamic.DynamicClient(client.ApiClient()).resources.get(api_version="batch/v1", kind="Job")  # asks what there is
 assert jobs.get(name="bad", namespace=SPACE).spec.completions == 2
 assert core.list_node().items[0].metadata.name == "node-1"
-bare = client.ApiClient(client.Configuration(host=core.api_client.configuration.host))
-refused(401, client.CoreV1Api(bare).list_namespaced_pod, SPACE)
+bare = client.Configuration(host=core.api_client.configuration.host)
+bare.ssl_ca_cert = core.api_client.configuration.ssl_ca_cert
+assert "system:anonymous" in refused(403, client.CoreV1Api(client.ApiClient(bare)).list_namespaced_pod, SPACE)
+bare.api_key["authorization"] = "Bearer wrong"
+refused(401, client.CoreV1Api(client.ApiClient(bare)).list_namespaced_pod, SPACE)
 print("all of it")

@@ -171,6 +171,8 @@ def _describe_error(status: int, server_message: str, failure: str) -> tuple[str
             f"{failure}: the cluster does not accept the credentials",
             "log in to the cluster again; `kubectl get jobs` shows the same error",
         )
+    if status == 403 and '"system:anonymous"' in text:  # as servers name a request without credentials
+        return f"{failure}: the kubeconfig has no credentials", "log in to the cluster, or choose another context"
     if "exceeded quota" in text:
         return f"{failure}: the namespace's quota does not allow it: {text}", "see: kubectl describe quota"
     if status == 403:

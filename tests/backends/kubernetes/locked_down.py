@@ -184,6 +184,15 @@ class LockedDown:
         other = KubernetesBackend(self._options, self._tmp / "runs")
         wait_for(lambda: other.status(handle).state is State.SUCCEEDED, "its end", 200)
 
+    def test_a_kubeconfig_without_credentials_is_said(self, space: str) -> None:
+        config = yaml.safe_load(Path(self._options["kubeconfig"]).read_text())
+        for user in config["users"]:
+            user["user"] = {}
+        anonymous = self._tmp / "anonymous.kubeconfig"
+        anonymous.write_text(json.dumps(config))
+        with pytest.raises(BackendError, match="the kubeconfig has no credentials"):
+            self.submit(options={"kubeconfig": str(anonymous)})
+
     def test_unknown_fields_are_dropped_with_a_warning_and_refused_where_that_is_asked(self, space: str) -> None:
         # Dry runs in `default`: the namespace `space` warns of Pod Security too, and the client keeps one warning.
         container = {"name": "node", "image": "any:1", "imge": "x"}
