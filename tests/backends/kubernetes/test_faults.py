@@ -369,7 +369,7 @@ def test_doctor_names_what_is_not_allowed(place: Ground):
     assert place.backend().check() == []
     place.cluster.denied |= {("create", "jobs"), ("get", "pods/log")}
     messages = [problem.message for problem in place.backend().check()]
-    assert len(messages) == 2 and "may not create jobs in default" in messages[0] and "pods/log" in messages[1]
+    assert len(messages) == 2 and "no permission to create jobs in default" in messages[0] and "pods/log" in messages[1]
 
 
 def test_doctor_counts_the_gpus_that_a_target_may_have(place: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
