@@ -244,7 +244,7 @@ def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(
         )
     with pytest.raises(Refused, match=r"Accelerate cannot use wrong\.yaml"):
         accelerate_config.environment(sys.executable, str(attempt.folders[0] / "source" / "wrong.yaml"), 2, os.environ)
-    with pytest.raises(Refused, match=r"no Accelerate configuration absent\.yaml"):
+    with pytest.raises(Refused, match=r"does not contain the Accelerate configuration absent\.yaml"):
         accelerate_config.environment(sys.executable, str(tmp_path / "absent.yaml"), 2, os.environ)
 
 
