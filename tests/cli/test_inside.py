@@ -181,14 +181,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def until(self, pattern: str) -> None:
-        """Wait for a pattern in what is printed after the last one that was waited for."""
+    def until(self, pattern: str) -> str:
+        """Wait for a pattern in what is printed after the last one that was waited for; return the matching text."""
         deadline = time.monotonic() + WAIT_S
         while (match := re.search(pattern, self.seen)) is None:
             left = deadline - time.monotonic()
             assert left > 0 and select.select([self._master], [], [], left)[0], f"{pattern} is not in {self.seen!r}"
             self.seen += os.read(self._master, 65536).decode(errors="replace")
         self.seen = self.seen[match.end() :]
+        return match[0]
 
     def end(self) -> int:
         try:
