@@ -20,7 +20,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Describe a job": {
         "init": "Write a job file for a script, or for the shared trainer.",
         "plan": "Print what would be submitted, and submit nothing.",
-        "fit": "Show on which GPUs a training fits, and which settings make it fit.",
+        "fit": "Show on which GPUs a training fits, and what makes it fit.",
         "package": "Show which files of a source would be packaged, and why.",
         "schema": "Print the JSON schema of the job file.",
         "doctor": "Check this machine and a target for problems.",
@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "eval": "Evaluate the model of a run, in a job of its own.",
         "sweep": "Run many trials of a job with other hyperparameters.",
         "cancel": "Cancel runs, and stop all their processes, containers and pods.",
-        "rm": "Delete runs: their files on this computer, on platforms and on hosts.",
+        "rm": "Delete runs: their files here, on platforms and on hosts.",
         "prune": "Delete old runs, and their files on platforms and hosts.",
     },
     "Inspect runs": {

@@ -14,7 +14,7 @@ from cloudtrain.runs.plan import Planner
 @options.job_options
 @options.json_option
 def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
-    """Show on which GPUs a training fits, and which settings make it fit.
+    """Show on which GPUs a training fits, and what makes it fit.
 
     It works for the shared trainer (`trainer: true`), and for a script whose job file has a `fit` section (docs/fit.md).
     --gpus takes several types, separated by commas; the default is the job's own GPUs, or else all known types.

@@ -31,7 +31,7 @@ here_option = click.option(
 @yes_option
 @options.json_option
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Delete runs: their files on this computer, on platforms and on hosts.
+    """Delete runs: their files here, on platforms and on hosts.
 
     It prints places and sizes, and asks for confirmation. It refuses to delete a running run. It keeps uploaded sources, and
     the job's `output` folder with its checkpoints and models, because other runs may use them.

@@ -189,7 +189,7 @@ def _placeholders(job: JobModel) -> Iterator[Conflict]:
             asked.add(name)
             field = path.partition(".")[0]
             hint = f"{{{{input:{name}}}}} is the literal text"
-            message = f"asks for {{input:{name}}}, but the job has no such input"
+            message = f"uses {{input:{name}}}, but the job has no such input"
             yield Conflict((field, "inputs"), Problem(message, path, hint))
 
 

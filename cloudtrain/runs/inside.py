@@ -37,7 +37,7 @@ class Inside:
         status = run.refresh(lambda _: None)
         attempt = run.attempts[-1]
         if run.record.attached:
-            raise BadRequest(f"{run.run_id} was submitted elsewhere: only its outputs are read here")
+            raise BadRequest(f"{run.run_id} was submitted from another machine: only its outputs can be read here")
         if status.state.final:
             raise BadRequest(
                 f"{run.run_id} has ended ({status.state}): no process of it is left", f"cloudtrain logs {run.run_id}"

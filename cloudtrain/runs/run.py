@@ -232,6 +232,9 @@ class Run:
             path: The file.
             rank: Whose curves; None for all ranks.
 
+        Returns:
+            The path of the file.
+
         Raises:
             BadRequest: plotly is not installed.
             OSError: the file cannot be written.
@@ -480,6 +483,9 @@ class Run:
             confirm: as of `Submitter`.
             force: as of `Submitter`.
 
+        Returns:
+            The run that evaluates.
+
         Raises:
             BadRequest: nothing is to be evaluated, or the run has no model that can be.
             BackendError: the platform refuses the job.
@@ -507,7 +513,7 @@ class Run:
         """Raise BadRequest for an attached run."""
         if uri := self.record.attached:
             raise BadRequest(
-                f"{self.run_id} was submitted elsewhere and can be {what} from there only (attached from {uri})",
+                f"{self.run_id} was submitted from another machine and can be {what} there only (attached from {uri})",
                 "`cloudtrain show --json` prints its job; you can submit it as a new run",
             )
 

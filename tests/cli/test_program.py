@@ -24,6 +24,7 @@ DESIGN += [
     "doctor",
     "schema",
     "fit",
+    "eval",
     "package",
     "prices",
     "costs",

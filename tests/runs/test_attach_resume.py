@@ -96,7 +96,7 @@ def test_the_older_attempt_is_harmless(source, output, tmp_path: Path, home: Pat
     assert "the secrets TOKEN" in asked[0]
     assert attached.record.attached is None
     assert watched(run) is State.FAILED
-    assert "of this run has" in run.record.status.reason, "it was replaced"
+    assert " 2 of this run " in run.record.status.reason, "it was replaced"
 
     Path(f"{gate}1").touch()
     Path(f"{gate}2").touch()
@@ -139,7 +139,10 @@ def test_the_command_asks_before_anything_runs(source, tmp_path: Path, home: Pat
     assert f"cloudtrain resume {run.run_id}" in capsys.readouterr().out
     assert main(["resume", run.run_id]) == 2
     printed = capsys.readouterr().err
-    assert "was submitted from another machine: its job and source" in printed and "--yes sends it" in printed
+    assert (
+        "was submitted from another machine: its job and source" in printed
+        and "use --yes to submit without asking" in printed
+    )
     assert len(Run.find(run.run_id).attempts) == 1
     assert main(["resume", run.run_id, "--yes", "--wait"]) == 0
     found = Run.find(run.run_id)

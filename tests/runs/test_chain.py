@@ -198,7 +198,7 @@ def test_ls_show_and_cancel_have_the_chain(submitter, job, first, cli):
     _, shown, _ = cli("show", first.run_id, "--json")
     assert json.loads(shown)["before"] == [run.run_id] and json.loads(shown)["after"] == []
     code, _, said = cli("cancel", first.run_id)
-    assert code == 0 and f"{run.run_id} will be skipped" in said
+    assert code == 0 and f"{run.run_id} will be cancelled too" in said
     look(run)
     assert run.state is State.CANCELLED
 

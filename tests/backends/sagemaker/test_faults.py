@@ -168,7 +168,7 @@ def test_only_the_platforms_word_means_that_there_is_no_job(bench: Bench) -> Non
     bench.simulator.faults.append(Fault("DescribeTrainingJob", 400, "ValidationException", message="bad name"))
     with pytest.raises(BackendError, match="bad name"):
         bench.backend.find("fault-a1")
-    with pytest.raises(BackendError, match="pinned to 999"):
+    with pytest.raises(BackendError, match="pinned to account 999"):
         bench.connect(account="999999999999").find("fault-a1")
 
 

@@ -38,5 +38,5 @@ def test_a_plan_knows_the_types_that_doctor_has_seen(simulator: Simulator, tmp_p
     assert f"{NEW} has T4g x 2: each node has 2 ranks" in plan()
     with pytest.raises(BadJob, match="has 2 x T4g, not A100:8"):
         plan("A100:8")
-    with pytest.raises(BadJob, match="does not know"):
+    with pytest.raises(BadJob, match="does not say what GPUs"):
         plan(region="eu-west-1")
