@@ -334,8 +334,8 @@ REFUSED = {
     "empty": (torch.nn.Linear(1, 1), [], "the dataset is empty"),
     "no target": (torch.nn.Linear(1, 1), [torch.ones(1)], "a sample of the data is a Tensor"),
     "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "needs both dictionaries"),
-    "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no layers"),
-    "not a number": ({"model_name": "a"}, {"samples": "many"}, "samples is a whole number"),
+    "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no option layers"),
+    "not a number": ({"model_name": "a"}, {"samples": "many"}, "samples must be a whole number above 0"),
     "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 4 GiB"),
     "no pickle": (torch.nn.Linear(1, 1), [(1, Hostile())], "cannot be pickled: TypeError: cannot pickle a lock"),
 }

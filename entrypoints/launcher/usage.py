@@ -60,7 +60,7 @@ class Usage:
         if self.gpus_idle_s < IDLE_S or self._noticed_at >= self._busy_at:
             return ""
         self._noticed_at = self._reported_at
-        return f"the GPUs were used under {IDLE_PERCENT:g} % for {IDLE_S / 60:g} minutes"
+        return f"the GPUs were used less than {IDLE_PERCENT:g} % for {IDLE_S / 60:g} minutes"
 
     def watch_gpus(self, loop: Loop, chosen: str | None, environ: Mapping[str, str]) -> None:
         """Let nvidia-smi report the node's GPUs from now on; it is one child that prints every few seconds."""

@@ -262,7 +262,7 @@ def test_a_damaged_part_is_noticed_and_fetched_again(place: Place, tmp_path: Pat
 def test_an_object_that_always_arrives_damaged_is_refused(place: Place, tmp_path: Path):
     place.put("run/m", DATA)
     place.proxy.change = lambda body: b"?" + body[1:]
-    with pytest.raises(BackendError, match="the download differs from the stored object"):
+    with pytest.raises(BackendError, match="differs from the stored file after the download"):
         place.fetch(tmp_path / "out")
     assert not (tmp_path / "out" / "m").exists()
 

@@ -190,7 +190,7 @@ def test_a_registry_that_refuses_says_why(paper: Place):
 def test_a_registry_that_does_not_answer_is_not_asked_for_long(paper: Place):
     paper.simulator.faults.append(Fault("GET", QUESTION, 0, times=99))
     backend, handle = paper.submitted(IMAGE)
-    with pytest.raises(Unreachable, match="the digest of .* is not known"):
+    with pytest.raises(Unreachable, match="the digest of .* is unknown"):
         backend.images(handle)
     assert paper.questions == images.TRIES
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("quick")
         (
             400,
             "Resources are insufficient in region: us-central1. Please try a different region.",
-            "no such machines",
+            "insufficient capacity now",
             "another region",
         ),
         (
@@ -56,7 +56,7 @@ def test_refusals_are_sentences_that_say_what_to_do(paper: Bench, client, status
         paper.backend(client=client).submit(plan, bundle)
     assert said in caught.value.message and hint in caught.value.hint
     assert "\n" not in caught.value.message
-    assert isinstance(caught.value, NoCapacity) is ("quota" in text or said == "no such machines")
+    assert isinstance(caught.value, NoCapacity) is ("quota" in text or said == "insufficient capacity now")
     assert not isinstance(caught.value, Unreachable)
     assert len(paper.sent()) == 1, "what is refused is not sent again"
 

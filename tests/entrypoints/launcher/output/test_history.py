@@ -97,7 +97,7 @@ def test_behind_a_bound_only_events_are_kept(tmp_path: Path, monkeypatch: pytest
     log.lines(0, [b"x" * 200])
     told.begin(FIELDS)
     wait_for(lambda: b"x" * 200 in pieces(tmp_path / "run"), "the first piece")
-    wait_for(lambda: b"only events" in pieces(tmp_path / "run"), "the word about it")
+    wait_for(lambda: b"only metrics and states" in pieces(tmp_path / "run"), "the word about it")
     log.lines(0, [b"y" * 200, b'::cloudtrain::{"kind":"metric","loss":1}'])
     log.say("said by the launcher")
     log.close()
@@ -146,7 +146,7 @@ def test_every_node_brings_its_log_and_what_is_refused_is_told_too(tmp_path: Pat
         with Attempt(tmp_path / "b", script, output="s3://bucket/b", inputs=inputs, environ=store.environ) as attempt:
             assert attempt.run() == [78]
         told = json.loads(store.objects()["b/run/run.json"])
-        assert (told["state"], told["exit_code"]) == ("FAILED", 78) and "nothing at s3://bucket" in told["reason"]
+        assert (told["state"], told["exit_code"]) == ("FAILED", 78) and "no files at s3://bucket" in told["reason"]
         assert told["epoch"] is None or told["epoch"] == 1
 
 
