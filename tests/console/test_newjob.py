@@ -157,7 +157,7 @@ def test_every_problem_is_said_at_its_field_and_counted_at_its_step(form, consol
     expect(tab(form, "general").locator(".ct-count")).to_have_text("1")
     expect(tab(form, "infrastructure").locator(".ct-count")).to_have_text("3")
     turn(form, "review")
-    expect(form.get_by_text("4 problems to mend")).to_be_visible()
+    expect(form.get_by_text("4 problems to fix")).to_be_visible()
     expect(submit(form)).to_be_disabled()
     submit(form).dispatch_event("click")
     form.locator("li", has_text="num_nodes").get_by_role("button").click()

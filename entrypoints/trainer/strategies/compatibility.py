@@ -19,11 +19,9 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
     attention = arguments.attn_implementation
     if device is not None and attention.startswith("flash"):
         if device.type != "cuda":
-            raise Unsupported(f"--attn_implementation {attention} needs a GPU; on {device.type} there is sdpa")
+            raise Unsupported(f"--attn_implementation {attention} needs a GPU; on {device.type} use sdpa")
         if attention == "flash_attention_2" and find_spec("flash_attn") is None:
-            raise Unsupported(
-                f"--attn_implementation {attention} needs the package flash_attn; without it there is sdpa"
-            )
+            raise Unsupported(f"--attn_implementation {attention} needs the package flash_attn; without it use sdpa")
     if arguments.use_peft and plan.tensor * plan.pipeline > 1:
         raise Unsupported(f"--use_peft cannot be combined with {plan.described}: use fsdp to shard the model")
     if arguments.own_loss and plan.tensor * plan.pipeline * plan.context > 1:

@@ -32,7 +32,7 @@ CANNOT = {
         {"use_peft": True},
         ParallelismPlan("fsdp", shard=2, tensor=2),
         "cpu",
-        "--use_peft .* not with fsdp .*tensor",
+        "--use_peft cannot be combined with fsdp .*tensor",
     ),
     "lora, pp": ({"use_peft": True}, ParallelismPlan(pipeline=2), "cpu", "--use_peft cannot be combined with"),
     "compile": (
