@@ -110,6 +110,8 @@ def run(attempt: str, node: int, rank: str, term: str, argv: list[str]) -> int:
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python has turned these off, and a program inherits that
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where `cloudtrain` was started in the background of a script
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         os.execvpe(os.fsencode(argv[0]), [os.fsencode(word) for word in argv], env)
     except OSError as error:

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def test_a_terminal_with_its_size_and_ctrl_c(run: str):
     terminal.resize(44, 99)
     terminal.type("stty size\n")
     terminal.until("44 99")
-    terminal.type("echo be''gun; sleep 600; echo not-printed\n")
+    # the child says that it runs: before that, Ctrl-C reaches the shell alone, which then waits for the child
+    terminal.type("sh -c 'echo be\"\"gun; exec sleep 600'; echo not-printed\n")
     terminal.until("begun")
     terminal.type("\x03")
     terminal.until(
@@ -173,6 +175,7 @@ class Terminal:
     def __init__(self, argv: list[str], rows: int, columns: int) -> None:
         pid, self._master = pty.fork()
         if pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in a terminal, also where the tests run in the background
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.environ.update(TERM="xterm", PS1="$ ")
             os.execv(argv[0], argv)

@@ -176,7 +176,8 @@ def test_a_terminal_with_its_size_and_ctrl_c(cluster: Cluster, pod: str):
     terminal.resize(44, 99)  # sent when the client has noticed it, perhaps behind what is typed next
     terminal.type("until stty size | grep '44 99'; do sleep 0.1; done\n")
     terminal.until("\n44 99")
-    terminal.type("echo be''gun; sleep 600; echo not-printed\n")
+    # the child says that it runs: before that, Ctrl-C reaches the shell alone, which then waits for the child
+    terminal.type("sh -c 'echo be\"\"gun; exec sleep 600'; echo not-printed\n")
     terminal.until("begun")
     terminal.type("\x03")
     terminal.type("echo co''de=$?\n")
