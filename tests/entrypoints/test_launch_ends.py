@@ -236,7 +236,7 @@ def test_max_runtime_ends_a_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"), [("PREEMPTED", "left on"), ("TIMED_OUT", "max_runtime (86400 s) was over")]
+    ("state", "reason"), [("PREEMPTED", "stopped by SIGTERM"), ("TIMED_OUT", "max_runtime (86400 s) was over")]
 )
 def test_the_end_of_a_slice_ends_a_run(tmp_path: Path, state: str, reason: str):
     slice_end = {"CLOUDTRAIN_SLICE": f"{int(time.time()) + 2} {state}"}  # Slurm's batch script sets it

@@ -52,6 +52,11 @@ def find(folder: Path) -> list[Checkpoint]:
     return sorted((Checkpoint(int(name[2]), int(name[1]), path) for name, path in matches if name), reverse=True)
 
 
+def marked(folder: Path) -> dict[Checkpoint, bool]:
+    """Return all checkpoints, the newest first, each with whether it has COMPLETE: it comes last and goes first."""
+    return {each: (each.path / MARKER).exists() for each in find(folder)}
+
+
 def newest(
     folder: Path,
     say: Callable[[str], None],

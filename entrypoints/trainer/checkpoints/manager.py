@@ -248,7 +248,8 @@ class CheckpointManager:
 
         def choose() -> files.Checkpoint | None:
             while True:
-                found = files.find(self.folder)
+                marked = files.marked(self.folder)
+                found = list(marked)
                 chain = epochs.Chain(self.folder, found)
                 lacking = (
                     {}
@@ -256,7 +257,7 @@ class CheckpointManager:
                     else {each: parts.ABSENT for each in found if each.path.name not in everywhere}
                 )
                 chosen = files.newest(self.folder, self.say, chain.has, lacking)
-                if chosen is not None or files.find(self.folder) == found:
+                if chosen is not None or files.marked(self.folder) == marked:
                     return chosen
                 # An older start has removed what was being looked at, for one that is newer: look again.
 

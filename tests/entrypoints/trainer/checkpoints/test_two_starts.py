@@ -123,6 +123,26 @@ def test_what_a_start_resumes_from_outlives_the_other_ones_pruning(
     assert (files.hold(found[1], 3) is None) and not list(tmp_path.glob(".step*"))
 
 
+def test_a_start_looks_again_when_the_older_one_stands_still_between_two_removals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The folders are the same before and after: a torn one was completed, and of the older one COMPLETE is gone."""
+    damage, looked_at = files.damage, []
+
+    def completed_meanwhile(path: Path) -> str | None:
+        looked_at.append(path.name)
+        if looked_at == ["step-00000006.a1", "step-00000003.a1"]:
+            write(tmp_path, 6)
+            (path / files.MARKER).unlink()
+        return damage(path)
+
+    write(tmp_path, 3)
+    (tmp_path / "step-00000006.a1").mkdir()
+    monkeypatch.setattr(files, "damage", completed_meanwhile)
+    epoch, chosen, _ = manager(tmp_path, attempt=2)[0]._begin(None)
+    assert (epoch, chosen and chosen.path.name) == (2, "step-00000006.a1")
+
+
 def test_a_start_looks_again_when_all_that_it_listed_was_removed_for_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
