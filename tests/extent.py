@@ -42,6 +42,7 @@ SLOW = (
     "backends/ssh/test_backend.py",
     "backends/ssh/test_delivery.py",
     "backends/ssh/test_faults.py",
+    "backends/ssh/test_inside.py",
     "backends/ssh/test_shared_gpus.py",
     "backends/ssh/test_statuses.py",
     "backends/ssh/test_training.py",

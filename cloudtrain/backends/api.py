@@ -186,6 +186,18 @@ class HasShell(Protocol):
 
 
 @runtime_checkable
+class HasPorts(Protocol):
+    """A backend whose platform connects to ports of a node by itself. Without it a program of `shell` copies the bytes."""
+
+    def connect(self, handle: str, node: int, port: int) -> Shell:
+        """Return a connection to a port of a node's loopback address: its input and output are the two directions.
+
+        Blocking, seconds at most. Raises BackendError where the attempt has no such node, or does not run.
+        """
+        ...
+
+
+@runtime_checkable
 class HasLabels(Protocol):
     """A backend that can read an attempt's labels back from its platform; called when a `--key` is reused."""
 
@@ -284,10 +296,11 @@ class HasFacts(Protocol):
 class HasPermissions(Protocol):
     """A backend whose platform grants permissions; for `cloudtrain permissions`."""
 
-    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+    def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         """Return file name -> document (JSON, or a list of objects for YAML): the least that a plan's options need.
 
-        Without a plan that is what any plain job with these options needs. Pure; raises BadRequest.
+        Without a plan that is what any plain job with these options needs. With `inside` also what `exec`, `stack` and
+        `forward` need, where that is granted apart. Pure; raises BadRequest.
         """
         ...
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cloudtrain.errors import BackendError
 
 CALL_S = 120.0  # for a program that is run to its end
+SSH_FAILED = 255  # ssh's own exit code; a command may have the same
 
 # (standard input or -1, standard output, standard error, terminal) -> the program's exit code; blocking
 Stream = Callable[[int, int, int, bool], int]
@@ -25,14 +26,24 @@ class Shell:
     Attributes:
         argv: its standard streams and exit code are those of the program on the node.
         stream: called with descriptors, it copies them to and from the program and returns its exit code.
+        host: the machine to which ssh connects for argv; "" where no connection can be lost.
         address: a page or a command of the vendor's, for a person.
         note: what must be switched on, or installed, before that works; "" for nothing.
     """
 
     argv: tuple[str, ...] = ()
     stream: Stream | None = None
+    host: str = ""
     address: str = ""
     note: str = ""
+
+    def explain(self, code: int) -> str:
+        """Return what an exit code of argv may mean beside the program's own, "" for nothing else."""
+        if code != SSH_FAILED or not self.host:
+            return ""
+        return (
+            f"ssh exited with {code}: the connection to {self.host} was lost, or the command itself exited with {code}"
+        )
 
 
 class Completed(NamedTuple):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BackendError, BadRequest
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.shell import Shell
 
 SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh")
 
@@ -58,7 +62,33 @@ def command(
     if program.stream is not None:
         with terminal.raw_mode(wants_terminal):
             return program.stream(0 if stdin else -1, 1, 2, wants_terminal)
-    return _become(program.argv, stdin)
+    return _run_over_ssh(program, stdin) if program.host else _become(program.argv, stdin)
+
+
+def _run_over_ssh(program: Shell, stdin: bool) -> int:
+    """Run ssh in this terminal to its end, and say when its connection may have been lost."""
+    process: subprocess.Popen[bytes] | None = None
+    received: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        if process is not None and number != signal.SIGINT:  # a terminal sends Ctrl-C to ssh too
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, forward)
+    try:
+        process = subprocess.Popen(program.argv, stdin=None if stdin else subprocess.DEVNULL)
+    except OSError as error:
+        raise BackendError(f"{program.argv[0]} cannot be started: {error.strerror}") from None
+    code = process.wait()
+    if received:
+        return 128 + received[-1]
+    if code < 0:
+        return 128 - code
+    if why := program.explain(code):
+        terminal.note(f"{why}. If it was lost, the command may still run there; it gets no more input")
+    return code
 
 
 def _become(argv: tuple[str, ...], stdin: bool) -> NoReturn:

@@ -32,7 +32,7 @@ def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json
     port, local = _parse_ports(ports)
     inside = Inside.of(runs.find(run_id))
     place = inside.node_of(node, rank)
-    program = inside.program("connect", place, str(port), stdin=True)
+    program = inside.connection(place, port)
     if not program.argv and program.stream is None:
         raise BadRequest(
             f"{inside.run.run_id} runs on {inside.backend.name}, where only a person's shell leads to a node",
@@ -42,7 +42,7 @@ def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json
     def complain(why: str) -> None:
         terminal.note(f"node {place}: {why}")
 
-    forward = Forward(lambda: inside.program("connect", place, str(port), stdin=True), complain, local)
+    forward = Forward(lambda: inside.connection(place, port), complain, local)
     try:
         inside.record("forward", port=port, on=place)
         address = f"{LOOPBACK}:{forward.port}"

@@ -19,20 +19,22 @@ from cloudtrain.errors import BadRequest
     "--job", metavar="JOB", type=click.Path(), help="For the options of this job file, and its inputs and secrets."
 )
 @click.option("--policy", is_flag=True, help="Also what enforces the rules of policy.toml on the platform.")
+@click.option("--inside", is_flag=True, help="Also what exec, stack and forward need.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Write each document to a file of this folder.")
 @options.json_option
-def command(target: str | None, job: str | None, policy: bool, output: str | None, as_json: bool) -> int:
+def command(target: str | None, job: str | None, policy: bool, inside: bool, output: str | None, as_json: bool) -> int:
     """Print the least permissions that a target needs.
 
     On SageMaker that are IAM policies for the job's role and for who submits, on Kubernetes a Role, on Vertex AI a custom role
     and bindings. They hold what the options in use need. With --policy it adds an IAM policy that denies what the rules refuse,
-    or a ValidatingAdmissionPolicy. It calls no service.
+    or a ValidatingAdmissionPolicy. With --inside the Role also allows exec, stack and forward. It calls no service.
 
     \b
     cloudtrain permissions -t prod --policy
     cloudtrain permissions -t cluster | kubectl apply -f -
+    cloudtrain permissions -t cluster --inside
     """
-    documents, notes = _documents(target, job, policy)
+    documents, notes = _documents(target, job, policy, inside)
     if output:
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def command(target: str | None, job: str | None, policy: bool, output: str | Non
     return 0
 
 
-def _documents(target: str | None, job: str | None, policy: bool) -> tuple[dict[str, Any], list[str]]:
+def _documents(target: str | None, job: str | None, policy: bool, inside: bool) -> tuple[dict[str, Any], list[str]]:
     from cloudtrain.backends import registry
     from cloudtrain.backends.api import HasPermissions
     from cloudtrain.job import targets
@@ -71,14 +73,17 @@ def _documents(target: str | None, job: str | None, policy: bool) -> tuple[dict[
         raise BadRequest(
             f"the backend {kind} needs no permissions of a platform", "-t names a target of another backend"
         )
-    documents = dict(backend.permissions(plan))
+    documents = dict(backend.permissions(plan, inside=inside))
+    said = []
+    if inside and documents == dict(backend.permissions(plan)):
+        said = [f"--inside adds nothing on {kind}, where the options of the job switch shells on: docs/how/inside.md"]
     if not policy:
-        return documents, []
+        return documents, said
     policies, notes = find.find(Path.cwd(), home)
     if not policies:
         raise BadRequest("no policy is in force here", "write policy.toml, or leave --policy out")
     more, cannot = enforce.build(policies, name, backend)
-    return documents | more, notes + cannot
+    return documents | more, said + notes + cannot
 
 
 def _text(name: str, document: Any) -> str:

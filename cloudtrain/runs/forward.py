@@ -78,7 +78,7 @@ class Forward:
                 code = program.stream(connection.fileno(), connection.fileno(), write, False)
             finally:
                 os.close(write)
-            self._check(code, errors.read())
+            self._check(program, code, errors.read())
 
     def _copy_process(self, program: Shell, connection: socket.socket) -> None:
         process = subprocess.Popen(
@@ -92,10 +92,13 @@ class Forward:
         try:
             assert process.stderr is not None
             errors = process.stderr.read()
-            self._check(process.wait(), errors)
+            self._check(program, process.wait(), errors)
         finally:
             self._programs.discard(process)
 
-    def _check(self, code: int, errors: bytes) -> None:
-        if code > 0 and (lines := errors.decode("utf-8", "replace").strip().splitlines()):
-            self._complain(lines[-1].removeprefix("cloudtrain: "))
+    def _check(self, program: Shell, code: int, errors: bytes) -> None:
+        if code > 0:
+            lines = errors.decode("utf-8", "replace").strip().splitlines()
+            self._complain(
+                lines[-1].removeprefix("cloudtrain: ") if lines else program.explain(code) or f"exit code {code}"
+            )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import manifest, shell
-from cloudtrain.backends.api import Backend, HasShell, Shell
+from cloudtrain.backends.api import Backend, HasPorts, HasShell, Shell
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.events import State
 from cloudtrain.history import audit
@@ -74,6 +74,13 @@ class Inside:
         arguments = shell.program(what, self.attempt.attempt_id, node, *words)
         return self.backend.shell(self.attempt.handle, node, arguments, stdin=stdin, terminal=terminal)
 
+    def connection(self, node: int, port: int) -> Shell:
+        """Return what copies its input and output to and from a port of a node; blocking. Raises BackendError."""
+        if isinstance(self.backend, HasPorts):
+            assert self.attempt.handle is not None
+            return self.backend.connect(self.attempt.handle, node, port)
+        return self.program("connect", node, str(port), stdin=True)
+
     def record(self, kind: str, **data: Any) -> None:
         """Add the event of a use to the run: by whom, and what, with secrets masked."""
         if self.run.store.database.read_only:
@@ -127,7 +134,15 @@ class Inside:
             if isinstance(row, dict) and "rank" in row:
                 rows.append(row)
         lines = done.err.decode("utf-8", "replace").strip().splitlines()
-        why = (lines[-1].removeprefix("cloudtrain: ") if lines else f"exit code {done.code}") if done.code else ""
+        why = (
+            (
+                lines[-1].removeprefix("cloudtrain: ")
+                if lines
+                else program.explain(done.code) or f"exit code {done.code}"
+            )
+            if done.code
+            else ""
+        )
         return rows, why
 
 

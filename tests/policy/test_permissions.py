@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cloudtrain.backends import shell
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.backends.kubernetes.permissions import build_role
 from cloudtrain.backends.vertex.permissions import build_permissions
@@ -24,16 +25,16 @@ from tests.policy.test_page import FILES
 
 DOCS = Path(__file__).parents[2] / "docs"
 OBJECT = re.compile(
-    r"/(?:api|apis/([^/]+))/v[^/]+/namespaces/[^/]+/([a-z]+)(?:/([^/?:]+)(?::\d+)?)?(?:/(log|proxy|status))?"
+    r"/(?:api|apis/([^/]+))/v[^/]+/namespaces/[^/]+/([a-z]+)(?:/([^/?:]+)(?::\d+)?)?(?:/(log|proxy|status|exec|portforward))?"
 )
 VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 Grant = tuple[str, str, str]
 
 
-def granted(options: dict) -> set[Grant]:
+def granted(options: dict, *, inside: bool = False) -> set[Grant]:
     return {
         (verb, group, resource)
-        for rule in build_role(options)[0]["rules"]
+        for rule in build_role(options, inside=inside)[0]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -47,7 +48,9 @@ def asked(requests: list[tuple[str, str]]) -> set[Grant]:
         if match := OBJECT.match(path):
             group, plural, name, part = match.groups()
             verb = VERBS.get(method) or ("get" if name else "list")
-            found.add((verb, group or "", plural + (f"/{part}" if part in ("log", "proxy") else "")))
+            found.add(
+                (verb, group or "", plural + (f"/{part}" if part in ("log", "proxy", "exec", "portforward") else ""))
+            )
     return found
 
 
@@ -104,6 +107,43 @@ def test_what_options_add_to_the_role_is_what_doctor_asks_for():
     plain = granted({})
     assert not {grant for grant in plain if grant[2] in ("pods/proxy", "networkpolicies", "workloads", "jobsets")}
     assert ("create", "", "pods") not in plain, "who may make pods passes an admission policy for Jobs by"
+
+
+def test_only_with_inside_the_role_opens_pods(tmp_path: Path, acme: Path, capsys):
+    """What the backend asks for exec and forward is in it, with the verb that Kubernetes 1.35 adds, and nothing else is."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    with ground(tmp_path / "ground") as made:
+        backend = made.backend()
+        bundle = Bundle.make(source, tmp_path / "bundles")
+        keys = {"name": "one", "source": str(source), "entrypoint": "train.py", "environment": {"requirements": "none"}}
+        handle = backend.submit(backend.plan(Job.from_dict(keys), bundle, "one"), bundle)
+        wait_for(lambda: any("here" in line.text for line in backend.logs(handle)), "the rank")
+        before = len(made.cluster.server.requests)
+        words = shell.program("exec", "one-a1", 0, "-", "-", "true")
+        assert shell.call(backend.shell(handle, 0, words, stdin=False, terminal=False)).code == 0
+        assert shell.call(backend.connect(handle, 0, 1)).code == 1
+        used = asked(made.cluster.server.requests[before:])
+        backend.cancel(handle)
+        wait_for(lambda: backend.status(handle).state.final, "the end")
+    added = granted({}, inside=True) - granted({})
+    opening = {grant for grant in used if grant[2].startswith("pods/")}
+    assert used <= granted({}, inside=True) and opening == {("get", "", "pods/exec"), ("get", "", "pods/portforward")}
+    assert added == opening | {("create", group, resource) for _, group, resource in opening}
+    (acme / "cloudtrain.toml").write_text('[targets.cluster]\nbackend = "kubernetes"\nnamespace = "ml"\nimage = "i"\n')
+    assert main(["permissions", "-t", "cluster"]) == 0 and "pods/exec" not in capsys.readouterr().out
+    assert main(["permissions", "-t", "cluster", "--inside"]) == 0
+    printed = capsys.readouterr()
+    assert "pods/portforward" in printed.out and not printed.err
+
+
+def test_where_options_open_shells_inside_adds_nothing_and_says_so(acme: Path, capsys):
+    assert main(["permissions", "-t", "prod"]) == 0
+    before = capsys.readouterr()
+    assert main(["permissions", "-t", "prod", "--inside"]) == 0
+    after = capsys.readouterr()
+    assert before.out == after.out and "--inside adds nothing on sagemaker" in after.err
 
 
 VERTEX = {  # a call of the service -> the permission that it needs
@@ -195,7 +235,7 @@ def test_the_page_of_kubernetes_names_these_permissions():
         for verb in rule["verbs"]
     }
     options = {"volumes": [1], "queue": "q", "network_policy": True}
-    assert granted(options) | granted({**options, "kind": "jobset"}) <= page | {
+    assert granted(options, inside=True) | granted({**options, "kind": "jobset"}) <= page | {
         ("get", "networking.k8s.io", "networkpolicies")
     }
 

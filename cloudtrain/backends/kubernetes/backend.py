@@ -127,8 +127,8 @@ class KubernetesBackend:
         images = tuple(dict.fromkeys(str(each.get("image") or "") for each in containers))
         return Facts(instance_types=(str(named),) if named else (), images=images)
 
-    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
-        return {"role.yaml": build_role(self._options)}
+    def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
+        return {"role.yaml": build_role(self._options, inside=inside)}
 
     def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:
         from cloudtrain.backends.kubernetes.admission import build_policy
@@ -172,15 +172,23 @@ class KubernetesBackend:
         return self._jobs.images(handle)
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        argv = [str(self._options.get("python") or "python3"), *words]
+        namespace, pod = self._running_pod(handle, node)
+        path = channel.exec_path(namespace, pod, CONTAINER, argv, stdin=stdin, terminal=terminal)
+        return Shell(stream=partial(channel.run, self._api, path))
+
+    def connect(self, handle: str, node: int, port: int) -> Shell:
+        path = channel.port_path(*self._running_pod(handle, node), port)
+        return Shell(stream=partial(channel.connect_port, self._api, path))
+
+    def _running_pod(self, handle: str, node: int) -> tuple[str, str]:
+        """Return namespace and name of a node's pod; raises BackendError where it does not run."""
         pods = newest_by_node(self._jobs.pods(handle))
         if node not in pods:
             raise BackendError(f"there is no node {node}: pods of these run: {', '.join(map(str, pods)) or 'none'}")
         if not container_state(pods[node]).get("startedAt") or pods[node]["status"].get("phase") != "Running":
             raise BackendError(f"node {node} does not run now: its pod is {pods[node]['status'].get('phase')}")
-        namespace, pod = parse_handle(handle).namespace, str(pods[node]["metadata"]["name"])
-        argv = [str(self._options.get("python") or "python3"), *words]
-        path = channel.exec_path(namespace, pod, CONTAINER, argv, stdin=stdin, terminal=terminal)
-        return Shell(stream=partial(channel.run, self._api, path))
+        return parse_handle(handle).namespace, str(pods[node]["metadata"]["name"])
 
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)

@@ -1,7 +1,9 @@
-"""A program in a pod over a websocket: the protocol v5.channel.k8s.io of the API server's `exec`.
+"""A program in a pod, and a connection to a port of it, over a websocket: `exec` and `portforward` of the API server.
 
 The first byte of a message is its channel. https://github.com/kubernetes/kubernetes, staging/src/k8s.io/apimachinery/pkg/util/
 remotecommand/constants.go (2026-11-23). v5 closes standard input, which v4 cannot: Kubernetes 1.30 and newer have it.
+Ports have v4 alone: kubelet/pkg/cri/streaming/portforward/websocket.go (2026-11-25). The first message of each channel is
+the port, and nothing says that only one direction has ended.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from cloudtrain.errors import BackendError, MissingExtra, Unreachable
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-PROTOCOL = "v5.channel.k8s.io"
+PROTOCOL, PORT_PROTOCOL = "v5.channel.k8s.io", "v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+DATA, ERROR = 0, 1  # of a port
 PIECE = 1 << 15  # bytes of input in one message
 OPEN_S = 60.0
+LINGER_S = 10.0  # how long a port may be silent after the client here has sent its end
 
 
 def exec_path(namespace: str, pod: str, container: str, argv: Sequence[str], *, stdin: bool, terminal: bool) -> str:
@@ -42,11 +46,17 @@ def run(api: KubeApi, path: str, stdin: int, stdout: int, stderr: int, terminal:
 
     Raises BackendError where the server refuses, Unreachable where the connection is lost.
     """
-    with _connect(api, path) as connection, _sender(connection, stdin, terminal):
-        status = _receive(connection, {STDOUT: stdout, STDERR: stderr})
+    with _connect(api, path, PROTOCOL) as connection:
+
+        def end() -> None:
+            connection.send(bytes([CLOSE, STDIN]))
+
+        with _sender(connection, stdin, terminal, end):
+            status = _receive(connection, {STDOUT: stdout, STDERR: stderr})
     if status is None:
         raise Unreachable(
-            "the connection to the pod was lost before the command ended", "the pod or its node may have ended"
+            "the connection to the pod was lost before the command ended",
+            "if the pod has not ended, the command may still run in it",
         )
     if status.get("status") == "Success":
         return 0
@@ -57,7 +67,42 @@ def run(api: KubeApi, path: str, stdin: int, stdout: int, stderr: int, terminal:
     raise BackendError(f"the command was not run: {status.get('message') or 'no reason was given'}"[:500])
 
 
-def _connect(api: KubeApi, path: str) -> ClientConnection:
+def port_path(namespace: str, pod: str, port: int) -> str:
+    """Return the path of the request that connects to a port of a pod, on the pod's loopback address."""
+    return f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}"
+
+
+def connect_port(api: KubeApi, path: str, stdin: int, stdout: int, stderr: int, terminal: bool = False) -> int:
+    """Connect to a port, copy both directions until one side closes it, and return 0, or 1 with a line on `stderr`.
+
+    Blocking. Raises BackendError where the server refuses, Unreachable where it cannot be reached.
+    """
+    from websockets.exceptions import ConnectionClosed
+
+    named: set[int] = set()  # channels whose first message has come
+    ended, error = threading.Event(), b""
+    with _connect(api, path, PORT_PROTOCOL) as connection, _sender(connection, stdin, terminal, ended.set):
+        silent_s = 0.0
+        with suppress(ConnectionClosed, OSError):  # OSError: the client here has gone
+            while silent_s < LINGER_S:
+                try:
+                    message = connection.recv(timeout=1.0)
+                except TimeoutError:
+                    silent_s += 1.0 if ended.is_set() else 0.0
+                    continue
+                silent_s, data = 0.0, message.encode() if isinstance(message, str) else bytes(message)
+                if data and data[0] not in named:
+                    named.add(data[0])
+                elif data[:1] == bytes([DATA]):
+                    _write(stdout, data[1:])
+                elif data[:1] == bytes([ERROR]):
+                    error += data[1:]
+    if error:
+        _write(stderr, b" ".join(error.split())[:500] + b"\n")
+    return 1 if error else 0
+
+
+def _connect(api: KubeApi, path: str, protocol: str) -> ClientConnection:
     try:
         from websockets.exceptions import InvalidHandshake, InvalidStatus, NegotiationError
         from websockets.sync.client import connect
@@ -69,7 +114,7 @@ def _connect(api: KubeApi, path: str) -> ClientConnection:
         connection = connect(
             address,
             additional_headers=headers,
-            subprotocols=[Subprotocol(PROTOCOL)],
+            subprotocols=[Subprotocol(protocol)],
             ssl=tls,
             proxy=proxy or True,
             compression=None,
@@ -78,14 +123,14 @@ def _connect(api: KubeApi, path: str) -> ClientConnection:
         )
     except InvalidStatus as error:
         answer = Answer(error.response.status_code, {}, bytes(error.response.body or b""))
-        raise error_for_answer(answer, "no program can be started in the pod") from None
+        raise error_for_answer(answer, "the API server refuses a connection to the pod") from None
     except NegotiationError as error:
-        raise BackendError(f"the API server does not offer {PROTOCOL}: {error}", "Kubernetes 1.30 or newer") from None
+        raise BackendError(f"the API server does not offer {protocol}: {error}", "Kubernetes 1.30 or newer") from None
     except (InvalidHandshake, OSError, EOFError) as error:
         raise Unreachable(f"{address.partition('?')[0]} cannot be reached: {error}") from None
-    if connection.subprotocol != PROTOCOL:
+    if connection.subprotocol != protocol:
         connection.close()
-        raise BackendError(f"the API server does not offer {PROTOCOL}", "Kubernetes 1.30 or newer")
+        raise BackendError(f"the API server does not offer {protocol}", "Kubernetes 1.30 or newer")
     return connection  # type: ignore[return-value, unused-ignore]
 
 
@@ -113,8 +158,11 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 @contextmanager
-def _sender(connection: ClientConnection, stdin: int, terminal: bool) -> Iterator[None]:
-    """Send standard input, and the size of the terminal now and whenever it changes, in a thread."""
+def _sender(connection: ClientConnection, stdin: int, terminal: bool, end: Callable[[], None]) -> Iterator[None]:
+    """Send standard input, and the size of the terminal now and whenever it changes, in a thread.
+
+    There `end` is called when the input has ended.
+    """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
 
@@ -126,7 +174,7 @@ def _sender(connection: ClientConnection, stdin: int, terminal: bool) -> Iterato
     if terminal and threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGWINCH, changed)
         changed()
-    thread = threading.Thread(target=_send, args=(connection.send, stdin, woken), daemon=True)
+    thread = threading.Thread(target=_send, args=(connection.send, end, stdin, woken), daemon=True)
     thread.start()
     try:
         yield
@@ -138,7 +186,7 @@ def _sender(connection: ClientConnection, stdin: int, terminal: bool) -> Iterato
         os.close(woken)
 
 
-def _send(send: Callable[[bytes], None], stdin: int, woken: int) -> None:
+def _send(send: Callable[[bytes], None], end: Callable[[], None], stdin: int, woken: int) -> None:
     from websockets.exceptions import ConnectionClosed
 
     sources = [woken, *([stdin] if stdin >= 0 else [])]
@@ -155,5 +203,5 @@ def _send(send: Callable[[bytes], None], stdin: int, woken: int) -> None:
                 if data:
                     send(bytes([STDIN]) + data)
                 else:
-                    send(bytes([CLOSE, STDIN]))
+                    end()
                     sources.remove(stdin)

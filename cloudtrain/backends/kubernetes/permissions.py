@@ -10,15 +10,23 @@ from typing import Any
 
 Rule = dict[str, Any]
 NAME = "cloudtrain"
+# A websocket begins with GET; since Kubernetes 1.35 the API server asks for `create` too
+# (gate AuthorizePodWebsocketUpgradeCreatePermission, https://github.com/kubernetes/kubernetes/pull/134577, 2026-11-25).
+INSIDE: tuple[Rule, ...] = (
+    {"apiGroups": [""], "resources": ["pods/exec", "pods/portforward"], "verbs": ["get", "create"]},
+)
 
 
-def build_role(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a Role and the RoleBinding of the group `cloudtrain`, in the target's namespace."""
+def build_role(options: Mapping[str, Any], *, inside: bool = False) -> list[dict[str, Any]]:
+    """Return a Role and the RoleBinding of the group `cloudtrain`, in the target's namespace.
+
+    With `inside` it has what `exec`, `stack` and `forward` need: whoever has that reads the secrets of all pods there.
+    """
     named = {"name": NAME, "namespace": str(options.get("namespace") or "default")}
     group, role = "rbac.authorization.k8s.io", {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
     subject = {"kind": "Group", "name": NAME, "apiGroup": group}
     return [
-        {**role, "metadata": named, "rules": _rules(options)},
+        {**role, "metadata": named, "rules": [*_rules(options), *(INSIDE if inside else ())]},
         {
             **role,
             "kind": "RoleBinding",

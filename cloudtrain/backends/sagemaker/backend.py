@@ -258,7 +258,7 @@ class SagemakerBackend:
 
         return doctor.check(self.aws, self._options, self.workdir)
 
-    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+    def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         return {f"{kind}.json": self.policy(kind, plan) for kind in ("trust", "role", "submit")}
 
     def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:

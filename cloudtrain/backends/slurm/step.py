@@ -37,7 +37,8 @@ def step_shell(
     login = options.get("login")
     if not login:
         return Shell(tuple(argv))
-    return Shell(client_argv(Host(**login), shlex.join(argv), stdin=stdin, terminal=terminal))
+    there = Host(**login)
+    return Shell(client_argv(there, shlex.join(argv), stdin=stdin, terminal=terminal), host=there.label)
 
 
 def node_name(run: Run, job: str, node: int) -> str:

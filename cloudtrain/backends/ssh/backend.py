@@ -277,7 +277,7 @@ class SshBackend:
             raise BackendError(f"there is no node {node}: the attempt has {len(attempt)}")
         machine = next(machine for machine in self.machines if machine.label == attempt[node].label)
         line = python_line(machine.python, words, machine.setup)
-        return Shell(client_argv(machine.host, line, stdin=stdin, terminal=terminal))
+        return Shell(client_argv(machine.host, line, stdin=stdin, terminal=terminal), host=machine.label)
 
     def cancel(self, handle: str) -> None:
         attempt = self._attempt_nodes(handle) or []

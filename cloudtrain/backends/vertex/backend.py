@@ -170,7 +170,7 @@ class VertexBackend(CustomJobsBackend):
         name = str(spec["machineType"])
         return f"vertex/{self._options.get('region')}/{name}{gpus if name.startswith('n1-') else ''}"
 
-    def permissions(self, plan: Plan | None) -> Mapping[str, Any]:
+    def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         found = build_permissions(
             {**self._options, **({"image": plan.job["image"]} if plan and plan.job["image"] else {})}
         )

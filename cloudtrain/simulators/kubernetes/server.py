@@ -26,6 +26,7 @@ from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from cloudtrain.simulators.kubernetes import exec as exec_
+from cloudtrain.simulators.kubernetes import port_forward, websocket
 from cloudtrain.simulators.kubernetes.admission import check_pod
 from cloudtrain.simulators.kubernetes.fields import drop_unknown
 from cloudtrain.simulators.kubernetes.job_controller import OWNED
@@ -106,6 +107,7 @@ class Cluster:
         return [
             ("GET", rf"{pod}/log", self._authenticated(self._log)),
             ("GET", rf"{pod}/exec", self._authenticated(self._exec)),
+            ("GET", rf"{pod}/portforward", self._authenticated(self._port_forward)),
             ("GET", rf"{pod}:(\d+)/proxy/(.*)", self._authenticated(self._proxy)),
             ("POST", rf"{pod}/eviction", self._authenticated(self._evict)),
             ("POST", review, self._authenticated(self._review)),
@@ -382,7 +384,7 @@ class Cluster:
             raise StatusError(500, f'unable to upgrade connection: container not found ("{wanted}")')
         streams = frozenset(key for key, value in query if value in ("true", "1"))
 
-        def serve(frames: exec_.Frames) -> None:
+        def serve(frames: websocket.Frames) -> None:
             program = shutil.which(argv[0], path=container.env["PATH"])
             if program is None:
                 failure = f'exec: "{argv[0]}": executable file not found in $PATH'
@@ -391,7 +393,19 @@ class Cluster:
                 return
             exec_.Program([program, *argv[1:]], container.env, container.folder, streams, frames).serve()
 
-        return exec_.upgrade(request, serve)
+        return websocket.upgrade(request, exec_.PROTOCOL, serve)
+
+    def _port_forward(self, request: Request, namespace: str, name: str) -> Response:
+        """Connect to ports of a pod, over a websocket. Since 1.35 that needs the verb create too."""
+        for verb in ("get", "create"):
+            self._authorize(verb, "pods/portforward", namespace)
+        query = parse_qsl(request.path.partition("?")[2], keep_blank_values=True)
+        ports = port_forward.parse_ports([value for key, value in query if key == "ports"])
+        container = self.kubelet.container(str(self._require("pods", namespace, name)["metadata"]["uid"]))
+        if container is None or container.code is not None:
+            raise StatusError(400, f"unable to forward port because pod {name} is not running")
+        protocol = port_forward.PROTOCOL
+        return websocket.upgrade(request, protocol, lambda frames: port_forward.serve(frames, ports, name))
 
     def _evict(self, _: Request, namespace: str, name: str) -> Response:
         self._authorize("create", "pods/eviction", namespace)

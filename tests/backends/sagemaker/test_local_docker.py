@@ -20,6 +20,7 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators.sagemaker.server import Simulator
 from cloudtrain.testing.contract import BackendContract
+from tests.backends.forwarded import check_forward
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
 from tests.backends.sagemaker.test_local import S3_JOB, Bench, bench, stored  # noqa: F401 - fixtures
 from tests.backends.sagemaker.test_quickstart import cloudtrain
@@ -321,3 +322,10 @@ def test_it_moves_from_vertex_local_and_back_over_a_folder(home: Path, tmp_path:
     expected = {row.step: row.value for row in unbroken.metrics("loss")}
     losses = {row.step: row.value for row in run.metrics("loss")}
     assert len(expected) == 15 and losses == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker", "census")
+def test_a_server_in_a_rank_is_reached(tmp_path: Path) -> None:
+    """Its loopback address is that of its container: no port of this machine leads to it."""
+    check_forward(tmp_path, "sagemaker-local")
