@@ -55,10 +55,9 @@ def processes(attempt: str, node: int) -> dict[int, Process]:
         if b"CLOUDTRAIN_CHECKPOINT_DIR" in env and os.fsencode(NESTED) not in env and fields[0] not in (b"Z", b"X"):
             found[int(name)] = (int(fields[1]), int(fields[19]), env)
     # Several nodes of a job may be on one machine, where each has a folder or a number of its own.
-    folder = b"/node-%d" % node
-    in_folder = {pid: each for pid, each in found.items() if each[2].get(b"CLOUDTRAIN_NODE_DIR", b"").endswith(folder)}
-    if in_folder or any(b"CLOUDTRAIN_NODE_DIR" in each[2] for each in found.values()):
-        return in_folder
+    names = {pid: os.path.basename(each[2].get(b"CLOUDTRAIN_NODE_DIR", b"")) for pid, each in found.items()}
+    if any(name.startswith(b"node-") for name in names.values()):  # a backend may call its folders otherwise
+        return {pid: each for pid, each in found.items() if names[pid] == b"node-%d" % node}
     number = b"%d" % node
     same = {pid: each for pid, each in found.items() if each[2].get(b"NODE_RANK") == number}
     return same or found

@@ -98,6 +98,15 @@ def test_a_process_without_a_handler_is_never_signalled(start: Start):
     assert all(process.poll() is None for process in (shell, isolated, reset, kept))
 
 
+def test_a_node_folder_of_another_name(start: Start):
+    """A backend of a package of its own may call the folder of a node as it likes."""
+    rank = start(python(SLEEPS), CLOUDTRAIN_NODE_DIR="/somewhere/a1")
+    assert {number: row["pid"] for number, row in stacks().items()} == {0: rank.pid}
+    named = start(python(SLEEPS), 1, CLOUDTRAIN_NODE_DIR="/somewhere/node-1", NODE_RANK="1")
+    assert not stacks(), "where folders have numbers, those count"
+    assert named.poll() is None
+
+
 def test_the_stacks_of_all_threads_without_what_was_before(start: Start):
     body = (
         "import threading\ndef load():\n    time.sleep(600)\nthreading.Thread(target=load, daemon=True).start()\n"

@@ -89,6 +89,26 @@ def noted(expression: str) -> str:
     return f"def plan(self, *a):\n    return replace(super().plan(*a), notes=({expression},))\n"
 
 
+def through(line: str, what: str = "") -> str:
+    """Return a body that starts the programs of `shell` through a line of bash, in which "$@" is the program."""
+    return (
+        "def shell(self, handle, node, words, *, stdin, terminal):\n"
+        "    program = super().shell(handle, node, words, stdin=stdin, terminal=terminal)\n"
+        f"    if {what!r} not in ('', words[2]): return program\n"
+        f"    return Shell(('bash', '-o', 'pipefail', '-c', {line!r}, 'bash', *program.argv))\n"
+    )
+
+
+def command_as(expression: str) -> str:
+    """Return a body that makes another command of `command`, the list of what `exec` was given."""
+    return (
+        "def shell(self, handle, node, words, *, stdin, terminal):\n"
+        "    words, command = list(words[:7]), list(words[7:])\n"
+        f"    words += {expression} if words[2] == 'exec' else command\n"
+        "    return super().shell(handle, node, words, stdin=stdin, terminal=terminal)\n"
+    )
+
+
 FINAL = "status.state.final"
 LOST = "state=State.LOST"
 
@@ -136,6 +156,7 @@ MUTANTS = {
         "    from pydantic import create_model\n"
         "    return create_model('Options', folder=(str, ''))\n",
     ),
+    "exec passes no input": Mutant("forget", through('"$@" </dev/null')),
     "prints while it works": Mutant(
         "forget", "def find(self, attempt_id):\n    print('looking')\n    return super().find(attempt_id)\n"
     ),
@@ -147,6 +168,9 @@ MUTANTS = {
         "report", status_as("exit_code=status.exit_code & 127", "(status.exit_code or 0) > 127")
     ),
     "code 75 is PREEMPTED": Mutant("report", status_as("state=State.PREEMPTED", "status.exit_code == 75")),
+    "exec succeeds always": Mutant("report", through('"$@"; true')),
+    "exec fails with code 1": Mutant("report", through('"$@" || exit 1')),
+    "exec mixes errors into the output": Mutant("report", through('"$@" 2>&1')),
     "never RUNNING": Mutant("report", status_as("state=State.STARTING", "status.state is State.RUNNING")),
     "unknown is QUEUED": Mutant("report", status_as("state=State.QUEUED", "status.state is State.LOST")),
     "no end time": Mutant("report", status_as("ended_at=None", FINAL)),
@@ -244,6 +268,11 @@ MUTANTS = {
         "    ended_well = self.status(handle).state is State.SUCCEEDED\n"
         "    return super().fetch(handle, into, what if ended_well else ())\n",
     ),
+    "exec closes the input early": Mutant("lose", through('head -c 4096 | "$@"')),
+    "exec loses NUL in the input": Mutant("lose", through("tr -d '\\0' | \"$@\"")),
+    "exec loses NUL in the output": Mutant("lose", through("\"$@\" | tr -d '\\0'")),
+    "exec loses empty arguments": Mutant("lose", command_as("[word for word in command if word]")),
+    "stack loses all ranks but the first": Mutant("lose", through('"$@" | head -1', "stack")),
     "checkpoints belong to the attempt": Mutant(
         "lose",
         "def plan(self, *a):\n"
@@ -294,6 +323,9 @@ MUTANTS = {
     "variables are expanded": Mutant(
         "alter", job_as("'env': {name: os.path.expandvars(text) for name, text in job.env.items()}")
     ),
+    "exec joins arguments in a shell": Mutant("alter", command_as("['sh', '-c', ' '.join(command)]")),
+    "exec expands arguments": Mutant("alter", command_as("[os.path.expandvars(word) for word in command]")),
+    "exec ends lines as a terminal": Mutant("alter", through("\"$@\" | sed 's/$/\\r/'")),
     "lines are stripped": Mutant("alter", text_as("text.strip()")),
     "lines are ASCII": Mutant("alter", text_as("text.encode('ascii', 'replace').decode()")),
     # -- widen
@@ -325,6 +357,25 @@ MUTANTS = {
         "def status(self, handle):\n"
         "    found = [handle, *map(str, Path(handle).parent.glob('a*'))]\n"
         "    return super().status(next(node for node in found if Path(node).exists() or node == found[-1]))\n",
+    ),
+    "exec takes any node for the first": Mutant(
+        "widen",
+        "def shell(self, handle, node, words, *, stdin, terminal):\n"
+        "    words = [*words[:4], '0', *words[5:]]\n"
+        "    return super().shell(handle, 0, words, stdin=stdin, terminal=terminal)\n",
+    ),
+    "exec runs after the end too": Mutant(
+        "widen",
+        "def shell(self, handle, node, words, *, stdin, terminal):\n"
+        "    ended = self.status(handle).state.final and words[2] == 'exec'\n"
+        "    if ended: return Shell(tuple(words[7:]))\n"
+        "    return super().shell(handle, node, words, stdin=stdin, terminal=terminal)\n",
+    ),
+    "exec runs beside no rank": Mutant(
+        "widen",
+        "def shell(self, handle, node, words, *, stdin, terminal):\n"
+        "    if words[2] == 'exec': return Shell(tuple(words[7:]))\n"
+        "    return super().shell(handle, node, words, stdin=stdin, terminal=terminal)\n",
     ),
     # -- depend
     "attempts in memory": Mutant(
@@ -397,7 +448,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.backends.api import FETCHABLE, Shell
 from cloudtrain.events import State, Status
 from cloudtrain.nodes import directory, supervisor
 from cloudtrain.testing.contract import BackendContract

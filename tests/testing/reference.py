@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from cloudtrain_attic import AtticBackend
 
 from cloudtrain import nodes
-from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.backends.api import Feature, Plan, Shell
 from cloudtrain.backends.manifest import env_secrets
+from cloudtrain.errors import BackendError
 from cloudtrain.events import Status
 from cloudtrain.source.bundle import Bundle
 
@@ -32,6 +34,11 @@ class Reference(AtticBackend):
     def launch(self, node: Path, argv: list[str], env: dict[str, str], given: dict[str, Any]) -> None:
         """Start the node's launcher, once; `given` goes to its standard input."""
         nodes.start(node, argv, env, given)
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        if node:
+            raise BackendError(f"there is no node {node}: the attempt has 1")
+        return Shell((sys.executable, *words))
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         return {handle: self.status(handle) for handle in handles}

@@ -89,6 +89,12 @@ class InsideContract(ContractFixtures):
         with pytest.raises(BackendError, match="there is no node 2"):
             self.inside(backend, handle, "exec", "-", "-", "true", node=2)
 
+    def test_a_node_that_is_not_there(self, backend: Backend, start: Any) -> None:
+        handle = start(WAITS)
+        self.until_line(backend, handle, "waits")
+        with pytest.raises(BackendError, match="there is no node 1"):
+            self.inside(backend, handle, "exec", "-", "-", "true", node=1)
+
     def test_the_stacks_of_all_ranks(self, backend: Backend, start: Any) -> None:
         handle = start(WAITS, processes_per_node=2)
         self.until_line(backend, handle, "waits", 2)
