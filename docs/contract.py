@@ -37,11 +37,10 @@ def table() -> list[str]:
     ]
     told = ""
     for name, case in sorted(found.items(), key=lambda item: (item[1]["operator"], item[0])):
-        if case["operator"] != told:
-            told = case["operator"]
-            rows.append(f"| **{told}** | *{case['meaning']}* | | |")
+        operator = "" if case["operator"] == told else f"**{case['operator']}**: {case['meaning']}"
+        told = case["operator"]
         tests = ", ".join(f"`{test.removeprefix('test_')}`" for test in case["caught by"])
-        rows.append(f"| | {name} | {tests or 'survives: ' + case['survives']} | {case['date']} |")
+        rows.append(f"| {operator} | {name} | {tests or 'survives: ' + case['survives']} | {case['date']} |")
     return rows
 
 
