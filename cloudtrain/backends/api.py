@@ -198,6 +198,19 @@ class HasPorts(Protocol):
 
 
 @runtime_checkable
+class PacksResults(Protocol):
+    """A backend whose platform keeps results in a form of its own; asked where a job uses those of a run."""
+
+    def packed(self, plan: Plan, what: str) -> str:
+        """Return the URI of an attempt's `model` or `outputs`: a folder with a / at its end, or a .tar.gz; "" elsewhere. Pure."""
+        ...
+
+    def packed_digest(self, uri: str) -> str:
+        """Return a digest of what is at such a URI, "" where nothing is; blocking. Raises BackendError."""
+        ...
+
+
+@runtime_checkable
 class HasLabels(Protocol):
     """A backend that can read an attempt's labels back from its platform; called when a `--key` is reused."""
 

@@ -66,6 +66,11 @@ def opened(uri: str, aws: Aws | None = None) -> OutputFiles:
     return _S3(bucket, prefix, aws) if scheme == "s3" else _Google(bucket, prefix)
 
 
+def digest_objects(aws: Aws, uri: str) -> str:
+    """Return a digest of the versions of the objects below s3://bucket/prefix/, or of the one at s3://bucket/key; "" for none."""
+    return _digest((one.name, one.version) for one in s3.list_objects(aws, uri))
+
+
 class _Folder:
     def __init__(self, path: Path) -> None:
         self._path, self.uri = path, str(path)

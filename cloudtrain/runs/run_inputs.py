@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
+from cloudtrain.backends.api import PacksResults
 from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
 
@@ -59,6 +60,8 @@ def describe_input(item: Mapping[str, Any]) -> str:
 
 
 def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], after: Sequence[str]) -> Input:
+    from cloudtrain.runs import attempts
+
     what = item.what or "model"
     run = store.find(item.run)
     waits = run.run_id in after and not run.status.state.final  # it is found again when the job is sent
@@ -68,7 +71,11 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
     if not plans:
         raise BadRequest(f"{run.run_id} was never accepted by {run.backend}: it has no {what}")
     copy = store.home / FOLDER / run.run_id
-    uri = _place(run, plans[-1], what, backend, options)
+    uri, packer = _place(run, plans[-1], what, backend, options), None
+    if not uri and backend not in HERE:
+        own = attempts.backend_of(plans[-1], store.home)
+        packer = own if isinstance(own, PacksResults) else None
+        uri = packer.packed(plans[-1], what) if packer else ""
     if not uri and backend in HERE:
         from cloudtrain.runs import fetched
 
@@ -80,7 +87,9 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
             f"the {what} of {run.run_id} is on {run.target}, where {backend} cannot read it",
             "give that run an output in a bucket that both read, or run this job on local, which copies it",
         )
-    digest = None if waits else _digest(uri, backend, store.home)
+    digest = None
+    if not waits:
+        digest = packer.packed_digest(uri) if packer else _digest(uri, backend, store.home)
     if digest == "":
         raise BadRequest(
             f"{run.run_id} has no {what}: there is nothing at {uri}", "run cloudtrain fetch to see which results it has"
@@ -118,7 +127,8 @@ def _place(run: RunRecord, plan: Plan, what: str, backend: str, options: Mapping
         return folder if backend in HERE else ""
     same = plan.backend == backend and (plan.job.get("options") or {}).get(backend, {}) == dict(options)
     single = backend == "slurm" or len(options.get("hosts", ())) == 1
-    return folder if same and folder.startswith("/") and (output or single) else ""
+    known = folder.startswith(("/", "~/"))  # ~ is the home on the host, which the node replaces
+    return folder if same and known and (output or single) else ""
 
 
 def _run_folder(plan: Plan, output: str) -> str:

@@ -253,6 +253,20 @@ class SagemakerBackend:
             s3.download_prefix(self.aws, f"{checkpoints_uri}/", there, named=checkpoints.name_here)
         return into
 
+    def packed(self, plan: Plan, what: str) -> str:
+        archive = {"model": "model.tar.gz", "outputs": "output.tar.gz"}.get(what)
+        if archive is None:
+            return ""
+        output = plan.request["OutputDataConfig"]
+        if output.get("CompressionType") == "NONE":
+            archive = archive.removesuffix(".tar.gz") + "/"
+        return f"{output['S3OutputPath']}/{plan.request['TrainingJobName']}/output/{archive}"
+
+    def packed_digest(self, uri: str) -> str:
+        from cloudtrain.backends.output_files import digest_objects
+
+        return digest_objects(self.aws, uri)
+
     def check(self) -> list[Problem]:
         from cloudtrain.backends.sagemaker import doctor
 

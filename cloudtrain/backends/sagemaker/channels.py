@@ -67,6 +67,8 @@ def build_channels(
         mode = "FastFile" if item.mode == "mount" else None
         channels.append(s3_channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
         launcher_inputs[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
+        if item.run:
+            launcher_inputs[name]["run"] = item.run
     return channels, launcher_inputs, problems
 
 

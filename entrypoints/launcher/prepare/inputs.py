@@ -4,6 +4,8 @@ copy     into the node's folder; CLOUDTRAIN_INPUT_<NAME> is a path
 stream   not touched; CLOUDTRAIN_INPUT_<NAME> is the URI, which the script opens itself
 mount    only where the platform mounts (it then comes as a path): refused here
 channel  SageMaker has laid it below /opt/ml/input/data; `file` names the one object that an input is
+
+Results of a run that are an archive, as SageMaker keeps them, are unpacked: the path is that of the folder.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import hashlib
 import json
 import os
 import shutil
+import tarfile
 import time
+import zlib
 from collections.abc import Mapping
 
 from ..errors import Refused
@@ -21,6 +25,7 @@ from ..output import store
 from ..world.cluster import sagemaker_base
 
 LOG_EVERY_S = 10.0
+ARCHIVE = ".tar.gz"
 
 
 def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dict[str, str]:
@@ -42,6 +47,8 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
                 paths[name] = _copy(name, uri, into, log)
             else:
                 problems.append(f"the input {name} is at {uri}, which this node cannot reach")
+            if item.get("run") and uri.endswith(ARCHIVE) and mode != "stream" and name in paths:
+                paths[name] = _unpack(name, paths[name], into, log)
         except (Refused, store.Failed) as problem:
             about = "" if str(problem).startswith("the input") else f"the input {name} cannot be read: "
             problems.append(f"{about}{problem}")
@@ -57,7 +64,7 @@ def _channel(name: str, file: str) -> str:
 
 
 def _local(name: str, uri: str) -> str:
-    path = uri[len("file://") :] if uri.startswith("file://") else uri
+    path = os.path.expanduser(uri[len("file://") :] if uri.startswith("file://") else uri)
     if not os.path.exists(path):
         raise Refused(f"the input {name} does not exist on this node: {path}")
     if not os.access(path, os.R_OK):
@@ -114,6 +121,43 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
     os.replace(half, whole)
     log.say(f"input {name}: {uri} is at {target}")
     return target
+
+
+def _unpack(name: str, archive: str, into: str, log: Log) -> str:
+    """Unpack an archive into a folder beside the inputs and return that; what is there is whole. Raises Refused.
+
+    A job wrote the archive: what leads out of the folder, or is neither file, folder nor link, is refused. Owners are ours.
+    """
+    whole = os.path.join(into, ".unpacked", name)
+    if os.path.isdir(whole):
+        return whole
+    half = f"{whole}.half"
+    shutil.rmtree(half, ignore_errors=True)
+    try:
+        os.makedirs(half)
+        with tarfile.open(archive, "r:gz") as packed:
+            for member in packed:
+                if not _stays_inside(half, member):
+                    raise Refused(f"the input {name} has a name that leads out of its folder: {member.name!r}")
+                packed.extract(member, half, set_attrs=False)
+        os.replace(half, whole)
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise Refused(f"the input {name} cannot be unpacked: {archive}: {error}") from None
+    log.say(f"input {name}: {archive} is unpacked at {whole}")
+    return whole
+
+
+def _stays_inside(folder: str, member: tarfile.TarInfo) -> bool:
+    path = os.path.normpath(member.name)
+    if os.path.isabs(path) or path.split(os.sep)[0] == "..":
+        return False
+    parent = os.path.dirname(os.path.join(os.path.realpath(folder), path)) if path != "." else os.path.realpath(folder)
+    if os.path.realpath(parent) != parent:  # a link that was unpacked before
+        return False
+    if member.issym():
+        leads = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
+        return not os.path.isabs(leads) and leads.split(os.sep)[0] != ".."
+    return member.isfile() or member.isdir()
 
 
 class _Progress:
