@@ -30,6 +30,7 @@ SLOW = (
     "backends/sagemaker/test_local.py",
     "backends/sagemaker/test_local_docker.py",
     "backends/sagemaker/test_logs.py",
+    "backends/sagemaker/test_queue.py",
     "backends/sagemaker/test_sdk.py",
     "backends/sagemaker/test_statuses.py",
     "backends/sagemaker/test_types.py",

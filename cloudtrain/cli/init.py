@@ -38,9 +38,19 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     type=click.Choice(("github", "gitlab")),
     help="Write a CI file for the job file that is there, and nothing else.",
 )
+@click.option(
+    "--wheel", metavar="ADDRESS", help="With --ci, what CI installs as cloudtrain: a wheel's address, or name==version."
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing job file.")
 def command(
-    script: str | None, output: str, target: str | None, call: str | None, trainer: bool, ci: str | None, force: bool
+    script: str | None,
+    output: str,
+    target: str | None,
+    call: str | None,
+    trainer: bool,
+    ci: str | None,
+    wheel: str | None,
+    force: bool,
 ) -> int:
     """Write a job file for a script, or for the shared trainer.
 
@@ -57,14 +67,16 @@ def command(
     cloudtrain init
     cloudtrain init src/train.py -t prod
     cloudtrain init --from notebook.ipynb -t sagemaker
-    cloudtrain init --ci github
+    cloudtrain init --ci github --wheel https://wheels.acme.example/cloudtrain-0.1.0-py3-none-any.whl
     """
     if bool(script) + trainer + bool(call) > 1:
         raise click.UsageError("SCRIPT, --from and --trainer cannot be combined")
     path = Path(output)
     folder = path.parent
     if ci:
-        return _write_ci(ci, path, target, force)
+        return _write_ci(ci, path, target, wheel, force)
+    if wheel:
+        raise click.UsageError("--wheel belongs to --ci")
     if not folder.is_dir():
         raise BadRequest(f"there is no folder {folder}", "create it first")
     if path.is_dir():
@@ -86,7 +98,7 @@ def command(
     return 0
 
 
-def _write_ci(system: str, job: Path, target: str | None, force: bool) -> int:
+def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, force: bool) -> int:
     from cloudtrain.cli.view import ci
     from cloudtrain.job import targets
     from cloudtrain.policy import find
@@ -101,6 +113,9 @@ def _write_ci(system: str, job: Path, target: str | None, force: bool) -> int:
         account=str(options.get("account") or (role[4] if len(role) > 5 else "")),
         region=str(options.get("region") or ""),
         project=str(options.get("project") or ""),
+        server=str(options.get("server") or ""),
+        context=str(options.get("context") or ""),
+        wheel=wheel or _installed_from(),
         pinned_policy=bool(find.configured(job.absolute().parent)),
     )
     root = next((up for up in (Path.cwd(), *Path.cwd().parents) if (up / ".git").exists()), Path.cwd())
@@ -112,12 +127,38 @@ def _write_ci(system: str, job: Path, target: str | None, force: bool) -> int:
         raise BadRequest(
             f"a CI file cannot name {name}", "rename it: letters, digits, . _ - and /, below the repository"
         )
+    if place.context and not re.fullmatch(r"[\w.:/@-]+", place.context):
+        raise BadRequest(
+            f"a CI file cannot name the context {place.context}", "rename it: letters, digits, . _ : / @ -"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, ci.build(system, name, place))
     terminal.print_lines(f"{os.path.relpath(path)}  plans each change, and trains each commit on main")
-    todo = {"sagemaker": place.role, "vertex": "the Workload Identity provider in it"}.get(place.backend)
-    terminal.print_pairs([("next", f"allow {todo} to CI: see docs/how/ci.md")] if todo else [])
+    todo = {
+        "sagemaker": f"allow {place.role} to CI: see docs/how/ci.md",
+        "vertex": "allow the Workload Identity provider in it to CI: see docs/how/ci.md",
+        "kubernetes": "write the cluster's address and authority into it, and let its identity in: see docs/how/ci.md",
+    }.get(place.backend)
+    missing = "" if place.wheel else "write what CI installs as CLOUDTRAIN into it, or give --wheel: it stops without"
+    terminal.print_pairs([("next", text) for text in (missing, todo) if text])
     return 0
+
+
+def _installed_from() -> str:
+    """Return the address that this installation came from, as pip noted it; "" for a folder of this machine, or an index.
+
+    An index is left out: a bare name there may be somebody else's package.
+    """
+    from importlib import metadata
+
+    try:
+        noted = json.loads(metadata.distribution("cloudtrain").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return ""
+    address, version = str(noted.get("url") or ""), noted.get("vcs_info") or {}
+    if version.get("vcs") and version.get("commit_id"):
+        return f"{version['vcs']}+{address}@{version['commit_id']}"
+    return address if address.startswith("https://") else ""
 
 
 # A script that uses this argument. A bare `trainer.train()` ignores it.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import pytest
 import yaml
@@ -22,7 +26,7 @@ BIN = Path(sys.executable).parent
 PLACES = {
     "sagemaker": ci.Place("sagemaker", "123456789012", "eu-west-1", pinned_policy=True),
     "vertex": ci.Place("vertex", project="acme"),
-    "kubernetes": ci.Place("kubernetes"),
+    "kubernetes": ci.Place("kubernetes", server="https://1.2.3.4", context="prod", wheel="cloudtrain==0.1.0"),
     "local": ci.Place("local"),
 }
 SCHEMAS = {"github": "vendor.github-workflows", "gitlab": "vendor.gitlab-ci"}
@@ -209,6 +213,92 @@ def test_google_auth_takes_the_identity_of_gitlab(tmp_path: Path):
     (tmp_path / "token").write_text("a.b.c")
     made = identity_pool.Credentials.from_info({**config, "credential_source": {"file": str(tmp_path / "token")}})
     assert made.retrieve_subject_token(None) == "a.b.c"
+
+
+class Issuer(BaseHTTPRequestHandler):
+    """GitHub's endpoint for identity tokens: a new token for each request."""
+
+    given = 0
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlparse(self.path).query)
+        if self.headers["Authorization"] != "bearer of-the-job" or asked["audience"] != ["kubernetes"]:
+            self.send_error(401)
+            return
+        Issuer.given += 1
+        claims = (
+            base64.urlsafe_b64encode(json.dumps({"exp": 4102444800, "n": Issuer.given}).encode()).decode().rstrip("=")
+        )
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"value": f"a.{claims}.b"}).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("system", ci.PATHS)
+def test_kubernetes_clients_take_the_identity_of_ci(system: str, tmp_path: Path, monkeypatch):
+    """The kubeconfig is read by Kubernetes' own client and by ours; the token is a new one each time on GitHub."""
+    from kubernetes import config as official
+
+    from cloudtrain.backends.kubernetes import kubeconfig
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Issuer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"http://127.0.0.1:{server.server_port}/token?api-version=2")
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "of-the-job")
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    made = yaml.safe_load(ci.build(system, "job.yaml", PLACES["kubernetes"]))
+    if system == "github":
+        (step,) = (step for step in made["jobs"]["train"]["steps"] if "cluster" in step.get("name", ""))
+        env, text = step["env"], step["run"]
+    else:
+        env, text = made["train"]["variables"], made["train"]["before_script"][1]
+    do(text, {**env, "IDENTITY_TOKEN": "a.b.c", "CLUSTER_AUTHORITY": base64.b64encode(b"authority").decode()})
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / ".kube").iterdir()} == {0}
+    contexts, active = official.list_kube_config_contexts(str(tmp_path / ".kube" / "config"))
+    assert active["name"] == "prod" and len(contexts) == 1
+    client = official.new_client_from_config(str(tmp_path / ".kube" / "config"))
+    assert client.configuration.host == "https://1.2.3.4"
+    (token,) = client.configuration.api_key.values()
+    access = kubeconfig.parse_kubeconfig(None, "prod")
+    ours, until = kubeconfig.bearer_token(access) or ("", 0)
+    if system == "github":
+        assert token.startswith("Bearer a.") and ours != token.removeprefix("Bearer ") and until == 4102444800 - 60
+    else:
+        assert (token, ours) == ("Bearer a.b.c", "a.b.c")
+    server.shutdown()
+
+
+def test_the_page_lets_this_identity_into_a_cluster():
+    import kubernetes_validate
+
+    page = (Path(__file__).parents[2] / "docs" / "how" / "ci.md").read_text()
+    files = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL))
+    (trusted,) = yaml.safe_load(files["authentication.yaml"])["jwt"]
+    assert trusted["issuer"]["audiences"] == ["kubernetes"] and "audience=kubernetes" in ci.IDENTITY
+    binding = yaml.safe_load(files["binding.yaml"])
+    kubernetes_validate.validate(binding, "1.37", strict=True)
+    (rule,) = trusted["claimValidationRules"]
+    assert binding["subjects"][0]["name"] == trusted["claimMappings"]["username"]["prefix"] + rule["requiredValue"]
+
+
+def test_what_ci_installs_is_named(repository: Path, monkeypatch, capsys):
+    assert main(["init", "--ci", "github", "--force"]) == 0
+    assert "give --wheel" in capsys.readouterr().out
+    text = (repository / ci.PATHS["github"]).read_text()
+    (install,) = {step["run"] for step in yaml.safe_load(text)["jobs"]["plan"]["steps"] if "pip" in step.get("run", "")}
+    process = shell(install, {"CLOUDTRAIN": ""})
+    assert "write the address of your wheel" in process.communicate(timeout=WAIT_S)[0] and process.returncode != 0
+    assert main(["init", "--ci", "github", "--force", "--wheel", "https://w/c.whl"]) == 0
+    assert 'CLOUDTRAIN: "https://w/c.whl"' in (repository / ci.PATHS["github"]).read_text()
+    noted = {"url": "https://git.acme.example/c", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    monkeypatch.setattr("importlib.metadata.PathDistribution.read_text", lambda *_: json.dumps(noted))
+    assert main(["init", "--ci", "github", "--force"]) == 0
+    assert 'CLOUDTRAIN: "git+https://git.acme.example/c@abc"' in (repository / ci.PATHS["github"]).read_text()
+    assert main(["init", "--wheel", "x"]) == 2
 
 
 def test_it_says_where_it_refuses(repository: Path, capsys):

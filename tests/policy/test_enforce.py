@@ -39,6 +39,7 @@ BAD = {
     "aws:RequestedRegion": "us-east-1",
     "aws:PrincipalAccount": "999999999999",
     "aws:RequestTag/team": "sales",
+    "aws:RequestTag/project": "",
 }
 
 

@@ -181,6 +181,30 @@ def test_the_custom_role_is_what_vertex_ai_is_asked(bench: Bench, tmp_path: Path
     assert set(needed) == set(build_permissions({"project": "p", "bucket": "b"})["role"]["includedPermissions"])
 
 
+def test_the_account_of_a_job_on_vertex_ai_may_read_its_secrets(tmp_path: Path, home: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)\n")
+    Path("cloudtrain.toml").write_text(
+        '[targets.g]\nbackend = "vertex"\nproject = "p"\nregion = "us-central1"\nbucket = "b"\nimage = "i:1"\n'
+        'service_account = "train@p.iam.gserviceaccount.com"\n'
+    )
+    secrets = '{A: "gcp-secretmanager:hub", B: "gcp-secretmanager:projects/q/secrets/x/versions/3"}'
+    Path("job.yaml").write_text(f"entrypoint: train.py\ntarget: g\nsecrets: {secrets}\n")
+    assert main(["permissions", "-t", "g", "--json"]) == 0
+    assert "secretAccessor" not in capsys.readouterr().out
+    assert main(["permissions", "-t", "g", "--job", "job.yaml", "--json"]) == 0
+    bindings = json.loads(capsys.readouterr().out)["documents"]["bindings.json"]
+    own = ["serviceAccount:train@p.iam.gserviceaccount.com"]
+    assert [(each["resource"], each["members"]) for each in bindings if "secretAccessor" in each["role"]] == [
+        ("projects/p/secrets/hub", own),
+        ("projects/q/secrets/x", own),
+    ]
+    page = (DOCS / "vertex.md").read_text()
+    assert {each["role"] for each in bindings if each["role"].startswith("roles/")} <= set(
+        re.findall(r"roles/[\w.]+", page)
+    )
+
+
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "acme"

@@ -77,3 +77,20 @@ def test_a_checkpoint_that_vanishes_while_it_is_uploaded_ends_no_job(tmp_path: P
     monkeypatch.setattr(training_job, "iter_files", lambda _: listed)
     training_job.TrainingJob._sync(job)
     assert uploaded == [("run/kept", b"weights")] and list(host.synced) == ["kept"]
+
+
+def test_a_hand_written_script_sends_through_a_queue_of_aws_batch(simulator: Simulator) -> None:
+    simulator.make_queue("one", capacity=1)
+    script = Path(__file__).with_name("by_hand_batch.py")
+    env = {**os.environ, **simulator.environ, "PYTHONPATH": ""}
+    ran = subprocess.run([sys.executable, "-I", script], env=env, capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    assert (seen["queue"], seen["no queue"]) == ("SAGEMAKER_TRAINING", [])
+    assert (seen["twice"], seen["states"]) == ("ClientException", ["RUNNING", "RUNNABLE"])
+    assert seen["tags"] == {"team": "nlp"} and seen["listed"] == [["first"], ["second"], ["first"]]
+    assert seen["terminated"] == ["FAILED", True, "enough"] and seen["second"] == ["SUCCEEDED", "Completed"]
+    assert seen["name"].startswith("AWSBatchsecond") and len(seen["name"]) == 46
+    assert seen["bad"] == ["FAILED", "Received status from SageMaker: AlgorithmError: exit code: 3", 1]
+    assert (seen["attempts"], seen["before its start"], seen["refused"]) == (2, ["FAILED", True], "FAILED")
+    assert (seen["too long"], seen["unknown"]) == ("ClientException", ["ClientException", "ClientException"])

@@ -110,7 +110,9 @@ def _fits(table: str, name: str, patterns: Sequence[str]) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """Return a pattern of a rule as RE2 takes it."""
+    """Return a pattern of a rule as RE2 takes it; `*` alone stands for any text but an empty one."""
+    if not pattern.strip("*"):
+        return ".+"
     made = ""
     for part in re.split(r"(\*|\?|\[!?[^\]]+\])", pattern):
         if part in ("*", "?"):

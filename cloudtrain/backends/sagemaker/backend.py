@@ -1,5 +1,7 @@
 """The backend `sagemaker`: submits, finds, cancels and fetches SageMaker training jobs. The handle is the job's ARN.
 
+With a queue of AWS Batch it is the ARN of the service job, which becomes a training job later (queue.py).
+
 It sends the request that `plan` printed, and no other, through the `HuggingFace` estimator of sagemaker<3 or boto3 alone.
 All other calls use boto3, because that SDK takes seconds to import. No local process runs while the job runs.
 """
@@ -19,7 +21,19 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import client, ecr, fields, limits, listing, logs, request, status, types, upload
+from cloudtrain.backends.sagemaker import (
+    client,
+    ecr,
+    fields,
+    limits,
+    listing,
+    logs,
+    queue,
+    request,
+    status,
+    types,
+    upload,
+)
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
@@ -51,6 +65,7 @@ class SagemakerBackend:
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
         # Job's name -> when it was last seen, and DescribeTrainingJob's answer without what is large.
         self._known: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
+        self._queue = queue.Queue(self.aws, self._options, workdir.parent / "sagemaker" / "batch")
         pause_s = 0.0 if options.get("endpoint") else 1 / listing.CALLS_PER_S
         self._list = listing.JobList(self.aws, self._describe, lambda: time.sleep(pause_s))
         account = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
@@ -75,7 +90,8 @@ class SagemakerBackend:
         seen = types.seen_types(self.workdir, str(options.get("region") or ""))
         built = request.build_request(job, run_id, attempt, bundle.sha256, options, about, seen)
         plan = built.plan(self.name, self._options, job, bundle, "platform")
-        return replace(plan, notes=(*plan.notes, client.note(plan.request, self._options)))
+        sent = queue.note(options) if options.get("queue") else client.note(plan.request, self._options)
+        return replace(plan, notes=(*plan.notes, sent))
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return limits.time_limit(plan)
@@ -92,6 +108,8 @@ class SagemakerBackend:
         self._check_account()
         upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
+        if self._options.get("queue"):
+            return self._submit_to_queue(plan.attempt_id, request)
         try:
             if client.choose_client(request, self._options)[0] == "sdk":
                 from cloudtrain.backends.sagemaker.huggingface_estimator import submit
@@ -102,6 +120,33 @@ class SagemakerBackend:
             if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
                 return self._find_after_error(plan.attempt_id, request, error)
             raise
+
+    def _submit_to_queue(self, attempt_id: str, request: Mapping[str, Any]) -> str:
+        """Send a request to the queue; return the ARN of the service job that holds it, also where its answer was lost."""
+        try:
+            return self._queue.submit(request)
+        except AwsError as error:
+            # A repeated request with the same client token is refused as ClientException.
+            if not (error.code == "ClientException" or error.resent or isinstance(error, Unreachable)):
+                raise
+            try:
+                job = self._queue.find(attempt_id)
+            except BackendError as lookup_error:
+                message = (
+                    f"{error.message}, and AWS Batch did not answer whether it has the job: {lookup_error.message}"
+                )
+                if error.code == "ClientException" and not error.resent:  # a refusal: no queue of this name, say
+                    raise error from None
+                raise AwsUnreachable(message, lookup_error.hint, error.code) from None
+            if job is None and (error.resent or "token" in error.message.lower()):
+                message = f"the queue has a job {attempt_id}, but does not list it yet"
+                raise AwsUnreachable(message, "", error.code) from None
+            if job is None:
+                raise
+            if json.loads(job["serviceRequestPayload"])["HyperParameters"] != request["HyperParameters"]:
+                message = f"the queue has a job {attempt_id} already, with different contents"
+                raise AwsError(message, "submit again: the new run gets another name") from None
+            return str(job["jobArn"])
 
     def _find_after_error(self, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:
         """Return the ARN of the job that a lost or repeated request created; raises AwsError where there is none.
@@ -139,6 +184,11 @@ class SagemakerBackend:
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def find(self, attempt_id: str) -> str | None:
+        if self._options.get("queue"):
+            found = self._queue.find(attempt_id)
+            if found is None:
+                self._check_account()
+            return str(found["jobArn"]) if found else None
         job = self._describe(attempt_id)
         if job is None:  # in another account "not found" would mean nothing
             self._check_account()
@@ -146,6 +196,8 @@ class SagemakerBackend:
         return str(job["TrainingJobArn"]) if job else None
 
     def status(self, handle: str) -> Status:
+        if queue.is_service_job(handle):
+            return self._status_in_queue(handle)
         job = self._job(handle)
         if job is None:
             arn = status.ARN.fullmatch(handle)
@@ -153,7 +205,34 @@ class SagemakerBackend:
             return Status(State.LOST, None, f"SageMaker has no training job {handle.rpartition('/')[2]}")
         return status.parse_status(job)
 
+    def _status_in_queue(self, handle: str) -> Status:
+        job = self._queue.describe(handle)
+        arn = queue.training_job(job) if job else self._queue.training_job(handle)
+        training = self.status(arn) if arn else None
+        if job is not None:
+            return queue.parse_status(job, training)
+        if training is not None:  # Batch forgets ended jobs, SageMaker does not
+            return training
+        self._check_account_is([handle.split(":")[4]])
+        return Status(State.LOST, None, f"AWS Batch has no service job {handle.rpartition('/')[2]}")
+
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        waiting = {handle for handle in handles if queue.is_service_job(handle)}
+        live = self._queue.live() if waiting and self._options.get("queue") else {}
+        live = {handle: job for handle, job in live.items() if handle in waiting}
+        training = {arn: handle for handle, job in live.items() if (arn := queue.training_job(job))}
+        handles = [*(handle for handle in handles if handle not in waiting), *training]
+        if not handles:
+            return {handle: queue.parse_status(job, None) for handle, job in live.items()}
+        listed = self._listed(handles)
+        for handle, job in live.items():
+            arn = queue.training_job(job)
+            if arn is None or arn in listed:
+                listed[handle] = queue.parse_status(job, listed.pop(arn, None) if arn else None)
+        return listed
+
+    def _listed(self, handles: Sequence[str]) -> dict[str, Status]:
+        """Return the statuses of training jobs that the list shows."""
         found = self._list.statuses(set(handles))
         names = {handle.rpartition("/")[2]: handle for handle in handles}
         for name, (seen_at, job) in list(self._known.items()):
@@ -165,6 +244,12 @@ class SagemakerBackend:
         return found
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        if queue.is_service_job(handle):
+            while (arn := self._queue.training_job(handle)) is None:
+                if not follow or self.status(handle).state.final:
+                    return
+                time.sleep(self.follow_s)
+            handle = arn
         name = handle.rpartition("/")[2]
         positions: list[logs.Position] | None = None
         drain_until: float | None = None
@@ -203,9 +288,14 @@ class SagemakerBackend:
         return dict.fromkeys(range(status.instance_count(job)), image) if image else {}
 
     def labels(self, handle: str) -> dict[str, str]:
+        if queue.is_service_job(handle):
+            tags = (self._queue.describe(handle) or {}).get("tags") or {}
+            return {name: text for name, text in tags.items() if not name.startswith("cloudtrain:")}
         return listing.read_labels(self.aws, handle)
 
     def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        if self._options.get("queue"):
+            return listing.labelled_in_queue(self._queue, name, value, known)
         return listing.labelled(self.aws, self._list, name, value, known)
 
     def remains(self, handle: str) -> dict[str, int | None]:
@@ -213,19 +303,21 @@ class SagemakerBackend:
 
     def remove(self, handle: str) -> None:
         """Delete the record of a job that has ended; its output and its log stay."""
-        if self._job(handle):
-            self.aws.call("sagemaker", "delete_training_job", TrainingJobName=handle.rpartition("/")[2])
+        if job := self._job(handle):
+            self.aws.call("sagemaker", "delete_training_job", TrainingJobName=job["TrainingJobName"])
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         from cloudtrain.backends.sagemaker import remote_debug
 
-        name = handle.rpartition("/")[2]
-        job = self._describe(name)
+        job = self._job(handle)
         if job is None:
-            raise BackendError(f"SageMaker has no job {name}")
+            raise BackendError(f"SageMaker has no job {handle.rpartition('/')[2]}")
         return remote_debug.shell(job, node, self.aws.region, self._options.get("profile"))
 
     def cancel(self, handle: str) -> None:
+        if queue.is_service_job(handle):
+            self._queue.cancel(handle)
+            return
         try:
             self.aws.call("sagemaker", "stop_training_job", TrainingJobName=handle.rpartition("/")[2])
         except AwsError as error:
@@ -279,6 +371,10 @@ class SagemakerBackend:
         from cloudtrain.backends.sagemaker.denials import build_denials
 
         policy, notes = build_denials(rules)
+        if self._options.get("queue"):
+            notes.append(
+                "IAM cannot enforce rules for jobs in a queue of AWS Batch, whose own role creates them: cloudtrain alone does"
+            )
         return ({"rules.json": policy} if policy else {}), notes
 
     def policy(self, kind: str, plan: Plan | None) -> Mapping[str, Any]:
@@ -307,6 +403,8 @@ class SagemakerBackend:
 
     def _job(self, handle: str) -> Mapping[str, Any] | None:
         """Return DescribeTrainingJob's answer for a handle, None if this account and region have no such job."""
+        if queue.is_service_job(handle):
+            handle = self._queue.training_job(handle) or ""
         arn = status.ARN.fullmatch(handle)
         if arn is None:
             return None

@@ -48,8 +48,9 @@ def _conditions(key: str, wanted: Any) -> Iterator[dict[str, Any]]:
         yield from _unless("StringNotLike", "aws:PrincipalAccount", wanted)
     elif key == "labels":
         for name, patterns in wanted.items():
-            found = list(_unless("StringNotLike", f"aws:RequestTag/{name}", patterns))
-            yield from found[1:] if "*" in patterns else found
+            # `*` alone stands for any text but an empty one.
+            texts = [pattern if pattern.strip("*") else "?*" for pattern in patterns]
+            yield from _unless("StringNotLike", f"aws:RequestTag/{name}", texts)
 
 
 def _unless(test: str, key: str, values: Any) -> Iterator[dict[str, Any]]:

@@ -34,6 +34,8 @@ def check(aws: Aws, options: Mapping[str, Any], workdir: Path) -> list[Problem]:
         problems.append(Problem("no bucket is set", "options.sagemaker.bucket", hint))
     else:
         problems += _bucket(aws, str(options["bucket"]))
+    if options.get("queue"):
+        problems += _queue(aws, str(options["queue"]))
     return [*problems, *_role(aws, options.get("role"))]
 
 
@@ -84,6 +86,26 @@ def _bucket(aws: Aws, name: str) -> list[Problem]:
         return [
             Problem(message, "options.sagemaker.bucket", "create it, or use another bucket" if missing else error.hint)
         ]
+    return []
+
+
+def _queue(aws: Aws, name: str) -> list[Problem]:
+    path = "options.sagemaker.queue"
+    try:
+        found = aws.call("batch", "describe_job_queues", jobQueues=[name])["jobQueues"]
+    except AwsError as error:
+        return [Problem(error.message, path, error.hint)]
+    if not found:
+        return [Problem(f"there is no AWS Batch queue {name}", path, "create it, or use another queue or region")]
+    kind, state, status = (str(found[0].get(field) or "") for field in ("jobQueueType", "state", "status"))
+    if kind != "SAGEMAKER_TRAINING":
+        return [
+            Problem(f"the queue {name} is of type {kind or 'ECS'}, not SAGEMAKER_TRAINING", path, "use another queue")
+        ]
+    if state != "ENABLED" or status not in ("VALID", "UPDATING"):
+        reason = str(found[0].get("statusReason") or "")
+        message = f"the queue {name} takes no jobs: it is {state}, {status}" + (f": {reason}" if reason else "")
+        return [Problem(message, path, "enable it, or use another queue")]
     return []
 
 

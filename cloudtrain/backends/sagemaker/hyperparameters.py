@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -57,12 +58,21 @@ def build_hyperparameters(
     return {**shown, **own}, [note] * bool(left_out)
 
 
-def encode_manifest(manifest: Manifest) -> tuple[list[str], str]:
-    """Return a manifest's pieces for hyperparameters, or the content of an S3 object where it is longer than 64 KiB."""
-    try:
-        return manifest.encode(), ""
-    except BadRequest:
-        return [], replace(manifest, about={}).pack(MAX_OBJECT)
+def encode_manifest(manifest: Manifest, longest: int | None = None) -> tuple[list[str], str]:
+    """Return a manifest's pieces for hyperparameters, or the content of an S3 object where it is longer than 64 KiB.
+
+    `longest` is a smaller limit, in characters.
+    """
+    with suppress(BadRequest):
+        pieces = manifest.encode()
+        if longest is None or sum(map(len, pieces)) <= longest:
+            return pieces, ""
+    return [], manifest_object(manifest)
+
+
+def manifest_object(manifest: Manifest) -> str:
+    """Return the content of a manifest's object in S3."""
+    return replace(manifest, about={}).pack(MAX_OBJECT)
 
 
 def object_folder(root: str, content: str) -> str:

@@ -11,6 +11,7 @@ pages one after the other (https://github.com/aws/aws-sdk/issues/486, 2023-01-18
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from cloudtrain.backends.aws import DENIED, Aws, AwsError
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import ATTEMPT_ID, FoundAttempt
 from cloudtrain.backends.sagemaker.hyperparameters import PIECE
+from cloudtrain.backends.sagemaker.queue import Queue
 from cloudtrain.backends.sagemaker.status import parse_status
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_time
@@ -156,6 +158,19 @@ def labelled(aws: Aws, jobs: JobList, name: str, value: str, known: Container[st
             sent = aws.call("sagemaker", "describe_training_job", TrainingJobName=job_name)["HyperParameters"]
             record = sent_record({key: text.strip('"') for key, text in sent.items()}, PIECE)
             yield FoundAttempt(job_name, arn, record, format_time(summary["CreationTime"].timestamp()))
+
+
+def labelled_in_queue(queue: Queue, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+    """Yield our service jobs with a tag; blocking. Raises BackendError."""
+    for summary in queue.all():
+        job_name = str(summary["jobName"])
+        if not ATTEMPT_ID.fullmatch(job_name) or job_name in known:
+            continue
+        job = queue.describe(str(summary["jobArn"]))
+        if job and (job.get("tags") or {}).get(name) == value:
+            sent = json.loads(job["serviceRequestPayload"])["HyperParameters"]
+            record = sent_record({key: text.strip('"') for key, text in sent.items()}, PIECE)
+            yield FoundAttempt(job_name, str(job["jobArn"]), record, format_time(int(job["createdAt"]) / 1000))
 
 
 def read_labels(aws: Aws, handle: str) -> dict[str, str]:

@@ -99,6 +99,16 @@ class SagemakerOptions(BaseModel):
     training_plan: str | None = Field(
         None, pattern=r"^arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]*:[0-9]{12}:training-plan/", description="its ARN"
     )
+    queue: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        description="name or ARN of an AWS Batch queue of type SAGEMAKER_TRAINING that the jobs wait in",
+    )
+    queue_share: str | None = Field(
+        None, max_length=255, pattern=r"^[A-Za-z0-9]+$", description="share identifier in a queue with fair shares"
+    )
+    queue_priority: int | None = Field(None, ge=0, le=9999, description="scheduling priority in the queue")
     max_pending: str | None = Field(None, description="longest wait in the queue, 30m to 28d; needs client: boto3")
     compress: bool = Field(True, description="model and outputs as tar.gz; false: as files, for large models")
     experiment: dict[Literal["name", "trial", "display_name", "run"], str] = Field(

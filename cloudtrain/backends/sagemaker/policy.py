@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Statement = dict[str, Any]
 JOBS = "CreateTrainingJob AddTags DescribeTrainingJob StopTrainingJob DeleteTrainingJob ListTags"
+QUEUED_JOBS = "DescribeTrainingJob DeleteTrainingJob ListTags"  # of jobs in a queue of AWS Batch
 SHELL = "CreateControlChannel CreateDataChannel OpenControlChannel OpenDataChannel"
 VPC = """CreateNetworkInterface CreateNetworkInterfacePermission DeleteNetworkInterface DeleteNetworkInterfacePermission
     DescribeNetworkInterfaces DescribeVpcs DescribeDhcpOptions DescribeSubnets DescribeSecurityGroups"""
@@ -104,7 +105,10 @@ class _Needs:
         reserved = [plan, self._arn("sagemaker", "reserved-capacity/*")] * bool(plan)
         experiments = [self._arn("sagemaker", f"experiment{kind}/*") for kind in ("", "-trial", "-trial-component")]
         return [
-            _allow("Jobs", f"sagemaker:{JOBS}", self._arn("sagemaker", "training-job/*")),
+            _allow(
+                "Jobs", f"sagemaker:{QUEUED_JOBS if self._name else JOBS}", self._arn("sagemaker", "training-job/*")
+            ),
+            *self._queue,
             _allow("ListJobs", "sagemaker:ListTrainingJobs", "*"),
             _allow("PassRole", "iam:PassRole", role) | _when("StringEquals", "iam:PassedToService", SERVICE),
             _allow("ReadRole", "iam:GetRole", role),
@@ -122,6 +126,23 @@ class _Needs:
                 *experiments * ("ExperimentConfig" in self.request),
             ),
         ]
+
+    @property
+    def _name(self) -> str:
+        """The name or ARN of the queue of AWS Batch, "" without one."""
+        return str(self.options.get("queue") or "")
+
+    @property
+    def _queue(self) -> list[Statement]:
+        """What a queue needs; its training jobs are created and stopped by AWS Batch's own role."""
+        name = self._name
+        queue = name if name.startswith("arn:") else self._arn("batch", f"job-queue/{name}")
+        jobs = self._arn("batch", "service-job/*")
+        return [
+            _allow("QueueJobs", "batch:SubmitServiceJob TagResource", queue, jobs),
+            _allow("QueuedJobs", "batch:DescribeServiceJob TerminateServiceJob", jobs),
+            _allow("Queue", "batch:ListServiceJobs DescribeJobQueues", "*"),
+        ] * bool(name)
 
     @property
     def _role(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.sagemaker import client, limits, toolkit
+from cloudtrain.backends.sagemaker import client, limits, queue, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
 from cloudtrain.backends.sagemaker.fields import add_options, check_options
 from cloudtrain.backends.sagemaker.hyperparameters import (
@@ -111,7 +111,7 @@ def build_request(
     image, found_problems = choose_image(job, machine, options)
     problems += found_problems + check_options(job, options)
     code_uri = f"s3://{bucket}/{prefix}/code/{sha256}/"
-    pieces, content = encode_manifest(manifest)
+    pieces, content = encode_manifest(manifest, queue.PIECES if options.get("queue") else None)
     if content:
         channels.append(s3_channel(MANIFEST_CHANNEL, object_folder(f"s3://{bucket}/{prefix}", content)))
     # With an isolated container the estimator would add a second channel for the source: it gets no entry point then.
@@ -149,7 +149,8 @@ def build_request(
     }
     add_options(request, job, machine, options)
     problems += merge_raw(request, options.get("raw") or {})
-    problems += limits.find_problems(request, job) + client.find_problems(request, options)
+    problems += limits.find_problems(request, job) + queue.find_problems(request, options)
+    problems += [] if options.get("queue") else client.find_problems(request, options)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
         notes.append(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL
-from cloudtrain.backends.sagemaker.hyperparameters import MANIFEST_FILE, encode_manifest
+from cloudtrain.backends.sagemaker.hyperparameters import MANIFEST_FILE, manifest_object
 from cloudtrain.backends.sagemaker.request import OBJECT
 from cloudtrain.errors import BackendError
 
@@ -30,7 +30,7 @@ def upload(aws: Aws, plan: Plan, bundle: Bundle, home: Path, kms_key: str | None
             continue
         bucket, _, folder = channel["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://").partition("/")
         if channel["ChannelName"] == MANIFEST_CHANNEL:
-            content = encode_manifest(Manifest.from_dict(plan.manifest))[1].encode()
+            content = manifest_object(Manifest.from_dict(plan.manifest)).encode()
             aws.call("s3", "put_object", Bucket=bucket, Key=folder + MANIFEST_FILE, Body=content, **encryption)
             continue
         marker = home / "sagemaker" / "uploaded" / bucket / bundle.sha256

@@ -172,7 +172,8 @@ class VertexBackend(CustomJobsBackend):
 
     def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         found = build_permissions(
-            {**self._options, **({"image": plan.job["image"]} if plan and plan.job["image"] else {})}
+            {**self._options, **({"image": plan.job["image"]} if plan and plan.job["image"] else {})},
+            plan.job if plan else None,
         )
         return {"role.json": found["role"], "bindings.json": found["bindings"]}
 

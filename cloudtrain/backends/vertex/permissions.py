@@ -1,7 +1,7 @@
 """Write the IAM bindings that a target's options need: of who submits, and of the account that a job runs as. Pure data.
 
 Roles (https://cloud.google.com/vertex-ai/docs/general/access-control, https://cloud.google.com/storage/docs/access-control/iam-roles,
-2026-11-25). The custom role holds the permissions of docs/vertex.md alone.
+https://cloud.google.com/secret-manager/docs/access-control, 2026-11-25). The custom role holds those of docs/vertex.md alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ JOBS = tuple(f"aiplatform.customJobs.{verb}" for verb in ("create", "get", "list
 LOG = ("logging.logEntries.list",)
 
 
-def build_permissions(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a custom role for who submits, and bindings on the project, the bucket and the job's account.
+def build_permissions(options: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a custom role for who submits, and bindings on the project, the bucket, the job's account and its secrets.
+
+    `job` is a planned job, whose secrets its account reads.
 
     Raises BadRequest where the project or the bucket is not named.
     """
@@ -42,11 +44,21 @@ def build_permissions(options: Mapping[str, Any]) -> dict[str, Any]:
     if parts[0].endswith("-docker.pkg.dev") and len(parts) > 3:
         repository = f"projects/{parts[1]}/locations/{parts[0].removesuffix('-docker.pkg.dev')}/repositories/{parts[2]}"
         bindings.append(_binding(repository, "roles/artifactregistry.reader", [*submitter, own]))
+    for name in _secrets(job or {}):
+        secret = name if name.startswith("projects/") else f"projects/{options['project']}/secrets/{name}"
+        bindings.append(_binding(secret.partition("/versions/")[0], "roles/secretmanager.secretAccessor", [own]))
     return {
         "role": {"title": "cloudtrain", "stage": "GA", "includedPermissions": [*JOBS, *LOG]},
         "bindings": bindings,
         "folder": folder,
     }
+
+
+def _secrets(job: Mapping[str, Any]) -> list[str]:
+    """Return the names of a job's secrets in Secret Manager, each once."""
+    places = [str(place) for places in (job.get("secrets") or {}).values() for place in places]
+    return list(dict.fromkeys(name for store, _, name in (place.partition(":") for place in places)
+                              if store == "gcp-secretmanager"))  # fmt: skip
 
 
 def _binding(resource: str, role: str, members: list[str]) -> dict[str, Any]:

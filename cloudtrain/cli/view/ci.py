@@ -26,6 +26,9 @@ class Place:
     account: str = ""
     region: str = ""
     project: str = ""
+    server: str = ""  # of a Kubernetes cluster
+    context: str = ""  # that the target names
+    wheel: str = ""  # what pip installs as cloudtrain
     pinned_policy: bool = False  # an organisation's policy, which doctor fetches
 
     @property
@@ -34,7 +37,55 @@ class Place:
 
     @property
     def packages(self) -> str:
-        return f'"$CLOUDTRAIN" {CLIENTS.get(self.backend, "")}'.rstrip()
+        named = '"${CLOUDTRAIN:?write the address of your wheel into the CI file}"'
+        return f"{named} {CLIENTS.get(self.backend, '')}".rstrip()
+
+
+# Prints the identity of a GitHub job as a credential of Kubernetes: GitHub's tokens live some minutes, a training longer.
+IDENTITY = """\
+import base64, datetime, json, os, urllib.request
+url = os.environ["ACTIONS_ID_TOKEN_REQUEST_URL"] + "&audience=kubernetes"
+headers = {"Authorization": "bearer " + os.environ["ACTIONS_ID_TOKEN_REQUEST_TOKEN"]}
+with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
+    token = json.load(answer)["value"]
+claims = token.split(".")[1]
+end = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"]
+until = datetime.datetime.fromtimestamp(end, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+status = {"token": token, "expirationTimestamp": until}
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
+"""
+
+
+def kubeconfig(place: Place, user: str) -> str:
+    """Return a kubeconfig for the cluster of a target; `user` is the user's entry as JSON."""
+    name = place.context or "cluster"
+    entries = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": {"server": "SERVER", "certificate-authority-data": "AUTHORITY"}}],
+        "users": [{"name": name, "user": json.loads(user)}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    text = json.dumps(entries)
+    return text.replace('"SERVER"', '"$CLUSTER_SERVER"').replace('"AUTHORITY"', '"$CLUSTER_AUTHORITY"')
+
+
+def kubeconfig_commands(place: Place, system: str) -> list[str]:
+    """Return the commands that write a kubeconfig, with the job's identity token as the credential."""
+    user: dict[str, object] = {"tokenFile": "HOME/.kube/identity-token"}
+    write = ["""printf %s "$IDENTITY_TOKEN" > "$HOME/.kube/identity-token\""""]
+    if system == "github":
+        plugin = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "python3",
+            "args": ["HOME/.kube/identity.py"],
+            "interactiveMode": "Never",
+        }
+        user = {"exec": plugin}
+        write = ["""cat > "$HOME/.kube/identity.py" <<'END'""", *IDENTITY.splitlines(), "END"]
+    text = kubeconfig(place, json.dumps(user)).replace('"HOME/', '"$HOME/')
+    return ["(", "umask 077", 'mkdir -p "$HOME/.kube"', *write, 'cat > "$HOME/.kube/config" <<END', text, "END", ")"]
 
 
 def build(system: str, job: str, place: Place, branch: str = "main") -> str:
@@ -78,6 +129,14 @@ def _github(job: str, place: Place, branch: str) -> str:
         with:
           project_id: {place.project or "PROJECT"}
           workload_identity_provider: {provider}"""
+    elif place.backend == "kubernetes":
+        auth = f"""
+      - name: Log in to the cluster
+        env:
+          CLUSTER_SERVER: {json.dumps(place.server or "https://SERVER")}
+          CLUSTER_AUTHORITY: AUTHORITY   # the base64 text certificate-authority-data of your kubeconfig
+        run: |
+{_indent(kubeconfig_commands(place, "github"), 10)}"""
     compare = _indent(compare_commands(job, place, "$BASE"), 10)
     rules = "\n      - run: cloudtrain doctor local" if place.pinned_policy else ""
     identity = ", id-token: write" if auth else ""
@@ -93,7 +152,7 @@ concurrency:
   group: cloudtrain-${{{{ github.event_name }}}}-${{{{ github.ref }}}}
   cancel-in-progress: ${{{{ github.event_name == 'pull_request' }}}}
 env:
-  CLOUDTRAIN: cloudtrain   # or the address of your wheel
+  CLOUDTRAIN: {_wheel(place)}   # what pip installs: the address of your wheel, or name==version of your index
 jobs:
   plan:
     if: github.event_name == 'pull_request'
@@ -171,13 +230,21 @@ def _gitlab(job: str, place: Place, branch: str) -> str:
         before = """
     - (umask 077; printf %s "$IDENTITY_TOKEN" > /tmp/identity-token)
     - printf %s "$GOOGLE_IDENTITY" > "$GOOGLE_APPLICATION_CREDENTIALS\""""
+    elif place.backend == "kubernetes":
+        tokens = "\n  id_tokens:\n    IDENTITY_TOKEN: {aud: kubernetes}"
+        variables = f"""
+    CLUSTER_SERVER: {json.dumps(place.server or "https://SERVER")}
+    CLUSTER_AUTHORITY: AUTHORITY   # the base64 text certificate-authority-data of your kubeconfig"""
+        before = f"""
+    - |
+{_indent(kubeconfig_commands(place, "gitlab"), 6)}"""
     rules = "\n    - cloudtrain doctor local" if place.pinned_policy else ""
     compare = _indent(compare_commands(job, place, "$CI_MERGE_REQUEST_TARGET_BRANCH_NAME"), 6)
     return f"""\
 # Written by `cloudtrain init --ci gitlab`: a plan for each merge request, a run for each commit on {branch}.
 stages: [plan, train]
 variables:
-  CLOUDTRAIN: cloudtrain   # or the address of your wheel
+  CLOUDTRAIN: {_wheel(place)}   # what pip installs: the address of your wheel, or name==version of your index
 plan:
   stage: plan
   image: python:3.12
@@ -216,6 +283,10 @@ train:
     when: always
     paths: [report.html]
 """
+
+
+def _wheel(place: Place) -> str:
+    return json.dumps(place.wheel)
 
 
 def _indent(lines: list[str], spaces: int) -> str:

@@ -4,7 +4,8 @@
 
 moto serves S3, CloudWatch Logs, STS, IAM and ECR. Training jobs are in training_job.py: names are unique, whole requests
 are kept, jobs pass through SageMaker's states, can be stopped and preempted, and write logs and results to CloudWatch and
-S3. Images are not simulated: the container's command runs with this machine's Python.
+S3. Images are not simulated: the container's command runs with this machine's Python. `make_queue` makes a queue of AWS
+Batch, whose service jobs become training jobs (batch.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import MissingExtra
+from cloudtrain.simulators.sagemaker.batch import PATHS, Batch
 from cloudtrain.simulators.sagemaker.host import Behavior
 from cloudtrain.simulators.sagemaker.job_list import AwsError, list_training_jobs
 from cloudtrain.simulators.sagemaker.training_job import FINAL, TrainingJob
@@ -60,6 +62,7 @@ class Simulator:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="cloudtrain-sagemaker-"))
         self.jobs: dict[str, TrainingJob] = {}
         self.behavior = Behavior()
+        self.batch = Batch(REGION, ACCOUNT, self._create_named)
         self.faults: list[Fault] = []
         self.calls: list[str] = []  # service:Action, in the order of arrival
         self.uploaded_bytes = 0
@@ -84,6 +87,10 @@ class Simulator:
         except Exception as error:
             if "AlreadyOwned" not in type(error).__name__:
                 raise
+
+    def make_queue(self, name: str, capacity: int = 100) -> None:
+        """Create a queue of AWS Batch that runs so many training jobs at the same time."""
+        self.batch.make_queue(name, capacity)
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call the simulated services internally; such calls are not recorded and hit no faults."""
@@ -140,7 +147,14 @@ class Simulator:
         if service == "logs" and action == "GetLogEvents" and self.page and body is not None:
             body["limit"] = self.page
             _restore_body(environ, json.dumps(body).encode())
-        if service == "sagemaker" and (handler := getattr(self, f"_{action}", None)):
+        if service == "batch" and action in PATHS.values():
+            try:
+                output = self.batch.answer(action, body or {})
+            except AwsError as error:
+                return _send_error(start, "batch", 400, error.code, str(error))
+            if not fault:
+                return _send(start, 200, json.dumps(output).encode(), "application/json")
+        elif service == "sagemaker" and (handler := getattr(self, f"_{action}", None)):
             try:
                 output = handler(body or {})
             except AwsError as error:
@@ -152,6 +166,10 @@ class Simulator:
         else:
             list(self._moto(environ, lambda *_: None))
         return _send_fault(environ, start, target, fault)
+
+    def _create_named(self, request: Mapping[str, Any]) -> TrainingJob:
+        self._CreateTrainingJob(request)
+        return self.jobs[str(request["TrainingJobName"])]
 
     def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         name = str(request["TrainingJobName"])
@@ -216,6 +234,10 @@ def _parse_request(environ: dict[str, Any], target: str, size: int) -> tuple[str
         action = match[1].decode() if match else ""
         scope = re.search(r"/(\w+)/aws4_request", environ.get("HTTP_AUTHORIZATION", ""))  # of the signature
         return (scope[1] if scope else "sts"), action, None
+    if (path := environ.get("PATH_INFO", "/")) in PATHS and environ["REQUEST_METHOD"] == "POST":
+        raw = environ["wsgi.input"].read(size)
+        _restore_body(environ, raw)
+        return "batch", PATHS[path], json.loads(raw or b"{}")
     method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
     inside = environ.get("PATH_INFO", "/").strip("/").count("/") > 0
     if not inside:
@@ -235,7 +257,8 @@ def _restore_body(environ: dict[str, Any], raw: bytes) -> None:
 
 def _send_fault(environ: Mapping[str, Any], start: _StartResponse, target: str, fault: Fault) -> list[bytes]:
     if fault.status:
-        return _send_error(start, target, fault.status, fault.code, fault.message)
+        kind = "batch" if environ.get("PATH_INFO") in PATHS else target
+        return _send_error(start, kind, fault.status, fault.code, fault.message)
     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     return _send(start, 500, b"", "text/plain")
 
@@ -258,11 +281,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cloudtrain.simulators.sagemaker", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="port on loopback; default: any free one")
     parser.add_argument("--bucket", action="append", default=[], help="bucket to make; may be repeated")
+    parser.add_argument("--queue", action="append", default=[], help="queue of AWS Batch to make; may be repeated")
     options = parser.parse_args()
     os.environ.update(KEYS)
     simulator = Simulator(port=options.port)
     for bucket in options.bucket:
         simulator.make_bucket(bucket)
+    for queue in options.queue:
+        simulator.make_queue(queue)
     for name, value in simulator.environ.items():
         print(f"export {name}={value}", flush=True)  # noqa: T201
     stopped = threading.Event()
