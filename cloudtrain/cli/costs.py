@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -12,64 +13,90 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
+    from cloudtrain.history.store import Store
     from cloudtrain.runs.spend import Sum
 
 
 @options.command()
 @click.option(
     "--by",
-    default="target",
+    "columns",
+    default=("target",),
     show_default=True,
+    multiple=True,
     metavar="target|user|month|label.NAME",
-    help="Group costs by target, user, month, or label.NAME.",
+    help="Group costs by target, user, month, or label.NAME; may be repeated.",
 )
 @click.option(
     "--since", metavar="WHEN", help="Only attempts that started since a date or within the last days: 2026-11-01, 30d."
 )
+@click.option(
+    "--until", metavar="WHEN", help="Only attempts that started before a date, or so long ago: 2026-12-01, 7d."
+)
 @options.json_option
-def command(by: str, since: str | None, as_json: bool) -> int:
+def command(columns: tuple[str, ...], since: str | None, until: str | None, as_json: bool) -> int:
     """Print what runs have cost, by target, user, label or month.
 
     It adds up the runs in this machine's history. Each attempt costs its billed seconds times the price in its plan; where
     the platform reports no billed seconds, the measured time counts. Running attempts count until now. Storage, data
-    transfer and logs are not included.
+    transfer and logs are not included. `user` is who submitted a run, whatever its labels say.
 
     \b
     cloudtrain costs --by month
-    cloudtrain costs --by label.team --since 30d
+    cloudtrain costs --by label.team --by month --since 2026-11-01 --until 2026-12-01
     """
     from cloudtrain.runs import spend
 
-    if by not in spend.GROUPS and not re.fullmatch(r"label\.\S+", by):
-        raise click.BadParameter(f"{by!r} is not target, user, month or label.NAME", param_hint="--by")
-    groups = spend.sums(spend.shares(runs.open_history(), _start(since)), by)
+    store = runs.open_history()
+    by = [_column(store, name) for name in dict.fromkeys(columns)]
+    groups = spend.sums(spend.shares(store, _start(since, "--since"), _start(until, "--until")), *by)
     if as_json:
-        terminal.print_json([_json(group) for group in groups], indent=2)
+        terminal.print_json([_json(group, by) for group in groups], indent=2)
     elif not groups:
-        terminal.print_lines("no costs" if since else "there are no runs yet")
+        terminal.print_lines("no costs" if since or until else "there are no runs yet")
     else:
-        total = spend.Sum("all")
+        total = spend.Sum("all", ("all", *[""] * (len(by) - 1)))
         for group in groups:
             total.runs |= group.runs
             total.node_s, total.usd = total.node_s + group.node_s, total.usd + group.usd
             total.unpriced_s, total.estimate = total.unpriced_s + group.unpriced_s, total.estimate or group.estimate
         rows = [*groups, total] if len(groups) > 1 else groups
-        head = (by, "runs", "nodes' time", "USD", "without a price")
-        terminal.print_table(head, [_row(group) for group in rows], right=head[1:])
+        numbers = ("runs", "nodes' time", "USD", "without a price")
+        terminal.print_table((*by, *numbers), [_row(group) for group in rows], right=numbers)
         terminal.print_lines(*["~ marks sums that use estimated prices"] * total.estimate)
     return 0
+
+
+def _column(store: Store, name: str) -> str:
+    """Return what runs are grouped by; a bare name is a label that runs have. Raises BadParameter, notes unknown labels."""
+    from cloudtrain.history import filters, table
+    from cloudtrain.runs import spend
+
+    if name in spend.GROUPS:
+        return name
+    known = table.names(store, "label.")
+    if re.fullmatch(r"label\.\S+", name):
+        if name not in known:
+            close = filters.closest(name, known)
+            terminal.note(f"note: no run has {name}" + (f": {close}" if close else ""))
+        return name
+    if f"label.{name}" in known:
+        return f"label.{name}"
+    hint = f", or one of the labels {', '.join(each.removeprefix('label.') for each in known[:10])}" if known else ""
+    raise click.BadParameter(f"{name!r} is not target, user, month or label.NAME{hint}", param_hint="--by")
 
 
 def _row(group: Sum) -> tuple[str, ...]:
     known = group.unpriced_s < group.node_s or not group.node_s
     usd = f"{'~' if group.estimate else ''}{group.usd:.2f}" if known else "not known"
     unpriced = units.format_duration(group.unpriced_s) if group.unpriced_s else ""
-    return group.key, str(len(group.runs)), units.format_duration(group.node_s), usd, unpriced
+    return *group.keys, str(len(group.runs)), units.format_duration(group.node_s), usd, unpriced
 
 
-def _json(group: Sum) -> dict[str, object]:
+def _json(group: Sum, by: Sequence[str]) -> dict[str, object]:
     return {
         "key": group.key,
+        "keys": dict(zip(by, group.keys, strict=True)),
         "runs": len(group.runs),
         "node_s": round(group.node_s),
         "usd": round(group.usd, 4) if group.unpriced_s < group.node_s or not group.node_s else None,
@@ -78,7 +105,7 @@ def _json(group: Sum) -> dict[str, object]:
     }
 
 
-def _start(since: str | None) -> str:
+def _start(since: str | None, option: str) -> str:
     """Return a day, or a duration before now, as the time of an attempt; raises BadParameter."""
     import time
 
@@ -90,4 +117,4 @@ def _start(since: str | None) -> str:
         return units.format_time(time.time() - units.duration_s(since))
     except ValueError:
         hint = "write a date such as 2026-11-01, or a duration such as 30d"
-        raise click.BadParameter(f"{since!r}: {hint}", param_hint="--since") from None
+        raise click.BadParameter(f"{since!r}: {hint}", param_hint=option) from None

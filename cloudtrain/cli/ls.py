@@ -115,6 +115,8 @@ def command(
         else:
             rows = table.first_rows(store, query, limit=limit)
         _print_rows(store, rows, query, as_json)
+    for sentence in table.unknown_names(store, query):
+        terminal.note(f"note: {sentence}")
     if save_view:
         marks.keep_view(store, save_view, query.address())
     return 0

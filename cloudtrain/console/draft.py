@@ -319,11 +319,16 @@ def _requested_job(plan: Plan, home: Path) -> Mapping[str, Any]:
     """Return a plan's job as it was requested: without the labels and requirements that the planner added."""
     import getpass
 
+    from cloudtrain.job.targets import SUBMITTER_LABEL
     from cloudtrain.runs.plan import label
 
     commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
     own = {"user": label(getpass.getuser()), "commit": commit}
-    labels = {name: text for name, text in plan.job.get("labels", {}).items() if own.get(name) != text}
+    labels = {
+        name: text
+        for name, text in plan.job.get("labels", {}).items()
+        if own.get(name) != text and name != SUBMITTER_LABEL
+    }
     bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
     usual = "requirements.txt" if bundle and any(file.path == "requirements.txt" for file in bundle.files) else "none"
     environment = dict(plan.job.get("environment") or {})

@@ -1,6 +1,6 @@
 """Columns of a table of runs, as SQL over the history: facts, labels, hyperparameters, metrics and marks.
 
-state name run target backend exit created started ended took reason cost step eta
+state name run target backend exit created started ended took reason user cost step eta
 title note tags star
 label.NAME   hp.NAME   metric.NAME   metric.NAME.min   metric.NAME.max   system.NAME   system.NAME.max
 """
@@ -17,6 +17,11 @@ from cloudtrain.job.units import format_duration, format_number
 
 Kind = Literal["text", "number", "value", "time", "seconds"]
 _TOOK = "round((julianday(coalesce(ended_at, 'now')) - julianday(started_at)) * 86400, 2)"
+# Who submitted a run (job/targets.py): of two labels the first by name.
+_USER = (
+    "(SELECT text FROM run_values v WHERE v.run_id = runs.run_id AND v.name IN ('label.submitted_by', 'label.user')"
+    " ORDER BY v.name LIMIT 1)"
+)
 _OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from the table `runs`, and what it is
     "state": ("state", "text"),
     "name": ("name", "text"),
@@ -24,6 +29,7 @@ _OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from th
     "target": ("target", "text"),
     "backend": ("backend", "text"),
     "reason": ("reason", "text"),
+    "user": (_USER, "text"),
     "exit": ("exit_code", "number"),
     "cost": ("usd", "number"),
     "created": ("created_at", "time"),

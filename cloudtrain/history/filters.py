@@ -31,7 +31,7 @@ FLAGS = {
     "attached": f"substr(identity, 1, {len(ATTACHED)}) = '{ATTACHED}'",
 }
 FIELDS = ("after", "backend", "before", "cost", "created", "ended", "exit", "hp.", "is", "label.", "metric.", "name",
-          "note", "run", "since", "started", "state", "step", "system.", "tag", "target", "title", "took")  # fmt: skip
+          "note", "run", "since", "started", "state", "step", "system.", "tag", "target", "title", "took", "user")  # fmt: skip
 _PART = r'(?:"[^"]*"|[^\s"])'
 _TERM = re.compile(
     rf'(?P<negated>-?)(?P<field>[A-Za-z](?:"[^"]*"|[^\s":=<>!~])*)(?P<op>!=|<=|>=|[:=<>~])(?P<value>{_PART}*)'
@@ -71,6 +71,27 @@ def where(text: str) -> tuple[str, list[object]]:
     return " AND ".join(f"({each})" for each in wheres) or "1", values
 
 
+def fields_of(text: str) -> list[str]:
+    """Return the fields that the terms of a filter name."""
+    return [_unquoted(match["field"]) for match in _terms(text)]
+
+
+def values_of(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return field and value of the terms `FIELD:VALUE` with these fields, each alternative alone."""
+    terms = [(_unquoted(match["field"]), match) for match in _terms(text) if match["op"] in (":", "=")]
+    return [(field, _unquoted(each)) for field, match in terms if field in names for each in _split(match["value"])]
+
+
+def _terms(text: str) -> Iterator[re.Match[str]]:
+    at = 0
+    while at < len(text):
+        match = _TERM.match(text, at)
+        if match:
+            yield match
+        found = match or _WORD.match(text, at)
+        at = found.end() if found else at + 1
+
+
 def _term(parts: dict[str, str], match: re.Match[str]) -> tuple[str, list[object]]:
     """Return one `FIELD OPERATOR VALUE` as SQL."""
     field, op = _unquoted(parts["field"]), {":": "="}.get(parts["op"], parts["op"])
@@ -94,7 +115,7 @@ def _term(parts: dict[str, str], match: re.Match[str]) -> tuple[str, list[object
         return _tags(options, op)
     column = find_column(field)
     if column is None or column.sql is None:
-        hint = _closest(field, FIELDS) or f"the fields are {', '.join(FIELDS)}"
+        hint = closest(field, FIELDS) or f"the fields are {', '.join(FIELDS)}"
         raise FilterError(match.start("field"), f"unknown field {field!r}", hint)
     return _comparison(column, op, options, value_at)
 
@@ -150,12 +171,13 @@ def _only(op: str, allowed: Sequence[str], field: str, match: re.Match[str]) -> 
 
 def _one_of(known: Mapping[str, T], name: str, at: int, what: str) -> T:
     if name not in known:
-        hint = _closest(name, known) or f"write {', '.join(known)}"
+        hint = closest(name, known) or f"write {', '.join(known)}"
         raise FilterError(at, f"{name!r} is no {what}", hint)
     return known[name]
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the question whether another name was meant, "" where none is close."""
     import difflib  # of a wrong filter alone: each `ls` would pay for it
 
     close = difflib.get_close_matches(name, list(known), 1, 0.5)

@@ -126,11 +126,14 @@ class History:
                 attempt_from_row(row) for row in db.execute(ATTEMPTS + " WHERE run_id = ? ORDER BY number", (run_id,))
             ]
 
-    def attempts_since(self, when: str) -> Iterator[AttemptRecord]:
-        """Yield the attempts of all runs that were started since a time (ISO 8601, UTC), the oldest first."""
+    def attempts_since(self, when: str, until: str = "") -> Iterator[AttemptRecord]:
+        """Yield the attempts of all runs that were started since a time (ISO 8601, UTC), the oldest first.
+
+        With `until` only those that were started before it.
+        """
         with self.database.read() as db:
-            query = ATTEMPTS + " WHERE created_at >= ? ORDER BY created_at, attempt_id"
-            yield from map(attempt_from_row, db.execute(query, (when,)))
+            query = ATTEMPTS + " WHERE created_at >= ? AND (? = '' OR created_at < ?) ORDER BY created_at, attempt_id"
+            yield from map(attempt_from_row, db.execute(query, (when, until, until)))
 
     def progress(self, attempt_id: str) -> tuple[State, str | None]:
         """Return an attempt's state, and the cursor of the last line of its log that is in the history."""

@@ -138,6 +138,29 @@ def names(store: Store, prefix: str = "") -> list[str]:
     return [name for name in every if name.startswith(prefix)]
 
 
+def unknown_names(store: Store, query: Query) -> list[str]:
+    """Return a sentence for each name in a query that no run has: a label, a hyperparameter, a metric, a target ..."""
+    named = [*query.names, query.sort.removeprefix("-"), query.group, *filters.fields_of(query.filter)]
+    sentences = []
+    for name in dict.fromkeys(named):
+        column = find_column(name)
+        if (
+            column
+            and column.source
+            and column.values
+            and not store.select(f"{column.source} LIMIT 1", [*column.values])
+        ):
+            close = filters.closest(name, names(store, name.partition(".")[0] + "."))
+            sentences.append(f"no run has {name}" + (f": {close}" if close else ""))
+    for field, value in filters.values_of(query.filter, ("target", "backend", "name", "user")):
+        column = _column(field)
+        if "*" not in value and not store.select(f"SELECT 1 FROM runs WHERE {column.text} = ? LIMIT 1", (value,)):
+            known = [row[0] for row in store.select(f"SELECT DISTINCT {column.shown} FROM runs LIMIT 100") if row[0]]
+            close = filters.closest(value, known)
+            sentences.append(f"no run has {field}:{value}" + (f": {close}" if close else ""))
+    return sentences
+
+
 def completions(store: Store, text: str) -> list[str]:
     """Return what the last term of a filter may become: fields, then the values of state, target, tag and others."""
     term = text[max(text.rfind(" "), -1) + 1 :].lstrip("-")

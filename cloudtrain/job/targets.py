@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "cloudtrain.toml"
 HOME_FILE, HOME_ID = "home.id", "[0-9a-f]{12}"
+SUBMITTER_LABEL = "submitted_by"  # who submitted a run whose job names another `user`; the planner alone sets it
 HOME_LABEL = "cloudtrain_home"  # Vertex AI's filters take no dash in a label's name
 _CHOSEN = (("target",), ("resources", "accelerators"))  # the keys that take several candidates, as in Choice
 
@@ -61,6 +62,11 @@ def home() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("cloudtrain")
+
+
+def submitter(labels: Mapping[str, str]) -> str | None:
+    """Return who submitted a run, from its labels: a job can set `user`, but not that."""
+    return labels.get(SUBMITTER_LABEL) or labels.get("user")
 
 
 def home_id(folder: Path) -> str:

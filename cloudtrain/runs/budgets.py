@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import OverBudget
-from cloudtrain.job import configfile, units
+from cloudtrain.job import configfile, targets, units
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -54,7 +54,7 @@ def check(store: Store, plan: Plan, files: Sequence[Path], confirm: Confirm | No
 def _matches(selector: str, plan: Plan) -> bool:
     name, _, wanted = selector.partition("=")
     labels = plan.job.get("labels") or {}
-    values = {"all": "", "target": plan.target or plan.backend, "user": labels.get("user")}
+    values = {"all": "", "target": plan.target or plan.backend, "user": targets.submitter(labels)}
     return values.get(name, labels.get(name.removeprefix("label."))) == wanted
 
 

@@ -161,7 +161,11 @@ class Planner:
         self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
     ) -> Plan:
         """Return the plan of a job over a bundle: of a run with a new id or that of `key`, or of the attempt after `earlier`."""
-        labels = {"user": label(getpass.getuser()), **resolved.job.labels}
+        me = label(getpass.getuser())
+        labels = {"user": me, **resolved.job.labels}
+        labels.pop(targets.SUBMITTER_LABEL, None)
+        if labels["user"] != me:
+            labels[targets.SUBMITTER_LABEL] = me
         if home_id := targets.home_id(self.home):
             labels[targets.HOME_LABEL] = home_id
         if bundle.commit:
@@ -197,6 +201,9 @@ class Planner:
 
             plan = fit_check.check(job, plan, self.force, backend)
         notes = [*plan.notes, *expected, *run_inputs.notes(job)]
+        if labels["user"] != me:
+            text = f"labels.user is {labels['user']}, but you are {me}: costs and lists name you (submitted_by)"
+            notes.append(text)
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             notes.append(f"{resolved.backend} does not support limits.max_wait (a limit for the wait for machines)")
         if job.output and not job.allow_secrets:

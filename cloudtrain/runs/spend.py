@@ -12,7 +12,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import TimeLimit
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
-from cloudtrain.job import units
+from cloudtrain.job import targets, units
 from cloudtrain.runs import cap
 
 if TYPE_CHECKING:
@@ -47,14 +47,20 @@ class Share:
         """Return which group it is in: its target, user, month or label.NAME."""
         if by in ("target", "month"):
             return str(getattr(self, by))
+        if by == "user":
+            return targets.submitter(self.labels) or NONE
         return self.labels.get(by.removeprefix("label."), NONE)
 
 
 @dataclass
 class Sum:
-    """What the runs of a group have spent; `usd` is of those with a known price alone."""
+    """What the runs of a group have spent; `usd` is of those with a known price alone.
+
+    `keys` are its values of all columns that runs are grouped by, `key` is the first.
+    """
 
     key: str
+    keys: tuple[str, ...] = ()
     runs: set[str] = field(default_factory=set)
     node_s: float = 0.0
     usd: float = 0.0
@@ -95,17 +101,25 @@ def _limit(plan: Plan, home: Path) -> TimeLimit:
         return TimeLimit(None)
 
 
-def shares(store: Store, since: str = "") -> list[Share]:
-    """Return what the attempts that were started since a time (ISO 8601, UTC) have spent; blocking."""
-    return [share_of(attempt, store.home) for attempt in store.attempts_since(since)]
+def shares(store: Store, since: str = "", until: str = "") -> list[Share]:
+    """Return what the attempts that were started since a time, and before another, have spent; blocking.
+
+    Times are ISO 8601, UTC; "" for no limit.
+    """
+    return [share_of(attempt, store.home) for attempt in store.attempts_since(since, until)]
 
 
-def sums(shares: Iterable[Share], by: str) -> list[Sum]:
-    """Return the sums of groups, the most expensive first; months in their order."""
-    groups: dict[str, Sum] = {}
+def sums(shares: Iterable[Share], *by: str) -> list[Sum]:
+    """Return the sums of groups, the most expensive first; months in their order, before anything else."""
+    groups: dict[tuple[str, ...], Sum] = {}
     for share in shares:
-        groups.setdefault(share.group(by), Sum(share.group(by))).add(share)
-    order = (lambda each: each.key) if by == "month" else (lambda each: (-each.usd, -each.node_s, each.key))
+        keys = tuple(share.group(each) for each in by)
+        groups.setdefault(keys, Sum(keys[0], keys)).add(share)
+
+    def order(each: Sum) -> tuple[object, ...]:
+        months = tuple(key for key, name in zip(each.keys, by, strict=True) if name == "month")
+        return months, -each.usd, -each.node_s, each.keys
+
     return sorted(groups.values(), key=order)
 
 

@@ -65,7 +65,7 @@ def costs(capsys, *words: str) -> list[dict]:
 def test_sums_by_target_user_and_label(three, capsys):
     by_target = {row["key"]: row for row in costs(capsys)}
     assert by_target["prod"] | {"key": ""} == {
-        "key": "", "runs": 2, "node_s": 50_400, "usd": 23.66, "unpriced_node_s": 0, "estimate": False,
+        "key": "", "keys": {"target": "prod"}, "runs": 2, "node_s": 50_400, "usd": 23.66, "unpriced_node_s": 0, "estimate": False,
     }  # fmt: skip
     assert by_target["lab"]["usd"] is None, "a price that is not known is not 0"
     assert by_target["lab"]["unpriced_node_s"] == 10_800
@@ -157,3 +157,36 @@ def test_the_table_on_the_page_is_what_is_printed(three, capsys):
 def test_the_console_says_it_too(submit):
     facts = dict(read_details(submit("prod", 7200)).facts)
     assert facts["spent"] == "3.38 USD (2h of nodes' time)" and facts["billed"] == "2h of nodes' time, 7,200 s"
+
+
+def test_sums_by_several_columns_and_before_a_day(three, submit, capsys):
+    rows = costs(capsys, "--by", "team", "--by", "target")
+    assert [row["keys"] for row in rows] == [
+        {"label.team": "nlp", "target": "prod"},
+        {"label.team": spend.NONE, "target": "prod"},
+        {"label.team": "nlp", "target": "lab"},
+    ]
+    assert [row["usd"] for row in rows] == [16.9, 6.76, None]
+    assert main(["costs", "--by", "month", "--by", "label.team"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["month", "label.team"] and len(lines) == 3 and lines[-1].startswith("all")
+    assert costs(capsys, "--until", "2026-01-01") == [] and costs(capsys, "--since", "1d", "--until", "1d") == []
+    assert main(["costs", "--by", "label.tam"]) == 0
+    assert "no run has label.tam: did you mean label.team?" in capsys.readouterr().err
+    assert main(["costs", "--by", "tam"]) == 2
+    assert "one of the labels" in capsys.readouterr().err
+
+
+def test_a_label_does_not_change_who_submitted_a_run(submit, monkeypatch, capsys):
+    run = submit("prod", 3600, labels={"user": "bob", "submitted_by": "carol"})
+    me = spend.shares(run.store)[0].labels["submitted_by"]
+    assert me not in ("bob", "carol") and run.record.job["labels"]["user"] == "bob"
+    assert any("labels.user is bob" in note for note in run.store.attempts(run.run_id)[-1].plan.notes)
+    submit("prod", 3600)
+    (row,) = costs(capsys, "--by", "user")
+    assert (row["key"], row["runs"]) == (me, 2)
+    assert [row["key"] for row in costs(capsys, "--by", "label.user")] == sorted(["bob", me], key=str)
+    assert main(["ls", "--json", "--columns", "user", f"user:{me}"]) == 0
+    assert [row["user"] for row in json.loads(capsys.readouterr().out)] == [me, me]
+    assert main(["ls", "user:bob"]) == 0
+    assert "no run has user:bob" in capsys.readouterr().err

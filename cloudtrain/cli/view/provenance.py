@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.cli.view import terminal
+from cloudtrain.job.targets import submitter
 from cloudtrain.report.packages import requirements
 from cloudtrain.runs.run_inputs import describe_input
 
@@ -71,7 +72,7 @@ def _packages(run: Run) -> str:
 
 def _submitter(run: Run) -> str:
     """Return who submitted an attached run, from the labels of its job. The machine is not recorded there."""
-    user = (run.record.job.get("labels") or {}).get("user")
+    user = submitter(run.record.job.get("labels") or {})
     return f"by {user}" if user else ""
 
 

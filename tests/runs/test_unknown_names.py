@@ -1,0 +1,64 @@
+"""`ls` says which names of a filter or of its columns no run has: an empty list alone would look like an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.cli import main
+from cloudtrain.events import State
+from cloudtrain.history import filters
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
+
+
+@pytest.fixture
+def run(memory, job):
+    made = Submitter("memory", watch=False).submit(job.replace(labels={"team": "nlp"}, hyperparameters={"lr": 0.1}))
+    MemoryBackend.finish(newest(made), State.SUCCEEDED, 0)
+    watch(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hp.lrr>1"], "no run has hp.lrr: did you mean hp.lr?"),
+        (["--", "-label.tam:x"], "no run has label.tam: did you mean label.team?"),
+        (["metric.los<0.5"], "no run has metric.los"),
+        (["target:memry"], "no run has target:memry: did you mean memory?"),
+        (["backend:memory,slurm"], "no run has backend:slurm"),
+        (["--name", "nobody"], "no run has name:nobody"),
+        (["--columns", "hp.lrr"], "no run has hp.lrr: did you mean hp.lr?"),
+        (["--sort", "-hp.lrr"], "no run has hp.lrr: did you mean hp.lr?"),
+        (["--group", "label.tam"], "no run has label.tam: did you mean label.team?"),
+    ],
+)
+def test_a_name_that_no_run_has_is_reported(run, words: list[str], said: str, capsys):
+    capsys.readouterr()
+    assert main(["ls", *words]) == 0
+    assert f"note: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hp.lr>1"],
+        ["label.team:nlp"],
+        ["target:mem*"],
+        ["--", "-target:memory"],
+        ["state:failed"],
+        ["--columns", "cost,took,user"],
+        ["some words"],
+    ],
+)
+def test_a_name_that_is_known_is_not(run, words: list[str], capsys):
+    capsys.readouterr()
+    assert main(["ls", *words]) == 0
+    assert "note:" not in capsys.readouterr().err
+
+
+def test_terms_are_read_as_the_filter_reads_them():
+    text = 'words "two words" -hp.lr>=1e-3 label."a b":x,"y z" state:failed'
+    assert filters.fields_of(text) == ["hp.lr", "label.a b", "state"]
+    assert filters.values_of(text, ("label.a b",)) == [("label.a b", "x"), ("label.a b", "y z")]
