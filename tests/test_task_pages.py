@@ -32,6 +32,9 @@ FILES = {
     "package/train.py": "print('trained')\n",
     "run.sh": "python train.py\n",
     "prepare.sh": "true\n",
+    "texts/one.txt": "a text\n",
+    "chat.jsonl": '{"prompt": "1 + 1?", "completion": "2"}\n',
+    "preferences.jsonl": '{"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}\n',
     "requirements.txt": "accelerate\n",
     "fsdp.yaml": "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
 }

@@ -7,6 +7,7 @@ still exist: platforms add new ones faster than packages.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from cloudtrain.job.sections import Resources
 
 FOLDER = Path(__file__).parent
+TABLES = ("sagemaker", "vertex")
+# Accelerators that neither table has: NVIDIA's data center products, AMD's and Google's, as of 2026-11.
+OTHERS = {
+    "A2", "A10", "A16", "A30", "A40", "A800", "B200", "B300", "GB200", "GB300", "GH200", "H20", "H100-NVL", "H200-NVL", "H800",
+    "L2", "L20", "L40", "P40", "M60", "A4000", "A5000", "A6000", "MI100", "MI210", "MI250", "MI250X", "MI300A", "MI300X", "MI325X",
+    "MI350X", "MI355X",
+    "6000", "8000",
+}  # fmt: skip
 # The minimum for a job without an accelerator that requests no cores or memory: torch and a small model need this.
 SMALLEST_CPUS, SMALLEST_MEMORY_GB = 4, 16.0
 _OWN = ("machine", "accelerator", "accelerators", "accelerator_memory_gb", "vcpus", "memory_gb", "usd_per_hour",
@@ -121,6 +130,21 @@ def choose(table: Sequence[Machine], resources: Resources) -> Machine | Problem:
         hint = f"the largest, {largest.name}, has {largest.vcpus} and {largest.memory_gb:g} GB"
         return Problem(message, "resources.cpus" if resources.cpus else "resources.memory", hint)
     return min(fitting, key=lambda machine: (machine.accelerator_memory_gb, machine.vcpus, machine.memory_gb))
+
+
+def similar_accelerator(name: str) -> str:
+    """Return the known GPU that a name is probably a mistyped form of; "" where it is known, or nothing is near.
+
+    Clusters have GPUs that no table of ours has, so an unknown name is no error.
+    """
+    from difflib import get_close_matches
+
+    known = {machine.accelerator for table in TABLES for machine in load(table) if machine.accelerator} | OTHERS
+    plain = re.sub(r"^(NVIDIA|TESLA|RTX)-|-(SXM\d*|PCIE|NVL|\d+GB?)\b", "", name.upper())
+    short = {re.sub(r"-(\d+GB|MEGA)$", "", each) for each in known}
+    if any(matches(plain, each) for each in known | short):
+        return ""
+    return next(iter(get_close_matches(plain.replace("O", "0"), sorted(known | short), 1, 0.75)), "")
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.job.units import format_size
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
 
 
 @options.command()
@@ -22,7 +26,8 @@ def command(run_id: str | None, output: Path | None, rank: int | None, as_json: 
     """Write a report on a run as one HTML file.
 
     The default RUN is the newest. The file has curves, hardware usage, provenance, job, plan and the logs of all nodes, and
-    works offline. It needs plotly, which pip install 'cloudtrain[console]' installs.
+    works offline. It needs plotly, which pip install 'cloudtrain[console]' installs. RUN.html is never packaged as source;
+    a file of another name is, unless an ignore file names it.
 
     \b
     cloudtrain report tiny-lm-26 -o report.html
@@ -35,8 +40,27 @@ def command(run_id: str | None, output: Path | None, rank: int | None, as_json: 
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "choose another file with -o") from None
     size = path.stat().st_size
+    note = _packaged_note(run, path)
     if as_json:
-        terminal.print_json({"run_id": run.run_id, "path": str(path), "size_bytes": size})
+        terminal.print_json({"run_id": run.run_id, "path": str(path), "size_bytes": size, "note": note})
     else:
         terminal.print_lines(f"{path}  {format_size(size)}")
+        terminal.print_pairs([("note", note)])
     return 0
+
+
+def _packaged_note(run: Run, path: Path) -> str:
+    """Return what to do where the next submit would package the report; "" where it would not."""
+    from cloudtrain.source.files import IGNORE_FILE, why
+
+    source, written = Path(str(run.record.job.get("source") or "")), path.absolute()
+    if not source.is_absolute() or source not in written.parents:
+        return ""
+    try:
+        packaged = why(source, str(written)).inside
+    except CloudtrainError:
+        return ""
+    name = written.relative_to(source)
+    return (
+        f"{name} is in the source: the next submit packages it; add a line {name} to {IGNORE_FILE}" if packaged else ""
+    )

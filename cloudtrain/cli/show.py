@@ -87,6 +87,7 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("backend", summary.describe_target(plan)),
             ("world", summary.describe_nodes(plan)),
             ("limit", summary.describe_limit(plan)),
+            ("attempts", _describe_used(run, attempts[-1])),
             ("runs", summary.describe_command(plan)),
             ("source", summary.describe_source(plan)),
             ("parent", record.parent or ""),
@@ -112,6 +113,17 @@ def _print_run(run: Run, verbose: bool) -> None:
     terminal.print_lines("", "job")
     job = record.job if verbose else _without_defaults(record.job)
     terminal.print_pairs((key, _inline(value)) for key, value in job.items() if key not in _SHOWN_ABOVE)
+
+
+def _describe_used(run: Run, newest: AttemptRecord) -> str:
+    """Return how many attempts of those that the job allows are used; "" where there is one and no other is allowed."""
+    from cloudtrain.runs import retry
+
+    most = int((newest.plan.job.get("retry") or {}).get("max_attempts", 1))
+    used = retry.rounds(run.store, newest.plan, newest.status)[0]
+    if most == used == 1 or run.record.attached:
+        return ""
+    return f"{used} of {most} (retry.max_attempts)" if used <= most else f"{used} (retry.max_attempts is {most})"
 
 
 def _lacking(run: Run) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BadRequest
+from cloudtrain.job import launchers
 
 CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator", "ModelTrainer")
 # Arguments of ModelTrainer that are objects: sagemaker-train 1.27.0, model_trainer.py and configs.py (2026-11-23).
@@ -177,6 +178,8 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     for method in every_call:
         if set_by := METHODS.get(_called(method)):
             notes.append(COMPUTED_NOTE.format(set_by, ast.unparse(method.args[0] if method.args else method)))
+    if mismatch := launchers.nodes_note(str(job.get("run", "")), job.get("num_nodes", 1)):
+        notes.append(f"run: {mismatch}")
     _add_inputs(job, [call, *(each for each in every_call if _called(each) in INPUTS)], names, notes)
     for name, value in job.get("hyperparameters", {}).items():
         if value == CHECKPOINTS:

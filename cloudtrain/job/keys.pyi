@@ -103,7 +103,7 @@ class ResourcesKeys(TypedDict, total=False):
     instance_type: str | None
     """The platform's machine type, instead of the one that cloudtrain chooses."""
     usd_per_hour: float | None
-    """Price of a node in USD per hour, instead of the price list's."""
+    """Price of a node in USD per hour, instead of the price list's; 0: it is free."""
     priced_as: str | None
     """Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge (see docs/cost.md)."""
 

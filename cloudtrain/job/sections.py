@@ -60,7 +60,7 @@ class Resources(Spec):
         default=None, description="The platform's machine type, instead of the one that cloudtrain chooses."
     )
     usd_per_hour: float | None = Field(
-        default=None, gt=0, description="Price of a node in USD per hour, instead of the price list's."
+        default=None, ge=0, description="Price of a node in USD per hour, instead of the price list's; 0: it is free."
     )
 
     priced_as: str | None = Field(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -234,6 +235,8 @@ class Remote:
             return Unreachable(f"{label} cannot be reached: {error.reason}")
         if isinstance(error, OSError | EOFError | asyncio.IncompleteReadError):
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            if isinstance(error, socket.gaierror):  # its numbers are no errnos
+                reason = f"no address was found for the name {self.host.address}"
             return Unreachable(f"{label} cannot be reached: {reason}")
         return None
 

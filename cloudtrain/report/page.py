@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 LINES = 2000  # of each node's log, the last ones
+LIST_ITEMS = 8  # of an event, in the timeline
 LAST_LINES = 30  # of the node that failed, shown above all else
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 # Its own buttons only: plotly's others offer to send the figure to a server.
@@ -223,10 +224,15 @@ def _timeline(store: Store, run_id: str) -> Iterator[str]:
     for event in store.events(run_id):
         if event.kind not in ("usage", "verdict"):
             fields = "  ".join(
-                f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {})
+                f"{name}={_brief(value)}" for name, value in event.data.items() if value not in (None, "", [], {})
             )
             where = "platform" if event.node == PLATFORM else f"node {event.node}"
             yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  {where}  {event.kind}  {fields}"
+
+
+def _brief(value: object) -> str:
+    """Return a value of an event, of a long list only its length: the page has the packages in a part of their own."""
+    return f"{len(value):,} entries" if isinstance(value, list) and len(value) > LIST_ITEMS else str(value)
 
 
 def _read_log(log: Iterable[LogLine]) -> dict[int, tuple[int, deque[str]]]:

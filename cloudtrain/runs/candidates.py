@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, BadRequest, BadSource, Problem, UnknownBackend
 from cloudtrain.forecast.prices import HOUR_S
+from cloudtrain.job.units import duration_s, usd
 from cloudtrain.runs import attempts
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def is_of(base: Plan, plan: Plan) -> bool:
 def _order(plan: Plan, timed: bool) -> float:
     """Return the key by which plans are sorted; equal ones stay in the order written."""
     prefer = plan.job.get("prefer")
-    value = 0.0 if prefer == "order" else _time_s(plan) if prefer == "time" else _total_usd(plan, timed)
+    value = 0.0 if prefer == "order" else _time_s(plan) if prefer == "time" else _whole_usd(plan, timed)
     return float("inf") if value is None else value
 
 
@@ -96,12 +97,21 @@ def _time_s(plan: Plan) -> float | None:
     return float(seconds[1]) if seconds else None
 
 
-def _total_usd(plan: Plan, timed: bool) -> float | None:
-    """Return what the training costs as forecast, or where one forecast is missing one attempt of limits.max_runtime."""
+def _whole_usd(plan: Plan, timed: bool) -> float | None:
+    """Return what the training costs as forecast, or where one forecast is missing one attempt of limits.max_runtime.
+
+    limits.max_cost does not count: with it, the candidates that it ends early would all cost the same.
+    """
     if not plan.price:
         return None
-    seconds = (_time_s(plan) if timed else None) or float(plan.manifest["max_runtime_s"])
+    seconds = (_time_s(plan) if timed else None) or duration_s(str(plan.job["limits"]["max_runtime"]))
     return round(float(plan.price["usd_per_hour"]) * seconds / HOUR_S, 2)
+
+
+def _total_usd(plan: Plan, timed: bool) -> float | None:
+    """Return `_whole_usd`, or limits.max_cost where that is less."""
+    whole, cap = _whole_usd(plan, timed), plan.job["limits"].get("max_cost")
+    return whole if whole is None or not cap else min(whole, usd(str(cap)))
 
 
 def _row(plan: Plan, first: Plan, timed: bool) -> Row:

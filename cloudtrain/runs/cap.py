@@ -62,8 +62,9 @@ def plan_attempt(
     limit, used = limit_of(backend, plan), spent(earlier, lambda old: limit_of(backend, old))
     if job.limits.capped:
         _check_cap(job, plan, limit)
-        left_s = int(seconds_left(job.limits, plan.price, used))
-        if limit.seconds is not None and limit.seconds > left_s:
+        most_s = seconds_left(job.limits, plan.price, used)  # infinite where nodes are free
+        if limit.seconds is not None and limit.seconds > most_s:
+            left_s = int(most_s)
             shorter_s = _longest_s(
                 lambda seconds: limit_of(backend, make(seconds)).seconds or 0, job.limits.max_runtime_s, left_s
             )
@@ -182,7 +183,8 @@ def seconds_left(limits: Limits, price: Mapping[str, Any] | None, used: Spent) -
     if limits.max_cost_usd is not None:
         if not price or used.usd is None:
             return 0.0
-        left.append((limits.max_cost_usd - used.usd) / float(price["usd_per_hour"]) * HOUR_S)
+        left_usd, rate = limits.max_cost_usd - used.usd, float(price["usd_per_hour"])
+        left.append(left_usd / rate * HOUR_S if rate else float("inf"))
     return min(left)
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import registry
+from cloudtrain.backends import machines, registry
 from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
@@ -204,6 +204,8 @@ class Planner:
         if labels["user"] != me:
             text = f"labels.user is {labels['user']}, but you are {me}: costs and lists name you (submitted_by)"
             notes.append(text)
+        if (gpu := job.resources.accelerator) and (meant := machines.similar_accelerator(gpu)):
+            notes.append(f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)")
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             notes.append(f"{resolved.backend} does not support limits.max_wait (a limit for the wait for machines)")
         if job.output and not job.allow_secrets:

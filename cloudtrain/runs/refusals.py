@@ -36,7 +36,9 @@ def find_refusals(
     in_memory = job.entrypoint == IN_MEMORY
     if job.trainer or in_memory:
         parallelism = {} if parallelism.get("strategy") == "auto" else parallelism
-        found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory, source)
+        # In memory the script has the data, and set-up commands may download what is not in the source.
+        inputs = None if in_memory or job.setup else list(job.inputs)
+        found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory, source, inputs)
         problems = [Problem(sentence, _path(sentence)) for sentence in found]
         return problems + _version_problems(parallelism, world, nodes, images)
     if job.form == "script" and source is not None:

@@ -30,13 +30,13 @@ def allowed(store: Store, plan: Plan, status: Status) -> bool:
     from cloudtrain.job.job import Job
 
     retry = Job.from_dict(plan.job).retry
-    if event not in retry.on_events or _rounds(store, plan, status)[0] >= retry.max_attempts:
+    if event not in retry.on_events or rounds(store, plan, status)[0] >= retry.max_attempts:
         return False
     # No platform starts a job again for lack of machines, whatever else it retries.
     return event == "capacity" or plan.retries == "client"
 
 
-def _rounds(store: Store, plan: Plan, status: Status) -> tuple[int, bool]:
+def rounds(store: Store, plan: Plan, status: Status) -> tuple[int, bool]:
     """Return how many of `retry.max_attempts` are used when an attempt ends so, and whether a candidate is left to try."""
     if not plan.candidates:
         return plan.attempt, False
@@ -65,7 +65,7 @@ def waits_for_capacity(store: Store, plan: Plan, status: Status) -> str:
 
     It is due at once where another candidate is left to try.
     """
-    if status.event != "capacity" or status.ended_at is None or _rounds(store, plan, status)[1]:
+    if status.event != "capacity" or status.ended_at is None or rounds(store, plan, status)[1]:
         return ""
     pause_s = capacity_pause_s(plan.attempt_id, plan.attempt)
     if seconds_since(status.ended_at) >= pause_s:

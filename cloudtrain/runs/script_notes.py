@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.checkpoints import SAGEMAKER
-from cloudtrain.job import placeholders
+from cloudtrain.job import launchers, placeholders
 from cloudtrain.source import options, world
 from cloudtrain.source.texts import mentions
 
@@ -57,6 +57,8 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         )
     if job.form != "script":
         found.append("it runs once per node and may start its own processes, so only the number of nodes is checked")
+        if mismatch := launchers.nodes_note(job.run or " ".join(job.argv()), job.num_nodes):
+            found.append(mismatch)
     elif not job.trainer and (job.hyperparameters or job.args):
         found += _style_notes(job, options.declared(texts))
     for key, text in (("run", job.run), ("setup", job.setup)):

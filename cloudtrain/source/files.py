@@ -30,6 +30,11 @@ _FOLDERS = {"__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules", ".ip
             ".mypy_cache", ".ruff_cache", ".hg", ".svn"}  # fmt: skip
 _ENDINGS = (".pyc", ".pyo")
 _NAMES = {".DS_Store"}
+# Left out in git too, unless it tracks them: files that `cloudtrain report` writes, named after a run.
+_REPORT = re.compile(r".+-(\d{6}-\d{6}-[a-z0-9]{4}|k[0-9a-f]{16})\.html")
+
+
+_REPORT_RULE = f"it is named as a report of a run, unless {IGNORE_FILE} takes it in with !"
 
 
 class File(NamedTuple):
@@ -127,7 +132,7 @@ class _Choice:
     rules: Rules  # of .cloudtrainignore
     from_git: bool
     tracked: dict[str, bool] = field(default_factory=dict)  # chosen path -> whether git tracks it
-    left_out: dict[str, str] = field(default_factory=dict)  # outside of git only: path -> why
+    left_out: dict[str, str] = field(default_factory=dict)  # path -> why; in git reports only
     nested: list[str] = field(default_factory=list)
     absent_submodules: list[str] = field(default_factory=list)
 
@@ -155,6 +160,10 @@ class _Choice:
         self.nested = [path for path in listing.nested if not self.rules.excludes(path + "/")]
         self.nested += [path.rstrip("/") for path in again if path.endswith("/")]
         self.absent_submodules = [path for path in listing.absent_submodules if not self.rules.excludes(path + "/")]
+        for path in [path for path, tracked in tracked_paths.items() if not tracked and is_report(path)]:
+            if self.rules.excludes(path) is not False:
+                del tracked_paths[path]
+                self.left_out[path] = _REPORT_RULE
         self.tracked = {**tracked_paths, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
 
     def _walk(self) -> None:
@@ -176,6 +185,8 @@ class _Choice:
                 ours, reason = self.rules.excludes(asked), out
                 if not reason and (ignored := git_rules.excludes(asked)):
                     reason = f"{git_rules.line(asked)} excludes it"
+                if not reason and ignored is None and not inside and is_report(name):
+                    reason = _REPORT_RULE
                 if not reason and ignored is None and _is_custom(name, inside):
                     reason = f"{name} is never packaged outside of git, unless {IGNORE_FILE} takes it in with !"
                 if inside and (entry_is_repository := os.path.lexists(f"{entry.path}/.git")) and not (ours or reason):
@@ -305,6 +316,11 @@ def _scan(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
             yield from entries
     except OSError as error:
         raise BadSource(f"{root / folder} cannot be read: {error.strerror}", f"name it in {IGNORE_FILE}") from None
+
+
+def is_report(path: str) -> bool:
+    """Return whether a file is named as `cloudtrain report` names it: after a run."""
+    return bool(_REPORT.fullmatch(path.rpartition("/")[2]))
 
 
 def _is_custom(name: str, folder: bool) -> bool:

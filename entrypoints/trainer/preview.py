@@ -6,11 +6,14 @@ It imports no torch. Each sentence comes from the function that the training its
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+import glob
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .arguments import Misuse, parse
+from .data.documents import NO_DATASET, STDLIB, like_hub_name, located
 from .errors import Unsupported, old_versions
 from .in_memory_arguments import parse_in_memory
 from .strategies import mesh
@@ -24,8 +27,12 @@ def problems(
     nodes: int,
     in_memory: bool = False,
     source: Path | None = None,
+    inputs: Collection[str] | None = None,
 ) -> list[str]:
-    """Return a sentence for each reason why a training with these arguments, of this source, would not begin."""
+    """Return a sentence for each reason why a training with these arguments, of this source, would not begin.
+
+    `inputs` are the names of the job's inputs; None: its data is not checked. Without `source` no file is looked for.
+    """
     try:
         arguments = parse_in_memory(argv) if in_memory else parse(argv)
     except Misuse as error:
@@ -33,7 +40,33 @@ def problems(
     found = list(refusals(arguments, parallelism, world, nodes))
     if arguments.own_task and source is not None and (missing := missing_class(arguments.task, source)):
         found.append(missing)
+    if inputs is not None and not arguments.own_task:
+        found += missing_data(arguments, inputs, source)
     return found
+
+
+def missing_data(arguments: Any, inputs: Collection[str], source: Path | None) -> Iterator[str]:
+    """Yield a sentence for each data set that is not there: no name, no such input, no such file of the source."""
+    if not arguments.dataset and "train" not in inputs:
+        yield NO_DATASET
+    for option, names in (("dataset", arguments.dataset), ("eval_dataset", arguments.eval_dataset)):
+        for name in names:
+            if name.startswith("input:"):
+                try:
+                    located(name, dict.fromkeys(inputs, ""))
+                except Unsupported as error:
+                    yield f"--{option} {name}: {error}"
+            elif source is not None and not _may_exist(name, source):
+                yield f"--{option} {name}: the source has no such file or folder, and it is no name of a hub dataset"
+
+
+def _may_exist(name: str, source: Path) -> bool:
+    """Return whether a name can be found on a node: absolute paths and placeholders are only known there."""
+    if name == STDLIB or "{" in name or os.path.isabs(name) or name.startswith("~"):
+        return True
+    if not glob.has_magic(name) and like_hub_name(name):
+        return True
+    return (source / name).exists() or any(glob.iglob(name, root_dir=source, recursive=True))
 
 
 def version_problems(

@@ -253,7 +253,10 @@ def test_the_trainers_arguments_are_its_own():
     assert known["eval_strategy"].choices == ("no", "steps", "epoch")
     assert known["task"].choices == (), "a class of the source is one too"
     assert set(trainer.MAIN_ARGUMENTS) < set(known)
-    fine, wrong = ({"learning_rate": "1e-4", "max_steps": 3}, {"learning_rat": 1, "max_steps": "many"})
+    fine, wrong = (
+        {"dataset": "python-stdlib", "learning_rate": "1e-4", "max_steps": 3},
+        {"learning_rat": 1, "max_steps": "many"},
+    )
     jobs = [Job(name="x", trainer=True, hyperparameters=values) for values in (fine, wrong)]
     nothing, found = (refusals.find_refusals(job, {}, 1, 1) for job in jobs)
     assert nothing == []

@@ -15,7 +15,8 @@ from tests.cli.conftest import cli  # noqa: F401 - a fixture
 
 GIB = 1 << 30
 TRAINER = {"trainer": True, "name": "t", "source": "/"}
-EIGHT_B = {"model": "meta-llama/Llama-3.1-8B", "bf16": True, "block_size": 4096, "per_device_train_batch_size": 1}
+EIGHT_B = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,
+           "per_device_train_batch_size": 1}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,14 @@ def test_plan_refuses_what_cannot_fit_unless_forced(tmp_path: Path):
     assert planner.plan(script).fit is None
     warned = planner.plan(script | {"fit": {"model": "llama-3.1-8b", "batch": 1, "sequence": 512}})
     assert warned.fit and warned.fit["answer"] == fit.NOT, "a script is never refused"
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli):  # noqa: F811
+    page = (Path(__file__).parents[2] / "docs" / "fit.md").read_text()
+    (tmp_path / "job.yaml").write_text(page.split('```yaml title="job.yaml"\n')[1].split("```")[0])
+    command, shown = page.split("```\n$ cloudtrain ")[1].split("```")[0].split("\n", 1)
+    monkeypatch.chdir(tmp_path)
+    assert cli(*command.split()).out.startswith(shown)
 
 
 def test_the_command_compares_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli):  # noqa: F811

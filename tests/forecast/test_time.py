@@ -15,7 +15,8 @@ from cloudtrain.job.job import Job
 from cloudtrain.runs.plan import Planner
 
 DOCS = Path(__file__).parents[2] / "docs"
-FOUR = {"model": "meta-llama/Llama-3.1-8B", "bf16": True, "block_size": 4096, "per_device_train_batch_size": 1,
+FOUR = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,
+        "per_device_train_batch_size": 1,
         "max_steps": 1000, "global_batch_size": 64}  # fmt: skip
 
 

@@ -70,6 +70,8 @@ def run(home, monkeypatch) -> Run:
         for node in range(2) for n in range(3)
     ]  # fmt: skip
     usage.append(Event("tiny-1-a1", 0, 9998, "t", "requirements", {"part": 0, "packages": ["torch==2.0", HOSTILE, 1]}))
+    many = [f"package-{n}==1" for n in range(12)]
+    usage.append(Event("tiny-1-a1", 0, 9997, "t", "requirements", {"part": 1, "packages": many}))
     store.record(
         "tiny-1-a1", metrics=rows, events=[*usage, Event("tiny-1-a1", 0, 9999, "t", "alarm", {"reason": HOSTILE})]
     )
@@ -107,6 +109,7 @@ def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
         assert words in page.text, words
     assert f"{HOSTILE[:40]}" in page.text
     assert "packages (1)torch==2.0" in page.text
+    assert "packages=12 entries" in page.text and "package-7==1" not in page.text, "the timeline has no long lists"
     assert "2 nodes x 1 process" in page.text and "1 processes" not in page.text
 
 

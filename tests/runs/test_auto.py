@@ -22,7 +22,7 @@ def test_a_plan_freezes_the_choice_and_resume_keeps_it(memory, tmp_path: Path, m
     submitter = Submitter("memory", watch=False)
     job = Job(name="t", trainer=True, source=str(tmp_path / "source"), parallelism="auto",
               resources={"accelerators": "A100-40GB:8"}, hyperparameters={"model": "meta-llama/Llama-3.1-8B",
-              "bf16": True, "block_size": 4096, "global_batch_size": 64})  # fmt: skip
+              "dataset": "python-stdlib", "bf16": True, "block_size": 4096, "global_batch_size": 64})  # fmt: skip
     run: Run = submitter.submit(job, new=True)
     run.acknowledge()
     first = run.attempts[0].plan

@@ -71,6 +71,16 @@ def test_the_cheapest_possible_candidate_is_chosen(project, cli):
     assert ["lab", "A100:8", "resources.instance_type:", "the"] in [line[:4] for line in lines]
 
 
+def test_a_cap_does_not_change_the_order_and_no_total_is_above_it(project, cli):
+    file = write_job(project, "target: [prod, gke]\nresources: {accelerators: 'H100:8'}")
+    file.write_text(file.read_text().replace("max_wait", "max_cost: 20 USD, max_wait"))
+    plan = Submitter(watch=False).plan(file)
+    assert [(row["target"], row["total_usd"]) for row in plan.candidates] == [("gke", 20.0), ("prod", 20.0)]
+    _, out, _ = cli("plan", str(file))
+    assert "order: cheapest first (prefer: cost), which limits.max_cost does not change" in out
+    assert "USD in all: one attempt of 2h (limits.max_runtime), but not more than 20 USD (limits.max_cost)" in out
+
+
 def test_the_order_given_and_the_choice_by_hand(project):
     file = write_job(project, "target: [prod, gke]\nprefer: order\nresources: {accelerators: ['H100:8', 'A100:8']}")
     submitter = Submitter(watch=False)

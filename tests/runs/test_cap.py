@@ -236,6 +236,18 @@ def test_a_targets_price_is_that_of_its_machines(tmp_path: Path, monkeypatch, ca
     assert "at most 5.04 USD (1 attempt of 1h on 2 nodes)" in shown, "55 minutes, 5 of Slurm's margin, 30 s of KillWait"
 
 
+def test_a_target_may_be_free(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.lab]\nbackend = "slurm"\nfolder = "/shared"\nusd_per_hour = 0\n'
+    )
+    (tmp_path / "job.yaml").write_text("entrypoint: train.py\nlimits: {max_runtime: 55m, max_cost: 1 USD}\n")
+    assert main(["plan", "-t", "lab"]) == 0
+    assert "at most 0.00 USD" in capsys.readouterr().out
+    assert main(["plan", "-t", "lab", "--set", "resources.usd_per_hour=-1"]) == 2
+
+
 @pytest.mark.parametrize("text", ["40", "40 EUR", "-1 USD", "0 USD", "USD", "40 USD more"])
 def test_an_amount_of_money_names_its_currency(text: str):
     with pytest.raises(BadJob, match="40 USD"):

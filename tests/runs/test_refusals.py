@@ -18,12 +18,14 @@ def something_to_package(tmp_path: Path, home: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing to run")
 
 
-TRAINER = {"name": "x", "trainer": True, "processes_per_node": 4}
+DATA = {"dataset": "python-stdlib"}
+TRAINER = {"name": "x", "trainer": True, "processes_per_node": 4, "hyperparameters": DATA}
 
 
 def refused(folder: Path, **changes: object) -> list[str]:
+    given = {"hyperparameters": {**DATA, **changes.pop("hyperparameters", {})}} if changes.get("trainer") else {}
     with pytest.raises(BadJob) as caught:
-        Planner().plan({"source": str(folder), **changes})
+        Planner().plan({"source": str(folder), **changes, **given})
     assert not list(folder.rglob("request.json"))
     return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
 
@@ -71,6 +73,32 @@ def test_what_the_shared_trainer_would_refuse(tmp_path: Path, changes: dict, exp
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "hyperparameters.dataset: there is no --dataset and the job has no input named train"),
+        ({"dataset": "input:texts"}, "hyperparameters.dataset: --dataset input:texts: the job has no input 'texts'"),
+        ({"dataset": "text/*.txt"}, "hyperparameters.dataset: --dataset text/*.txt: the source has no such file"),
+        (
+            {"dataset": "notes.txt", "eval_dataset": "held.jsonl"},
+            "hyperparameters.eval_dataset: --eval_dataset held.jsonl",
+        ),
+    ],
+)
+def test_data_that_is_not_there_is_refused(tmp_path: Path, given: dict, expected: str):
+    with pytest.raises(BadJob) as caught:
+        Planner().plan({**TRAINER, "source": str(tmp_path), "hyperparameters": given})
+    [problem] = caught.value.problems
+    assert f"{problem.path}: {problem.message}".startswith(expected)
+
+
+@pytest.mark.parametrize("dataset", ["notes.txt", "*.txt", "org/name", "/data/all.jsonl", "python-stdlib"])
+def test_data_that_may_be_there_is_not_refused(tmp_path: Path, dataset: str):
+    assert Planner().plan({**TRAINER, "source": str(tmp_path), "hyperparameters": {"dataset": dataset}})
+    made = {**TRAINER, "setup": "python download.py", "hyperparameters": {"dataset": "made-by-setup.jsonl"}}
+    assert Planner().plan({**made, "source": str(tmp_path)}), "set-up commands may bring it"
+
+
+@pytest.mark.parametrize(
     "parallelism",
     [
         {"strategy": "fsdp", "tp_size": 2}, {"cp_size": 2}, {"strategy": "fsdp", "cp_size": 2, "tp_size": 2},
@@ -84,7 +112,7 @@ def test_what_the_shared_trainer_carries(tmp_path: Path, parallelism: dict):
 
 def test_all_of_its_arguments_problems_come_at_once(tmp_path: Path):
     given = {"learnin_rate": 1, "max_steps": "many"}
-    assert [line.partition(":")[0] for line in refused(tmp_path, **TRAINER, hyperparameters=given)] == [
+    assert [line.partition(":")[0] for line in refused(tmp_path, **TRAINER | {"hyperparameters": given})] == [
         "hyperparameters.learnin_rate",
         "hyperparameters.max_steps",
     ]
@@ -145,7 +173,7 @@ def test_a_plan_for_sagemaker_names_what_the_stock_image_lacks(tmp_path: Path):
     target = {"region": "us-east-1", "bucket": "some-bucket", "role": "arn:aws:iam::123456789012:role/r"}
     job = {
         "name": "x", "trainer": True, "source": str(tmp_path), "target": "sagemaker", "options": {"sagemaker": target},
-        "resources": {"instance_type": "ml.g5.12xlarge"}, "processes_per_node": 4,
+        "resources": {"instance_type": "ml.g5.12xlarge"}, "processes_per_node": 4, "hyperparameters": DATA,
     }  # fmt: skip
     plan = Planner().plan(job | {"parallelism": {"strategy": "fsdp"}})
     assert "transformers4.56.2" in plan.request["AlgorithmSpecification"]["TrainingImage"]

@@ -15,7 +15,8 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs.resume import plan_next, send_copy
 from cloudtrain.runs.submit import Submitter
 
-LARGE = {"model": "meta-llama/Llama-3.1-8B", "bf16": True, "block_size": 4096, "per_device_train_batch_size": 1}
+LARGE = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,
+         "per_device_train_batch_size": 1}  # fmt: skip
 TRAINER = {"trainer": True, "hyperparameters": LARGE, "parallelism": {"strategy": "fsdp"}}
 
 

@@ -55,7 +55,8 @@ def test_without_gpus_a_sharded_strategy_is_refused(source: Path, strategy: str)
 
 def test_ddp_and_the_shared_trainer_need_no_gpu(source: Path):
     plan(source, num_nodes=2, parallelism={"strategy": "ddp"}, resources={})
-    plan(source, num_nodes=2, parallelism={"strategy": "fsdp"}, resources={}, entrypoint=None, trainer=True)
+    plan(source, num_nodes=2, parallelism={"strategy": "fsdp"}, resources={}, entrypoint=None, trainer=True,
+         hyperparameters={"dataset": "python-stdlib"})  # fmt: skip
 
 
 @pytest.mark.parametrize("library", ["accelerate", "transformers", "trl", "deepspeed"])

@@ -144,7 +144,9 @@ def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, jo
     several = {"retry": job.retry.model_copy(update={"max_attempts": 3})}
     assert len(notes(**several)) == told
     assert notes() == []  # one attempt
-    assert notes(**several, entrypoint=None, trainer=True) == []  # the shared trainer resumes
+    assert (
+        notes(**several, entrypoint=None, trainer=True, hyperparameters={"dataset": "python-stdlib"}) == []
+    )  # the shared trainer resumes
     assert notes(**several, args=["--resume", "auto"]) == []
 
 
@@ -333,7 +335,13 @@ def test_what_a_script_logs_is_not_read_from_its_lines_too(submitter, job):
 
 
 def test_lines_of_the_shared_trainer_are_for_people(submitter, job):
-    shared = {"name": "mine", "source": job.source, "trainer": True, "metrics": {"mine": r"said ([0-9.]+)"}}
+    shared = {
+        "name": "mine",
+        "source": job.source,
+        "trainer": True,
+        "hyperparameters": {"dataset": "python-stdlib"},
+        "metrics": {"mine": r"said ([0-9.]+)"},
+    }
     run = submitter.submit(shared)
     MemoryBackend.say(newest(run), "held-out loss 5.696 before training", "said 3.5")
     MemoryBackend.finish(newest(run))

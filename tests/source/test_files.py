@@ -261,6 +261,23 @@ def test_cloudtrainignore_rules_out_and_takes_in(tmp_path, repo, rules, there):
 
 
 @pytest.mark.parametrize("repo", [True, False])
+def test_a_report_of_a_run_is_left_out_unless_it_is_taken_in(tmp_path, repo):
+    report, other = "sub/tiny-lm-261125-201003-steq.html", "by-key-k0123456789abcdef.html"
+    plain = {"train.py": "x", "page.html": "x", "a-123.html": "x"}
+    write(tmp_path, {**plain, report: "x", other: "x"})
+    if repo:
+        git(tmp_path, "init", "-q")
+    assert names(tmp_path) == sorted(plain)
+    assert "named as a report of a run" in why(tmp_path, report).sentence
+    (tmp_path / ".cloudtrainignore").write_text(f"!{other}\n")
+    assert names(tmp_path) == sorted([".cloudtrainignore", *plain, other])
+    if repo:
+        (tmp_path / ".cloudtrainignore").unlink()
+        git(tmp_path, "add", "-A")
+        assert report in names(tmp_path), "what git tracks is packaged"
+
+
+@pytest.mark.parametrize("repo", [True, False])
 def test_cloudtrainignore_in_a_folder_holds_below_it(tmp_path, repo):
     root = write(tmp_path / "repo", {"a/x.csv": "", "b/x.csv": "", "a/.cloudtrainignore": "/x.csv\n"})
     if repo:

@@ -118,7 +118,9 @@ def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) 
         return "", [Problem(message, "image", "set image: to one with Python 3.9 or newer")]
     default_image = images.default_image(options.get("region") or "")
     if default_image is None:
-        region = options.get("region") or "no region (options.sagemaker.region)"
+        if not (region := options.get("region")):
+            message = "is missing: the region of Hugging Face's training image is not known"
+            return "", [Problem(message, "image", "set options.sagemaker.region, or image")]
         message = f"is missing: Hugging Face has no training image in {region}"
         return "", [Problem(message, "image", "name one")]
     return default_image, []

@@ -49,8 +49,15 @@ def _print_candidates(plan: Plan) -> None:
         rows.append((*texts, took, *(usd if row["why_not"] == "" else ("", "")), str(row["why_not"])))
     terminal.print_lines("")
     terminal.print_table(head, rows, right=("USD an hour", "USD in all"), spare=("backend",))
-    longest = f"one attempt of {plan.job['limits']['max_runtime']} (limits.max_runtime)"
-    terminal.print_lines(f"USD in all: {'the forecast' if plan.candidates[0]['of'] == 'forecast' else longest}")
+    limits, prefer = plan.job["limits"], plan.job.get("prefer", "cost")
+    order = {"time": "fastest first", "order": "as written"}.get(prefer, "cheapest first") + f" (prefer: {prefer})"
+    whole = f"one attempt of {limits['max_runtime']} (limits.max_runtime)"
+    if plan.candidates[0]["of"] == "forecast":
+        whole = "the forecast"
+    if limits.get("max_cost"):
+        order += ", which limits.max_cost does not change"
+        whole += f", but not more than {limits['max_cost']} (limits.max_cost)"
+    terminal.print_lines(f"order: {order}", f"USD in all: {whole}")
 
 
 def print_submitted(run: Run, action: str) -> None:

@@ -192,7 +192,8 @@ class Sync:
             if not problem:
                 problem = self._await_parts(succeeded)
                 if not problem:
-                    self._log.say(f"output: {len(self._stored)} files are at {self._store.uri}")
+                    count = len(self._stored)
+                    self._log.say(f"output: {count} file{' is' if count == 1 else 's are'} at {self._store.uri}")
                 return problem
             if self.replaced:
                 break

@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import Unsupported
 
 STDLIB = "python-stdlib"
+NO_DATASET = "there is no --dataset and the job has no input named train"
 _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
     "site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "encodings", "pydoc_data",
 }  # fmt: skip
@@ -128,7 +129,7 @@ def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool 
         above = Path(os.path.commonpath([os.path.dirname(match) or "." for match in matches]))
         for match in matches:
             yield from _of_file(Path(match), above, columns)
-    elif path == name and not glob.has_magic(name) and _like_hub_name(name):
+    elif path == name and not glob.has_magic(name) and like_hub_name(name):
         yield from _of_hub(name, columns, lazily)
     else:
         raise Unsupported(f"the dataset {name} does not exist below {os.getcwd()}")
@@ -218,7 +219,8 @@ def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) ->
         yield Document(f"{key}#{number}", _holder(str(text)), label)
 
 
-def _like_hub_name(name: str) -> bool:
+def like_hub_name(name: str) -> bool:
+    """Return whether a name can be one of the hub: at most one slash, and no ending of a text file."""
     parts = name.split("/")
     return len(parts) <= 2 and all(parts) and not name.startswith((".", "~")) and Path(name).suffix.lower() not in (
         _ROWS | {".txt", ".py", ".md"}

@@ -21,7 +21,7 @@ from ..errors import Unsupported
 from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
-from .documents import Columns, Document, hold_out, load, stream, take
+from .documents import NO_DATASET, Columns, Document, hold_out, load, stream, take
 from .samples import Blocks, Rows, padded
 from .stream import Texts
 from .tasks import Task
@@ -186,7 +186,7 @@ def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], 
     columns = Columns(text, label, turns, arguments.dataset_config, arguments.dataset_split, together)
     names = arguments.dataset or (["input:train"] if "train" in inputs else [])
     if not names:
-        raise Unsupported("there is no --dataset and the job has no input named train")
+        raise Unsupported(NO_DATASET)
     return names, arguments.eval_dataset or (["input:validation"] if "validation" in inputs else []), columns
 
 

@@ -1,0 +1,34 @@
+"""Compare the number of nodes in a command of torchrun or accelerate launch with the job's."""
+
+from __future__ import annotations
+
+import re
+
+_COMMAND = re.compile(r"(?<![\w./-])(torchrun|torch\.distributed\.run|accelerate launch)(?![\w-])((?:\\\n|[^\n;&|])*)")
+_OPTIONS = {"accelerate launch": "--num_machines"}
+
+
+def nodes_note(command: str, nodes: int) -> str:
+    """Return a note where a launcher in a command expects other nodes than the job has; "" where it does not.
+
+    Args:
+        command: text of a shell, or a command's words joined by spaces.
+        nodes: of the job.
+    """
+    for launcher, words in _COMMAND.findall(command):
+        option = _OPTIONS.get(launcher, "--nnodes")
+        if launcher == "accelerate launch" and "--config_file" in words:
+            continue  # the file may have it
+        found = re.search(rf"{option.replace('_', '[-_]')}[=\s]+[\"']?([^\s\"']+)", words)
+        if found is None and nodes > 1:
+            return (
+                f"{launcher} without {option}: each of the {nodes} nodes trains by itself. Give it the addresses"
+                " ($CLOUDTRAIN_NUM_NODES, $CLOUDTRAIN_NODE_RANK, $MASTER_ADDR), or name the script alone"
+            )
+        number = re.fullmatch(r"(?:(\d+):)?(\d+)", found[1]) if found else None
+        if number and not int(number[1] or number[2]) <= nodes <= int(number[2]):
+            return (
+                f"{launcher} {option} {found[1] if found else ''} waits for other nodes than num_nodes, {nodes}:"
+                f" write {option} $CLOUDTRAIN_NUM_NODES, or change num_nodes"
+            )
+    return ""

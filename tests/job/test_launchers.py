@@ -1,0 +1,47 @@
+"""A launcher in a command that expects other nodes than the job has."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.job.estimator_call import convert
+from cloudtrain.job.launchers import nodes_note
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "part"),
+    [
+        ("torchrun --nnodes 4 train.py", 2, "--nnodes 4 waits for other nodes than num_nodes, 2"),
+        ("torchrun --nnodes=4 train.py", 1, "--nnodes 4 waits"),
+        ("python -m torch.distributed.run --nnodes 4 train.py", 2, "torch.distributed.run --nnodes 4 waits"),
+        ("torchrun --nnodes 1:2 train.py", 4, "--nnodes 1:2 waits"),
+        ("cd x && torchrun \\\n  --nnodes 4 train.py", 2, "--nnodes 4 waits"),
+        ("torchrun train.py", 2, "each of the 2 nodes trains by itself"),
+        ("accelerate launch --num_machines 4 train.py", 2, "--num_machines 4 waits"),
+        ("accelerate launch --num-machines 4 train.py", 2, "--num_machines 4 waits"),
+    ],
+)
+def test_other_nodes(command: str, nodes: int, part: str):
+    assert part in nodes_note(command, nodes)
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes"),
+    [
+        ("torchrun --nnodes 2 train.py", 2),
+        ("torchrun --nnodes 1:4 train.py", 2),
+        ("torchrun --nnodes $CLOUDTRAIN_NUM_NODES train.py", 2),
+        ("torchrun --nproc-per-node 8 train.py", 1),
+        ("accelerate launch --config_file fsdp.yaml train.py", 2),
+        ("python train.py --launcher torchrun-like", 2),
+        ("pip install torchrun-x; python train.py", 2),
+    ],
+)
+def test_the_same_nodes(command: str, nodes: int):
+    assert nodes_note(command, nodes) == ""
+
+
+def test_a_converted_call_says_it():
+    source = 'SourceCode(source_dir=".", command="torchrun --nnodes 4 train.py")'
+    _, notes = convert(f"ModelTrainer(source_code={source}, compute=Compute(instance_count=2))")
+    assert any(note.startswith("run: torchrun --nnodes 4 waits") for note in notes)
