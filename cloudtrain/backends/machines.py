@@ -24,9 +24,8 @@ TABLES = ("sagemaker", "vertex")
 # Accelerators that neither table has: NVIDIA's data center products, AMD's and Google's, as of 2026-11.
 OTHERS = {
     "A2", "A10", "A16", "A30", "A40", "A800", "B200", "B300", "GB200", "GB300", "GH200", "H20", "H100-NVL", "H200-NVL", "H800",
-    "L2", "L20", "L40", "P40", "M60", "A4000", "A5000", "A6000", "MI100", "MI210", "MI250", "MI250X", "MI300A", "MI300X", "MI325X",
-    "MI350X", "MI355X",
-    "6000", "8000",
+    "L2", "L20", "L40", "P40", "M60", "A4000", "A5000", "A6000", "6000", "8000",
+    "MI100", "MI210", "MI250", "MI250X", "MI300A", "MI300X", "MI325X", "MI350X", "MI355X",
 }  # fmt: skip
 # The minimum for a job without an accelerator that requests no cores or memory: torch and a small model need this.
 SMALLEST_CPUS, SMALLEST_MEMORY_GB = 4, 16.0
