@@ -57,7 +57,7 @@ def missing_data(arguments: Any, inputs: Collection[str], source: Path | None) -
                 except Unsupported as error:
                     yield f"--{option} {name}: {error}"
             elif source is not None and not _may_exist(name, source):
-                yield f"--{option} {name}: the source has no such file or folder, and it is no name of a hub dataset"
+                yield f"--{option} {name}: no such file or folder in the source, and not the name of a hub dataset"
 
 
 def _may_exist(name: str, source: Path) -> bool:
