@@ -77,7 +77,10 @@ def test_what_the_shared_trainer_would_refuse(tmp_path: Path, changes: dict, exp
     [
         ({}, "hyperparameters.dataset: there is no --dataset and the job has no input named train"),
         ({"dataset": "input:texts"}, "hyperparameters.dataset: --dataset input:texts: the job has no input 'texts'"),
-        ({"dataset": "text/*.txt"}, "hyperparameters.dataset: --dataset text/*.txt: no such file or folder in the source"),
+        (
+            {"dataset": "text/*.txt"},
+            "hyperparameters.dataset: --dataset text/*.txt: no such file or folder in the source",
+        ),
         (
             {"dataset": "notes.txt", "eval_dataset": "held.jsonl"},
             "hyperparameters.eval_dataset: --eval_dataset held.jsonl",
