@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.cli.view import follow, options, runs, terminal
 from cloudtrain.errors import CloudtrainError, UnknownRun
-
-if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
 
 
 @options.command()
@@ -26,12 +22,15 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
     background watcher (a cloudtrain process on this computer) cancels the run later. A run that has already ended does not
     change. A run that waits for a cancelled run (key `after`) is cancelled too; on a terminal you are asked first.
     """
+    from cloudtrain.runs import chain
+
     if key is not None:
         run_ids = (*run_ids, _of_key(key))
     if not run_ids:
         raise click.UsageError("name a run, or --key")
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
-    if waiting := _waiting([run for run in runs_to_cancel if not run.record.status.state.final]):
+    live = [run.run_id for run in runs_to_cancel if not run.record.status.state.final]
+    if waiting := chain.waiting(runs.open_history(), live):
         sentence = f"{', '.join(waiting)} would be cancelled too, because they wait for runs that you cancel"
         if sys.stdin.isatty() and sys.stderr.isatty():
             terminal.confirmer(yes=yes, as_json=as_json, verb="cancel", done="cancelled")(sentence)
@@ -64,15 +63,3 @@ def _of_key(key: str) -> str:
     if not found:
         raise UnknownRun(f"no run here has the key {key}", "cloudtrain ls lists runs")
     return found[0]
-
-
-def _waiting(ended: list[Run]) -> list[str]:
-    """Return the runs that wait for some runs, and those that wait for them in turn."""
-    store, known = runs.open_history(), {run.run_id: False for run in ended}
-    queue = list(known)
-    for run_id in queue:
-        for record in store.dependents(run_id):
-            if record.run_id not in known and not record.status.state.final:
-                known[record.run_id] = True
-                queue.append(record.run_id)
-    return [run_id for run_id, waits in known.items() if waits]

@@ -138,8 +138,12 @@ def _lacking(run: Run) -> str:
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:
+    from cloudtrain.runs import chain
+
     if attempt.status.state.final:
         return "refused"
+    if chain.is_held(attempt):
+        return "not sent yet"
     if attempt.unanswered_since is None:
         return "not accepted yet"
     return f"unknown since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"

@@ -13,8 +13,10 @@ from urllib.parse import quote
 
 from cloudtrain.console import text, widgets
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.events import State
 from cloudtrain.history import table
 from cloudtrain.history.columns import find_column, format_cell
+from cloudtrain.history.records import RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.job.units import format_number
@@ -27,7 +29,7 @@ LONGEST_CSV = 10_000  # runs
 WIDE = "ct-wide"  # not shown on a narrow screen
 USUAL = ("created", "took", "loss", "target")  # columns of a list without chosen ones
 _HIDDEN = ("title", "star", "tags")  # drawn in the column of the run
-Cell = tuple[str, str, str, str, tuple[str, ...]]
+Cell = tuple[str, str, str, str, tuple[str, ...], str]
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,16 @@ def read(store: Store, query: Query, offset: int) -> Shown:
         title = ("★ " if values["star"] else "") + text.clean(values["title"] or record.run_id, 120)
         tags = tuple(text.clean(tag, 60) for tag in json.loads(values["tags"] or "[]"))
         cells: list[Cell] = [
-            ("", title, run_link(record.run_id), "", tags),
-            ("", record.status.state.value, "", widgets.state_class(record.status.state) or "ct-other", ()),
-            *((_look(name, bool(query.names)), _text(name, values[name]), "", "", ()) for name in shown),
+            ("", title, run_link(record.run_id), "", tags, ""),
+            (
+                "",
+                record.status.state.value,
+                "",
+                widgets.state_class(record.status.state) or "ct-other",
+                (),
+                _reason(record),
+            ),
+            *((_look(name, bool(query.names)), _text(name, values[name]), "", "", (), "") for name in shown),
         ]
         lines.append(Line(record.run_id, record.run_id, tuple(cells)))
     heads = [
@@ -96,6 +105,11 @@ def read(store: Store, query: Query, offset: int) -> Shown:
     ]  # fmt: skip
     live = any(not row.record.status.state.final for row in rows)
     return Shown(tuple(heads), tuple(lines), total, _outages(store, rows), live)
+
+
+def _reason(record: RunRecord) -> str:
+    """Return why a run has not started yet, "" where it has."""
+    return text.clean(record.status.reason or "", 160) if record.status.state is State.QUEUED else ""
 
 
 def _groups(store: Store, query: Query) -> Shown:
@@ -111,8 +125,8 @@ def _groups(store: Store, query: Query) -> Shown:
             for column, of in zip(query.names, group.values, strict=True)
         ]
         look = "ct-number"
-        cells = [("", name, link, "", ()), (look, f"{group.count:,}", "", "", ())]
-        lines.append(Line(str(number), None, (*cells, *((look, value, "", "", ()) for value in values))))
+        cells = [("", name, link, "", (), ""), (look, f"{group.count:,}", "", "", (), "")]
+        lines.append(Line(str(number), None, (*cells, *((look, value, "", "", (), "") for value in values))))
     means = (Head(f"{name}: mean (min to max)", "ct-number") for name in query.names)
     heads = (Head(query.group), Head("runs", "ct-number"), *means)
     return Shown(heads, tuple(lines), sum(group.count for group in groups))

@@ -1,5 +1,5 @@
 // A table of runs or of groups of them. Heads: [text, look, column to sort by or "", "ascending" | "descending" | "none"].
-// Rows: [key, name of its box or "", chosen, cells]; a cell: [look, text, link or "", look of a state or "", tags].
+// Rows: [key, name of its box or "", chosen, cells]; a cell: [look, text, link or "", look of a state or "", tags, note or ""].
 import { h } from "vue";
 
 const ARROWS = { ascending: " ↑", descending: " ↓", none: "" };
@@ -13,9 +13,10 @@ export default {
       const button = () => h("button", { class: "ct-sort", type: "button", onClick: sort }, words + ARROWS[sorted]);
       return h("th", { scope: "col", class: look, "aria-sort": column ? sorted : undefined }, column ? [button()] : words);
     };
-    const cell = ([look, words, link, state, tags]) => {
+    const cell = ([look, words, link, state, tags, note]) => {
       const shown = link ? h("a", { href: link }, words) : state ? h("span", { class: `ct-state ${state}` }, words) : words;
-      return h("td", { class: look }, tags ? [shown, ...tags.map((tag) => h("span", { class: "ct-tag" }, tag))] : [shown]);
+      const marks = (tags || []).map((tag) => h("span", { class: "ct-tag" }, tag));
+      return h("td", { class: look }, [shown, ...marks, ...(note ? [h("div", { class: "ct-note" }, note)] : [])]);
     };
     const row = ([key, box, chosen, cells]) => {
       const choose = (event) => this.$emit("choose", [key, event.target.checked]);

@@ -14,6 +14,7 @@ from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cloudtrain.backends.plan import Plan
@@ -56,6 +57,18 @@ def waits_for(store: Store, plan: Plan) -> str:
     }
     open_runs = [f"{run_id} ({state or 'removed'})" for run_id, state in states.items() if state is not State.SUCCEEDED]
     return f"waits for {', '.join(open_runs)}" if open_runs else ""
+
+
+def waiting(store: Store, run_ids: Sequence[str]) -> list[str]:
+    """Return the live runs that wait for some runs, and those that wait for them in turn."""
+    known = dict.fromkeys(run_ids, False)
+    queue = list(known)
+    for run_id in queue:
+        for record in store.dependents(run_id):
+            if record.run_id not in known and not record.status.state.final:
+                known[record.run_id] = True
+                queue.append(record.run_id)
+    return [run_id for run_id, waits in known.items() if waits]
 
 
 def is_held(attempt: AttemptRecord) -> bool:

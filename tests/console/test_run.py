@@ -185,6 +185,37 @@ def test_a_run_that_waits_shows_why_and_since_when(console, page, seemly, tmp_pa
     seemly(page)
 
 
+def test_a_chain_is_shown_linked_and_cancelled_as_a_whole(console, page, seemly, picture, tmp_path):
+    first = submit(console, tmp_path / "chain", "import time\ntime.sleep(600)\n", name="pretrain")
+    second = submit(console, tmp_path / "chain", "print(1)\n", name="tune", after=[first.run_id])
+    third = submit(console, tmp_path / "chain", "print(2)\n", name="rate", after=[second.run_id])
+    page.goto(console.root)
+    row = page.locator("tbody tr").filter(has=page.get_by_role("link", name=second.run_id))
+    expect(row).to_contain_text(f"waits for {first.run_id}")
+    picture(page, "console-chain")
+    seemly(page)
+    page.goto(f"{console.root}/runs/{second.run_id}")
+    facts = page.get_by_role("region", name="Run", exact=True)
+    expect(facts.get_by_role("link", name=third.run_id)).to_be_visible()
+    expect(page.get_by_role("region", name="Status", exact=True)).to_contain_text(f"waits for {first.run_id}")
+    picture(page, "console-chain-run")
+    seemly(page)
+    facts.get_by_role("link", name=first.run_id).click()
+    expect(page.locator("main h1")).to_have_text(first.run_id)
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Runs that wait for it will be cancelled too:")
+    expect(dialog).to_contain_text(second.run_id)
+    expect(dialog).to_contain_text(third.run_id)
+    dialog.get_by_role("button", name="Cancel the run").click()
+    for run in (first, second, third):
+        run.wait(240)
+        assert run.record.status.state is State.CANCELLED, run.record.status
+    assert second.record.status.reason == f"skipped: {first.run_id} was cancelled"
+    page.goto(f"{console.root}/runs/{third.run_id}")
+    expect(page.get_by_role("region", name="How it ended")).to_contain_text(f"skipped: {second.run_id} was cancelled")
+
+
 def test_the_log_is_searched_and_filtered(console, page, hostile):
     page.goto(f"{console.root}/runs/{hostile.run_id}")
     lines = page.locator(".ct-log .ct-line")

@@ -106,12 +106,15 @@ def shown_json(run: Run) -> dict[str, Any]:
     }
 
 
+REMOVED = "removed"  # instead of the state of a run that is no longer in the history
+
+
 def chain_rows(run: Run) -> list[tuple[str, str]]:
     """Return the runs that a run waits for, and those that wait for it, with their states."""
     before = [run.store.get(run_id) or run_id for run_id in run.record.job.get("after") or ()]
     rows = {"after": before, "before": run.store.dependents(run.run_id)}
     return [
-        (word if not at else "", one if isinstance(one, str) else f"{one.run_id} {one.status.state}")
+        (word if not at else "", f"{one} {REMOVED}" if isinstance(one, str) else f"{one.run_id} {one.status.state}")
         for word, records in rows.items()
         for at, one in enumerate(records)
     ]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from cloudtrain.cli.view import runs, summary, timeline, why
 from cloudtrain.console import history, text, widgets
+from cloudtrain.console.runrows import run_link
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job.units import format_size
@@ -33,6 +34,7 @@ class RunDetails:
     ]  # (created, started, ended) of each attempt, as fractions of the run's time
     events: tuple[str, ...]
     cancelling: bool
+    chain: tuple[tuple[str, str], ...]  # label, and the id and state of a run before or after this one
 
 
 def read_details(run: Run) -> RunDetails:
@@ -69,7 +71,6 @@ def read_details(run: Run) -> RunDetails:
         ("spent", spend.describe_run(attempts, run.store.home)),
         ("cap", spend.describe_cap(attempts, run.store.home)),
         ("billed", summary.describe_billing(attempts)),
-        *runs.chain_rows(run),
         ("page", status.url or ""),
     )
     return RunDetails(
@@ -82,6 +83,7 @@ def read_details(run: Run) -> RunDetails:
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
         tuple(timeline.event_lines(run, begin))[-MAX_EVENTS:],
         record.cancel_requested,
+        tuple(runs.chain_rows(run)),
     )
 
 
@@ -122,7 +124,7 @@ class Overview:
         self._open_line = open_line
         self._on_change = on_change
         self._drawn_state: object = None
-        self._drawn_facts: tuple[tuple[str, str], ...] = ()
+        self._drawn_facts: object = None
         self._opened: bool | None = None  # whether the user opened the events
 
     async def show(self) -> None:
@@ -137,8 +139,8 @@ class Overview:
         details = await history.current().query_run(self._run_id, read_details)
         state = (details.status, details.verdict, details.attempts, len(details.events), details.cancelling)
         if state == self._drawn_state:
-            if details.facts != self._drawn_facts:  # elapsed, step, ETA and cost, each second
-                self._draw_facts(details.facts)
+            if (details.facts, details.chain) != self._drawn_facts:  # elapsed, step, ETA and cost, each second
+                self._draw_facts(details)
             return
         self._drawn_state = state
         self._on_change(details)
@@ -160,7 +162,7 @@ class Overview:
         with ui.element("div").classes("ct-two ct-facts"):
             with widgets.card("Run"):
                 self._facts_area = ui.element("div")
-            self._draw_facts(details.facts)
+            self._draw_facts(details)
             with widgets.card("Timeline"):
                 moved = len({row[4] for row in details.attempts}) > 1
                 priced = bool(details.costs)
@@ -179,11 +181,11 @@ class Overview:
                     with widgets.collapsible(f"{len(details.events)} events", opened=opened, on_toggle=self._toggled):
                         widgets.preformatted("\n".join(line.strip() for line in details.events), name="Events")
 
-    def _draw_facts(self, facts: tuple[tuple[str, str], ...]) -> None:
-        self._drawn_facts = facts
+    def _draw_facts(self, details: RunDetails) -> None:
+        self._drawn_facts = details.facts, details.chain
         self._facts_area.clear()
         with self._facts_area:
-            widgets.pairs(facts)
+            widgets.pairs([*details.facts, *((label, _chained(one)) for label, one in details.chain)])
 
     def _toggled(self, opened: bool) -> None:
         self._opened = opened
@@ -198,6 +200,23 @@ _VERDICT = {
     "at": "raised at",
     "try": "try",
 }
+
+
+def _chained(one: str) -> Callable[[], None]:
+    """Return a function that draws a run before or after this one, as a link with its state."""
+    from nicegui import ui
+
+    run_id, _, state = one.partition(" ")
+
+    def draw() -> None:
+        with ui.element("div").classes("ct-row"):
+            if state == runs.REMOVED:
+                ui.label(text.clean(one))
+                return
+            ui.link(text.clean(run_id), run_link(run_id))
+            _state(state)()
+
+    return draw
 
 
 def _state(name: str) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from cloudtrain.console.polling import poll
 from cloudtrain.console.routes import PAGES
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
+from cloudtrain.runs import chain
 from cloudtrain.runs.run import Run
 
 
@@ -121,8 +122,15 @@ async def _download_report(run_id: str) -> None:
 async def _cancel(run_id: str) -> None:
     from nicegui import ui
 
+    try:
+        waiting = await history.current().query(lambda store: chain.waiting(store, [run_id]))
+    except CloudtrainError as error:
+        shell.notify_error(error)
+        return
     with ui.dialog().props('aria-label="Cancel the run"') as dialog, ui.card():
         ui.label(f"Cancel {text.clean(run_id)}? This stops all its processes.")
+        if waiting:
+            ui.label(f"Runs that wait for it will be cancelled too: {text.clean(', '.join(waiting), 500)}")
         with ui.element("div").classes("ct-row"):
             widgets.button("Cancel the run", lambda: dialog.submit(True), "ct-danger")
             widgets.button("Keep it running", lambda: dialog.submit(False))
