@@ -190,7 +190,7 @@ def _key_of(whole: dict[str, Any], name: str) -> str:
 
 
 def _table(part: dict[str, Any], whole: dict[str, Any]) -> Iterator[str]:
-    yield "| key | type | default | |"
+    yield "| key | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     required = part.get("required", ())
     for key, value in part["properties"].items():

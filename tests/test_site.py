@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudtrain
 from cloudtrain.cli import COMMANDS
@@ -39,8 +42,22 @@ def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):
     ]
     assert not fetched
     assert not list((tmp_path / "site").rglob("*.py"))
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    found = words_of(index)
+    assert [word for word in ASKED if not words_of({**index, "docs": [{"title": word, "text": ""}]}) <= found] == []
     python = (tmp_path / "site" / "python" / "index.html").read_text()
     assert [name for name in EXPORTED if f'id="cloudtrain.{name}"' not in python] == []
+
+
+# What readers typed into the search.
+ASKED = ["kill -9", "SIGKILL", "OOM", "stuck", "deadlock", "max_cost", "out of memory", "137", "preempted", "interrupted"]
+
+
+def words_of(index: dict[str, Any]) -> set[str]:
+    """Return the words of a search index of user pages, cut as its own configuration says."""
+    user_pages = [each for each in index["docs"] if "evidence" not in each.get("location", "")]
+    text = " ".join(f"{each['title']} {re.sub('<[^>]+>', ' ', each['text'])}" for each in user_pages)
+    return {word.lower() for word in re.split(index["config"]["separator"], html.unescape(text)) if word}
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
