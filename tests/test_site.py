@@ -50,7 +50,18 @@ def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):
 
 
 # What readers typed into the search.
-ASKED = ["kill -9", "SIGKILL", "OOM", "stuck", "deadlock", "max_cost", "out of memory", "137", "preempted", "interrupted"]
+ASKED = [
+    "kill -9",
+    "SIGKILL",
+    "OOM",
+    "stuck",
+    "deadlock",
+    "max_cost",
+    "out of memory",
+    "137",
+    "preempted",
+    "interrupted",
+]
 
 
 def words_of(index: dict[str, Any]) -> set[str]:
