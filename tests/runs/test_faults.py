@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S, processes_of, wait_for
+from tests.runs.test_watch_all import watchers
 
 pytestmark = pytest.mark.usefixtures("census")
 CLOUDTRAIN = [sys.executable, "-m", "cloudtrain.cli"]
@@ -123,6 +125,33 @@ def test_killed_watcher_and_nobody_waiting(home, project, tmp_path):
     wait_for(lambda: (node(run) / "status.json").read_text().count("SUCCEEDED"), "the end")
     shown = subprocess.run([*CLOUDTRAIN, "show", "--json"], capture_output=True, text=True, check=True, timeout=WAIT_S)
     assert json.loads(shown.stdout)["state"] == "SUCCEEDED", "a reader takes over"
+
+
+def test_a_chain_whose_submitter_and_watchers_are_killed_runs_once(home, project, tmp_path):
+    """One watcher while the first run trains, one when it has just ended, one while the second run is begun."""
+    assert finish(start(project, "gated.py", "--", str(tmp_path / "gate")))[0] == 0
+    first = the_run(home)
+    (project / "once.py").write_text("open(__import__('sys').argv[1], 'a').write('ran\\n')\n")
+    command = start(project, "once.py", "--after", first.run_id, "--wait", "--", str(tmp_path / "ran"))
+    store = first.store
+    second = wait_for(lambda: next((run for run in store.runs() if run.run_id != first.run_id), None), "the held run")
+    command.kill()
+    command.communicate()
+    assert store.get(second.run_id).status.state is State.QUEUED and not (tmp_path / "ran").exists()
+    killed = {watcher_of(home, first)}
+    os.kill(next(iter(killed)), signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    wait_for(lambda: (node(first) / "status.json").read_text().count("SUCCEEDED"), "the end of the first run")
+    for _ in range(3):  # `ls` starts another watcher
+        subprocess.run([*CLOUDTRAIN, "ls"], capture_output=True, check=True, timeout=WAIT_S)
+        for pid in set(watchers(home)) - killed:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    assert len(killed) > 1
+    waited = subprocess.run([*CLOUDTRAIN, "wait", second.run_id], capture_output=True, text=True, timeout=WAIT_S)
+    assert waited.returncode == 0, waited.stdout + waited.stderr
+    assert (tmp_path / "ran").read_text() == "ran\n" and len(store.attempts(second.run_id)) == 1
 
 
 def test_killed_supervisor(home, project):
