@@ -37,6 +37,7 @@ SLOW = (
     "backends/slurm/test_backend.py",
     "backends/slurm/test_ends.py",
     "backends/slurm/test_evaluation.py",
+    "backends/slurm/test_inside.py",
     "backends/slurm/test_followed.py",
     "backends/slurm/test_laws.py",
     "backends/slurm/test_login.py",

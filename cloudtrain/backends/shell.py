@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cloudtrain.errors import BackendError
 
 CALL_S = 120.0  # for a program that is run to its end
+OWN = "cloudtrain: "  # how a line of cloudtrain.nodes.inside begins
 SSH_FAILED = 255  # ssh's own exit code; a command may have the same
 
 # (standard input or -1, standard output, standard error, terminal) -> the program's exit code; blocking
@@ -44,6 +45,12 @@ class Shell:
         return (
             f"ssh exited with {code}: the connection to {self.host} was lost, or the command itself exited with {code}"
         )
+
+    def failure(self, code: int, errors: bytes) -> str:
+        """Return why a program of cloudtrain.nodes.inside has failed: its own words, which srun follows with others."""
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        own = [line.removeprefix(OWN) for line in lines if line.startswith(OWN)]
+        return (own or lines or [self.explain(code) or f"exit code {code}"])[-1]
 
 
 class Completed(NamedTuple):

@@ -98,7 +98,4 @@ class Forward:
 
     def _check(self, program: Shell, code: int, errors: bytes) -> None:
         if code > 0:
-            lines = errors.decode("utf-8", "replace").strip().splitlines()
-            self._complain(
-                lines[-1].removeprefix("cloudtrain: ") if lines else program.explain(code) or f"exit code {code}"
-            )
+            self._complain(program.failure(code, errors))

@@ -133,16 +133,7 @@ class Inside:
                 continue  # a banner of the machine's
             if isinstance(row, dict) and "rank" in row:
                 rows.append(row)
-        lines = done.err.decode("utf-8", "replace").strip().splitlines()
-        why = (
-            (
-                lines[-1].removeprefix("cloudtrain: ")
-                if lines
-                else program.explain(done.code) or f"exit code {done.code}"
-            )
-            if done.code
-            else ""
-        )
+        why = program.failure(done.code, done.err) if done.code else ""
         return rows, why
 
 
