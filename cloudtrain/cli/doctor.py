@@ -77,6 +77,7 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
     for name in names or ["local"]:
         all_findings += _check_target(name, {})
         all_findings += _check_job(job, name) if job else ()
+    all_findings = list(dict.fromkeys(all_findings))  # several checks may end at the same missing login
     problems = [finding for finding in all_findings if finding.ok is False]
     if as_json:
         terminal.print_json([finding.to_dict() for finding in all_findings], indent=2)
