@@ -30,7 +30,7 @@ def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
     from cloudtrain.runs.attach import attach
 
     if again and not everything:
-        raise click.UsageError("--again goes with --all")
+        raise click.UsageError("--again works only together with --all")
     if everything:
         return _attach_all(uri, again, as_json)
     run = attach(uri, runs.open_history().home)

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 @options.run_named
 @click.option("--data", metavar="FILE", help="Texts, conversations or labelled texts: txt, jsonl, csv, parquet.")
 @click.option("--tasks", metavar="NAME[,NAME]", multiple=True, help="Tasks of lm-evaluation-harness; may be repeated.")
-@click.option("--include-path", metavar="DIR", help="A folder with YAML files of tasks. It goes with the job.")
+@click.option(
+    "--include-path", metavar="DIR", help="A folder with YAML files of your own tasks. It is uploaded with the job."
+)
 @click.option(
     "--prompt", "prompts", metavar="TEXT", multiple=True, help="Let the model continue a text; may be repeated."
 )
 @click.option("--every-checkpoint", is_flag=True, help="Evaluate the run's checkpoints too, each at its step.")
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(1), help="The first N samples, and documents of a task, only."
+    "--limit", metavar="N", type=click.IntRange(1), help="Use only the first N samples of the data and of each task."
 )
 @options.target_option
 @options.sets_option

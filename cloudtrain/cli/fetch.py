@@ -72,7 +72,7 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
             "  docs/scripts.md: pass `--output_dir {model_dir}` to the script, or set `keep: [out]` for other folders"
         )
     elif not status.state.final:
-        terminal.note(f"{run.run_id} is still {status.state}: this is what there was")
+        terminal.note(f"{run.run_id} is still {status.state}: only files that exist so far were copied")
     return int(nothing and status.state.final)
 
 

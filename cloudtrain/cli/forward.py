@@ -35,7 +35,7 @@ def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json
     program = inside.connection(place, port)
     if not program.argv and program.stream is None:
         raise BadRequest(
-            f"{inside.run.run_id} runs on {inside.backend.name}, where only a person's shell leads to a node",
+            f"{inside.run.run_id} runs on {inside.backend.name}, where cloudtrain cannot forward ports",
             describe(program),
         )
 
@@ -64,5 +64,5 @@ def _parse_ports(text: str) -> tuple[int, int]:
     there, _, here = text.partition(":")
     numbers = [int(word) if word.isascii() and word.isdigit() else -1 for word in (there, here or there)]
     if not 0 < numbers[0] < 1 << 16 or not 0 <= numbers[1] < 1 << 16:
-        raise BadRequest(f"{text!r} names no port", "PORT or PORT:LOCAL, as in 6006 or 8888:0")
+        raise BadRequest(f"{text!r} is not a port", "write PORT or PORT:LOCAL, as in 6006 or 8888:0")
     return numbers[0], numbers[1]

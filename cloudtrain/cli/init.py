@@ -121,7 +121,7 @@ def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, for
     root = next((up for up in (Path.cwd(), *Path.cwd().parents) if (up / ".git").exists()), Path.cwd())
     path = root / ci.PATHS[system]
     if os.path.lexists(path) and not force:
-        raise BadRequest(f"{path} is there already", "write over it with --force")
+        raise BadRequest(f"{path} already exists", "overwrite it with --force")
     name = os.path.relpath(job.absolute(), root)
     if not re.fullmatch(r"[\w./-]+", name) or name.startswith(("..", "-")):
         raise BadRequest(

@@ -81,7 +81,9 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
         return documents, said
     policies, notes = find.find(Path.cwd(), home)
     if not policies:
-        raise BadRequest("no policy is in force here", "write policy.toml, or leave --policy out")
+        raise BadRequest(
+            "no policy.toml applies on this machine", "write a policy.toml, or run the command without --policy"
+        )
     more, cannot = enforce.build(policies, name, backend)
     return documents | more, said + notes + cannot
 

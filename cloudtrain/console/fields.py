@@ -95,8 +95,8 @@ _LABELS = {
     "limits.max_wait": "Maximum wait for machines", "env": "Environment variables", "source": "Folder or git address",
     "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank (RANK, WORLD_SIZE)",
     "sm_env": "SageMaker's variables", "aip_env": "Vertex AI's variables",
-    "allow_secrets": "May hold credentials",
-    "allow_large": "May be of any size", "allow_pointers": "May be Git-LFS pointers",
+    "allow_secrets": "Files that may contain credentials",
+    "allow_large": "Files of any size", "allow_pointers": "Files that may be Git-LFS pointers",
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def content(url: str, most: int) -> bytes:
         if len(found) > most:
             raise BackendError(f"{url} is longer than {most >> 10} KiB")
         if answer.response.length:
-            raise Unreachable(f"{url} broke off after {len(found)} bytes", "try again")
+            raise Unreachable(f"{url} was cut off after {len(found)} bytes", "try again")
         return found
 
 

@@ -103,7 +103,7 @@ def _asked(job: Job, nodes: int, per_node: int) -> tuple[Training, int]:
         raise BadJob(job.located([Problem(sentence, "hyperparameters") for sentence in wrong]))
     found = training.of_job(job, {}, nodes * per_node, nodes)
     if isinstance(found, str) or found is None:
-        raise _refused(job, found or "it works with the shared trainer only", "write the strategy")
+        raise _refused(job, found or "auto works with the shared trainer only", "write the strategy")
     gpu = job.resources.accelerator
     most = devices.size_bytes(gpu) if gpu else (job.resources.memory_bytes or 0) // per_node
     if not most:
@@ -185,7 +185,7 @@ def _out(layouts: list[Layout], most: int) -> Iterator[str]:
     """Yield why the plainest layout is out, where it needs more than there is."""
     plain = next((layout for layout in layouts if layout.parallelism["strategy"] in ("none", "ddp")), layouts[0])
     if plain.high > most:
-        yield f"out: {plain.described}; needs {_gib(plain)} GiB"
+        yield f"does not fit: {plain.described}; needs {_gib(plain)} GiB"
 
 
 def _frozen(job: Job, layout: Layout, found: Training) -> Job:
@@ -214,4 +214,4 @@ def _gib(layout: Layout) -> str:
 
 
 def _refused(job: Job, message: str, hint: str) -> BadJob:
-    return BadJob(job.located([Problem(f"auto is not possible: {message}", "parallelism", hint)]))
+    return BadJob(job.located([Problem(f"parallelism: auto cannot choose a layout: {message}", "parallelism", hint)]))

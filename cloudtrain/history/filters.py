@@ -166,7 +166,9 @@ def _words(words: str) -> tuple[str, list[object]]:
 
 def _only(op: str, allowed: Sequence[str], field: str, match: re.Match[str]) -> None:
     if op not in allowed:
-        raise FilterError(match.start("op"), f"{field} takes no {op!r}", f"write {field}:VALUE")
+        raise FilterError(
+            match.start("op"), f"the field {field} cannot be compared with {op!r}", f"write {field}:VALUE"
+        )
 
 
 def _one_of(known: Mapping[str, T], name: str, at: int, what: str) -> T:

@@ -23,19 +23,19 @@ class EnvironmentKeys(TypedDict, total=False):
 
 class FitKeys(TypedDict, total=False):
     model: str | int | float | bool | None
-    """A hub name, a folder with a config.json, or input:NAME."""
+    """Model: a Hugging Face Hub name, a folder with a config.json, or input:NAME."""
     batch: int | None
-    """Samples of a micro-batch on one rank."""
+    """Batch size of one rank in one forward pass, in samples."""
     sequence: int | None
-    """Tokens of a sample."""
+    """Sequence length of a sample, in tokens."""
     precision: Literal["fp32", "bf16", "bf16-pure"]
     """bf16 is mixed precision; bf16-pure has weights in bfloat16 too."""
     checkpointing: bool
     """Whether gradient checkpointing (recomputing activations) is on."""
     accumulation: int
-    """Micro-batches of an optimizer step on one rank."""
+    """Gradient accumulation: forward passes of a rank per optimizer step."""
     steps: int | None
-    """Optimizer steps, to predict the time."""
+    """Number of optimizer steps, to predict the time."""
 
 class InputKeys(TypedDict, total=False):
     uri: str
@@ -69,17 +69,17 @@ class ParallelismKeys(TypedDict, total=False):
     strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"]
     """How the model is split over the ranks. Default: ddp, or none with one process; auto: cloudtrain chooses (docs/auto.md)."""
     tp_size: int
-    """Ranks over which each layer is split (tensor parallel)."""
+    """Number of ranks over which each layer is split (tensor parallel)."""
     pp_size: int
-    """Ranks over which the layers are split (pipeline parallel)."""
+    """Number of ranks over which the layers are split (pipeline parallel)."""
     cp_size: int
-    """Ranks over which each sequence is split (context parallel)."""
+    """Number of ranks over which each sequence is split (context parallel)."""
     dp_replicate_size: int | None
-    """Replicas of the sharded model (hsdp)."""
+    """Number of replicas of the sharded model (strategy hsdp)."""
     dp_shard_size: int | None
-    """Ranks over which parameters are sharded."""
+    """Number of ranks over which parameters are sharded."""
     microbatches: int | None
-    """Microbatches per batch in a pipeline."""
+    """Number of microbatches per batch in a pipeline (pp_size above 1)."""
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None
     """Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."""
     virtual_stages: int | None
@@ -91,11 +91,11 @@ class ParallelismKeys(TypedDict, total=False):
 
 class ResourcesKeys(TypedDict, total=False):
     accelerators: str | int | float | bool | Sequence[str | int | float | bool] | None
-    """GPUs of a node: "A100-80GB:8", or "A100" for one; From a list, cloudtrain chooses one. 0 hides all GPUs."""
+    """GPUs of a node: "A100-80GB:8", or "A100" for one. From a list, cloudtrain chooses one. 0 hides all GPUs."""
     use_spot: bool
     """Use spot (preemptible) capacity; the default of retry.max_attempts is then 3."""
     disk_gb: int | None
-    """Disk of a node, in GB."""
+    """Disk size of a node, in GB."""
     cpus: int | None
     """Minimum CPU cores of a node."""
     memory: str | None

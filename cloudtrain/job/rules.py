@@ -59,7 +59,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
             yield Conflict(
                 size,
                 Problem(
-                    f"the sizes of data parallelism make {replicas}, the job has {world // model} ranks for it",
+                    f"makes {replicas} data-parallel ranks, but the job has {world // model} for them",
                     f"parallelism.{key}",
                     "remove one of the two",
                 ),
@@ -72,7 +72,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         yield Conflict(
             ("parallelism",),
             Problem(
-                "cannot be combined with parallelism.accelerate_config, which sets the same",
+                "cannot be combined with parallelism.accelerate_config, whose file sets the strategy too",
                 "parallelism.strategy",
                 "remove one of the two",
             ),
@@ -95,9 +95,13 @@ def _auto(job: JobModel) -> Iterator[Conflict]:
     """Yield what does not go with `parallelism: auto`."""
     others = sorted(job.parallelism.model_fields_set - {"strategy"})
     for wrong, message, hint in (
-        (not job.trainer, "auto is for the shared trainer", "write the strategy of the script"),
-        (bool(others), f"auto chooses {', '.join(others)} too", "remove one of the two"),
-        (job.min_nodes is not None, "auto is for one number of nodes", "remove min_nodes"),
+        (
+            not job.trainer,
+            "is auto, which needs the shared trainer (trainer: true)",
+            "write the strategy that the script uses",
+        ),
+        (bool(others), f"is auto, which also chooses {', '.join(others)}", "remove one of the two"),
+        (job.min_nodes is not None, "is auto, which needs a fixed number of nodes", "remove min_nodes"),
     ):
         if wrong:
             yield Conflict(("parallelism", "trainer", "min_nodes"), Problem(message, "parallelism.strategy", hint))
@@ -116,8 +120,10 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
         replicas = p.dp_replicate_size or (data // p.dp_shard_size if p.dp_shard_size else 0)
         if p.strategy != "hsdp" and replicas > 1:
             key = "dp_replicate_size" if p.dp_replicate_size else "dp_shard_size"
-            message = f"makes {replicas} replicas, which {p.strategy} does not have"
-            yield Conflict(fields, Problem(message, f"parallelism.{key}", "write hsdp, or remove it"))
+            message = f"makes {replicas} replicas, but strategy {p.strategy} has no replicas"
+            yield Conflict(
+                fields, Problem(message, f"parallelism.{key}", "set parallelism.strategy: hsdp, or remove this key")
+            )
         replicas = replicas or job.num_nodes
         if p.strategy == "hsdp" and (replicas < 2 or data // replicas < 2 or data % replicas):
             message = f"is hsdp, which needs two replicas of two shards at least: the job has {data} processes, "

@@ -48,12 +48,12 @@ class Resources(Spec):
 
     accelerators: OneOrMore[Text] | None = Field(
         default=None,
-        description='GPUs of a node: "A100-80GB:8", or "A100" for one; From a list, cloudtrain chooses one. 0 hides all GPUs.',
+        description='GPUs of a node: "A100-80GB:8", or "A100" for one. From a list, cloudtrain chooses one. 0 hides all GPUs.',
     )
     use_spot: Flag = Field(
         default=False, description="Use spot (preemptible) capacity; the default of retry.max_attempts is then 3."
     )
-    disk_gb: Count | None = Field(default=None, description="Disk of a node, in GB.")
+    disk_gb: Count | None = Field(default=None, description="Disk size of a node, in GB.")
     cpus: Count | None = Field(default=None, description="Minimum CPU cores of a node.")
     memory: Size | None = Field(default=None, description="Minimum memory of a node: 64GB, 64GiB.")
     instance_type: str | None = Field(
@@ -114,12 +114,20 @@ class Parallelism(Spec):
         description="How the model is split over the ranks. Default: ddp, or none with one process; auto: "
         "cloudtrain chooses (docs/auto.md).",
     )
-    tp_size: Count = Field(default=1, description="Ranks over which each layer is split (tensor parallel).")
-    pp_size: Count = Field(default=1, description="Ranks over which the layers are split (pipeline parallel).")
-    cp_size: Count = Field(default=1, description="Ranks over which each sequence is split (context parallel).")
-    dp_replicate_size: Count | None = Field(default=None, description="Replicas of the sharded model (hsdp).")
-    dp_shard_size: Count | None = Field(default=None, description="Ranks over which parameters are sharded.")
-    microbatches: Count | None = Field(default=None, description="Microbatches per batch in a pipeline.")
+    tp_size: Count = Field(default=1, description="Number of ranks over which each layer is split (tensor parallel).")
+    pp_size: Count = Field(
+        default=1, description="Number of ranks over which the layers are split (pipeline parallel)."
+    )
+    cp_size: Count = Field(
+        default=1, description="Number of ranks over which each sequence is split (context parallel)."
+    )
+    dp_replicate_size: Count | None = Field(
+        default=None, description="Number of replicas of the sharded model (strategy hsdp)."
+    )
+    dp_shard_size: Count | None = Field(default=None, description="Number of ranks over which parameters are sharded.")
+    microbatches: Count | None = Field(
+        default=None, description="Number of microbatches per batch in a pipeline (pp_size above 1)."
+    )
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
         default=None, description="Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."
     )
@@ -145,17 +153,21 @@ class Parallelism(Spec):
 class Fit(Spec):
     """What a script trains, for the forecast of its memory and time; nothing runs differently for it."""
 
-    model: Text | None = Field(default=None, description="A hub name, a folder with a config.json, or input:NAME.")
-    batch: Count | None = Field(default=None, description="Samples of a micro-batch on one rank.")
-    sequence: Count | None = Field(default=None, description="Tokens of a sample.")
+    model: Text | None = Field(
+        default=None, description="Model: a Hugging Face Hub name, a folder with a config.json, or input:NAME."
+    )
+    batch: Count | None = Field(default=None, description="Batch size of one rank in one forward pass, in samples.")
+    sequence: Count | None = Field(default=None, description="Sequence length of a sample, in tokens.")
     precision: Literal["fp32", "bf16", "bf16-pure"] = Field(
         default="bf16", description="bf16 is mixed precision; bf16-pure has weights in bfloat16 too."
     )
     checkpointing: Flag = Field(
         default=False, description="Whether gradient checkpointing (recomputing activations) is on."
     )
-    accumulation: Count = Field(default=1, description="Micro-batches of an optimizer step on one rank.")
-    steps: Count | None = Field(default=None, description="Optimizer steps, to predict the time.")
+    accumulation: Count = Field(
+        default=1, description="Gradient accumulation: forward passes of a rank per optimizer step."
+    )
+    steps: Count | None = Field(default=None, description="Number of optimizer steps, to predict the time.")
 
 
 class Limits(Spec):

@@ -210,18 +210,19 @@ class Remote:
             scan_command = f"ssh-keyscan {port_option}{self.host.address} >> {file}"
             if self.keys.differs:
                 return BackendError(
-                    f"{label} shows another host key than the one in {file}",
-                    f"if the machine was reinstalled, remove the old line, then {scan_command}; otherwise check who answers",
+                    f"the host key of {label} differs from the one in {file}",
+                    f"if the machine was reinstalled, remove its old line from that file and run: {scan_command}; "
+                    "otherwise the connection may be intercepted",
                 )
             return BackendError(
-                f"{label} shows a host key that {file} does not hold",
-                f"{scan_command}, and compare its fingerprint with the machine's own",
+                f"the host key of {label} is not in {file}",
+                f"run: {scan_command}, and compare the fingerprint with the machine's own (ssh-keygen -lf)",
             )
         if isinstance(error, asyncssh.PermissionDenied):
             locked = ssh_config.encrypted_key((self.host.identity,) if self.host.identity else self.keys.identities)
             add = f"{locked} has a passphrase: ssh-add {locked}; or " if locked else ""
             return BackendError(
-                f"{label} accepts none of the keys that were offered",
+                f"{label} accepts none of your SSH keys",
                 f"{add}run ssh-copy-id or ssh-add, or set identity to another key",
             )
         prohibited = asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED  # a broken connection has other codes

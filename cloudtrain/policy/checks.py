@@ -63,17 +63,25 @@ def _labels(wanted: dict[str, list[str]], plan: Plan, facts: Facts, backend: Bac
         value = labels.get(name)
         if value is None or not _fits(str(value), patterns):
             what = "is not set" if value is None else f"is {value}"
-            yield f"labels.{name}", f"{what}, required is {_any_of(patterns)}", f"write labels: {{{name}: ...}}"
+            yield f"labels.{name}", f"{what}; the policy requires {_any_of(patterns)}", f"write labels: {{{name}: ...}}"
 
 
 def _target(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
     if not _fits(plan.target or plan.backend, wanted):
-        yield "target", f"is {plan.target or plan.backend}, allowed is {_any_of(wanted)}", "choose another: -t TARGET"
+        yield (
+            "target",
+            f"is {plan.target or plan.backend}; the policy allows {_any_of(wanted)}",
+            "choose another: -t TARGET",
+        )
 
 
 def _backend(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
     if not _fits(plan.backend, wanted):
-        yield "target", f"is on the backend {plan.backend}, allowed is {_any_of(wanted)}", "choose another: -t TARGET"
+        yield (
+            "target",
+            f"is on the backend {plan.backend}; the policy allows {_any_of(wanted)}",
+            "choose another: -t TARGET",
+        )
 
 
 def _account(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
@@ -89,44 +97,56 @@ def _one(path: str, value: str | None, wanted: list[str]) -> Found:
     if value is None:
         return
     if not value:
-        yield path, f"is not set, allowed is {_any_of(wanted)}", "name it in the target of cloudtrain.toml"
+        yield path, f"is not set; the policy allows {_any_of(wanted)}", "set it in the target of cloudtrain.toml"
     elif not _fits(value, wanted):
-        yield path, f"is {value}, allowed is {_any_of(wanted)}", "choose another target"
+        yield path, f"is {value}; the policy allows {_any_of(wanted)}", "choose another target"
 
 
 def _instance_types(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
     path = "resources.instance_type"
     if facts.instance_types is not None and not any(facts.instance_types):
-        yield path, f"is not set, allowed is {_any_of(wanted)}", "the plan names no machine: set it"
+        yield (
+            path,
+            f"is not set; the policy allows {_any_of(wanted)}",
+            "set resources.instance_type, because the plan does not name a machine",
+        )
     for name in facts.instance_types or ():
         if name and not _fits(name, wanted):
-            yield path, f"is {name}, allowed is {_any_of(wanted)}", "ask for fewer or other accelerators"
+            yield path, f"is {name}; the policy allows {_any_of(wanted)}", "ask for fewer or other accelerators"
 
 
 def _output(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
     output = plan.job.get("output")
     if not output or not _fits(str(output), wanted):
         what = f"is {output}" if output else "is not set"
-        yield "output", f"{what}, required is {_any_of(wanted)}", "write output: ... in the job file"
+        yield "output", f"{what}; the policy requires {_any_of(wanted)}", "write output: ... in the job file"
 
 
 def _image_by_digest(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
     for image in facts.images or () if facts.images != () else ("",):
         if "@sha256:" not in image:
-            yield "image", f"is {image or 'not known'}, required is a digest", "write registry/name@sha256:..."
+            yield (
+                "image",
+                f"is {image or 'not known'}; the policy requires an image with a digest",
+                "write registry/name@sha256:...",
+            )
 
 
 def _spot(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
     if Feature.SPOT in backend.features and not (plan.job.get("resources") or {}).get("use_spot"):
-        yield "resources.use_spot", "is false, required are spot machines", "write resources: {use_spot: true}"
+        yield "resources.use_spot", "is false; the policy requires spot machines", "write resources: {use_spot: true}"
 
 
 def _network_isolation(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
     if facts.isolated is None:
-        hint = "on = [...] of the rule names where it is required"
-        yield "target", f"has no network isolation on {plan.backend}, and that is required", hint
+        hint = "choose another target, or limit the rule to some targets with its key on = [...]"
+        yield "target", f"must have network isolation, which {plan.backend} does not offer", hint
     elif not facts.isolated:
-        yield f"options.{plan.backend}.isolate", "is false, required is network isolation", "write isolate: true"
+        yield (
+            f"options.{plan.backend}.isolate",
+            "is false; the policy requires network isolation",
+            "write isolate: true",
+        )
 
 
 def _max_runtime(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
@@ -135,7 +155,7 @@ def _max_runtime(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Fou
     if units.duration_s(given) > units.duration_s(wanted):
         yield (
             "limits.max_runtime",
-            f"is {given}, allowed is at most {wanted}",
+            f"is {given}; the policy allows at most {wanted}",
             f"write limits: {{max_runtime: {wanted}}}",
         )
 
@@ -145,9 +165,9 @@ def _max_cost(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
     usd, hint = case.get("usd"), f'write limits: {{max_cost: "{wanted}"}}'
     if usd is None and (plan.price or isinstance(backend, HasMachine)):
         why = case.get("unbounded") or "the price is not known"
-        yield "limits.max_cost", f"has no figure ({why}), allowed is at most {wanted}", hint
+        yield "limits.max_cost", f"is unknown ({why}); the policy allows at most {wanted}", hint
     elif usd is not None and usd > units.usd(wanted):
-        yield "limits.max_cost", f"allows {usd:.2f} USD, allowed is at most {wanted}", hint
+        yield "limits.max_cost", f"allows {usd:.2f} USD; the policy allows at most {wanted}", hint
 
 
 _CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {

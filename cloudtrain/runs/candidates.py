@@ -52,7 +52,7 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
     if away:
         names = ", ".join(dict.fromkeys(away))
         notes.append(
-            f"{names} cannot read the checkpoints of {first.target}: tried only as long as there are no checkpoints"
+            f"{names} cannot read the checkpoints of {first.target}: the run can move there only before its first checkpoint"
         )
     if not (first.job.get("limits") or {}).get("max_wait"):
         notes.append(

@@ -120,4 +120,4 @@ class Collector:
                     tail.add(line)
             record.judge_attempt(store, attempt, status, tail.lines())
         except Exception as error:
-            self._log(f"no verdict: {error}")
+            self._log(f"cloudtrain could not determine why the run failed: {error}")

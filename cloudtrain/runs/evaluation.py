@@ -137,15 +137,17 @@ def check_model(plan: Plan) -> None:
 
 def _check(evaluation: Evaluation) -> None:
     if not (evaluation.data or evaluation.tasks or evaluation.prompts):
-        raise BadRequest("nothing is to be evaluated", "name a file (--data), tasks (--tasks) or a prompt (--prompt)")
+        raise BadRequest("there is nothing to evaluate", "name a file (--data), tasks (--tasks) or a prompt (--prompt)")
     if evaluation.data and "://" not in evaluation.data and not Path(evaluation.data).is_file():
-        raise BadRequest(f"the data {evaluation.data} is not a file here", "--data takes a file, or a URI of one")
+        raise BadRequest(
+            f"the data file {evaluation.data} does not exist on this machine", "--data takes a file, or a URI of one"
+        )
     if evaluation.include_path and not Path(evaluation.include_path).is_dir():
         raise BadRequest(
-            f"{evaluation.include_path} is not a folder here", "--include-path takes a folder of YAML files"
+            f"{evaluation.include_path} is not a folder on this machine", "--include-path takes a folder of YAML files"
         )
     if evaluation.include_path and not evaluation.tasks:
-        raise BadRequest("--include-path is for tasks, and none is named", "--tasks NAME")
+        raise BadRequest("--include-path works only together with --tasks", "--tasks NAME")
 
 
 def _stage(evaluation: Evaluation, source: Path, inputs: dict[str, Any], given: dict[str, Any]) -> None:

@@ -45,7 +45,10 @@ def next_plans(store: Store, plan: Plan, status: Status) -> tuple[list[Plan], st
         for base in found
         if not saved or attempts.reaches(base, old)
     ]
-    return found, "" if found else stuck or "no new attempt: no candidate can read the run's checkpoints"
+    return (
+        found,
+        "" if found else stuck or "no new attempt: none of the job's other targets can read the run's checkpoints",
+    )
 
 
 def _carried(base: Plan, old: Plan, saved: bool) -> Plan:

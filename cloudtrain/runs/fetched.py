@@ -62,7 +62,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
     """
     unknown = set(what) - {*FETCHABLE, WORKDIR}
     if unknown:
-        raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
+        raise BadRequest(f"there is no part named {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
     accepted = [attempt for attempt in store.attempts(run.run_id) if attempt.handle is not None]
     if not accepted:
         raise BadRequest(f"{run.run_id} was never accepted by {run.backend}: there is nothing to fetch")

@@ -34,7 +34,8 @@ class Forward:
         except OSError as error:
             self._listener.close()
             raise BadRequest(
-                f"port {local} of this machine cannot be used: {error.strerror}", "PORT:0 takes a free one"
+                f"port {local} of this machine cannot be used: {error.strerror}",
+                "write PORT:0 to use any free port of this machine",
             ) from None
         self._listener.listen(64)
         self.port = int(self._listener.getsockname()[1])

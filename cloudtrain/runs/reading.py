@@ -84,7 +84,7 @@ class Refresher:
         self._without_answer = without_answer
         backend = self._store.find(self._run_id).backend
         if answer and answer.error:
-            what = "does not answer" if answer.unreachable else "reports an error"
+            what = "has not answered" if answer.unreachable else "has reported errors"
             _say(f"{self._run_id}: {backend} {what} since {answer.since} ({answer.error}); retrying")
         else:
             _say(f"{self._run_id}: {backend} answers again")

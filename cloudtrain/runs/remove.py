@@ -33,7 +33,10 @@ def find_remains(run: Run, *, here: bool = False) -> Remains:
         BackendError: its platform does not answer.
     """
     if not run.refresh().state.final:
-        raise BadRequest(f"{run.run_id} is {run.record.status.state}", f"cloudtrain cancel {run.run_id} ends it first")
+        raise BadRequest(
+            f"{run.run_id} is still {run.record.status.state}: only ended runs can be removed",
+            f"cloudtrain cancel {run.run_id} ends it first",
+        )
     places: dict[str, int | None] = {}
     for handle, backend in () if here else _removable(run):
         places |= backend.remains(handle)

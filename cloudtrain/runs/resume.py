@@ -149,7 +149,7 @@ def plan_next(
     else:
         notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
     if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
-        notes.append(f"files of `keep` are not copied to {resolved.target}: checkpoints do")
+        notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
 
 
@@ -180,7 +180,7 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
 
 def _alone(old: Plan, new: Plan) -> list[str]:
     """Return that an attempt has no other candidates any more."""
-    alone = f"it tries {new.target} alone: -t, --gpus and --set remove the other candidates of the job"
+    alone = f"only {new.target} is tried: -t, --gpus and --set remove the other targets and accelerators of the job"
     return [alone] if old.candidates and not new.candidates else []
 
 

@@ -106,7 +106,10 @@ def _check_state(run: RunRecord, what: str) -> None:
     """Raise BadRequest for results that may change, or are only a part."""
     state = run.status.state
     if not state.final:
-        raise BadRequest(f"{run.run_id} is still {state}", f"after: [{run.run_id}] holds this job until then")
+        raise BadRequest(
+            f"{run.run_id} is still {state}",
+            f"write after: [{run.run_id}] to start this job when that run has SUCCEEDED",
+        )
     if run.status.failed and not what.startswith("checkpoints"):
         hint = "use what: checkpoints for its checkpoints, or uri for any other folder"
         raise BadRequest(f"{run.run_id} has ended {state}: its {what} may be incomplete", hint)

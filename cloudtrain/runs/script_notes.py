@@ -87,17 +87,17 @@ def _style_notes(job: Job, declared: options.Options) -> list[str]:
         for name in bare:
             if (option := declared.by_name.get(name)) and option.takes_value:
                 found.append(
-                    f"--{name} is given without a value, but {option.place} needs a value: arg_style: hf writes --{name} true"
+                    f"--{name} has no value, but {option.place} needs one: set arg_style: hf to pass --{name} true"
                 )
     for name, value in given.items():
         option = declared.by_name.get(name)
         if hf and option and not option.takes_value:
             text = str(value).lower()
             found.append(
-                f"--{name} {text} is given, and {option.place} takes no value: arg_style: argparse writes --{name}"
+                f"--{name} {text} is given, and {option.place} takes no value: set arg_style: argparse to pass --{name} alone"
             )
         elif job.arg_style == "argparse" and not value and declared.hf_parser:
             found.append(
-                f"--{name} false is left out, and {declared.hf_parser} may have another default: arg_style: hf writes it"
+                f"--{name} false is left out, and {declared.hf_parser} may have another default: set arg_style: hf to pass false"
             )
     return found

@@ -147,5 +147,5 @@ def _git(arguments: Sequence[str], cwd: Path, remote: Remote) -> str:
     done = git.run(["git", "-c", f"core.hooksPath={os.devnull}", *arguments], cwd, {"GIT_SSH_COMMAND": ssh})
     if done.returncode:
         reason = hide(git.last_line(done.stderr.decode(errors="replace")))
-        raise BadSource(f"git cannot get {remote.address}: {reason}", f"git ls-remote {remote.address} shows more")
+        raise BadSource(f"git cannot fetch {remote.address}: {reason}", f"git ls-remote {remote.address} shows more")
     return done.stdout.decode(errors="replace")

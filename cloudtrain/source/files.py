@@ -106,7 +106,7 @@ def why(root: Path, name: str) -> Verdict:
     chosen = _Choice.of(root, _is_in_git(root))
     if path in chosen.tracked:
         if line := chosen.rules.line(path):
-            return Verdict(path, True, f"{path} is packaged: {line} takes it in")
+            return Verdict(path, True, f"{path} is packaged: {line} includes it")
         if not chosen.from_git:
             return Verdict(path, True, f"{path} is packaged: no rule excludes it")
         reason = "git tracks it" if chosen.tracked[path] else "it is new, and no rule ignores it"
@@ -188,7 +188,9 @@ class _Choice:
                 if not reason and ignored is None and not inside and is_report(name):
                     reason = _REPORT_RULE
                 if not reason and ignored is None and _is_custom(name, inside):
-                    reason = f"{name} is never packaged outside of git, unless {IGNORE_FILE} takes it in with !"
+                    reason = (
+                        f"{name} is never packaged outside of git, unless a line with ! in {IGNORE_FILE} includes it"
+                    )
                 if inside and (entry_is_repository := os.path.lexists(f"{entry.path}/.git")) and not (ours or reason):
                     self.nested.append(path)
                 if inside and not (entry_is_repository or ((ours or reason) and not self.rules.reincludes)):

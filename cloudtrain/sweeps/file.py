@@ -154,7 +154,13 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         raise BadJob(problems)
     if METHODS[method] != "grid" and budget.trials is None and budget.hours is None and budget.usd is None:
         raise BadJob(
-            [Problem("this sweep has no end", "run_cap", "set run_cap: 20, or budget: with trials, hours or usd")]
+            [
+                Problem(
+                    "the sweep has no limit on its number of trials",
+                    "run_cap",
+                    "set run_cap: 20, or budget: with trials, hours or usd",
+                )
+            ]
         )
     name = str(document.get("name") or job.get("name") or folder.name)
     return SweepFile(

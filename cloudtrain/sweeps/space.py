@@ -123,7 +123,7 @@ def parse(document: Mapping[str, Any]) -> tuple[list[Parameter], list[Problem]]:
         except ValueError as error:
             problems.append(Problem(str(error), path))
     if not found and not problems:
-        problems.append(Problem("lists no parameter", "parameters"))
+        problems.append(Problem("must list at least one parameter", "parameters"))
     return found, problems
 
 

@@ -48,15 +48,15 @@ def check(model: Any, data: Any) -> None:
     ):
         raise BadRequest(
             f"a {type(data).__name__} is not a map-style dataset and not an IterableDataset",
-            "it needs __len__ and __getitem__, as a list has",
+            "pass a dataset with __len__ and __getitem__, such as a list",
         )
     first = next(iter(data), None) if isinstance(data, torch.utils.data.IterableDataset) or not len(data) else data[0]
     if first is None:
         raise BadRequest("the dataset is empty")
     if not isinstance(sample := first, list | tuple | Mapping):
         raise BadRequest(
-            f"a sample of the data is a {type(sample).__name__}",
-            "it is (input, ..., target), or a dictionary with labels",
+            f"a sample of the data is a {type(sample).__name__}, which cannot be trained on",
+            "return (input, ..., target), or a dictionary with labels",
         )
 
 

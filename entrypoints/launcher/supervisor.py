@@ -430,7 +430,7 @@ class Supervisor:
 
     def _guard_gone(self) -> None:
         self._guard_died = True
-        self._outcome = Outcome("LOST", None, "launcher", None, "the guard was killed")
+        self._outcome = Outcome("LOST", None, "launcher", None, "the launcher's guard process was killed")
 
     def _finish(self, outcome: Outcome) -> int:
         """End every descendant, read what is left in their pipes, and report how the attempt ended."""

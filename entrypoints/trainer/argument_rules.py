@@ -49,7 +49,7 @@ def contradictions(arguments: Any, items: Mapping[str, Field[Any]]) -> list[str]
 def _trackers(arguments: Any) -> list[str]:
     given = [name for name in ("project", "entity", "group", "tags") if getattr(arguments, f"wandb_{name}")]
     problems = [
-        f"--report_to knows {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
+        f"--report_to takes {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
     ]
     if given and not {"wandb", "all"} & set(arguments.report_to):
         problems.append(f"--wandb_{given[0]} needs --report_to wandb")

@@ -43,20 +43,23 @@ class Arguments:
         [], "Files, folders, globs, a hub dataset, input:NAME of the job, or python-stdlib. Default: the input `train`."
     )
     eval_dataset: list[str] = _is(  # noqa: RUF009
-        [], "As --dataset, for evaluation. Default: the input `validation`, else a part of the documents is held out."
+        [],
+        "Evaluation data, named as in --dataset. Default: the input `validation`, else a part of the documents is held out.",
     )
-    dataset_config: str = _is("", "Configuration of a hub dataset.")
-    dataset_split: str = _is("train", "Split of a hub dataset.")
+    dataset_config: str = _is("", "Configuration name of a Hugging Face Hub dataset.")
+    dataset_split: str = _is("train", "Split of a Hugging Face Hub dataset.")
     validation_split_percentage: float = _is(5.0, "Documents (or rows) held out for evaluation without --eval_dataset.")
     text_column: str = _is("text", "Column of the text in jsonl, csv, parquet and hub datasets.")
     messages_column: str = _is(
         "messages", "Column of the conversations for chat: lists of role and content; else prompt and completion are."
     )
     label_column: str = _is("label", "Column of the label for sequence classification.")
-    block_size: int = _is(512, "Tokens of a training sample, or the most of them in classification.")
-    max_train_bytes: int = _is(-1, "Text read for training, in bytes.")
-    max_train_samples: int = _is(-1, "Training samples: blocks of a language model, rows in classification.")
-    max_eval_samples: int = _is(-1, "Samples of an evaluation.")
+    block_size: int = _is(512, "Sequence length in tokens; in classification, the maximum length of a text.")
+    max_train_bytes: int = _is(-1, "Maximum text read for training, in bytes.")
+    max_train_samples: int = _is(
+        -1, "Maximum number of training samples: blocks of a language model, rows in classification."
+    )
+    max_eval_samples: int = _is(-1, "Maximum number of samples of an evaluation.")
     token_cache: str = _is(
         "",
         "Folder that caches tokens for later attempts and runs, or none. Default: the user's cache, for large texts.",
@@ -80,12 +83,12 @@ class Arguments:
     )
     tokenizer: str = _is("", "Hub name, folder, input:NAME, or bpe:4096 to train one. Default: the model's, bpe:4096.")
     model_type: str = _is("llama", "Architecture from scratch: llama, qwen2, gpt2, bert or any that transformers has.")
-    hidden_size: int = _is(256, "Hidden size, from scratch.")
+    hidden_size: int = _is(256, "Hidden size of a model trained from scratch.")
     intermediate_size: int = _is(-1, "Size of the feed-forward layers, from scratch; -1: the architecture's default.")
-    num_hidden_layers: int = _is(4, "Layers, from scratch.")
-    num_attention_heads: int = _is(4, "Attention heads, from scratch.")
+    num_hidden_layers: int = _is(4, "Number of layers of a model trained from scratch.")
+    num_attention_heads: int = _is(4, "Number of attention heads of a model trained from scratch.")
     num_key_value_heads: int = _is(-1, "Key and value heads, from scratch; -1: as many as attention heads.")
-    tie_word_embeddings: bool = _is(True, "Tie input and output embeddings, from scratch.")
+    tie_word_embeddings: bool = _is(True, "Tie input and output embeddings of a model trained from scratch.")
     dropout: float = _is(-1.0, "Dropout of all layers; -1: the architecture's default.")
     attn_implementation: str = _is("sdpa", "Attention: sdpa, eager, flash_attention_2.")
     gradient_checkpointing: bool = _is(False, "Gradient checkpointing: recompute activations instead of keeping them.")
@@ -93,9 +96,9 @@ class Arguments:
     torch_compile_backend: str = _is("inductor", "Backend of torch.compile: inductor, aot_eager, ...")
     torch_compile_mode: str = _is("", "Mode of torch.compile: reduce-overhead, max-autotune, ...")
     use_peft: bool = _is(False, "Train a LoRA adapter and freeze the pretrained model.")
-    lora_r: int = _is(16, "Rank of the adapter.")
+    lora_r: int = _is(16, "Rank of the LoRA adapter.")
     lora_alpha: int = _is(32, "LoRA alpha: the adapter is scaled by alpha / rank.")
-    lora_dropout: float = _is(0.05, "Dropout before the adapter.")
+    lora_dropout: float = _is(0.05, "Dropout before the LoRA adapter.")
     lora_target_modules: list[str] = _is(  # noqa: RUF009
         [], "Modules with an adapter: q_proj v_proj, or all-linear. Default: as peft has it for the architecture."
     )
@@ -151,8 +154,8 @@ class Arguments:
     run_name: str = _is("", "Name of the run in trackers; default: the run id.")
     wandb_project: str = _is("", "Project in W&B; default: the environment's WANDB_PROJECT, then cloudtrain.")
     wandb_entity: str = _is("", "Team or user in W&B; default: WANDB_ENTITY, then that of the key.")
-    wandb_group: str = _is("", "Group of runs in W&B.")
-    wandb_tags: list[str] = _is([], "Tags in W&B.")  # noqa: RUF009
+    wandb_group: str = _is("", "Run group in W&B.")
+    wandb_tags: list[str] = _is([], "Tags of the run in W&B.")  # noqa: RUF009
     sample_prompt: str = _is("", "Prompt of the sample text that a language model generates at the end.")
     sample_prompts: list[str] = _is(  # noqa: RUF009
         [], "More prompts. All generated texts are in the table `samples`, also in W&B."

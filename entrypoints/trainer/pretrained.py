@@ -62,7 +62,7 @@ class Files:
         unused = [key for key in unused if not any(re.search(pattern, key) for pattern in ignored)]
         drawn = [name for name, each in model.named_parameters() if id(each) not in found]
         if not found:
-            raise Whole(f"{self.name} has no tensor that the model knows")
+            raise Whole(f"{self.name} has no tensor with a name of this model")
         if collectives.rank() == 0:
             for names, what in ((drawn, "drawn, as the files have none"), (unused, "in the files and not used")):
                 if names:

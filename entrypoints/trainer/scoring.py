@@ -53,7 +53,7 @@ def prepare(path: Path, saved: Saved, reading: Reading) -> Task:
     else:
         task = (Chat if chat else CausalLM).from_documents(arguments, saved.tokenizer, found, [])
     if len(task.train) == 0:
-        raise Unsupported(f"{path} has nothing to evaluate on")
+        raise Unsupported(f"{path} has no sample to evaluate on")
     return task
 
 
@@ -91,7 +91,9 @@ def _classification(found: list[documents.Document], saved: Saved, size: int, li
         unnamed = all(name == f"LABEL_{number}" for name, number in index.items())
         if not unnamed or given - numbers.keys():
             strange, names = sorted(given - index.keys())[0], sorted(index, key=lambda name: index[name])
-            raise Unsupported(f"the label {strange!r} is none of the model's: {', '.join(names[:10])}")
+            raise Unsupported(
+                f"the label {strange!r} of the data is not one of the model's labels: {', '.join(names[:10])}"
+            )
         index = numbers
     texts = [document.read() for document in found]
     ids = saved.tokenizer(texts, truncation=True, max_length=size)["input_ids"] if texts else []

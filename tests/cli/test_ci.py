@@ -303,7 +303,7 @@ def test_what_ci_installs_is_named(repository: Path, monkeypatch, capsys):
 
 def test_it_says_where_it_refuses(repository: Path, capsys):
     assert main(["init", "--ci", "github"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["init", "--ci", "github", "-o", "no.yaml"]) == 2
     (repository / "a b.yaml").write_text("entrypoint: train.py\n")
     assert main(["init", "--ci", "github", "--force", "-o", "a b.yaml"]) == 2

@@ -93,9 +93,9 @@ def test_what_is_refused(run: str, cli: Cli):
         (["exec", run, "--node", "1", "--", "true"], "there is no node 1"),
         (["exec", run, "-it", "--", "true"], "-t needs a terminal"),
         (["exec", run], "a command is missing"),
-        (["forward", run, "web"], "names no port"),
-        (["forward", run, "70000"], "names no port"),
-        (["forward", run, "80:70000"], "names no port"),
+        (["forward", run, "web"], "is not a port"),
+        (["forward", run, "70000"], "is not a port"),
+        (["forward", run, "80:70000"], "is not a port"),
     ):
         refused = call(*words)
         assert refused.returncode == 2 and said in refused.stderr.decode(), (words, refused)

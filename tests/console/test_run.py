@@ -320,4 +320,4 @@ def test_a_run_whose_folder_is_gone_is_still_shown(console, page, tmp_path):
     page.goto(f"{console.root}/runs/{run.run_id}")
     expect(page.locator(".ct-state").first).to_have_text("SUCCEEDED")
     expect(page.get_by_text(f"The folder {folder} is missing")).to_be_visible()
-    expect(page.get_by_text("no files here yet")).to_have_count(0)
+    expect(page.get_by_text("The run has no files here.")).to_have_count(0)

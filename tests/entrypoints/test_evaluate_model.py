@@ -135,7 +135,7 @@ def test_a_classifier_has_loss_accuracy_and_f1(tmp_path):
         "--model", "model", "--data", write(tmp_path / "x.jsonl", [{"text": "a", "label": "soon"}]), folder=tmp_path
     )
     assert (strange.returncode, strange.stderr.strip().splitlines()[-1]) == (
-        78, "evaluate_model.py: the label 'soon' is none of the model's: late, early, never",
+        78, "evaluate_model.py: the label 'soon' of the data is not one of the model's labels: late, early, never",
     )  # fmt: skip
 
 

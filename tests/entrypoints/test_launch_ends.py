@@ -66,7 +66,9 @@ def test_a_killed_half_of_the_launcher_is_outlived_by_the_other(tmp_path: Path, 
         status = wait_for(lambda: attempt.status()["state"] == "LOST" and attempt.status(), "LOST")
         assert code == [69 if victim == "supervisor" else -9]
         assert status["reason"] == (
-            "the supervisor was killed by signal 9" if victim == "supervisor" else "the guard was killed"
+            "the supervisor was killed by signal 9"
+            if victim == "supervisor"
+            else "the launcher's guard process was killed"
         )
         assert status["exit_code"] is None and status["ended_at"]
         nothing_left(attempt)

@@ -99,7 +99,7 @@ def test_a_filter_selects(store, text, found):
         ("since:yesterday", 6, "'yesterday' is not a time"),
         ('label.team="two', 0, "a quote is not closed"),
         ("state:", 6, "state has no value"),
-        ("state>failed", 5, "state takes no '>'"),
+        ("state>failed", 5, "the field state cannot be compared with '>'"),
         ("eta:1h", 0, "unknown field 'eta'"),
     ],
 )

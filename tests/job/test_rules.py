@@ -56,15 +56,15 @@ def test_what_goes_together(text):
         ),
         (
             "num_nodes: 8\nparallelism: {dp_replicate_size: 2, dp_shard_size: 2}",
-            "parallelism.dp_replicate_size: the sizes of data parallelism make 4, the job has 8 ranks for it",
+            "parallelism.dp_replicate_size: makes 4 data-parallel ranks, but the job has 8 for them",
         ),
         (
             "num_nodes: 8\nparallelism: {dp_shard_size: 3}",
-            "parallelism.dp_shard_size: the sizes of data parallelism make 3, the job has 8 ranks for it",
+            "parallelism.dp_shard_size: makes 3 data-parallel ranks, but the job has 8 for them",
         ),
         (
             "num_nodes: 8\nparallelism: {tp_size: 4, dp_shard_size: 8}",
-            "parallelism.dp_shard_size: the sizes of data parallelism make 8, the job has 2 ranks for it",
+            "parallelism.dp_shard_size: makes 8 data-parallel ranks, but the job has 2 for them",
         ),
         (
             "resources: {accelerators: A100}\nprocesses_per_node: 2",
@@ -72,7 +72,7 @@ def test_what_goes_together(text):
         ),
         (
             "parallelism: {strategy: fsdp, accelerate_config: a.yaml}",
-            "parallelism.strategy: cannot be combined with parallelism.accelerate_config, which sets the same",
+            "parallelism.strategy: cannot be combined with parallelism.accelerate_config, whose file sets the strategy too",
         ),
         ("env: {A: 1}\nsecrets: {A: 'env:A'}", "secrets.A: is given in env and in secrets"),
         (
@@ -87,7 +87,7 @@ def test_what_goes_together(text):
         ),
         (
             "num_nodes: 4\nparallelism: {strategy: zero2, dp_shard_size: 2}",
-            "parallelism.dp_shard_size: makes 2 replicas, which zero2 does not have",
+            "parallelism.dp_shard_size: makes 2 replicas, but strategy zero2 has no replicas",
         ),
         (
             "num_nodes: 2\nparallelism: {strategy: ddp}\nhyperparameters: {fsdp: full_shard}",

@@ -234,5 +234,7 @@ class _Sequence:
         if run.attempts[-1].handle is not None:
             status = run.record.status
             # A cancelled Job is deleted when its logs are collected: another history may come too late to see it.
-            deleted = status.state is State.LOST and status.reason.endswith("is gone") and self.done["elsewhere"]
+            deleted = (
+                status.state is State.LOST and status.reason.endswith("no longer exists") and self.done["elsewhere"]
+            )
             assert deleted or status.state is State.CANCELLED, (status, self.log)

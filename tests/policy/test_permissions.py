@@ -245,7 +245,7 @@ def test_a_target_without_permissions_says_so(acme: Path, capsys):
     assert "needs no permissions of a platform" in capsys.readouterr().err
     (acme / "policy.toml").unlink()
     assert main(["permissions", "-t", "prod", "--policy"]) == 2
-    assert "no policy is in force here" in capsys.readouterr().err
+    assert "no policy.toml applies on this machine" in capsys.readouterr().err
 
 
 def test_the_page_of_kubernetes_names_these_permissions():

@@ -157,7 +157,9 @@ def test_an_equal_job_is_another_run_and_one_that_was_interrupted_is_adopted(sub
 
 def test_a_model_of_a_run_that_is_not_there_yet(submitter, platform, job, first, home):
     wants = job.replace(args=["after"], inputs={"old": {"run": first.run_id, "what": "outputs"}})
-    with pytest.raises(BadJob, match=rf"is still QUEUED.*after: \[{first.run_id}\] holds this job until then"):
+    with pytest.raises(
+        BadJob, match=rf"is still QUEUED.*write after: \[{first.run_id}\] to start this job when that run has SUCCEEDED"
+    ):
         Submitter("local", watch=False).plan(wants)
     run = Submitter("local", watch=False).submit(wants, after=[first])
     item = run.record.job["inputs"]["old"]

@@ -113,11 +113,11 @@ def test_of_the_shared_trainer_it_reads_as_that_did_and_finds_the_base_of_an_ada
 def test_what_cannot_be_evaluated_is_refused_before_anything_is_sent(store, job, data, sent, tmp_path):
     good = trained(store, job)
     for keys, message in (
-        ({}, "nothing is to be evaluated"),
-        ({"data": tmp_path / "no.jsonl"}, "is not a file here"),
-        ({"data": tmp_path}, "is not a file here"),
-        ({"tasks": ["t"], "include_path": tmp_path / "no"}, "is not a folder here"),
-        ({"data": data, "include_path": tmp_path}, "--include-path is for tasks"),
+        ({}, "there is nothing to evaluate"),
+        ({"data": tmp_path / "no.jsonl"}, "no.jsonl does not exist on this machine"),
+        ({"data": tmp_path}, "does not exist on this machine"),
+        ({"tasks": ["t"], "include_path": tmp_path / "no"}, "is not a folder on this machine"),
+        ({"data": data, "include_path": tmp_path}, "--include-path works only together with --tasks"),
     ):
         with pytest.raises(BadRequest, match=message):
             good.evaluate(**keys)

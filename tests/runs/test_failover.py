@@ -120,9 +120,9 @@ def test_checkpoints_come_along_where_the_output_is_reached(fleet, source, home,
     assert places(run) == expected
     assert run.attempts[1].plan.job["checkpoint"]["required"] is (output is not None)
     notes = " ".join(run.attempts[0].plan.notes)
-    assert ("cannot read the checkpoints of east: tried only as long as there are no checkpoints" in notes) is (
-        output is None
-    )
+    assert (
+        "cannot read the checkpoints of east: the run can move there only before its first checkpoint" in notes
+    ) is (output is None)
 
 
 def test_a_cancel_ends_a_run_that_is_withdrawn(fleet, source, home):

@@ -254,7 +254,7 @@ def test_an_outage_is_reported_once_and_its_end_too(run, platform, monkeypatch, 
         error += capsys.readouterr().err
         return error.count(what) >= times
 
-    wait_for(lambda: reported("shared does not answer since", 2), "two sentences")
+    wait_for(lambda: reported("shared has not answered since", 2), "two sentences")
     failed = platform.calls.total()
     wait_for(lambda: platform.calls.total() > failed + 20, "more failures")
     assert follower.is_alive() and waiter.is_alive() and not run.record.status.state.final

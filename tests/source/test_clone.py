@@ -61,7 +61,7 @@ def test_a_branch_that_moved_is_followed_and_a_commit_needs_no_remote(remote, tm
     assert fetch_git(url(remote, "main"), tmp_path / "cache")[1] == second
     remote.rename(tmp_path / "gone")
     assert fetch_git(url(remote, first), tmp_path / "cache")[1] == first
-    assert "git cannot get" in refusal(url(remote, "main"), tmp_path / "cache")
+    assert "git cannot fetch" in refusal(url(remote, "main"), tmp_path / "cache")
 
 
 def test_a_commit_that_the_server_hands_out_only_with_everything(remote, tmp_path):
@@ -83,7 +83,7 @@ def test_submodules_and_a_subdirectory(remote, tmp_path, monkeypatch):
 
 def test_a_failure_leaves_no_half_checkout(remote, tmp_path):
     assert "no branch, tag or commit nothing" in refusal(url(remote, "nothing"), tmp_path / "cache")
-    assert "git cannot get" in refusal(url(tmp_path / "nowhere"), tmp_path / "cache")
+    assert "git cannot fetch" in refusal(url(tmp_path / "nowhere"), tmp_path / "cache")
     assert list(tmp_path.glob("cache/*/*")) == []
 
 

@@ -434,7 +434,7 @@ def test_why_in_a_repository(tmp_path):
         "a.py": "a.py is packaged: git tracks it",
         "./new.py": "new.py is packaged: it is new, and no rule ignores it",
         str(root / "d/x.log"): "d/x.log is not packaged: git ignores it (d/.gitignore:2: *.log)",
-        "d/y.log": "d/y.log is packaged: .cloudtrainignore:2: !/d/y.log takes it in",
+        "d/y.log": "d/y.log is packaged: .cloudtrainignore:2: !/d/y.log includes it",
         "big.csv": "big.csv is not packaged: .cloudtrainignore:1: *.csv excludes it",
         "d": "d is not packaged: it is a folder; only files are packaged",
         "nested/q": "nested/q is not packaged: nested is a repository of its own",

@@ -58,11 +58,14 @@ def test_the_plan_notes_a_mismatch_and_changes_nothing(tmp_path: Path, home: Pat
     (tmp_path / "train.py").write_text(SCRIPT)
     given = {"fp16": True, "shuffle": True, "name": "y", "maybe": True, "both": True}
     [note] = notes(tmp_path, backend, hyperparameters=given)
-    assert note == "--fp16 is given without a value, but train.py:3 needs a value: arg_style: hf writes --fp16 true"
+    assert note == "--fp16 has no value, but train.py:3 needs one: set arg_style: hf to pass --fp16 true"
     [note] = notes(tmp_path, backend, hyperparameters=given, arg_style="hf")
-    assert note == "--shuffle true is given, and train.py:4 takes no value: arg_style: argparse writes --shuffle"
+    assert (
+        note
+        == "--shuffle true is given, and train.py:4 takes no value: set arg_style: argparse to pass --shuffle alone"
+    )
     [note] = notes(tmp_path, backend, args=["--fp16", "--name", "y"])
-    assert note.startswith("--fp16 is given without a value, but train.py:3 needs a value")
+    assert note.startswith("--fp16 has no value, but train.py:3 needs one")
     assert notes(tmp_path, backend, args=["--fp16", "true", "--flag=true", "--shuffle"]) == []
     plan = Planner(backend).plan(
         {"name": "x", "source": str(tmp_path), "entrypoint": "train.py", "hyperparameters": {"fp16": True}}
@@ -73,5 +76,5 @@ def test_the_plan_notes_a_mismatch_and_changes_nothing(tmp_path: Path, home: Pat
 def test_a_false_that_is_left_out_is_noted_with_the_hf_parser(tmp_path: Path, home: Path):
     (tmp_path / "train.py").write_text(HF)
     [note] = notes(tmp_path, hyperparameters={"fp16": False, "bf16": True})
-    assert note == "--fp16 false is left out, and train.py:2 may have another default: arg_style: hf writes it"
+    assert note == "--fp16 false is left out, and train.py:2 may have another default: set arg_style: hf to pass false"
     assert notes(tmp_path, hyperparameters={"fp16": False}, arg_style="hf") == []

@@ -83,7 +83,7 @@ class AkashBackend:
             raise BadJob(request.problems)
         usd = round(request.ceiling_usd * request.manifest.nodes, 6)
         notes = [
-            f"no bid above {usd:.4g} USD an hour for all nodes is taken",
+            f"cloudtrain accepts Akash bids of at most {usd:.4g} USD an hour, for all nodes together",
             "source, log, results and values of env: secrets go through the store, not through the Console;"
             " the provider can read all of a job",
             "the lease is billed until cloudtrain closes it: a watcher must run when the job ends",
@@ -150,7 +150,7 @@ class AkashBackend:
     def labels(self, handle: str) -> dict[str, str]:
         lease = self._attempts.lease(handle)
         if lease is None:
-            raise BackendError(f"the store knows no lease {handle}")
+            raise BackendError(f"the bucket of options.akash.store has no record of the lease {handle}")
         return {str(name): str(value) for name, value in lease["labels"].items()}
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
@@ -162,7 +162,10 @@ class AkashBackend:
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         lease = self._attempts.lease(handle)
         if lease is None:
-            raise BackendError(f"the store knows no lease {handle}", "its results may still be in the job's output")
+            raise BackendError(
+                f"the bucket of options.akash.store has no record of the lease {handle}",
+                "its results may still be in the job's output",
+            )
         into.mkdir(parents=True, exist_ok=True)
         for folder in what:
             self._attempts.files(lease).bring(folder, into / folder)

@@ -66,7 +66,7 @@ class Console:
 
     def deployment(self, dseq: str) -> Mapping[str, Any] | None:
         """Return a deployment with its leases, None where there is none."""
-        failure = "the deployment cannot be looked at"
+        failure = "the deployment cannot be read"
         answer = self._call("GET", f"/v1/deployments/{dseq}", failure, accept=(404,))
         _check_absence(answer, failure)
         return dict(answer["data"]) if "data" in answer else None

@@ -64,7 +64,7 @@ class Attempts:
         attempt_id, dseq = parse_handle(handle)
         control, lease = self.control(attempt_id), self.lease(handle)
         if lease is None:
-            return Status(State.LOST, None, f"the store knows no lease {handle}")
+            return Status(State.LOST, None, f"the bucket of options.akash.store has no record of the lease {handle}")
         if end := control.read("end"):
             return _status(end)
         names = control.names()
@@ -98,7 +98,7 @@ class Attempts:
         except BackendError as error:
             kind = Unreachable if isinstance(error, Unreachable) else BackendError
             hint = "until it is closed the lease is billed: cancel again, or close it at console.akash.network"
-            raise kind(f"Akash has not confirmed the end: {error.message}", hint) from None
+            raise kind(f"Akash has not confirmed that the job ended: {error.message}", hint) from None
 
     def _see(self, attempt_id: str, names: list[str], control: Control, lease: Mapping[str, Any]) -> Seen:
         deployment = self._console.deployment(str(lease["dseq"]))

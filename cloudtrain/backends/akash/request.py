@@ -55,7 +55,7 @@ class Request:
         self.ceiling_usd = float(job.resources.usd_per_hour or options.get("max_usd_per_hour") or 0)
         if not self.ceiling_usd:
             hint = "max_usd_per_hour of the target, or resources.usd_per_hour"
-            self._add_problem("options.akash.max_usd_per_hour", "is needed: no bid above it is taken", hint)
+            self._add_problem("options.akash.max_usd_per_hour", "is not set: cloudtrain accepts no bid above it", hint)
         elif not sdl.price_amount(self.ceiling_usd):
             self._add_problem("options.akash.max_usd_per_hour", f"is too small: {self.ceiling_usd}", "0.10, say")
         image = job.image or options.get("image")

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from cloudtrain.errors import BackendError
 
-HINT = "make one at console.akash.network (Settings, API keys), then: export AKASH_API_KEY=..., or api_key: file:PATH"
+HINT = (
+    "create a key at console.akash.network (Settings, API keys), then export AKASH_API_KEY=..., "
+    "or set options.akash.api_key: file:PATH"
+)
 
 
 def read_key(source: str) -> str:

@@ -147,7 +147,9 @@ class Submission:
             return self._leased(plan, control, dseq, offer.bid, [one.to_dict() for one in offers])
         self._console.close(dseq)
         reason = "; ".join(refusals) or bids.table(offers) or "no bid has come"
-        message = f"no provider takes the job for {plan.request['ceiling_usd_per_hour']:.4g} USD an hour: {reason}"
+        message = (
+            f"no provider on Akash accepts the job for {plan.request['ceiling_usd_per_hour']:.4g} USD an hour: {reason}"
+        )
         raise NoCapacity(message, "raise max_usd_per_hour, ask for another GPU, or wait (retry.on_events: capacity)")
 
     def _await_bids(self, plan: Plan, dseq: str) -> list[bids.Offer]:

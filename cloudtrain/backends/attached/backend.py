@@ -74,7 +74,7 @@ class AttachedBackend:
         for attempt in self.attempts(uri):
             if attempt.plan.attempt_id == attempt_id:
                 return attempt.status
-        return Status(State.LOST, None, f"{attempt_id} is gone from {self._run(uri).uri}")
+        return Status(State.LOST, None, f"the files of {attempt_id} no longer exist at {self._run(uri).uri}")
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         attempt_id, uri = _parse(handle)

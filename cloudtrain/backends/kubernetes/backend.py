@@ -197,7 +197,8 @@ class KubernetesBackend:
         job = self._jobs.job(handle) or self._deleted_job(handle)
         if job is None:
             raise BackendError(
-                f"the Job of {handle} is gone", "its results may still be in the output folder of the job"
+                f"the Kubernetes Job {handle} no longer exists",
+                "its results may still be in the output folder of the job",
             )
         base = get_annotations(job).get(OUTPUT, "")
         if not base:

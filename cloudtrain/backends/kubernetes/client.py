@@ -62,12 +62,12 @@ class KubeApi:
             access = kubeconfig.parse_kubeconfig(self._kubeconfig, self._context)
             if self._pinned_server and access.server.rstrip("/") != self._pinned_server.rstrip("/"):
                 message = (
-                    f"the kubeconfig's context points to {access.server}, the target is pinned to account "
+                    f"the kubeconfig's context points to {access.server}, but the target allows only the cluster "
                     f"{self._pinned_server}"
                 )
                 raise BackendError(message, "choose another context, or change options.kubernetes.server")
             if self._ca and access.ca != self._ca:
-                message = f"{access.server} is not the cluster that the target is pinned to: its certificate authority differs"
+                message = f"{access.server} is not the cluster that the target allows: options.kubernetes.ca differs"
                 raise BackendError(message, "choose another context, or change options.kubernetes.ca")
             self._access = access
         return self._access

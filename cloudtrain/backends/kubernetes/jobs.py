@@ -218,7 +218,7 @@ class KubeJobs:
         """Return the attempt's state; while it waits, the reason is the cluster's message."""
         job = self.job(handle)
         if job is None:
-            return Status(State.LOST, None, f"the Job {'/'.join(parse_handle(handle)[1:3])} is gone")
+            return Status(State.LOST, None, f"the Job {'/'.join(parse_handle(handle)[1:3])} no longer exists")
         pods = self.pods(handle, job)
         self.remember(handle, job, pods)
         status = status_of(job, pods)

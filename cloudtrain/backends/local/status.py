@@ -13,7 +13,7 @@ from cloudtrain.events import State, Status
 def read_attempt(folder: Path, nodes: Sequence[Path]) -> Status:
     """Return the status of the attempt with this folder, and these folders of its nodes."""
     if not nodes:
-        return Status(State.LOST, None, f"{folder} is gone")
+        return Status(State.LOST, None, f"the attempt's folder {folder} no longer exists")
     return directory.merge_statuses([(supervisor.read_status(node), _node_status(node, nodes[0])) for node in nodes])
 
 

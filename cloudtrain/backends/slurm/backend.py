@@ -184,7 +184,7 @@ class SlurmBackend:
             time.sleep(pause_s)
             files = self._files(handle)
             if "job" not in files:
-                return Status(State.LOST, None, f"{handle} is gone")
+                return Status(State.LOST, None, f"the attempt's folder {handle} no longer exists")
             nodes_status = status.merge_nodes(files)
             if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
                 return nodes_status

@@ -198,7 +198,7 @@ class CustomJobs:
         """
         job = self.get(handle)
         if job is None:
-            raise BackendError(f"{handle} is gone")
+            raise BackendError(f"the Vertex AI job {handle} no longer exists")
         if not job["jobSpec"].get("enableWebAccess"):
             return Shell(
                 note="Vertex AI opens shells only in jobs with options.vertex.web_access: true; submit it again with it"
@@ -224,7 +224,7 @@ class CustomJobs:
         """
         job = self.get(handle)
         if job is None:
-            return Status(State.LOST, None, f"{handle} is gone")
+            return Status(State.LOST, None, f"the Vertex AI job {handle} no longer exists")
         self._known[handle] = time.monotonic(), job
         return self._status(handle, job)
 
@@ -273,7 +273,7 @@ class CustomJobs:
         """Return a job's labels without those that cloudtrain adds to every job."""
         job = self.get(handle)
         if job is None:
-            raise BackendError(f"{handle} is gone")
+            raise BackendError(f"the Vertex AI job {handle} no longer exists")
         return {name: str(value) for name, value in job.get("labels", {}).items() if name not in (ATTEMPT, RUN)}
 
     def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
@@ -317,7 +317,7 @@ class CustomJobs:
         """Download the run's folders into `into`; equal files are not downloaded again."""
         job = self.get(handle)
         if job is None:
-            raise BackendError(f"{handle} is gone", "its results may still be in the bucket")
+            raise BackendError(f"the Vertex AI job {handle} no longer exists", "its results may still be in the bucket")
         base = str(job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"])
         name, _, prefix = base.removeprefix("gs://").partition("/")
         into.mkdir(parents=True, exist_ok=True)

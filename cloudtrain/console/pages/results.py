@@ -51,7 +51,7 @@ class Results:
         from nicegui import ui
 
         if not files:
-            ui.label("no files here yet").classes("ct-dim")
+            ui.label("The run has no files here.").classes("ct-dim")
             return
         with widgets.collapsible(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
             cells = [(_link(self._run_id, file.path), format_size(file.size_bytes)) for file in files[:MAX_ROWS]]

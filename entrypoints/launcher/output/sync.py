@@ -296,7 +296,7 @@ class Sync:
             self.replaced = f"attempt {moved} of this run has started on SageMaker"
         elif later > self.epoch:
             self.replaced = f"start {later} of this run writes to {self._store.uri}"
-        return self.replaced and f"{self.replaced}, nothing of this one ({self.epoch}) is uploaded there"
+        return self.replaced and f"{self.replaced}, so this start ({self.epoch}) uploads nothing more there"
 
     def _put(self, name: str, path: str) -> None:
         try:

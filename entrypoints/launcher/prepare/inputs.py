@@ -42,7 +42,9 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
             elif mode == "stream":
                 paths[name] = uri
             elif mode == "mount":
-                problems.append(f"the input {name} cannot be mounted on this node ({uri}): write copy or stream")
+                problems.append(
+                    f"the input {name} cannot be mounted on this node ({uri}): set its mode to copy or stream"
+                )
             elif kind in store.CLIENTS:
                 paths[name] = _copy(name, uri, into, log)
             else:

@@ -259,7 +259,9 @@ class Coordinator:
         """Note where a node is to take GPUs; two nodes of one host could wait for each other's attempts for ever."""
         twin = next((other for at, other in self._turns if at == host), None)
         if twin is not None:
-            self._state.refuse(node, f"it is on the same machine as node {twin}, whose GPUs can be used only once")
+            self._state.refuse(
+                node, f"it is on the same machine as node {twin}, and two nodes cannot share the machine's GPUs"
+            )
         self._turns.append((host, node))
 
     def _next_turn(self) -> None:

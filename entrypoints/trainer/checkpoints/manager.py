@@ -120,9 +120,7 @@ class CheckpointManager:
             return True
         if not self._copy.possible:
             if self.saved_step < 0:
-                self.say(
-                    "training stands while a checkpoint is written: torch 2.9 and newer write it in the background"
-                )
+                self.say("training pauses while a checkpoint is written; with torch 2.9 or newer it continues")
             return False
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if training.parts else 1
         needed, free = state.bytes_of(tensors) * ranks, memory.free_bytes()

@@ -28,7 +28,7 @@ def is_shared(folder: Path, stored: bool) -> bool:
     collectives.from_rank_0(lambda: mark.unlink(missing_ok=True))
     if blind and not collectives.from_rank_0(lambda: stored):
         raise Unsupported(
-            f"rank {blind[0]} does not see rank 0's checkpoints in {folder}: a model in parts needs a folder that all nodes "
+            f"rank {blind[0]} does not see rank 0's checkpoints in {folder}: a sharded model needs a folder that all nodes "
             "share, an output in an object store, or strategy ddp"
         )
     return not blind

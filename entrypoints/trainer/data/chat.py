@@ -126,7 +126,7 @@ def _masked(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[in
             after = _tokens(tokenizer, messages[: number + 1])
             if after[: len(before)] != before or ids[: len(after)] != after:
                 raise Unsupported(
-                    "the chat template writes earlier turns otherwise once others follow: mark the answers in it with"
+                    "the chat template renders earlier turns differently when others follow: mark the answers in it with"
                     " {% generation %} (--chat_template_path)"
                 )
             mask[len(before) : len(after)] = [1] * (len(after) - len(before))

@@ -188,7 +188,9 @@ def _encoded(key: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> T
         begin = list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
         ids = list(tokenizer.apply_chat_template([*prompt, *answer], return_dict=True)["input_ids"])
         if ids[: len(begin)] != begin:
-            raise Unsupported("the chat template writes a prompt otherwise once its answer follows: use another one")
+            raise Unsupported(
+                "the chat template renders a prompt differently when its answer follows: use another template"
+            )
     else:
         raise Unsupported(f"{key}: prompt, chosen and rejected are texts, or all three are lists of role and content")
     labels = [IGNORED] * len(begin) + ids[len(begin) :]

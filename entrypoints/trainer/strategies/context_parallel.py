@@ -107,8 +107,8 @@ class ContextParallel:
         differences = collectives.every_rank(float(apart))
         if not all(difference < (CLOSE if precision == "no" else CLOSE_16) for difference in differences):
             raise Unsupported(
-                f"cp_size {self.size}: {config.model_type} says something else of a sequence in parts than of a whole one; "
-                "remove it, or write fsdp"
+                f"cp_size {self.size}: {config.model_type} gives other results for a split sequence than for a whole one"
+                "; remove cp_size, or write strategy: fsdp"
             )
 
     # -- the parts ----------------------------------------------------------------------------------------------------

@@ -328,9 +328,11 @@ def test_another_servers_404_closes_nothing(paper: Ground) -> None:
     handle = paper.backend().submit(*paper.plan("print(1)"))
     for method in ("GET", "DELETE"):
         paper.simulator.faults.append(Fault(method, r"/v1/deployments/\d+", 404, "UserWallet Not Found"))
-    with pytest.raises(BackendError, match="cannot be looked at"):
+    with pytest.raises(BackendError, match="cannot be read"):
         paper.backend().status(handle)
-    with pytest.raises(BackendError, match="Akash has not confirmed the end: the deployment cannot be closed"):
+    with pytest.raises(
+        BackendError, match="Akash has not confirmed that the job ended: the deployment cannot be closed"
+    ):
         paper.backend().cancel(handle)
     assert paper.backend().status(handle).state is not State.LOST
     paper.backend().cancel(handle)

@@ -132,12 +132,12 @@ def test_an_outage_is_reported_and_ends_no_command(simulator: Simulator, home, t
     wait_for(lambda: count(log) > 100, "its lines", 2 * WAIT_S)
     actions = ("DescribeTrainingJob", "ListTrainingJobs", "DescribeLogStreams", "GetLogEvents")
     simulator.faults += [Fault(action, status=0, times=10_000) for action in actions]
-    wait_for(lambda: errors.read_text().count("sagemaker does not answer since") == 2, "two sentences", 2 * WAIT_S)
+    wait_for(lambda: errors.read_text().count("sagemaker has not answered since") == 2, "two sentences", 2 * WAIT_S)
     assert "last asked" in cloudtrain("show", run_id) and "RUNNING" in cloudtrain("ls")
     assert [reader.poll() for reader in readers] == [None, None]
     simulator.faults.clear()
     wait_for(lambda: errors.read_text().count("sagemaker answers again") == 2, "two more", 2 * WAIT_S)
     gate.touch()
     assert [reader.wait(2 * WAIT_S) for reader in readers] == [0, 0]
-    assert errors.read_text().count("does not answer") == errors.read_text().count("answers again") == 2
+    assert errors.read_text().count("has not answered") == errors.read_text().count("answers again") == 2
     assert by_node(log.read_text()) == by_node(cloudtrain("logs", run_id))

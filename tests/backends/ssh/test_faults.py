@@ -285,7 +285,7 @@ def test_host_keys_are_never_learnt(lab, prepare, home, tmp_path):
     empty = tmp_path / "known_hosts"
     empty.touch()
     backend = SshBackend({**options(lab), "known_hosts": str(empty)}, home / "runs")
-    with pytest.raises(BackendError, match="does not hold") as caught:
+    with pytest.raises(BackendError, match="host key of .* is not in") as caught:
         backend.submit(*prepare(backend, "print(1)"))
     assert "ssh-keyscan" in caught.value.hint and empty.read_text() == ""
     lab.hosts[0].new_host_key()

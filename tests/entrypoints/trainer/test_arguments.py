@@ -80,7 +80,7 @@ def test_all_problems_are_told_at_once():
         ("--task a.b:C --use_peft --model gpt2", "add the adapter in the model()"),
         ("--task dpo --dpo_beta 0", "--dpo_beta must be above 0"),
         ("--optim sgd", "--optim is one of adamw_torch_fused, adamw_torch"),
-        ("--report_to wandbb", "--report_to knows"),
+        ("--report_to wandbb", "--report_to takes"),
         ("--push_to_hub", "needs --hub_model_id"),
         ("--num_train_epochs 0", "--num_train_epochs must be above 0"),
         ("--validation_split_percentage 100", "between 0 and 100"),

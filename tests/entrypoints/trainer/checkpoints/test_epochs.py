@@ -219,7 +219,7 @@ def test_a_replaced_start_uploads_and_removes_nothing(s3: S3, tmp_path: Path):
     before = s3.objects()
     write(tmp_path / "old", 2)
     files.prune(tmp_path / "old" / "checkpoints", 1)
-    word = "start 2 of this run writes to s3://bucket/home/run, nothing of this one (1) is uploaded there"
+    word = "start 2 of this run writes to s3://bucket/home/run, so this start (1) uploads nothing more there"
     assert old.finish(lambda: False, True) == word
     assert s3.objects() == before and f"{PLACE}{first.name}/COMPLETE" in before
     assert any(word in text for text in said(tmp_path / "old"))

@@ -156,4 +156,4 @@ def test_a_torch_that_cannot_copy_writes_at_once_and_says_so(tmp_path: Path, mon
     for step in (1, 2):
         keep.save(step, run, {"step": step}, {})
         assert not keep.busy and keep.saved_step == step and events[-1][1]["step"] == step
-    assert said == ["training stands while a checkpoint is written: torch 2.9 and newer write it in the background"]
+    assert said == ["training pauses while a checkpoint is written; with torch 2.9 or newer it continues"]

@@ -105,4 +105,4 @@ def test_families_say_the_same_of_parts_as_of_whole_sequences(tmp_path: Path):
         assert "positions of the type dynamic depend on the sequence length" in said["unknown"]["llama, dynamic"]
         assert "positions of the type longrope depend on the sequence length" in said["unknown"]["phi3, longrope"]
         for name, sentence in said["refusals"].items():
-            assert "says something else of a sequence in parts than of a whole one" in sentence, (name, sentence)
+            assert "gives other results for a split sequence than for a whole one" in sentence, (name, sentence)
