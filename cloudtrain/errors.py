@@ -20,8 +20,11 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 from __future__ import annotations
 
 import errno
+import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -89,12 +92,30 @@ class UnknownRun(BadRequest):
     """No run, or more than one, has that id or prefix."""
 
 
+def install_command(requirement: str, prefix: str = sys.prefix) -> str:
+    """Return the command that installs a requirement beside cloudtrain: with pip, pipx or uv, as cloudtrain itself was.
+
+    Args:
+        requirement: `cloudtrain[EXTRA]`, or another package.
+        prefix: The environment of cloudtrain; pipx, uv tool and uv each leave a file of their own there.
+    """
+    folder, extra = Path(prefix), requirement.startswith("cloudtrain[")
+    quoted = f"'{requirement}'" if extra else requirement
+    if (folder / "pipx_metadata.json").is_file():
+        return f"pipx {'install --force' if extra else 'inject cloudtrain'} {quoted}"
+    if (folder / "uv-receipt.toml").is_file():
+        return f"uv tool install --force {'' if extra else 'cloudtrain --with '}{quoted}"
+    config = folder / "pyvenv.cfg"
+    by_uv = config.is_file() and re.search(r"^uv = ", config.read_text(errors="replace"), re.MULTILINE)
+    return f"{'uv ' if by_uv else ''}pip install {quoted}"
+
+
 class MissingExtra(BadRequest):
-    """An optional dependency is not installed; the hint is the pip command."""
+    """An optional dependency is not installed; the hint is the command that installs it."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(
-            f"{what} needs the extra {extra}, which is not installed", f"pip install 'cloudtrain[{extra}]'"
+            f"{what} needs the extra {extra}, which is not installed", install_command(f"cloudtrain[{extra}]")
         )
         self.extra = extra
 

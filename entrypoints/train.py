@@ -204,7 +204,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         if best.update(scores) and best.keeps:
             save_best()
         if best.enough:
-            logger.say(f"{best.in_vain} evaluations without improvement: stopping at step {loop.step}/{total_steps}")
+            logger.say(
+                f"{best.in_vain} evaluations in a row without improvement: stopping at step {loop.step}/{total_steps}"
+            )
         return best.enough
 
     loop = Loop(
@@ -256,9 +258,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         if best.keeps and not best.update(scores) and manager.go_back(best.checkpoint, training):
             scores = evaluate(strategy, held_out)
             logger.metrics(loop.step, **scores)
-            logger.say(f"loaded the best checkpoint, {best.checkpoint}")
+            logger.say(f"loaded the checkpoint with the best evaluation, {best.checkpoint}")
     if arguments.torch_compile:
-        logger.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
+        logger.say(f"model compiled by torch.compile with {arguments.torch_compile_backend}: {models.graphs()} graphs")
     if strategy.saves_in_parts:
         trained, bare = models.plain(strategy.model, arguments), models.plain(strategy.bare, arguments)
         publish.save_in_parts(
@@ -283,8 +285,10 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     if context.rank == 0:
         logger.table(loop.step, "predictions", task.table)
         if scores:
-            before = "" if first_loss is None else f"{first_loss:.3f} -> "
-            logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}")
+            before, legend = (
+                ("", "") if first_loss is None else (f"{first_loss:.3f} -> ", "  (before -> after training)")
+            )
+            logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}{legend}")
         logger.say(f"model saved in {model_folder}")
         if arguments.push_to_hub:
             logger.say(

@@ -161,7 +161,7 @@ class Manifest:
                 break
         if len(packed) > limit:
             raise BadRequest(
-                f"arguments and environment take {len(packed):,} bytes packed, {limit:,} are possible",
+                f"arguments and environment take {len(packed):,} bytes packed, {limit:,} are allowed",
                 "move long values into a file in the source folder",
             )
         return packed

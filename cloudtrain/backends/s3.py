@@ -47,7 +47,8 @@ def download_archive(aws: Aws, uri: str, into: Path) -> None:
             except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
                 path.unlink()
                 raise BackendError(
-                    f"{uri} cannot be unpacked: {error}", "the archive in the bucket is unchanged"
+                    f"{uri} cannot be unpacked: {error}",
+                    "fix the cause and run the command again: the archive in the bucket is unchanged",
                 ) from None
             _move_files(Path(unpacked), into)
         path.unlink()

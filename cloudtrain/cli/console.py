@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, install_command
 
 
 @options.command()
@@ -63,7 +63,7 @@ def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> 
     return 0
 
 
-_INSTALL_COMMAND = "pip install 'cloudtrain[console]'"
+_INSTALL_COMMAND = install_command("cloudtrain[console]")
 
 
 def _flush() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.errors import BadRequest, CloudtrainError, install_command
 from cloudtrain.job.units import format_size
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _check_package(package: str, extra: str) -> Finding:
         return Finding(package, True, version(package))
     except PackageNotFoundError:
         return Finding(
-            package, None, "not installed", f"pip install 'cloudtrain[{extra}]' for the shared trainer on local"
+            package, None, "not installed", f"{install_command(f'cloudtrain[{extra}]')} for the shared trainer on local"
         )
 
 
@@ -252,7 +252,9 @@ def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     plan = Planner(name).plan(job) if job else None
     backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
     if not isinstance(backend, HasPolicies):
-        raise BadRequest(f"the backend {backend.name} has no policies", "use -t with a target on SageMaker")
+        raise BadRequest(
+            f"the backend {backend.name} has no IAM policies to print", "choose a SageMaker target: -t TARGET"
+        )
     return backend.policy(kind, plan)
 
 

@@ -27,7 +27,10 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     given = words.gpus.split(",") if words.gpus else []
     first = parse_job_words(words._replace(gpus=given[0] if given else None))
     if isinstance(first, Plan):
-        raise BadRequest("`cloudtrain plan` already says whether the job fits", "name a job file")
+        raise BadRequest(
+            "fit takes a job file or script, not a plan: `cloudtrain plan` has already checked the memory",
+            "give the job file: cloudtrain fit job.yaml",
+        )
     planner = Planner(target)
     if not given:
         own = planner.resolve(first.job, first.sets).job.resources
@@ -39,7 +42,10 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
         job = layout.freeze(job)[0] if job.parallelism.strategy == "auto" else job
         answer = fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.num_nodes)
         if answer is None:
-            raise BadRequest("the job does not describe its model", "fit: {model: ..., batch: ..., sequence: ...}")
+            raise BadRequest(
+                "the job does not describe its model",
+                "add fit: {model: ..., batch: ..., sequence: ...} to the job file",
+            )
         if isinstance(answer, str):
             raise BadRequest(answer, "name a folder with a config.json, or a model of docs/fit.md")
         found[gpus] = answer

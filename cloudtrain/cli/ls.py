@@ -66,9 +66,9 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
     "states",
     multiple=True,
     type=click.Choice([state.value for state in State], case_sensitive=False),
-    help="Only runs in this state; may be repeated.",
+    help="List only runs in this state; may be repeated.",
 )
-@click.option("--name", metavar="NAME", help="Only runs of jobs of this name.")
+@click.option("--name", metavar="NAME", help="List only runs whose job has this name.")
 @options.json_option
 def command(
     words: tuple[str, ...],

@@ -81,7 +81,10 @@ def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
         return path, {}
     job_input = parse_job_words(options.JobWords(text))
     if isinstance(job_input, Plan):
-        raise BadRequest("a plan contains an already packaged source", "give a folder or a job file")
+        raise BadRequest(
+            "package shows the files of a folder or job file, and a plan is packaged already",
+            "give a folder or a job file",
+        )
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 

@@ -91,7 +91,7 @@ def _wanted(home: Path, names: tuple[str, ...]) -> list[str]:
     """Return the lists to read: those named, or those that are stored or that targets need; raises BadRequest."""
     wrong = [name for name in names if not re.fullmatch(PRICE_LIST, name)]
     if wrong:
-        hint = "write provider/region; providers are sagemaker, vertex, aws, gcp and runpod"
+        hint = "write PROVIDER/REGION, as in sagemaker/us-east-1; providers are sagemaker, vertex, aws, gcp and runpod"
         raise BadRequest(f"there is no price list {', '.join(wrong)}", hint)
     wanted = sorted({*names} or {*(each.name for each in prices.stored(home)), *_of_targets()})
     if not wanted:

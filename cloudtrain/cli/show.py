@@ -197,7 +197,10 @@ def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ..
 
     job_input = parse_job_words(options.JobWords(argument, sets=sets))
     if isinstance(job_input, Plan):
-        raise BadRequest("a plan does not record where its values were set", "give the job file instead")
+        raise BadRequest(
+            "--origin needs a job file: a plan does not record where its values were set",
+            "give the job file instead of the plan",
+        )
     resolved = targets.resolve(job_input.job, job_input.sets, target=target, backends=registry.names())
     data = resolved.job.to_dict() | {"options": {resolved.backend: dict(resolved.options)}, "target": resolved.target}
     script = "" if isinstance(job_input.job, Path) else "the script"

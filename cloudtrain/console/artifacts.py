@@ -84,17 +84,17 @@ def open_artifact(run: Run, path: str) -> int:
     """Open one of a run's files and return the descriptor; raises BadRequest for anything else."""
     parts = path.split("/")
     if parts[0] not in FETCHABLE or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
-        raise BadRequest("the run has no such file")
+        raise BadRequest("the run has no file at this address")
     try:
         descriptor = os.open(results_folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in parts[:-1]:
             descriptor = _open_in(descriptor, part, _NO_LINK | os.O_DIRECTORY)
         descriptor = _open_in(descriptor, parts[-1], _NO_LINK | os.O_NONBLOCK)  # opening a pipe would block
     except OSError:
-        raise BadRequest("the run has no such file") from None
+        raise BadRequest("the run has no file at this address") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadRequest("the run has no such file")
+        raise BadRequest("the run has no file at this address")
     return descriptor
 
 
@@ -137,7 +137,7 @@ def add_route() -> None:
         try:
             descriptor = await history.current().query_run(run_id, lambda run: open_artifact(run, path))
         except Exception:
-            raise HTTPException(404, "the run has no such file") from None
+            raise HTTPException(404, "the run has no file at this address") from None
         name, size_bytes = quote(path.rpartition("/")[2], safe=""), os.fstat(descriptor).st_size
         headers = {
             "content-disposition": f"attachment; filename*=UTF-8''{name}",  # never rendered as a page

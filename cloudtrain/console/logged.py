@@ -142,7 +142,7 @@ def _draw_object(one: Logged) -> None:
         draw = {"text": _text, "table": _table, "histogram": _histogram}[one.what](one.content, one.name)
     if draw is None:
         ui.label(
-            f"too large or not readable here; `cloudtrain fetch` downloads it: outputs/{text.clean(one.file, 200)}"
+            f"too large or not readable, so it is not shown; `cloudtrain fetch` downloads it: outputs/{text.clean(one.file, 200)}"
         ).classes("ct-dim")
     else:
         draw()
@@ -187,7 +187,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 def _text(content: Mapping[str, Any], name: str) -> Callable[[], None]:
     shown, left_out = str(content.get("text", "")), _count(content.get("left_out"))
     return lambda: widgets.preformatted(
-        shown + (f"\n… {left_out:,} more characters in its file" if left_out else ""), name=text.clean(name, 200)
+        shown + (f"\n… {left_out:,} more characters are in the file" if left_out else ""), name=text.clean(name, 200)
     )
 
 
@@ -205,7 +205,7 @@ def _table(content: Mapping[str, Any], name: str) -> Callable[[], None] | None:
 
         widgets.table(heads, cells, caption=text.clean(name, 200))
         if left_out:
-            ui.label(f"{left_out:,} more rows in its file").classes("ct-dim")
+            ui.label(f"{left_out:,} more rows are in the file").classes("ct-dim")
 
     return draw
 

@@ -23,7 +23,7 @@ class Use:
         """Draw the charts."""
         from nicegui import ui
 
-        self._empty_label = ui.label("nothing was reported").classes("ct-dim")
+        self._empty_label = ui.label("The nodes have reported no usage.").classes("ct-dim")
         self._area = ui.element("div").classes("ct-use").props('role="group" aria-label="use of each node over time"')
         await self.refresh()
 

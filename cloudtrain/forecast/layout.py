@@ -92,7 +92,7 @@ def freeze(job: Job, plan: Plan | None = None, machine: str = "") -> tuple[Job, 
     ]
     for layout in others:
         slower = f"{layout.seconds / first.seconds - 1:.0%} slower" if layout.seconds > first.seconds else "no faster"
-        notes.append(f"runner-up: {layout.described}; needs {_gib(layout)} GiB, {slower}")
+        notes.append(f"next best layout: {layout.described}; needs {_gib(layout)} GiB, {slower}")
     notes += _out(layouts, most)
     return _frozen(job, first, found), notes
 

@@ -174,7 +174,7 @@ def _only(op: str, allowed: Sequence[str], field: str, match: re.Match[str]) -> 
 def _one_of(known: Mapping[str, T], name: str, at: int, what: str) -> T:
     if name not in known:
         hint = closest(name, known) or f"write {', '.join(known)}"
-        raise FilterError(at, f"{name!r} is no {what}", hint)
+        raise FilterError(at, f"{name!r} is not a {what}", hint)
     return known[name]
 
 

@@ -154,7 +154,7 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     calls = [call for call in every_call if _called(call) in CLASSES]
     if not calls:
         raise BadRequest(
-            f"there is no call of {', '.join(CLASSES)}", "give the script or notebook that contains the call"
+            f"the file has no call of {', '.join(CLASSES)}", "give the script or notebook that contains the call"
         )
     names = dict(_literals(tree))
     job: dict[str, Any] = {}
@@ -184,7 +184,9 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     for name, value in job.get("hyperparameters", {}).items():
         if value == CHECKPOINTS:
             job["hyperparameters"][name] = "{checkpoint_dir}"
-            notes.append(f"hyperparameters.{name}: {{checkpoint_dir}} is the run's checkpoint folder on every target")
+            notes.append(
+                f"hyperparameters.{name}: {{checkpoint_dir}} is replaced by the run's checkpoint folder on every target"
+            )
     if any(isinstance(value, bool | list | dict) for value in job.get("hyperparameters", {}).values()):
         job["arg_style"] = "hf"  # as SageMaker gives them: --fp16 True, and JSON
     return job, notes

@@ -169,7 +169,7 @@ class JobKeys(TypedDict, total=False):
     inputs: Mapping[str, InputKeys | sections.Input | str]
     """Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."""
     after: Sequence[str | int | float | bool]
-    """Run ids; the job starts only after all of them have SUCCEEDED."""
+    """Ids of runs; the job starts only after all of these runs have SUCCEEDED."""
     output: str | os.PathLike[str] | None
     """Folder or bucket for results. Default: chosen by the target."""
     env: Mapping[str, str | int | float | bool]

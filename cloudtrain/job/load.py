@@ -74,7 +74,9 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
         key = key.strip()
         if not equals or not key:
             document.problems.append(
-                Problem(f"{setting[:60]!r} is not a setting", "", "write --set key=value", "--set")
+                Problem(
+                    f"{setting[:60]!r} is not a setting of the form KEY=VALUE", "", "write --set key=value", "--set"
+                )
             )
             continue
         try:

@@ -129,7 +129,7 @@ class JobModel(Spec):
         default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
     )
     after: list[Text] = Field(
-        default_factory=none_yet, description="Run ids; the job starts only after all of them have SUCCEEDED."
+        default_factory=none_yet, description="Ids of runs; the job starts only after all of these runs have SUCCEEDED."
     )
     output: Place | None = Field(
         default=None, description="Folder or bucket for results. Default: chosen by the target."

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from cloudtrain.errors import Problem
+from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _OTHERS = {
     "SkyPilot": {"workdir", "file_mounts", "envs", "service", "storage_mounts"},
     "dstack": {"type", "commands", "python", "nodes", "ide", "fleets", "spot_policy", "max_duration"},
 }
+_CLEAR = {"file_mounts", "storage_mounts", "workdir", "commands"}  # one of these is enough to know the tool
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("more than", "gt"),
@@ -56,7 +57,10 @@ def wrong(message: str, hint: str = "") -> PydanticCustomError:
 def explain(
     error: ValidationError, model: type[BaseModel], document: Document | None = None, prefix: Sequence[str] = ()
 ) -> list[Problem]:
-    """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job."""
+    """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job.
+
+    Raises BadJob with one problem for a file of another tool.
+    """
     items = error.errors(include_url=False)
     if (tool := None if prefix else _other_tool(items)) and document is not None:
         message = f"this is a {tool} file, and not a job file"
@@ -64,7 +68,7 @@ def explain(
             f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; "
             "docs/scripts.md has an example"
         )
-        return [located(Problem(message, "", hint), document)]
+        raise BadJob([located(Problem(message, "", hint), document)])  # what follows from that is not said too
     problems: list[Problem] = []
     for item in items:
         loc = tuple(part for part in item["loc"] if part not in ("[key]", ONE, SEVERAL))
@@ -190,9 +194,9 @@ def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
 
 
 def _other_tool(items: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the tool whose file this is, by two or more of its keys at the top; None for a job file with mistakes."""
+    """Return the tool whose file this is, by its keys at the top; None for a job file with mistakes."""
     unknown = {item["loc"][0] for item in items if item["type"] == "extra_forbidden" and len(item["loc"]) == 1}
-    return next((tool for tool, keys in _OTHERS.items() if len(unknown & keys) > 1), None)
+    return next((tool for tool, keys in _OTHERS.items() if len(found := unknown & keys) > 1 or found & _CLEAR), None)
 
 
 def _inner(model: type[BaseModel], part: Any) -> type[BaseModel] | None:

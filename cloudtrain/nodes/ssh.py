@@ -167,7 +167,7 @@ class Remote:
         if (config.checks and config.no_files) if config else options.known_hosts is None:  # UserKnownHostsFile none
             raise BackendError(
                 f"{host.label}: ~/.ssh/config turns off host key checking, which cloudtrain needs",
-                "set known_hosts to a file",
+                "set known_hosts of this host to a file of host keys in cloudtrain.toml",
             )
         jump_host = host.jump_host
         if jump_host is None and config and config.jump:

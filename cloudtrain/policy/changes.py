@@ -104,7 +104,7 @@ def apply_entry_points(job: Job, context: Context) -> tuple[Job, list[str]]:
             ) from error
         if not isinstance(made, Job):
             raise BadRequest(
-                f"the policy {point.name} ({point.value}) returns no job", "return the job, or job.replace"
+                f"the policy {point.name} ({point.value}) did not return a job", "return the job, or job.replace"
             )
         notes += [f"the policy {point.name} sets {what}" for what in _differences(job.to_dict(), made.to_dict())]
         job = made

@@ -36,7 +36,7 @@ def find(folder: Path | None, home: Path, earlier: Sequence[Mapping[str, Any]] =
         if str(path) in found:
             continue
         if not path.is_file():
-            notes.append(f"the policy {path} of an earlier attempt is gone: its rules were not checked")
+            notes.append(f"the policy {path} of an earlier attempt no longer exists: its rules were not checked")
         elif old.get("from"):
             found[str(path)] = pin.load(str(old["from"]), home)
         else:

@@ -92,5 +92,5 @@ def _read(url: str, home: Path) -> tuple[bytes, str]:
         commit = ""
         content = download.within(download.SILENCE_S, lambda: download.content(url, MAX_BYTES), url)
     if len(content) > MAX_BYTES:
-        raise BackendError(f"{url} is longer than {MAX_BYTES >> 10} KiB")
+        raise BackendError(f"the policy file at {url} is larger than {MAX_BYTES >> 10} KiB")
     return content, commit

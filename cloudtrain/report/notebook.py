@@ -54,9 +54,9 @@ def data_frame(
     try:
         import pandas
     except ImportError:
-        from cloudtrain.errors import BadRequest
+        from cloudtrain.errors import BadRequest, install_command
 
-        raise BadRequest("a data frame needs pandas, which is not installed", "pip install pandas") from None
+        raise BadRequest("a data frame needs pandas, which is not installed", install_command("pandas")) from None
     rows = [_row(store, run_id) for run_id in run_ids] if store else []
     for row, found in zip(rows, chosen, strict=False):
         row.update(zip(columns, found.values, strict=True))

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, install_command
 from cloudtrain.history.curves import MOST
 from cloudtrain.history.sampling import Point, split_lost
 from cloudtrain.job.units import unix_time
@@ -207,7 +207,9 @@ def new_grid(titles: Sequence[str]) -> Any:
     try:
         from plotly.subplots import make_subplots
     except ImportError:
-        raise BadRequest("figures need plotly, which is not installed", "pip install 'cloudtrain[console]'") from None
+        raise BadRequest(
+            "figures need plotly, which is not installed", install_command("cloudtrain[console]")
+        ) from None
     rows = math.ceil(len(titles) / 2)
     figure = make_subplots(
         rows=rows, cols=min(len(titles), 2), subplot_titles=list(titles), vertical_spacing=min(0.3, 0.25 / rows)

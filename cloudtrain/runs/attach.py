@@ -93,7 +93,10 @@ def attach_all(
             store.attach_all(made)
             progress(first + len(batch), len(due))
     if not any(found[:4]) and not found.unreadable:
-        raise BadRequest(f"there is no run below {uri}", "name the output of the jobs, or one run: <output>/<run id>")
+        raise BadRequest(
+            f"there is no run below {uri}",
+            "give the folder or bucket that the jobs have as output, or one run: OUTPUT/RUN_ID",
+        )
     return found
 
 

@@ -213,7 +213,9 @@ class Planner:
                 f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"
             )
         if job.renamed:
-            notes.append(f"the name {job.renamed} is written {job.name} on every platform")
+            notes.append(
+                f"the job name {job.renamed} is changed to {job.name}, because platforms allow only small letters, digits and -"
+            )
         if layout.accelerate_config or layout.strategy not in ("none", "ddp"):
             notes += strategy_check.check(job, plan, texts)
         notes += script_notes.notes(job, plan, texts)

@@ -147,7 +147,7 @@ def plan_next(
             "to move a run, its job needs an output (a bucket or folder) that both targets can use",
         )
     else:
-        notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
+        notes.append(f"the next attempt resumes from the newest checkpoint in {attempts.place(plan)}")
     if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
         notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
@@ -169,9 +169,9 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
         if resources.get("instance_type") and (
             Feature.INSTANCE_TYPES not in kind.features or backend != newest.backend
         ):
-            notes.append(f"{resources.pop('instance_type')} is a machine of {newest.target}: it is ignored")
+            notes.append(f"{resources.pop('instance_type')} is a machine type of {newest.target}: it is ignored")
         if data.get("image") and Feature.IMAGES not in kind.features:
-            notes.append(f"{target} uses no image: {data.pop('image')} is ignored")
+            notes.append(f"{target} runs no containers: {data.pop('image')} is ignored")
         for name in ("usd_per_hour", "priced_as"):  # of the other target's machines
             resources.pop(name, None)
         data["resources"] = resources

@@ -137,7 +137,7 @@ def _fetch(remote: Remote, commit: str | None, fresh: Path) -> str:
     process = git.run(["git", "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}"], fresh)
     if process.returncode:
         raise BadSource(
-            f"{remote.address} has no branch, tag or commit {wanted}", "the rev is the part after the last @"
+            f"{remote.address} has no branch, tag or commit {wanted}", "check the name after the last @ in source"
         )
     return process.stdout.decode().strip()
 

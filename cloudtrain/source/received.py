@@ -40,7 +40,7 @@ def package(data: bytes, about: Mapping[str, Any], into: Path, **exceptions: Seq
                 for member in archive:
                     size += member.size
                     if size > MAX_TREE or not (member.isreg() or member.issym()):
-                        raise BadSource(f"the archive holds {member.name!r}, which is too large, or no file")
+                        raise BadSource(f"the archive holds {member.name!r}, which is too large or is not a file")
                     members.append(member)
                 archive.extractall(folder, members, filter="data")
         except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from cloudtrain.errors import BadRequest, MissingExtra
+from cloudtrain.errors import BadRequest, MissingExtra, install_command
 from cloudtrain.sweeps.file import SweepFile
 from cloudtrain.sweeps.space import Parameter, grid
 
@@ -69,7 +69,9 @@ def _ask(
     try:
         asked = study.ask(space).params
     except ModuleNotFoundError as error:
-        raise BadRequest(f"method {sweep.method} needs the package {error.name}", f"pip install {error.name}") from None
+        raise BadRequest(
+            f"method {sweep.method} needs the package {error.name}", install_command(str(error.name))
+        ) from None
     point: dict[str, Any] = {name: float(value) for name, value in asked.items()}
     params = {}
     for parameter in sweep.parameters:

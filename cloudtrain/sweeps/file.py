@@ -220,7 +220,7 @@ def _early_stop(document: Mapping[str, Any], metrics: Sequence[Metric], problems
 def _budget(document: Mapping[str, Any], problems: list[Problem]) -> Budget:
     given = document.get("budget") or {}
     if not isinstance(given, Mapping) or given.keys() - {"trials", "hours", "usd"}:
-        problems.append(Problem("has the keys trials, hours and usd", "budget"))
+        problems.append(Problem("has an unknown key; it takes trials, hours and usd", "budget"))
         return Budget()
     for key, value in given.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
@@ -252,7 +252,11 @@ def _job(
         return dict(section_of), "arguments"
     if not named:
         problems.append(
-            Problem("is missing: the job file that the trials run", "job", "job: job.yaml, or program: train.py")
+            Problem(
+                "is missing: a sweep needs the job file that its trials run",
+                "job",
+                "write job: job.yaml, or program: train.py",
+            )
         )
         return {}, "arguments"
     if "job" in named and len(named) > 1:

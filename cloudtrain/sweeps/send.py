@@ -116,7 +116,7 @@ def _most_usd(plan: Plan) -> float:
         hint = (
             "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
         )
-        raise BadRequest("budget.usd needs the maximum cost of a trial, which is unknown", hint)
+        raise BadRequest("budget.usd needs the maximum cost of a trial, and cloudtrain does not know it", hint)
     return float(usd)
 
 

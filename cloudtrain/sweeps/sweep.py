@@ -259,7 +259,10 @@ def begin(
     SweepHistory(home).add(sweep_id, sweep.name, spec)
     found = Sweep.find(sweep_id, home)
     if key and _comparable(found.record.spec) != _comparable(spec):
-        raise BadRequest(f"the key {key!r} names {sweep_id}, another sweep", "use another --key, or the file as it was")
+        raise BadRequest(
+            f"the key {key!r} is already used by {sweep_id}, a different sweep",
+            "use another --key, or the file as it was",
+        )
     found.ensure_driven()
     return found
 

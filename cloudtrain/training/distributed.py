@@ -284,7 +284,7 @@ def _divide(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     known = {item.name for item in fields(module("trainer.arguments").Arguments)}
     if strange := sorted(options.keys() & known - taken):
         raise BadRequest(
-            f"{strange[0]} is an argument of the shared trainer only, which loads models and texts itself",
+            f"{strange[0]} is an argument of the shared trainer only; train_distributed takes the model and data as objects",
             "write a job with trainer: true, or remove the argument",
         )
     sets = {name: value for name, value in options.items() if name in taken}

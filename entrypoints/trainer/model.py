@@ -83,7 +83,9 @@ def _outlined(
 def _adjusted(model: Any, arguments: Arguments, tokenizer: Any) -> Any:
     """Return the model as it is trained."""
     if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
-        raise Unsupported(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
+        raise Unsupported(
+            f"the tokenizer has {need} tokens, more than the embeddings of the model {arguments.model} have"
+        )
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # of no use in training
     if arguments.gradient_checkpointing:

@@ -86,7 +86,9 @@ def _whole(name: str, dtype: torch.dtype) -> Any:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise Unsupported(f"the model {name} cannot be loaded: {_first_line(error)}") from None
     if missing := sorted(info["missing_keys"]):  # transformers draws them at random and only warns
-        raise Unsupported(f"{name} lacks the weights of {len(missing)} parameters, such as {missing[0]}")
+        raise Unsupported(
+            f"{name} does not contain the weights of {len(missing)} parameters of the model, such as {missing[0]}"
+        )
     return model
 
 

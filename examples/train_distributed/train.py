@@ -1,4 +1,4 @@
-"""A model and data in memory, trained over three nodes: run me with python. The nodes are simulated on this machine;
+"""A model and data in memory, trained over three nodes: run me with python. The nodes run as groups of processes on this machine;
 `target="prod"` would be one of cloudtrain.toml, with real ones."""
 
 import logging

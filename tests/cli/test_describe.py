@@ -50,6 +50,7 @@ def test_a_shortened_request_has_all_that_a_person_would_check():
     request = {
         "spec": {"env": [{"name": "CLOUDTRAIN_NODE_RANK", "value": "1"}, {"name": "MINE", "value": "2"}]},
         "HyperParameters": {"ct_manifest_0": "eNq", "lr": "1e-4"},
+        "sdl": {"env": ["CLOUDTRAIN_MANIFEST_0=eNq", "MINE=2"]},  # as Akash writes variables
         "script": "x" * 1000,
         "count": 3,
         "none": [],
@@ -58,11 +59,12 @@ def test_a_shortened_request_has_all_that_a_person_would_check():
         {
             "spec": {"env": [{"name": "MINE", "value": "2"}]},
             "HyperParameters": {"lr": "1e-4"},
+            "sdl": {"env": ["MINE=2"]},
             "script": "x" * 400 + "... (1,000 characters)",
             "count": 3,
             "none": [],
         },
-        3,
+        4,
     )
 
 

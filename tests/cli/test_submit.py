@@ -24,7 +24,7 @@ def test_submit_prints_the_id_first_then_limits_and_what_to_do_next(shell, proje
     run_id = shown.out.split()[0]
     assert run_id.startswith("train-")
     for text in (
-        "submitted to local", "2 nodes x 1 process", "at most 1h 30m", str(project), "2 nodes are simulated",
+        "submitted to local", "2 nodes x 1 process", "at most 1h 30m", str(project), "2 nodes run as groups of processes",
         str(home / "runs" / run_id), f"cloudtrain logs -f {run_id}", f"cloudtrain cancel {run_id}",
     ):  # fmt: skip
         assert text in shown.out

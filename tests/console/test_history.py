@@ -38,7 +38,7 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     search.fill("")
     expect(rows).to_have_count(50)
     search.fill("state:fai")
-    expect(page.get_by_text("is no state (did you mean failed?)")).to_be_visible()  # and where
+    expect(page.get_by_text("is not a state (did you mean failed?)")).to_be_visible()  # and where
     search.press("Tab")
     expect(search).to_have_value("state:failed ")
     expect(page.get_by_text("of 41")).to_be_visible()  # a third of them

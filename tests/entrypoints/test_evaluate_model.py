@@ -198,7 +198,9 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence(tmp_path):
     del weights["transformer.h.1.mlp.c_fc.weight"]
     save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     lacking = refusal(run("--model", "model", "--data", data, folder=tmp_path))
-    assert "lacks the weights of 1 parameters, such as transformer.h.1.mlp.c_fc.weight" in lacking
+    assert (
+        "does not contain the weights of 1 parameters of the model, such as transformer.h.1.mlp.c_fc.weight" in lacking
+    )
     save_file(whole, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     for file in (tmp_path / "model").glob("tokenizer*"):
         file.unlink()

@@ -59,14 +59,14 @@ def test_it_ends_early_and_goes_back_to_the_best(tmp_path: Path, base: Path):
     best = min((step for step in held if step), key=lambda step: held[step])
     end = max(done.losses())
     assert best == 2 and end == 8, held
-    assert "3 evaluations without improvement: stopping at step 8/40" in done.output()
+    assert "3 evaluations in a row without improvement: stopping at step 8/40" in done.output()
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-00000002.a1", "step-00000007.a1", "step-00000008.a1"]
     evaluations = [row["eval_loss"] for row in done.events("metric") if "eval_loss" in row]
     assert evaluations[-1] == evaluations[1] < evaluations[-2], "evaluated at its end, and again after going back"
 
     again = train(tmp_path / "run", args, 2, attempt=2)
-    assert again.losses() == {} and "loaded the best checkpoint, step-00000002.a2" in again.output()
+    assert again.losses() == {} and "loaded the checkpoint with the best evaluation, step-00000002.a2" in again.output()
 
 
 def test_a_stream_is_the_same_on_two_ranks_and_after_a_kill(tmp_path: Path):

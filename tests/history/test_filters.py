@@ -92,7 +92,7 @@ def test_a_filter_selects(store, text, found):
 @pytest.mark.parametrize(
     ("text", "at", "message"),
     [
-        ("state:faled", 6, "'faled' is no state"),
+        ("state:faled", 6, "'faled' is not a state"),
         ("words stat:failed", 6, "unknown field 'stat'"),
         ("metric.loss<low", 12, "'low' is not a number"),
         ("took>soon", 5, "'soon' is not a duration"),

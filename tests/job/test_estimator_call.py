@@ -161,7 +161,9 @@ def test_a_notebook_is_read_without_its_magic(tmp_path: Path) -> None:
 def test_the_checkpoints_of_sagemaker_are_the_runs_folder() -> None:
     job, notes = convert('Estimator(entry_point="t.py", hyperparameters={"path": "/opt/ml/checkpoints", "lr": 0.1})')
     assert job["hyperparameters"] == {"path": "{checkpoint_dir}", "lr": 0.1}
-    assert notes == ["hyperparameters.path: {checkpoint_dir} is the run's checkpoint folder on every target"]
+    assert notes == [
+        "hyperparameters.path: {checkpoint_dir} is replaced by the run's checkpoint folder on every target"
+    ]
 
 
 def test_init_writes_the_job_of_a_call(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

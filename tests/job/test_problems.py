@@ -181,11 +181,13 @@ def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch
         "{A: 1}\nrun: python train.py\n",
         "dstack": "type: task\npython: 3.12\ncommands:\n  - python train.py\nresources: {gpu: 24GB}\n",
     }
-    for tool, text in texts.items():
+    short = {"SkyPilot": "workdir: .\nrun: python train.py\n", "dstack": "commands: [python train.py]\n"}
+    for tool, text in [*texts.items(), *short.items()]:
         (tmp_path / "job.yaml").write_text(text)
         with pytest.raises(BadJob) as caught:
             Job.load("job.yaml")
         assert f"job.yaml: this is a {tool} file, and not a job file" in str(caught.value.problems[0])
+        assert len(caught.value.problems) == 1
         assert "docs/scripts.md" in caught.value.problems[0].hint and "known are" not in str(caught.value)
 
 

@@ -61,7 +61,11 @@ def test_value_error_refuses(project: Path, install, cli):
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [("broken", "acme_rules:broken.* fails: ZeroDivision"), ("nothing", "returns no job"), ("mover", "another target")],
+    [
+        ("broken", "acme_rules:broken.* fails: ZeroDivision"),
+        ("nothing", "did not return a job"),
+        ("mover", "another target"),
+    ],
 )
 def test_one_that_fails_lets_nothing_through(function: str, message: str, project: Path, install):
     install(function)

@@ -226,7 +226,11 @@ def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, mo
     policy = _policy(project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\n')
     plan = _plan_of_memory(project)
     found = checks.find_problems([policy], plan, MemoryBackend({}, project))
-    assert [problem.message.split(";")[0].split(",")[0] for problem in found] == ["is not set", "is not set", "is not known"]
+    assert [problem.message.split(";")[0].split(",")[0] for problem in found] == [
+        "is not set",
+        "is not set",
+        "is not known",
+    ]
 
 
 def _policy(project: Path, text: str) -> files.Policy:

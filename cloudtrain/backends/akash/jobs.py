@@ -139,7 +139,7 @@ def parse_handle(handle: str) -> tuple[str, str]:
     """Return attempt id and dseq of a handle; raises BackendError for another text."""
     match = _HANDLE.fullmatch(handle)
     if match is None:
-        raise BackendError(f"{handle!r} is no handle of Akash", "<attempt id>/<dseq>")
+        raise BackendError(f"{handle!r} is not an Akash lease of cloudtrain", "<attempt id>/<dseq>")
     return match[1], match[2]
 
 

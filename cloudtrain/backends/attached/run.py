@@ -78,7 +78,7 @@ class AttachedRun:
                 superseded = number < max(newest)
                 attempts.append(build_attempt(record, run_id, number, first[number], self.uri, superseded))
         if not attempts:
-            raise BadRequest(f"the files at {self.uri} is not a run history that this version of cloudtrain can read")
+            raise BadRequest(f"the files at {self.uri} are not a run history that this version of cloudtrain can read")
         return attempts
 
     def lines(self, attempt_id: str, after: str | None = None) -> Iterator[LogLine]:

@@ -37,7 +37,9 @@ def build_policy(rules: Sequence[Requirement], options: Mapping[str, Any]) -> tu
     for rule, why, key, wanted in rules:
         found = list(_validations(key, wanted, options))
         if not found:
-            notes.append(f"a Job does not show {key} (rule {rule}): only cloudtrain plan enforces it")
+            notes.append(
+                f"Kubernetes cannot enforce {key} (rule {rule} of the policy): cloudtrain alone checks it, at plan and submit"
+            )
         for expression, message in found:
             text = f"rule {rule}: {message}" + (f" ({why})" if why else "")
             validations.append({"expression": expression, "message": text, "reason": "Forbidden"})

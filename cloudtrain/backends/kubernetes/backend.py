@@ -95,7 +95,9 @@ class KubernetesBackend:
             raise BadJob(request.problems)
         notes = list(request.notes)
         if not pinned and not self._options.get("server"):
-            notes.append("no kubeconfig found, so the plan does not name a cluster (options.kubernetes.server)")
+            notes.append(
+                "no kubeconfig was found, so the plan does not name a cluster; set $KUBECONFIG or options.kubernetes.kubeconfig"
+            )
         notes += request.manifest.notes()
         return Plan(
             backend=self.name,

@@ -11,9 +11,11 @@ class Volume(BaseModel):
     """A persistent volume claim that the pods mount."""
 
     model_config = ConfigDict(extra="forbid")
-    claim: str = Field(min_length=1, description="name of the claim; ReadWriteMany for several nodes")
+    claim: str = Field(
+        min_length=1, description="name of the persistent volume claim; with several nodes it needs ReadWriteMany"
+    )
     path: str = Field(pattern=r"^/[^:]+$", description="mount path; inputs and output may be paths below it")
-    read_only: bool = Field(False, description="mount it read-only")
+    read_only: bool = Field(False, description="mount the claim read-only")
 
 
 class KubernetesOptions(BaseModel):

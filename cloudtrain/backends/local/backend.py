@@ -105,7 +105,7 @@ class LocalBackend:
             job, self.name, "cpus", "memory", "disk_gb"
         )
         if manifest.nodes > 1:
-            notes.append(f"{manifest.nodes} nodes are simulated on this machine")
+            notes.append(f"{manifest.nodes} nodes run as groups of processes on this machine")
         return Plan(
             backend=self.name,
             run_id=run_id,
@@ -140,7 +140,7 @@ class LocalBackend:
             self._start(plan, folder)
         except OSError as error:
             self.cancel(str(folder))  # node 0 may run
-            raise BackendError(f"no process can be started: {error.strerror or error}") from None
+            raise BackendError(f"the launcher cannot be started on this machine: {error.strerror or error}") from None
         return str(folder)
 
     def _start(self, plan: Plan, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker.limits import ROLE
 from cloudtrain.backends.sagemaker.types import note_types
-from cloudtrain.errors import CloudtrainError, MissingExtra, Problem
+from cloudtrain.errors import CloudtrainError, MissingExtra, Problem, install_command
 
 SERVICE = "sagemaker.amazonaws.com"
 
@@ -28,7 +28,11 @@ def check(aws: Aws, options: Mapping[str, Any], workdir: Path) -> list[Problem]:
         problems.append(Problem(message, "options.sagemaker.account", "use another AWS profile"))
     if options.get("client") == "sdk" and find_spec("sagemaker") is None:
         message = "the SageMaker SDK is not installed"
-        problems.append(Problem(message, "options.sagemaker.client", "pip install 'cloudtrain[sagemaker]', or boto3"))
+        problems.append(
+            Problem(
+                message, "options.sagemaker.client", f"{install_command('cloudtrain[sagemaker]')}, or set it to boto3"
+            )
+        )
     if not options.get("bucket"):
         hint = f"usually sagemaker-{region}-{account}"
         problems.append(Problem("no bucket is set", "options.sagemaker.bucket", hint))

@@ -87,7 +87,7 @@ class SagemakerOptions(BaseModel):
         False, description="run the containers without a network: no pip, no Hugging Face Hub, no secrets at run time"
     )
     encrypt_traffic: bool = Field(False, description="encrypt traffic between the nodes")
-    max_wait: str | None = Field(None, description="longest time of a spot job, waiting included: 48h")
+    max_wait: str | None = Field(None, description="maximum time of a spot job, waiting included: 48h")
     keep_alive_s: int | None = Field(
         None, ge=0, le=21600, description="seconds that machines stay warm for the next job"
     )
@@ -109,14 +109,16 @@ class SagemakerOptions(BaseModel):
         None, max_length=255, pattern=r"^[A-Za-z0-9]+$", description="share identifier in a queue with fair shares"
     )
     queue_priority: int | None = Field(None, ge=0, le=9999, description="scheduling priority in the queue")
-    max_pending: str | None = Field(None, description="longest wait in the queue, 30m to 28d; needs client: boto3")
+    max_pending: str | None = Field(
+        None, description="maximum wait in SageMaker's queue, 30m to 28d; needs client: boto3"
+    )
     compress: bool = Field(True, description="model and outputs as tar.gz; false: as files, for large models")
     experiment: dict[Literal["name", "trial", "display_name", "run"], str] = Field(
         {}, description="SageMaker experiment that the job belongs to"
     )
     remote_debug: bool = Field(False, description="allow shells in the containers through Systems Manager")
     infra_check: bool = Field(False, description="let SageMaker check the machines before the job starts")
-    session_chaining: bool = Field(False, description="pass the session's tags on to the job's sessions")
+    session_chaining: bool = Field(False, description="pass the tags of your AWS session on to the job's sessions")
     private_registry: bool = Field(False, description="pull the image from a private registry in the VPC")
     registry_credentials: str | None = Field(
         None,

@@ -56,7 +56,10 @@ def merge_raw(request: dict[str, Any], raw: Mapping[str, Any]) -> list[Problem]:
 
     The result is checked with botocore's model where botocore is installed; blocking then (it reads the model).
     """
-    owned = [Problem(f"sets {path}, which {OWNED[path]} sets", PATH, f"use {OWNED[path]}") for path in _owned(raw)]
+    owned = [
+        Problem(f"sets {path}, which cloudtrain sets from {OWNED[path]}", PATH, f"use {OWNED[path]}")
+        for path in _owned(raw)
+    ]
     if owned or not raw:
         return owned
     _merge(request, raw)

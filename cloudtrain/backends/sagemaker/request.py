@@ -98,7 +98,7 @@ def build_request(
     if machine and machine.accelerators and not job.resources.accelerators:
         gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
         job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))
-        notes.append(f"{machine.name} has {gpus.replace(':', ' x ')}: each node has {job.processes} ranks")
+        notes.append(f"{machine.name} has {gpus.replace(':', ' x ')}: {job.processes} ranks run on each node")
     bucket, prefix = options.get("bucket") or "", options.get("prefix") or "cloudtrain"
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
     run = f"{output}/{run_id}"
@@ -162,7 +162,7 @@ def build_request(
         if job.limits.capped:
             notes.append("with limits.max_cost or max_total_runtime, waiting for spot machines counts as running time")
     elif job.limits.max_wait:
-        notes.append("limits.max_wait works for spot jobs only on SageMaker")
+        notes.append("limits.max_wait has no effect: SageMaker supports it for spot jobs only (resources.use_spot)")
     price = total_price(machine, job.num_nodes, options)
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 

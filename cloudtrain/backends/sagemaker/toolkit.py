@@ -48,7 +48,7 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
         return []
     if options.get("entry") != "toolkit":
         hint = "remove it: cloudtrain's launcher starts a rank for each GPU; or entry: toolkit"
-        return [Problem("works with entry: toolkit only", path, hint)]
+        return [Problem("works only with options.sagemaker.entry: toolkit", path, hint)]
     if distribution != TORCHRUN:
         message = f"{', '.join(distribution)}: the launcher cannot be started by it, only by torch_distributed: {{enabled: true}}"
         return [Problem(message, path, "remove it: cloudtrain's launcher starts a rank for each GPU")]

@@ -48,7 +48,7 @@ def node_name(run: Run, job: str, node: int) -> str:
         raise client.error_for_command(asked, f"the nodes of job {job} are not known")
     names = str(asked["out"]).strip()
     if not names:
-        raise BackendError(f"job {job} does not run now", f"squeue --job {job}")
+        raise BackendError(f"the Slurm job {job} is not running now", f"squeue --job {job}")
     listed = run(["scontrol", "show", "hostnames", names])
     if listed["code"] != 0:
         raise client.error_for_command(listed, f"the nodes of job {job} are not known")

@@ -103,7 +103,9 @@ class SshBackend:
             job, self.name, "cpus", "memory", "disk_gb"
         )
         if len(self.machines) > manifest.nodes:
-            notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are used")
+            notes.append(
+                f"the first {manifest.nodes} of {len(self.machines)} machines in options.ssh.hosts that can be reached are used"
+            )
         if manifest.nodes > 1 and job.output is None:
             notes.append("`output` is not set: checkpoints and results are stored on node 0 only")
         return Plan(

@@ -42,7 +42,7 @@ def _measure_facts(agent: RemoteAgent, root: str) -> dict[str, Any]:
 def _check_machine(label: str, facts: dict[str, Any]) -> Iterator[Problem]:
     if facts["torch"] is None:
         yield Problem(
-            f"{label}: {facts['executable']} has no torch",
+            f"{label}: {facts['executable']} cannot import torch",
             hint="set python (its interpreter) or setup (shell lines) of this host",
         )
     if not facts["writable"]:

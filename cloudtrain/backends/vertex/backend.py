@@ -19,7 +19,7 @@ from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.limits import time_limit
 from cloudtrain.backends.vertex.permissions import build_permissions
 from cloudtrain.backends.vertex.request import Request
-from cloudtrain.errors import BadJob, CloudtrainError, Problem
+from cloudtrain.errors import BadJob, CloudtrainError, Problem, install_command
 from cloudtrain.events import LogLine, Status
 
 if TYPE_CHECKING:
@@ -200,7 +200,11 @@ class VertexBackend(CustomJobsBackend):
         if self._client == "sdk" and not has_sdk():
             message = "google-cloud-aiplatform is not installed: cloudtrain submits jobs with google-auth"
             problems.append(
-                Problem(message, "options.vertex.client", "set client: rest, or run pip install 'cloudtrain[vertex]'")
+                Problem(
+                    message,
+                    "options.vertex.client",
+                    f"set client: rest, or run {install_command('cloudtrain[vertex]')}",
+                )
             )
         if not problems:
             problems = [problem for look in (self._can_list, self._has_bucket) if (problem := _problem_of(look))]

@@ -176,7 +176,7 @@ class Request:
             same_name = [machine for machine in table if machine.name == resources.instance_type]
             if not same_name:
                 self.notes.append(
-                    f"cloudtrain's table of machines lacks {resources.instance_type}: it is sent unchecked"
+                    f"cloudtrain does not know the machine type {resources.instance_type}: Vertex AI decides whether it exists"
                 )
                 return None
             fitting = [machine for machine in same_name if machine.accelerators == resources.gpus]
@@ -274,7 +274,9 @@ class Request:
             scheduling["strategy"] = strategy
         max_wait = options.get("max_wait") or (job.limits.max_wait if strategy == "FLEX_START" else None)
         if job.limits.max_wait and not max_wait:
-            self.notes.append("limits.max_wait works on Vertex AI with strategy: FLEX_START only")
+            self.notes.append(
+                "limits.max_wait has no effect: Vertex AI supports it only with options.vertex.strategy: FLEX_START"
+            )
         if max_wait:
             if strategy != "FLEX_START":
                 self._add_problem(

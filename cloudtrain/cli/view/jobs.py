@@ -81,7 +81,8 @@ def _command_job(args: Sequence[str]) -> dict[str, Any]:
     cwd = Path.cwd()
     if cwd in (Path.home(), Path("/")):
         raise BadRequest(
-            f"{cwd} would be packaged as the command's source", "run the command in the folder that has the job's files"
+            f"{cwd} would be packaged as the source of this command, which is too much",
+            "run the command in the folder that has the job's files",
         )
     program = args[0]
     if which(program) is None and "/" not in program:

@@ -24,5 +24,7 @@ def shorten(request: Any) -> tuple[Any, int]:
 
 
 def _is_launchers(entry: Any) -> bool:
-    """Return whether an entry is a variable as Kubernetes and Vertex AI write it, {"name": ..., "value": ...}."""
+    """Return whether an entry is a variable: {"name": ..., "value": ...} or NAME=VALUE, as Akash writes it."""
+    if isinstance(entry, str):
+        return entry.startswith(LAUNCHER) and "=" in entry
     return isinstance(entry, Mapping) and str(entry.get("name", "")).startswith(LAUNCHER) and len(entry) <= 2

@@ -102,7 +102,7 @@ def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str]
 
 def _section(section: str, rows: list[Row], labels: list[str]) -> None:
     if section == "request":
-        with widgets.collapsible(f"{len(rows)} values of the native request"):
+        with widgets.collapsible(f"{len(rows)} values of the platform request"):
             _table("Request", rows, labels)
     else:
         shell.heading(_TITLES[section], 3)

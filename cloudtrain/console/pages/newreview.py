@@ -146,7 +146,7 @@ class ReviewStep:
         with ui.element("section").classes("ct-card"):
             shell.heading("What differs", 2)
             if not changes:
-                ui.label("No changes: the same job again.").classes("ct-dim")
+                ui.label("Nothing differs from the run before: this submits the same job again.").classes("ct-dim")
                 return
             with ui.element("div").classes("ct-scroll"), ui.element("table").classes("ct-table"):
                 with ui.element("thead"), ui.element("tr"):
@@ -204,7 +204,7 @@ class ReviewStep:
         with ui.dialog().props('aria-label="Overwrite the file"') as dialog, ui.card():
             ui.label(f"{text.clean(name)} already exists. Overwrite it?")
             if self.draft.form.comments:
-                ui.label("Its comments are lost, except those at the top of the file.").classes("ct-dim")
+                ui.label("The comments in the existing file are lost, except those at its top.").classes("ct-dim")
             with ui.element("div").classes("ct-row"):
                 ui.button("Overwrite it", on_click=lambda: dialog.submit(True), color=None).classes("ct-danger")
                 ui.button("Leave it", on_click=lambda: dialog.submit(False), color=None).classes("ct-plain")

@@ -126,7 +126,7 @@ class SourceStep:
                             with ui.element("td").classes("ct-number"):
                                 ui.label(format_size(file.size))
         if len(listing.files) > MAX_FILES:
-            ui.label(f"and {len(listing.files) - MAX_FILES:,} more: cloudtrain package --list names all").classes(
+            ui.label(f"and {len(listing.files) - MAX_FILES:,} more: cloudtrain package --list prints all").classes(
                 "ct-dim ct-small"
             )
 

@@ -94,7 +94,9 @@ def differences(rows: Sequence[Difference], first: str, second: str) -> None:
     heads = ("", "value", text.clean(first, 40), text.clean(second, 40))
     widgets.table(heads, cells, caption="Differences", looks={"": "ct-dim ct-wide"})
     if left:
-        ui.label(f"and {left} values of the native request, which follow from these").classes("ct-dim ct-small")
+        ui.label(f"and {left} values of the platform request, which result from these changes").classes(
+            "ct-dim ct-small"
+        )
 
 
 def _value(value: object) -> str:

@@ -110,7 +110,7 @@ async def _download_report(run_id: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             return run.report(Path(folder) / "report.html").read_bytes()
 
-    ui.notify("the report is being written")
+    ui.notify("Writing the report…")
     try:
         content = await history.current().query_run(run_id, write)
     except CloudtrainError as error:

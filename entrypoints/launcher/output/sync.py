@@ -166,7 +166,7 @@ class Sync:
                 self._log.say(f"output: {problem}; retrying")
                 self._log.event("alarm", reason=f"uploading to the output failed: {problem}")
             elif self._failing and not problem:
-                self._log.say("output: uploads work again")
+                self._log.say("output: uploading to the output works again")
             self._failing = problem
 
     def _turn(self, succeeded: bool) -> str:
@@ -193,7 +193,7 @@ class Sync:
                 problem = self._await_parts(succeeded)
                 if not problem:
                     count = len(self._stored)
-                    self._log.say(f"output: {count} file{' is' if count == 1 else 's are'} at {self._store.uri}")
+                    self._log.say(f"output: {count} file{' was' if count == 1 else 's were'} uploaded to {self._store.uri}")
                 return problem
             if self.replaced:
                 break

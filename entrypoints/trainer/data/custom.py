@@ -48,7 +48,7 @@ class CustomTask(Task):
         train, held_out = own.train_data(), own.eval_data() if hasattr(own, "eval_data") else None
         for name, data in (("train_data", train), ("eval_data", held_out)):
             if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-                raise Unsupported(f"{name}() of {arguments.task} returns a dataset with a length and indices")
+                raise Unsupported(f"{name}() of {arguments.task} must return a dataset with __len__ and __getitem__")
         held = None if held_out is None else OwnSamples(held_out)
         described = f"{len(train):,} samples, {len(held or ()):,} held out"
         return cls(getattr(own, "tokenizer", None), OwnSamples(train), held, default_collate, [], described, own=own)

@@ -133,10 +133,12 @@ class Classification(TextTask):
             key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
         )
         if len(labels) < 2:
-            raise Unsupported(f"classification needs two labels at least, the data has {', '.join(labels) or 'none'}")
+            raise Unsupported(
+                f"classification needs at least two labels, but the data has {', '.join(labels) or 'none'}"
+            )
         index = {name: number for number, name in enumerate(labels)}
         if strange := sorted({str(document.label) for document in held_out} - index.keys()):
-            raise Unsupported(f"the label {strange[0]!r} is held out only: the model cannot learn this label")
+            raise Unsupported(f"the label {strange[0]!r} is in the evaluation data only: the model cannot learn it")
 
         def rows(documents: list[Document], limit: int) -> Rows:
             documents = documents if limit < 0 else documents[:limit]

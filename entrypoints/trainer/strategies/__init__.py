@@ -110,4 +110,4 @@ def check_world(real: int, promised: int) -> None:
     import torch.distributed as dist
 
     if real != promised or (dist.is_initialized() and dist.get_world_size() != promised):
-        raise Unsupported(f"the job has {promised} processes, but {real} work together here")
+        raise Unsupported(f"the job has {promised} processes, but torch.distributed connects {real}")

@@ -175,7 +175,7 @@ def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int)
         shard = int(shard or data // replicate)
         if replicate * shard != data:
             raise Unsupported(
-                f"hsdp: {replicate} replicas of {shard} shards are not the {data} data-parallel processes"
+                f"hsdp: {replicate} replicas of {shard} shards do not make the {data} data-parallel processes of the job"
             )
         if replicate < 2 or shard < 2:
             raise Unsupported(

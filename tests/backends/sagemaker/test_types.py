@@ -35,7 +35,7 @@ def test_a_plan_knows_the_types_that_doctor_has_seen(simulator: Simulator, tmp_p
     with pytest.raises(BadJob, match="cloudtrain doctor, which asks EC2"):
         plan()
     backend.check()
-    assert f"{NEW} has T4g x 2: each node has 2 ranks" in plan()
+    assert f"{NEW} has T4g x 2: 2 ranks run on each node" in plan()
     with pytest.raises(BadJob, match="has 2 x T4g, not A100:8"):
         plan("A100:8")
     with pytest.raises(BadJob, match="does not say what GPUs"):

@@ -388,7 +388,7 @@ def test_doctor(lab, home):
     found = [problem.message for problem in SshBackend(wrong, home / "runs").check()]
     for part in (
         f"{late.address}: its clock differs by 100 s from this machine's",
-        f"{lab.hosts[2].address}: /usr/bin/python3 has no torch",
+        f"{lab.hosts[2].address}: /usr/bin/python3 cannot import torch",
         "cannot listen on any port of 10.255.0.9",
         f"root@{late.address} does not reach 127.0.0.1",
     ):

@@ -19,7 +19,7 @@ assert ENTRYPOINTS
 
 def test_the_world_is_looked_at():
     strategies.check_world(1, 1)
-    with pytest.raises(Unsupported, match="the job has 2 processes, but 1 work together here"):
+    with pytest.raises(Unsupported, match="the job has 2 processes, but torch.distributed connects 1"):
         strategies.check_world(1, 2)
 
 

@@ -181,7 +181,7 @@ def test_the_output_is_brought_home_however_it_ends(store, tmp_path: Path, code:
         assert saved(store) == SAVED
         (started,) = [key for key in store.objects() if key.startswith("home/run/attempts/")]
         assert started == "home/run/attempts/run-a1-node-0.json"  # simulated nodes share the run's folder
-        assert f"output: 10 files are at {store.scheme}://bucket/home/run" in attempt.texts(-1)
+        assert f"output: 10 files were uploaded to {store.scheme}://bucket/home/run" in attempt.texts(-1)
 
 
 def test_complete_is_uploaded_after_all_that_lies_below_it(s3: S3, tmp_path: Path):

@@ -161,7 +161,7 @@ def test_one_that_is_removed_here_stays_until_its_successor_is_there(s3: S3, tmp
     assert len(alarms) == 1 and "uploading to the output failed: s3://bucket/home/run: " in alarms[0]["reason"]
     s3.refuse = ""
     arrived(tmp_path, 2)
-    wait_for(lambda: "output: uploads work again" in said(tmp_path), "the word")
+    wait_for(lambda: "output: uploading to the output works again" in said(tmp_path), "the word")
     assert sync.finish(lambda: False, False) == ""
     assert whole(set(s3.objects())) == [2]
 
