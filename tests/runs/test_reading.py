@@ -266,7 +266,7 @@ def test_an_outage_is_reported_once_and_its_end_too(run, platform, monkeypatch, 
     for thread in (watcher, follower, waiter):
         thread.join(WAIT_S)
     reported("", 0)
-    assert error.count("does not answer") == error.count("answers again") == 2
+    assert error.count("has not answered") == error.count("answers again") == 2
     assert run.record.status.state is State.SUCCEEDED
 
 
