@@ -193,7 +193,9 @@ class Sync:
                 problem = self._await_parts(succeeded)
                 if not problem:
                     count = len(self._stored)
-                    self._log.say(f"output: {count} file{' was' if count == 1 else 's were'} uploaded to {self._store.uri}")
+                    self._log.say(
+                        f"output: {count} file{' was' if count == 1 else 's were'} uploaded to {self._store.uri}"
+                    )
                 return problem
             if self.replaced:
                 break
