@@ -29,13 +29,23 @@ NEEDS = {
     "s3:ListObjectsV2": ("s3:ListBucket",),
     "s3:HeadObject": ("s3:GetObject",),
     "sagemaker:CreateTrainingJob": ("sagemaker:CreateTrainingJob", "sagemaker:AddTags", "iam:PassRole"),
+    # https://docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html (2026-11-25): what docker does with it
+    "ecr:GetAuthorizationToken": (
+        "ecr:GetAuthorizationToken",
+        "ecr:BatchCheckLayerAvailability",
+        "ecr:CompleteLayerUpload",
+        "ecr:InitiateLayerUpload",
+        "ecr:PutImage",
+        "ecr:UploadLayerPart",
+    ),
     "sts:GetCallerIdentity": (),  # needs no permission
 }
 ON = {
     "iam:PassRole": "the role",
     "s3": "the bucket",
     "logs": "`/aws/sagemaker/TrainingJobs`",
-    "ecr": "the image's repository",
+    "ecr:GetAuthorizationToken": "`*`",
+    "ecr": "repositories",
 }
 OPTIONAL = {
     "iam:GetRole",
@@ -109,6 +119,7 @@ def record(folder: Path) -> dict[str, list[str]]:
         while not backend.status(second).state.final:
             time.sleep(0.1)
         during("fetch", lambda: backend.fetch(second, folder / "out"))
+        during("image push", lambda: backend.image_registry("cloudtrain-train"))
         during("rm", lambda: (backend.remains(second), backend.remove(second)))
         return found
     finally:
@@ -135,6 +146,7 @@ def table(calls: dict[str, list[str]]) -> str:
         "cancel",
         "fetch",
         "rm",
+        "image push",
         "doctor",
         "init",
     ):

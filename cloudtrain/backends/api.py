@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from cloudtrain.backends.images import ImageRegistry as ImageRegistry
 from cloudtrain.backends.plan import Facts as Facts
 from cloudtrain.backends.plan import FoundAttempt as FoundAttempt
 from cloudtrain.backends.plan import Plan as Plan
@@ -319,6 +320,15 @@ class HasPermissions(Protocol):
 
     def enforcement(self, rules: Sequence[Requirement]) -> tuple[Mapping[str, Any], list[str]]:
         """Return file name -> document by which the platform refuses what rules refuse, and what it cannot hold. Pure."""
+        ...
+
+
+@runtime_checkable
+class HasImageRegistry(Protocol):
+    """A backend whose platform has a registry of container images; for `cloudtrain image push`."""
+
+    def image_registry(self, repository: str) -> ImageRegistry:
+        """Return the registry and a login to it; the repository is made if absent. Blocking. Raises BackendError."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_LENGTH = 500  # characters of an image name that is stored
@@ -26,6 +27,15 @@ class Reference(NamedTuple):
     name: str
     tag: str
     digest: str
+
+
+@dataclass(frozen=True)
+class ImageRegistry:
+    """A registry and who is logged in to it; the password is in no text of it."""
+
+    host: str  # as in an image's name, with the port
+    user: str
+    password: str = field(repr=False)
 
 
 def parse_reference(text: str) -> Reference:

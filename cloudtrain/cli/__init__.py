@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "package": "Show which files of a source would be packaged, and why.",
         "schema": "Print the JSON schema of the job file.",
         "doctor": "Check this machine and a target for problems.",
+        "image": "Build and push the image of the shared trainer.",
         "permissions": "Print the least permissions that a target needs.",
         "prices": "Show the price lists that plans use, or refresh them.",
     },

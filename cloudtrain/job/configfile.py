@@ -194,5 +194,17 @@ def _lines(text: str) -> Mapping[tuple[str | int, ...], int]:
     return lines_by_path
 
 
+def table_lines(text: str, path: tuple[str, ...]) -> range:
+    """Return the 0-based numbers of the lines of a table, its header's first; empty where it has no header."""
+    lines = text.splitlines()
+    start = next(
+        (n for n, line in enumerate(lines) if (head := _HEADER.fullmatch(line)) and _keys(head[1]) == path), None
+    )
+    if start is None:
+        return range(0)
+    end = next((n for n in range(start + 1, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
+    return range(start, end)
+
+
 def _keys(text: str) -> tuple[str, ...]:
     return tuple(key.strip("\"'") for key in re.findall(_KEY, text))

@@ -31,6 +31,7 @@ DESIGN += [
     "rm",
     "prune",
     "permissions",
+    "image",
     "audit",
     "exec",
     "stack",

@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
+from cloudtrain.backends.api import (
+    FETCHABLE,
+    Facts,
+    Feature,
+    FoundAttempt,
+    ImageRegistry,
+    Plan,
+    Requirement,
+    Shell,
+    TimeLimit,
+)
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import (
     client,
@@ -363,6 +373,9 @@ class SagemakerBackend:
         from cloudtrain.backends.sagemaker import doctor
 
         return doctor.check(self.aws, self._options, self.workdir)
+
+    def image_registry(self, repository: str) -> ImageRegistry:
+        return ecr.prepare_push(self.aws, repository)
 
     def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         return {f"{kind}.json": self.policy(kind, plan) for kind in ("trust", "role", "submit")}

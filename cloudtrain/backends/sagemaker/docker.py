@@ -10,42 +10,16 @@ import hashlib
 import io
 import json
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends import images
-from cloudtrain.errors import BackendError
+from cloudtrain.backends.docker import PROGRAM as PROGRAM
+from cloudtrain.backends.docker import EngineError as EngineError
+from cloudtrain.backends.docker import call as call
 
-PROGRAM = "docker"
 LABEL = "cloudtrain.attempt"
-ASK_S = 120.0  # time limit of one command; a busy engine removes large containers slowly
-INSTALL = "install Docker (Debian: docker.io) and start its engine; docs/sagemaker.md"
-
-
-class EngineError(BackendError):
-    """A Docker command failed, or Docker is not installed."""
-
-
-def call(*arguments: str) -> str:
-    """Run a docker command and return its stdout; blocking. Raises EngineError."""
-    try:
-        done = subprocess.run(
-            [PROGRAM, *arguments], capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL, check=False
-        )
-    except FileNotFoundError:
-        raise EngineError("there is no docker on this machine", INSTALL) from None
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"docker {arguments[0]} has not answered for {ASK_S:.0f} s") from None
-    if done.returncode == 0:
-        return done.stdout
-    message = (done.stderr.strip() or done.stdout.strip() or str(done.returncode)).splitlines()[-1]
-    if "daemon" in message and ("connect" in message or "running" in message):
-        raise EngineError("Docker's engine does not answer", f"start it: {INSTALL}")
-    if "permission denied" in message:
-        raise EngineError("this user may not use Docker's engine", "add the user to the group docker")
-    raise EngineError(f"docker {arguments[0]} failed: {message.removeprefix('Error response from daemon: ')}")
 
 
 def why_unavailable(image: str) -> str:

@@ -1,7 +1,8 @@
-"""Resolve the digest of an image tag in ECR, AWS's container registry."""
+"""ECR, AWS's container registry: the digest of an image tag, a login and repository to push to."""
 
 from __future__ import annotations
 
+import base64
 import re
 
 from cloudtrain.backends import images
@@ -43,3 +44,20 @@ def resolve_digest(aws: Aws, name: str) -> str:
         raise
     digests = [str(image["imageId"].get("imageDigest") or "") for image in answer.get("images") or ()]
     return images.with_digest(name, digests[0]) if digests else ""
+
+
+def prepare_push(aws: Aws, repository: str) -> images.ImageRegistry:
+    """Return the account's registry with a login that is valid for 12 hours; the repository is made if absent.
+
+    Blocking. The token is base64 of AWS:PASSWORD
+    (https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_AuthorizationData.html, 2026-11-25). Raises AwsError.
+    """
+    try:
+        aws.call("ecr", "describe_repositories", repositoryNames=[repository])
+    except AwsError as error:
+        if error.code != "RepositoryNotFoundException":
+            raise
+        aws.call("ecr", "create_repository", repositoryName=repository)
+    (granted,) = aws.call("ecr", "get_authorization_token")["authorizationData"]
+    user, _, password = base64.b64decode(granted["authorizationToken"]).decode().partition(":")
+    return images.ImageRegistry(str(granted["proxyEndpoint"]).partition("://")[2], user, password)

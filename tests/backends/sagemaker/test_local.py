@@ -203,7 +203,7 @@ def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> N
 
 def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{bench.home}/nobody.sock")
-    monkeypatch.setattr(docker_engine, "PROGRAM", "no-such-docker")
+    monkeypatch.setattr("cloudtrain.backends.docker.PROGRAM", "no-such-docker")
     with pytest.raises(BackendError, match="there is no docker") as caught:
         bench.backend.submit(*bench.plan())
     assert "install Docker" in caught.value.hint

@@ -91,9 +91,18 @@ def test_a_plain_target_gets_the_least():
     assert {name for name, statement in by_name.items() if "*" in statement["Resource"]} == {"Metrics", "Registry"}
 
 
+PUSHES = ["ecr:CreateRepository", "ecr:DescribeRepositories", "ecr:GetAuthorizationToken", "ecr:PutImage"]
+PUSHES += [
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:InitiateLayerUpload",
+    "ecr:UploadLayerPart",
+    "ecr:CompleteLayerUpload",
+]
+
+
 def test_who_submits_may_do_what_the_backend_calls():
-    """The page's list is recorded from the backend's calls; init alone lists roles."""
-    assert actions("submit", TARGET) == iam.listed() - {"iam:ListRoles"}
+    """The page's list is recorded from the backend's calls; init alone lists roles, image push alone writes to ECR."""
+    assert actions("submit", TARGET) == iam.listed() - {"iam:ListRoles", *PUSHES}
     for written in (ROLE, "training"):  # a name, which doctor resolves
         made = statements("submit", {**TARGET, "role": written})
         passed = next(statement for statement in made if "iam:PassRole" in statement["Action"])

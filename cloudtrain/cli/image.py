@@ -1,0 +1,111 @@
+"""cloudtrain image: build and push the image of the shared trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import click
+
+from cloudtrain.cli.view import options, terminal
+from cloudtrain.errors import BadRequest
+
+
+class _Place(NamedTuple):
+    """The target that an image is for."""
+
+    name: str
+    backend: str
+    options: Mapping[str, Any]
+
+
+kind_option = click.option(
+    "--kind",
+    type=click.Choice(("cpu", "gpu")),
+    help="torch for CPUs or for NVIDIA GPUs. Default: gpu, on local backends cpu.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.option("--debug", is_flag=True, hidden=True, expose_value=False)
+def command() -> None:
+    """Build and push the image of the shared trainer.
+
+    It needs a checkout of cloudtrain and a running Docker engine.
+
+    \b
+    cloudtrain image build -t prod
+    cloudtrain image push -t prod
+    cloudtrain image push -t cluster --to ghcr.io/my-team/trainer:1
+    """
+
+
+@command.command("build", cls=options.Command)
+@options.target_option
+@kind_option
+def build(target: str | None, kind: str | None) -> int:
+    """Build the image for a target, and print its name."""
+    terminal.print_lines(_build(_find_place(target), kind))
+    return 0
+
+
+@command.command("push", cls=options.Command)
+@options.target_option
+@kind_option
+@click.option("--image", metavar="NAME", help="Push this image of this machine, and build none.")
+@click.option(
+    "--to",
+    metavar="REGISTRY/NAME:TAG",
+    help="Where to push. Default for SageMaker: cloudtrain-train in the account's ECR.",
+)
+def push(target: str | None, kind: str | None, image: str | None, to: str | None) -> int:
+    """Build the image, push it, and write its digest into the target.
+
+    For a SageMaker target the repository in ECR is made if it is absent, and docker is logged in to it for 12 hours. To other
+    registries docker must be logged in.
+    """
+    from cloudtrain.backends import registry, trainer_image
+    from cloudtrain.backends.api import HasImageRegistry
+    from cloudtrain.backends.images import parse_reference
+    from cloudtrain.job import configedit, targets
+
+    if target is None:
+        raise BadRequest("no target is named", "-t names the target of cloudtrain.toml that gets the image")
+    place = _find_place(target)
+    file = configedit.find_file(target, Path.cwd())
+    configedit.check_key(file, target, "image")
+    if "image" not in registry.backend_class(place.backend).options().model_fields:
+        raise BadRequest(f"targets of the backend {place.backend} take no image", "-t names another target")
+    backend = registry.create(place.backend, place.options, targets.home())
+    if to is None and not isinstance(backend, HasImageRegistry):
+        raise BadRequest(f"the backend {place.backend} has no registry of its own", "add --to REGISTRY/NAME:TAG")
+    image = image or _build(place, kind)
+    login = None
+    if to is None:
+        login = cast(HasImageRegistry, backend).image_registry(trainer_image.NAME)
+        to = f"{login.host}/{trainer_image.NAME}:{parse_reference(image).tag}"
+    pinned = trainer_image.push(image, to, login, terminal.note)
+    configedit.set_key(file, target, "image", pinned)
+    terminal.print_lines(f'image = "{pinned}" is written to [targets.{target}] in {file}')
+    return 0
+
+
+def _find_place(target: str | None) -> _Place:
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
+
+    name = target or "local"
+    named = targets.named_targets().get(name)
+    if named:
+        options = {key: value for key, value in named.options.value.items() if key not in ("usd_per_hour", "priced_as")}
+        return _Place(name, named.backend, options)
+    registry.backend_class(name)
+    return _Place(name, name, {})
+
+
+def _build(place: _Place, kind: str | None) -> str:
+    from cloudtrain.backends import trainer_image
+
+    kind = kind or ("cpu" if place.backend == "local" or place.backend.endswith("-local") else "gpu")
+    return trainer_image.build(kind, toolkit=place.options.get("entry") == "toolkit")
