@@ -328,7 +328,7 @@ class HasImageRegistry(Protocol):
     """A backend whose platform has a registry of container images; for `cloudtrain image push`."""
 
     def image_registry(self, repository: str) -> ImageRegistry:
-        """Return the registry and a login to it; the repository is made if absent. Blocking. Raises BackendError."""
+        """Return the registry and a login to it; creates the repository if it does not exist. Blocking. Raises BackendError."""
         ...
 
 

@@ -60,7 +60,7 @@ def stream(*arguments: str, report: Callable[[str], None]) -> str:
 
 
 def _missing() -> EngineError:
-    return EngineError("there is no docker on this machine", INSTALL)
+    return EngineError("Docker is not installed on this machine", INSTALL)
 
 
 def _explain(command: str, output: str) -> EngineError:

@@ -22,7 +22,7 @@ def build(kind: str, *, toolkit: bool = False) -> str:
     """Build the image of this checkout and return its name; blocking, many minutes. A current image is left as it is.
 
     Args:
-        kind: cpu or gpu, which lock of images/ is installed.
+        kind: cpu or gpu, chooses the lock file of images/.
         toolkit: With SageMaker's training toolkit.
 
     Raises:
@@ -31,8 +31,8 @@ def build(kind: str, *, toolkit: bool = False) -> str:
     """
     if not SCRIPT.is_file():
         raise BadRequest(
-            "the files that the image is built of are in a checkout of cloudtrain only, and this is an installed package",
-            "run the command of a checkout, or name an image with --image",
+            f"{SCRIPT} does not exist: the image can only be built in a checkout of cloudtrain",
+            "clone cloudtrain and run the command there, or push an image of yours with --image NAME",
         )
     docker.call("version", "--format", "{{.Server.Version}}")
     name = f"{NAME}:{kind}" + "-toolkit" * toolkit
@@ -45,8 +45,8 @@ def build(kind: str, *, toolkit: bool = False) -> str:
     )
     if done.returncode:
         raise docker.EngineError(
-            f"{SCRIPT} ended with exit code {done.returncode}",
-            "its output above says why; the script names its variables",
+            f"{SCRIPT} failed with exit code {done.returncode}",
+            "read its output above; the head of the script lists its variables",
         )
     return name
 
@@ -68,6 +68,6 @@ def push(image: str, to: str, login: ImageRegistry | None, report: Callable[[str
         docker.call("login", "--username", login.user, "--password-stdin", login.host, text=login.password)
     pushed = _PUSHED.findall(docker.stream("push", to, report=report))
     if not pushed:
-        raise docker.EngineError(f"docker push {to} printed no digest", "push it by hand and write its digest")
+        raise docker.EngineError(f"docker push {to} printed no digest", "run docker push yourself, and write the digest into the target")
     reference = parse_reference(to)
     return f"{reference.registry}/{reference.name}@{pushed[-1]}"

@@ -53,7 +53,7 @@ def build(target: str | None, kind: str | None) -> int:
 @command.command("push", cls=options.Command)
 @options.target_option
 @kind_option
-@click.option("--image", metavar="NAME", help="Push this image of this machine, and build none.")
+@click.option("--image", metavar="NAME", help="Push this local image instead of building one.")
 @click.option(
     "--to",
     metavar="REGISTRY/NAME:TAG",
@@ -62,8 +62,8 @@ def build(target: str | None, kind: str | None) -> int:
 def push(target: str | None, kind: str | None, image: str | None, to: str | None) -> int:
     """Build the image, push it, and write its digest into the target.
 
-    For a SageMaker target the repository in ECR is made if it is absent, and docker is logged in to it for 12 hours. To other
-    registries docker must be logged in.
+    For a SageMaker target the repository in ECR is created if it does not exist, and docker is logged in to it for 12
+    hours. For another registry, run `docker login` first.
     """
     from cloudtrain.backends import registry, trainer_image
     from cloudtrain.backends.api import HasImageRegistry
@@ -71,12 +71,12 @@ def push(target: str | None, kind: str | None, image: str | None, to: str | None
     from cloudtrain.job import configedit, targets
 
     if target is None:
-        raise BadRequest("no target is named", "-t names the target of cloudtrain.toml that gets the image")
+        raise BadRequest("image push needs a target", "add -t TARGET, a target of cloudtrain.toml")
     place = _find_place(target)
     file = configedit.find_file(target, Path.cwd())
     configedit.check_key(file, target, "image")
     if "image" not in registry.backend_class(place.backend).options().model_fields:
-        raise BadRequest(f"targets of the backend {place.backend} take no image", "-t names another target")
+        raise BadRequest(f"target {target}: the backend {place.backend} has no option image", "use a target of another backend")
     backend = registry.create(place.backend, place.options, targets.home())
     if to is None and not isinstance(backend, HasImageRegistry):
         raise BadRequest(f"the backend {place.backend} has no registry of its own", "add --to REGISTRY/NAME:TAG")

@@ -20,8 +20,8 @@ def find_file(name: str, start: Path) -> Path:
         if name in configfile.read(path).value.get("targets", {}):
             return path
     raise BadRequest(
-        f"there is no target {name} in {CONFIG_FILE}",
-        f"write [targets.{name}] there; cloudtrain init -t BACKEND writes one",
+        f"target {name} is not in {CONFIG_FILE}",
+        f"add a table [targets.{name}], or run cloudtrain init -t BACKEND",
     )
 
 

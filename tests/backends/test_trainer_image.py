@@ -153,13 +153,13 @@ def test_the_repository_of_ecr_is_made_once_with_a_login(simulator: Simulator, h
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["push"], 2, "no target is named (-t names"),
+        (["push"], 2, "image push needs a target (add -t TARGET"),
         (["push", "-t", "nowhere"], 2, "nowhere"),
-        (["push", "-t", "kubernetes"], 2, "there is no target kubernetes in cloudtrain.toml"),
-        (["push", "-t", "other"], 2, "targets of the backend slurm take no image"),
+        (["push", "-t", "kubernetes"], 2, "target kubernetes is not in cloudtrain.toml"),
+        (["push", "-t", "other"], 2, "target other: the backend slurm has no option image"),
         (["push", "-t", "prod"], 2, "the backend kubernetes has no registry of its own (add --to"),
-        (["push", "-t", "prod", "--to", "127.0.0.1:1/a:1"], 5, "there is no docker on this machine (install Docker"),
-        (["build"], 5, "there is no docker on this machine (install Docker"),
+        (["push", "-t", "prod", "--to", "127.0.0.1:1/a:1"], 5, "Docker is not installed on this machine (install Docker"),
+        (["build"], 5, "Docker is not installed on this machine (install Docker"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(words, code, message, project: Path, monkeypatch, capsys) -> None:
@@ -180,7 +180,7 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, monkeypatch) ->
 
 def test_an_installed_package_says_that_it_holds_no_image_files(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(trainer_image, "SCRIPT", tmp_path / "images" / "build.sh")
-    with pytest.raises(BadRequest, match="in a checkout of cloudtrain only"):
+    with pytest.raises(BadRequest, match="only be built in a checkout of cloudtrain"):
         trainer_image.build("gpu")
 
 

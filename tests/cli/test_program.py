@@ -82,6 +82,7 @@ def test_every_reading_command_takes_json():
         "exec",  # its output is the command's
         "init",
         "schema",
+        "image",
         "sweep",
     }:  # which print no data, nothing but JSON, or have commands of their own
         assert "--json" in [flag for param in command(name).params for flag in param.opts], name

@@ -66,5 +66,5 @@ def test_the_file_that_wins_is_changed_and_a_link_stays_one(tmp_path: Path, monk
     assert [configedit.find_file(name, start).parent.name for name in "abc"] == ["user", "project", "project"]
     configedit.set_key(start / "cloudtrain.toml", "c", "image", NEW)
     assert (start / "cloudtrain.toml").is_symlink() and NEW in (start / "real.toml").read_text()
-    with pytest.raises(BadRequest, match="there is no target d in cloudtrain.toml"):
+    with pytest.raises(BadRequest, match="target d is not in cloudtrain.toml"):
         configedit.find_file("d", start)

@@ -47,7 +47,7 @@ def resolve_digest(aws: Aws, name: str) -> str:
 
 
 def prepare_push(aws: Aws, repository: str) -> images.ImageRegistry:
-    """Return the account's registry with a login that is valid for 12 hours; the repository is made if absent.
+    """Return the account's registry with a login that is valid for 12 hours; creates the repository if it does not exist.
 
     Blocking. The token is base64 of AWS:PASSWORD
     (https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_AuthorizationData.html, 2026-11-25). Raises AwsError.

@@ -204,10 +204,10 @@ def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> N
 def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{bench.home}/nobody.sock")
     monkeypatch.setattr("cloudtrain.backends.docker.PROGRAM", "no-such-docker")
-    with pytest.raises(BackendError, match="there is no docker") as caught:
+    with pytest.raises(BackendError, match="Docker is not installed") as caught:
         bench.backend.submit(*bench.plan())
     assert "install Docker" in caught.value.hint
-    assert [problem.message for problem in bench.backend.check()] == ["there is no docker on this machine"]
+    assert [problem.message for problem in bench.backend.check()] == ["Docker is not installed on this machine"]
 
 
 ONE, TWO, ID = (f"sha256:{letter * 64}" for letter in "abc")
