@@ -68,6 +68,8 @@ def push(image: str, to: str, login: ImageRegistry | None, report: Callable[[str
         docker.call("login", "--username", login.user, "--password-stdin", login.host, text=login.password)
     pushed = _PUSHED.findall(docker.stream("push", to, report=report))
     if not pushed:
-        raise docker.EngineError(f"docker push {to} printed no digest", "run docker push yourself, and write the digest into the target")
+        raise docker.EngineError(
+            f"docker push {to} printed no digest", "run docker push yourself, and write the digest into the target"
+        )
     reference = parse_reference(to)
     return f"{reference.registry}/{reference.name}@{pushed[-1]}"
