@@ -53,7 +53,7 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 ## Tasks and data
 
 - **Pretraining** packs documents into blocks. `streaming: true` reads jsonl, csv, parquet, text files and hub datasets without keeping them in memory. It needs
-  `max_steps`, does not shuffle, and each rank reads the whole stream.
+  `max_steps`, and each rank reads the whole stream. It is shuffled by a buffer of `shuffle_buffer_size` documents; parquet, jsonl and csv rows in it are in memory.
 - **Tokens are kept**: from 32 MiB of text on, each machine tokenizes once and keeps the tokens in `~/.cache/cloudtrain/tokens`. Later attempts and runs with the same
   text and tokenizer read them from there, memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container.
   `token_cache: none` keeps nothing. You may delete the folder at any time. Pretraining only.
@@ -174,7 +174,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | `torch_compile` | backend aot_eager on CPU, with none and ddp |
 | a task of your own, DPO | two ranks with ddp, fsdp and zero1 to zero3 against one process, six steps with clipping and two micro-batches, 13 and 12 held-out samples: losses and metrics within 1e-5. hsdp was not run |
 | DPO | loss and reward accuracy of a trained model against the formula, computed without batches from the two saved models |
-| kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24) |
+| kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24). 256 MB: 196.7 CPU s and 521 MiB, then 1.6 CPU s and 12 MiB (2026-11-25). 1 GB was not run |
 | MFU | against torch's count of operations: equal for language models, within 3% for classifiers and 5% with an adapter on small ones; a whole run on CPU with a GPU's peak put in |
 
 ## How it is built

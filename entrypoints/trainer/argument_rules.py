@@ -100,6 +100,7 @@ def _pairs(arguments: Any) -> list[tuple[bool, str]]:
             stream and max(arguments.max_train_samples, arguments.max_train_bytes) >= 0,
             "--streaming ends at --max_steps only: remove --max_train_samples and --max_train_bytes",
         ),
+        (arguments.shuffle_buffer_size < 0, "--shuffle_buffer_size must be at least 0"),
         (stream and arguments.eval_strategy == "epoch", "--streaming has no epochs: use --eval_strategy steps"),
         (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: set --model"),
         (arguments.use_peft and arguments.lora_r < 1, "--lora_r must be at least 1"),

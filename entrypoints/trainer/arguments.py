@@ -65,6 +65,7 @@ class Arguments:
         "Folder that caches tokens for later attempts and runs, or none. Default: the user's cache, for large texts.",
     )
     streaming: bool = _is(False, "Stream the texts instead of loading them all; needs --max_steps.")
+    shuffle_buffer_size: int = _is(1000, "In a stream, documents to draw the next one from; 0: read them in order.")
     dataloader_num_workers: int = _is(0, "Data loader worker processes of each rank.")
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")
 

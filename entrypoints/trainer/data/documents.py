@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import os
+import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,11 +76,35 @@ def located(name: str, inputs: Mapping[str, str]) -> str:
     return os.path.join(inputs[which], below) if below else inputs[which]
 
 
-def stream(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Iterator[str]:
-    """Yield the texts that names stand for in the order in which they lie there, none kept; raises Unsupported."""
-    for name in names:
-        for document in _named(name, columns, inputs, lazily=True):
-            yield document.read()
+def stream(
+    names: Sequence[str], columns: Columns, inputs: Mapping[str, str], buffer: int = 0, seed: int = 0
+) -> Iterator[str]:
+    """Yield the texts that names stand for; raises Unsupported.
+
+    Args:
+        names: Files, folders, globs, hub datasets or inputs.
+        columns: Where rows have their text.
+        inputs: Folders of the job's inputs.
+        buffer: Documents to draw the next one from, kept in memory where they are rows. Below 2: the order of the files.
+        seed: Of the drawing. The same buffer and seed give the same order on every rank and after a restart.
+    """
+    found = (document for name in names for document in _named(name, columns, inputs, lazily=True))
+    for document in shuffle(found, buffer, seed) if buffer > 1 else found:
+        yield document.read()
+
+
+def shuffle(items: Iterable[Document], buffer: int, seed: int) -> Iterator[Document]:
+    """Yield each item once, drawn from a buffer of so many that come next."""
+    draw, held = random.Random(seed), list[Document]()
+    for item in items:
+        if len(held) < buffer:
+            held.append(item)
+            continue
+        place = draw.randrange(buffer)
+        yield held[place]
+        held[place] = item
+    draw.shuffle(held)
+    yield from held
 
 
 def hold_out(

@@ -24,9 +24,9 @@ Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Texts:
-    """What a stream's blocks are made of: texts that can be begun again, and the tokenizer."""
+    """The texts of an epoch, `texts(epoch)`, and the tokenizer that makes blocks of them."""
 
-    def __init__(self, texts: Callable[[], Iterator[str]], tokenizer: Any, block_size: int) -> None:
+    def __init__(self, texts: Callable[[int], Iterator[str]], tokenizer: Any, block_size: int) -> None:
         self.texts, self.tokenizer, self.block_size = texts, tokenizer, block_size
 
     def __getitem__(self, index: int) -> Item:
@@ -67,7 +67,7 @@ class StreamBatches:
         self._at = self._read_to = (position["document"], position["offset"])
         self._held: deque[Tokens] = deque()  # documents that are begun; of the first, the offset is gone
         self._ahead = -position["offset"]  # tokens that are held and not read
-        self._source = islice(self.texts.texts(), position["document"], None)
+        self._source = islice(self.texts.texts(self.epoch), position["document"], None)
         self.exhausted = False
 
     def next_epoch(self) -> None:

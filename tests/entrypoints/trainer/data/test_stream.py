@@ -32,7 +32,7 @@ class Letters:
 
 
 def batches(texts: list[str], size: int, per_device: int, accumulation: int, world: int, rank: int) -> StreamBatches:
-    return StreamBatches(Texts(lambda: iter(texts), Letters(), size), per_device, accumulation, world, rank)
+    return StreamBatches(Texts(lambda epoch: iter(texts), Letters(), size), per_device, accumulation, world, rank)
 
 
 def steps(stream: StreamBatches, few: int = 10**6) -> list[tuple[list[int], dict[str, int]]]:
@@ -117,6 +117,41 @@ def test_files_are_read_as_they_come(tmp_path: Path):
 
 
 def test_a_block_of_no_meaning_teaches_nothing():
-    block = Texts(lambda: iter(()), Letters(), 4)[0]
+    block = Texts(lambda epoch: iter(()), Letters(), 4)[0]
     assert block["input_ids"].shape == (4,) and (block["labels"] == IGNORED).all()
     assert np.array_equal(block["input_ids"], [0, 0, 0, 0])
+
+
+def rows(folder: Path, count: int) -> list[str]:
+    (folder / "a.jsonl").write_text("".join(f'{{"text": "{number}"}}\n' for number in range(count)))
+    return [str(folder / "a.jsonl")]
+
+
+def test_a_buffer_shuffles_a_stream_alike_everywhere_and_keeps_every_document(tmp_path: Path):
+    names = rows(tmp_path, 200)
+    order = [int(text) for text in documents.stream(names, documents.Columns(), {}, 20, seed=3)]
+    assert sorted(order) == list(range(200)) and order != sorted(order)
+    assert all(number <= place + 20 for place, number in enumerate(order)), "a document comes before it was read"
+    assert order == [int(text) for text in documents.stream(names, documents.Columns(), {}, 20, seed=3)]
+    assert order != [int(text) for text in documents.stream(names, documents.Columns(), {}, 20, seed=4)]
+    for buffer in (0, 1):
+        in_order = documents.stream(names, documents.Columns(), {}, buffer, seed=3)
+        assert [int(text) for text in in_order] == list(range(200))
+
+
+def test_a_shuffled_stream_resumes_at_its_place_and_each_epoch_has_another_order(tmp_path: Path):
+    names = rows(tmp_path, 60)
+
+    def made() -> StreamBatches:
+        texts = Texts(lambda epoch: documents.stream(names, documents.Columns(), {}, 9, epoch), Letters(), 4)
+        return StreamBatches(texts, 2, 1, 2, 1)
+
+    whole = made()
+    first = steps(whole)
+    whole.next_epoch()
+    second = steps(whole)
+    assert [part for part, _ in first] != [part for part, _ in second]
+    for at in (0, 5, len(second) - 1):
+        resumed = made()
+        resumed.go_to(json.loads(json.dumps(second[at][1])))
+        assert steps(resumed) == second[at + 1 :]
