@@ -76,7 +76,9 @@ def push(target: str | None, kind: str | None, image: str | None, to: str | None
     file = configedit.find_file(target, Path.cwd())
     configedit.check_key(file, target, "image")
     if "image" not in registry.backend_class(place.backend).options().model_fields:
-        raise BadRequest(f"target {target}: the backend {place.backend} has no option image", "use a target of another backend")
+        raise BadRequest(
+            f"target {target}: the backend {place.backend} has no option image", "use a target of another backend"
+        )
     backend = registry.create(place.backend, place.options, targets.home())
     if to is None and not isinstance(backend, HasImageRegistry):
         raise BadRequest(f"the backend {place.backend} has no registry of its own", "add --to REGISTRY/NAME:TAG")

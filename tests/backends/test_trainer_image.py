@@ -158,7 +158,11 @@ def test_the_repository_of_ecr_is_made_once_with_a_login(simulator: Simulator, h
         (["push", "-t", "kubernetes"], 2, "target kubernetes is not in cloudtrain.toml"),
         (["push", "-t", "other"], 2, "target other: the backend slurm has no option image"),
         (["push", "-t", "prod"], 2, "the backend kubernetes has no registry of its own (add --to"),
-        (["push", "-t", "prod", "--to", "127.0.0.1:1/a:1"], 5, "Docker is not installed on this machine (install Docker"),
+        (
+            ["push", "-t", "prod", "--to", "127.0.0.1:1/a:1"],
+            5,
+            "Docker is not installed on this machine (install Docker",
+        ),
         (["build"], 5, "Docker is not installed on this machine (install Docker"),
     ],
 )
