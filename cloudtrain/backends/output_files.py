@@ -1,4 +1,4 @@
-"""The files of a run's output as somebody else's machine sees them: a folder, s3:// or gs://. Nothing here writes there.
+"""The files of a run's output as somebody else's machine sees them: a folder, s3:// or gs://. `add` alone writes there.
 
 What they hold was written by others. Names are relative, links of a folder are not followed, and what is larger than it
 may be is not read.
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +46,10 @@ class OutputFiles(Protocol):
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a file's bytes, None where there is none; raises BackendError where there are more than `most`."""
+        ...
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write a small file of a new name; one of that name stays as it is."""
         ...
 
     def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
@@ -117,6 +122,17 @@ class _Folder:
             raise BackendError(f"{path} cannot be read: {error.strerror}") from None
         return _sized(data, most, str(path))
 
+    def add(self, name: str, data: bytes) -> None:
+        path = self._path / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(data)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise BackendError(f"{path} cannot be written: {error.strerror}") from None
+
     def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
         top = self._path / folder
         if top.is_symlink():
@@ -164,6 +180,14 @@ class _S3:
             raise
         return _sized(answer["Body"].read(most + 1), most, f"{self.uri}/{name}")
 
+    def add(self, name: str, data: bytes) -> None:
+        try:
+            key = f"{self._prefix}/{name}"
+            self.aws.call("s3", "put_object", Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+        except AwsError as error:
+            if error.code not in ("PreconditionFailed", "412"):
+                raise
+
     def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
         s3.download_prefix(self.aws, f"{self.uri}/{folder}/", into, named=named)
 
@@ -195,6 +219,12 @@ class _Google:
                 return None
             raise
         return _sized(bytes(data), most, f"{self.uri}/{name}")
+
+    def add(self, name: str, data: bytes) -> None:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            self._bucket.upload_once(Path(file.name), f"{self._prefix}/{name}")
 
     def bring(
         self, folder: str, into: Path, named: Callable[[str], str] = str

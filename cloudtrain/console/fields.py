@@ -62,7 +62,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
         "Checkpoints": "checkpoint.every checkpoint.keep | checkpoint.required",
     },
     Step.INFRASTRUCTURE: {
-        "Place": "target | prefer image output",
+        "Place": "target | prefer image output audit",
         "Nodes": "num_nodes processes_per_node resources.accelerators resources.use_spot | min_nodes"
         " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
         " resources.priced_as",

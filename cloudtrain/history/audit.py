@@ -23,9 +23,9 @@ FIELDS = ("at", "who", "what", "run", "attempt", "target", "detail")
 
 def append(
     home: Path, what: str, run_id: str, *, attempt: int | None = None, target: str = "", detail: str = ""
-) -> None:
-    """Add an action before it is done; raises DiskError where it cannot be written."""
-    row = {
+) -> dict[str, object]:
+    """Add an action before it is done, and return its row; raises DiskError where it cannot be written."""
+    given = {
         "at": now(),
         "who": f"{_user()}@{socket.gethostname()}",
         "what": what,
@@ -34,7 +34,8 @@ def append(
         "target": target,
         "detail": detail,
     }
-    line = json.dumps({name: value for name, value in row.items() if value not in (None, "")}) + "\n"
+    row: dict[str, object] = {name: value for name, value in given.items() if value not in (None, "")}
+    line = json.dumps(row) + "\n"
     path = home / FILE
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -44,6 +45,7 @@ def append(
             os.close(descriptor)
     except OSError as error:
         raise DiskError(path, error) from None
+    return row
 
 
 def read(home: Path, run_id: str = "") -> Iterator[dict[str, object]]:

@@ -338,14 +338,18 @@ class Store(Leases):
             row = (attempt_id, event, now())
             return bool(db.execute("INSERT OR IGNORE INTO notices VALUES (?, ?, ?)", row).rowcount)
 
-    def request_cancel(self, run_id: str) -> None:
-        """Record the request to cancel a run, before it is carried out; this acknowledges the run's id too."""
+    def request_cancel(self, run_id: str) -> dict[str, object]:
+        """Record the request to cancel a run, before it is carried out; this acknowledges the run's id too.
+
+        Returns the row of the audit log.
+        """
         with self.database.write() as db:
-            audit.append(self.home, "cancel", run_id)
+            row = audit.append(self.home, "cancel", run_id)
             db.execute(
                 "UPDATE runs SET cancel_at = coalesce(cancel_at, ?), acked_at = coalesce(acked_at, ?) WHERE run_id = ?",
                 (now(), now(), run_id),
             )
+        return row
 
 
 def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None:

@@ -172,6 +172,8 @@ class JobKeys(TypedDict, total=False):
     """Ids of runs; the job starts only after all of these runs have SUCCEEDED."""
     output: str | os.PathLike[str] | None
     """Folder or bucket for results. Default: chosen by the target."""
+    audit: bool
+    """true: also write who submitted, entered, cancelled and deleted the run into its output."""
     env: Mapping[str, str | int | float | bool]
     """Environment variables of the ranks."""
     secrets: Mapping[str, str | Sequence[str]]

@@ -134,6 +134,10 @@ class JobModel(Spec):
     output: Place | None = Field(
         default=None, description="Folder or bucket for results. Default: chosen by the target."
     )
+    audit: Flag = Field(
+        default=False,
+        description="true: also write who submitted, entered, cancelled and deleted the run into its output.",
+    )
     env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
     secrets: dict[Name, Sources] = Field(
         default_factory=dict,

@@ -85,6 +85,8 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         missing = next(name for name in ("model", "batch", "sequence") if name not in said)
         hint = "write fit: {model: ..., batch: ..., sequence: ...}"
         yield Conflict(("fit",), Problem("is missing", f"fit.{missing}", hint))
+    if job.audit and not job.output:
+        yield Conflict(("audit", "output"), Problem("has no place to write to", "audit", "set output"))
     for name in sorted(job.secrets.keys() & job.env.keys()):
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")

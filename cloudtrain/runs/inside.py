@@ -14,7 +14,7 @@ from cloudtrain.backends.api import Backend, HasPorts, HasShell, Shell
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.events import State
 from cloudtrain.history import audit
-from cloudtrain.runs import attempts
+from cloudtrain.runs import attempts, output_audit
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -91,7 +91,9 @@ class Inside:
             who = socket.gethostname()
         node = f"node {data['on']}" if "on" in data else ""  # what was run is in the run's event, masked
         home, target = self.run.store.home, self.attempt.plan.target or self.attempt.plan.backend
-        audit.append(home, kind, self.run.run_id, attempt=self.attempt.number, target=target, detail=node)
+        row = audit.append(home, kind, self.run.run_id, attempt=self.attempt.number, target=target, detail=node)
+        with output_audit.copied(home, self.attempt.plan.job, row):
+            pass
         self.run.store.add_event(self.attempt.attempt_id, kind, {"by": who, **data})
 
     def masked(self, argv: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
 from cloudtrain.policy.checks import facts_of
-from cloudtrain.runs import cap, chain, keys, policies, refusals, run_inputs, script_notes, strategy_check
+from cloudtrain.runs import cap, chain, keys, output_audit, policies, refusals, run_inputs, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -194,6 +194,11 @@ class Planner:
         layout = job.parallelism
         images = facts_of(plan, backend).images or ()
         source = Path(bundle.source)
+        if job.audit and "://" not in str(job.output) and not output_audit.is_here(resolved.backend, job):
+            message = f"is written from this machine, and {job.output} is on the machines of {resolved.target}"
+            raise BadJob(
+                job.located([Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")])
+            )
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images):
             raise BadJob(job.located(refused))
         if job.resources.gpus and (job.trainer or job.fit.model):

@@ -9,7 +9,7 @@ from cloudtrain.backends.api import HasRemoval
 from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.history import audit
 from cloudtrain.nodes import removal
-from cloudtrain.runs import run_inputs
+from cloudtrain.runs import output_audit, run_inputs
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.run import Run
 
@@ -54,11 +54,12 @@ def remove(run: Run, *, here: bool = False) -> None:
     """
     find_remains(run, here=True)  # raises where it is live
     record = run.record
-    audit.append(
+    row = audit.append(
         run.store.home, "rm", run.run_id, target=record.target or record.backend, detail="here" if here else ""
     )
-    for handle, backend in () if here else _removable(run):
-        backend.remove(handle)
+    with output_audit.copied(run.store.home, {} if record.attached else record.job, row):
+        for handle, backend in () if here else _removable(run):
+            backend.remove(handle)
     try:
         for name in FOLDERS:
             removal.remove_run(run.store.home / name, run.run_id, stops=False)

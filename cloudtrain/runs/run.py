@@ -16,7 +16,7 @@ from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import asked, attempts, fetched, reading, send, watcher
+from cloudtrain.runs import asked, attempts, fetched, output_audit, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
@@ -335,11 +335,12 @@ class Run:
         if self.record.status.state.final:
             return self.record.status
         self._own_only("cancelled")
-        self.store.request_cancel(self.run_id)
+        row = self.store.request_cancel(self.run_id)
         asked.expire(self.store.home, self.run_id)
         newest = self.attempts[-1]
-        if newest.handle is not None:
-            attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)
+        with output_audit.copied(self.store.home, newest.plan.job, row):
+            if newest.handle is not None:
+                attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)
         watcher.look_now(self.store, self.run_id)
         self.refresh()
         try:

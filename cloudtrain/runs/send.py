@@ -23,7 +23,7 @@ from cloudtrain.history import audit
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, retry
+from cloudtrain.runs import attempts, output_audit, retry
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
@@ -97,9 +97,10 @@ def send_attempt(
             if unset := unset_secrets(plan):
                 text = f"not submitted again: {unset} in this process"
                 return _record_not_sent(store, plan, backend, BackendError(text), again=again)
-        audit.append(store.home, "submit", plan.run_id, attempt=plan.attempt, target=plan.target or plan.backend)
+        row = audit.append(store.home, "submit", plan.run_id, attempt=plan.attempt, target=plan.target or plan.backend)
         try:
-            handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
+            with output_audit.copied(store.home, plan.job, row):
+                handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
         except Unreachable as error:
             return _record_unknown(store, plan, error)
         except CloudtrainError as error:

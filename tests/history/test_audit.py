@@ -11,12 +11,14 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.cli import main
-from cloudtrain.errors import DiskError
+from cloudtrain.errors import BadJob, DiskError
 from cloudtrain.events import State
 from cloudtrain.history import audit
+from cloudtrain.runs import output_audit
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
+from tests.stores import GCS, S3, running
 
 
 @pytest.fixture
@@ -95,3 +97,94 @@ def test_lines_are_only_appended_and_a_torn_one_is_left_out(home: Path):
     assert [row["what"] for row in audit.read(home)] == ["submit", "cancel"]
     if os.getuid():
         assert oct((home / audit.FILE).stat().st_mode)[-3:] == "600"
+
+
+@pytest.mark.parametrize("kind", [None, S3, GCS])
+def test_the_lines_are_in_the_output_too_each_in_a_file_of_its_own(
+    kind, submitter: Submitter, tmp_path: Path, home: Path, monkeypatch, capsys
+):
+    from cloudtrain.runs.inside import Inside
+
+    def check(output: str, objects) -> None:
+        run = submitter.submit(
+            job(tmp_path, output=output, audit=True, env={"A": "hunter2"}, args=["--key", "hunter3"])
+        )
+        before = objects()
+        Inside(run, run.attempts[-1], None).record("exec", command=["cat", "hunter4"], on=1)  # type: ignore[arg-type]
+        run.cancel()
+        watch(run)
+        assert main(["rm", run.run_id, "--yes"]) == 0
+        there = {name: data for name, data in objects().items() if "/audit/" in name}
+        assert len(there) == 4 and before.items() <= there.items(), "nothing is written over"
+        assert all(data.count(b"\n") == 1 and b"hunter" not in data for data in there.values())
+        own = list(audit.read(home, run.run_id))
+        capsys.readouterr()
+        assert main(["audit", f"{output}/{run.run_id}", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["what"] for row in rows] == ["submit", "exec", "cancel", "rm"]
+        assert rows == [{name: str(value) for name, value in row.items()} for row in own]
+
+    if kind is None:
+        folder = tmp_path / "runs"
+        check(str(folder), lambda: {str(path): path.read_bytes() for path in folder.rglob("*.json")})
+        return
+    with running(kind) as store:
+        for name, value in store.environ.items():
+            monkeypatch.setenv(name, value)
+        check(f"{store.scheme}://bucket/runs", store.objects)
+
+
+def test_a_store_that_refuses_delays_no_submit_and_is_named(
+    submitter: Submitter, tmp_path: Path, home: Path, monkeypatch
+):
+    with running(S3) as store:
+        for name, value in store.environ.items():
+            monkeypatch.setenv(name, value)
+        store.refuse = "runs/"
+        run = submitter.submit(job(tmp_path, output="s3://bucket/runs", audit=True))
+        assert MemoryBackend.attempts and not run.record.status.state.final
+        rows = [(row["what"], row.get("detail", "")) for row in audit.read(home, run.run_id)]
+        assert rows[0] == ("submit", "") and rows[1][0] == "not copied" and "AWS denies s3:PutObject" in str(rows[1][1])
+        store.refuse = ""
+        store.hold.clear()
+        monkeypatch.setattr(output_audit, "WAIT_S", 0.1)
+        submitter.submit(job(tmp_path, output="s3://bucket/runs", audit=True, args=["x"]))
+        assert "no answer for 0.1 s" in str(list(audit.read(home))[-1]["detail"])
+        store.hold.set()
+
+
+def test_what_others_wrote_into_an_output_is_bounded(tmp_path: Path):
+    folder = tmp_path / "run" / "audit"
+    folder.mkdir(parents=True)
+    row = {"at": "2026", "who": "eve\x1b[31m@host", "what": "submit", "run": "r" * 9000, "more": "x"}
+    for number, text in enumerate([json.dumps(row)[:4000], json.dumps({**row, "run": "r"}), "[1]", "{"]):
+        (folder / f"20261125T101500.000000Z-submit-0000000{number}.json").write_text(text)
+    (folder / "other.json").write_text("{}")
+    assert output_audit.read(str(tmp_path / "run")) == [{"at": "2026", "who": "eve@host", "what": "submit", "run": "r"}]
+
+
+def test_audit_needs_an_output_that_this_machine_reaches(tmp_path: Path, home: Path, monkeypatch):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadJob, match="has no place to write to"):
+        Submitter("local", watch=False).plan(job(tmp_path, audit=True))
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.pair]\nbackend = "ssh"\nhosts = [{address = "10.0.0.5"}, {address = "10.0.0.6"}]\n'
+    )
+    with pytest.raises(BadJob, match="is on the machines of pair"):
+        Submitter("pair", watch=False).plan(job(tmp_path, audit=True, output="/shared/runs"))
+
+
+def test_who_submits_to_sagemaker_may_write_these_lines(tmp_path: Path):
+    from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+    from cloudtrain.job.job import Job
+    from cloudtrain.runs.plan import Planner
+
+    (tmp_path / "train.py").write_text("print(1)\n")
+    options = {"role": "arn:aws:iam::123456789012:role/r", "bucket": "acme", "region": "us-east-1", "image": "i"}
+    for given, wanted in ((False, []), (True, ["arn:aws:s3:::team/runs/*/audit/*"])):
+        made = Job.from_dict(job(tmp_path, audit=given, output="s3://team/runs", environment={"requirements": "none"}))
+        policy = SagemakerBackend(options, tmp_path).policy("submit", Planner("sagemaker", **options).plan(made))
+        assert [each["Resource"] for each in policy["Statement"] if each["Sid"] == "Audit"] == (
+            [wanted] if wanted else []
+        )

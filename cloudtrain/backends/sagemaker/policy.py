@@ -114,6 +114,7 @@ class _Needs:
             _allow("ReadRole", "iam:GetRole", role),
             _allow("MachineTypes", "ec2:DescribeInstanceTypes", "*"),
             _allow("Upload", "s3:PutObject", self._s3(f"{self._own}*")),
+            _allow("Audit", "s3:PutObject", *[self._s3(f"{self._output}/audit/*")] * bool(self.job.get("audit"))),
             _allow("Fetch", "s3:GetObject", *map(self._s3, [f"{self._own}*", self._output])),
             self._list([self._own, self._output]),
             _allow("ReadLog", "logs:DescribeLogStreams GetLogEvents", self._log),
