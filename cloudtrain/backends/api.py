@@ -126,6 +126,14 @@ class ReadsOutputs(Backend, Protocol):
         """Return the names of the runs below an output."""
         ...
 
+    def read_index(self, uri: str) -> dict[str, bytes]:
+        """Return run id -> its newest record, of runs that had ended and are in the index of an output."""
+        ...
+
+    def indexed_attempt(self, uri: str, run_id: str, record: bytes) -> AttachedAttempt | None:
+        """Return the newest attempt of a run, as a record of the index has it; None where it is no record of this run."""
+        ...
+
     def newest_attempt(self, uri: str, run_id: str) -> AttachedAttempt | None:
         """Return the newest attempt of a run below an output, as its run.json has it; None where there is no such file."""
         ...

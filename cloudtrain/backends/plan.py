@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cloudtrain.errors import BadRequest
@@ -43,9 +43,10 @@ class Plan:
     def attempt_id(self) -> str:
         return f"{self.run_id}-a{self.attempt}"
 
-    def to_json(self) -> str:
-        """Return the plan as indented JSON with a final newline."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the plan as JSON with a final newline, indented for people."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}  # asdict would copy all of it
+        return json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

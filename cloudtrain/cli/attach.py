@@ -70,12 +70,13 @@ def _attach_all(uri: str, again: bool, as_json: bool) -> int:
     if as_json:
         terminal.print_json(found._asdict(), indent=2)
         return 0
-    total = sum(map(len, found))
+    total = sum(map(len, found[:5]))
     terminal.print_lines(f"{total} runs below {uri}", style="bold")
     terminal.print_pairs(
         [
             ("new", str(len(found.added))),
             ("read again", str(len(found.updated))),
+            ("by index", str(len(found.indexed)) if found.indexed else ""),
             ("had ended", str(len(found.ended))),
             (
                 "from here",
@@ -86,5 +87,5 @@ def _attach_all(uri: str, again: bool, as_json: bool) -> int:
     )
     for name, reason in list(found.unreadable.items())[:5]:
         terminal.note(f"{name}: {reason}")
-    terminal.print_pairs([("next", "cloudtrain ls --columns label.user,state,took")])
+    terminal.print_pairs([("next", "cloudtrain ls --columns user,state,took")])
     return 0

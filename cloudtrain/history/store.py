@@ -163,7 +163,7 @@ class Store(Leases):
                 db.execute(
                     "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state)"
                     f" SELECT ?, run_id, ?, ?, ?, '', ?, ? {mine}",
-                    (plan.attempt_id, plan.attempt, plan.to_json(), each.handle, each.created_at, State.QUEUED.value,
+                    (plan.attempt_id, plan.attempt, plan.to_json(indent=None), each.handle, each.created_at, State.QUEUED.value,
                      plan.run_id, identity),
                 )  # fmt: skip
                 columns = "state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?, billable_s = ?"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 READERS = 16  # files that are read at once
 BATCH = 500  # runs of one transaction
+INDEXED = 64  # so many runs are read one by one sooner than from an index
 
 
 class Found(NamedTuple):
@@ -33,6 +34,7 @@ class Found(NamedTuple):
     ended: list[str]  # which had ended at an earlier look, and were not read again
     own: list[str]  # submitted from this machine, or attached from another place
     unreadable: dict[str, str]  # why
+    indexed: list[str]  # of those that were added or updated, from the output's index
 
 
 def attach_all(
@@ -44,7 +46,8 @@ def attach_all(
 ) -> Found:
     """Add all runs below a team's output to the history, each with its job and newest state; blocking.
 
-    It reads one small file of each run, several at once. A run that had ended is not read again. Logs and metrics of a
+    Runs that have ended are read from the index that launchers keep in the output, many in one file. Of the others it
+    reads one small file each, several at once. A run that had ended is not read again. Logs and metrics of a
     run are copied when it is shown.
 
     Args:
@@ -63,7 +66,7 @@ def attach_all(
     base = base.removeprefix("file://")
     names = sorted(backend.run_names(base))
     origins = store.origins()
-    found = Found([], [], [], [], {})
+    found = Found([], [], [], [], {}, [])
     due = []
     for name in names:
         origin = origins.get(name)
@@ -74,8 +77,13 @@ def attach_all(
         else:
             due.append(name)
 
+    index = backend.read_index(base) if len(due) >= INDEXED else {}
+
     def read(name: str) -> AttachedAttempt | str:
         try:
+            if name in index and (attempt := backend.indexed_attempt(base, name, index[name])):
+                found.indexed.append(name)
+                return attempt
             return backend.newest_attempt(base, name) or ""
         except CloudtrainError as error:
             return error.message

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from cloudtrain.runs.attach import attach_all
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
 from tests.stores import GCS, S3, running
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "entrypoints"))
+from launcher.output import history, index, store  # noqa: E402
 
 
 def record(run_id: str, state: str = "SUCCEEDED", attempt: int = 1, user: str = "ann", **more: Any) -> bytes:
@@ -143,5 +149,115 @@ def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path,
     assert attach_all(str(output), other).added == [run.run_id]
     assert main(["logs", run.run_id]) == 0
     assert "here" in capsys.readouterr().out
+    assert main(["show", run.run_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "SUCCEEDED"
+
+
+def places(output: str):
+    """Return the writers' view of an output: a folder, or a store."""
+    return store.Store(output, "the output") if "://" in output else history.Folder(output)
+
+
+@pytest.mark.parametrize("kind", [None, S3])
+def test_concurrent_writers_of_the_index_lose_nothing(kind, tmp_path: Path, home: Path, monkeypatch):
+    """400 starts end in 8 threads, each of which packs and merges; the list reads few files, and all of them are there."""
+    monkeypatch.setattr(index, "PER_PACK", 8)
+    monkeypatch.setattr(index, "PER_MERGE", 4)
+    count = 400 if kind is None else 60
+    with running(kind) if kind else contextlib.nullcontext() as there:
+        for key, value in there.environ.items() if there else ():
+            monkeypatch.setenv(key, value)
+        output = "s3://bucket/runs" if there else str(tmp_path / "runs")
+
+        def end(number: int) -> None:
+            place, data = places(output), record(name(number), user=f"user-{number % 7}")
+            place.write(f"{name(number)}/run.json", data)
+            index.add(place, data, "end")
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(end, range(count)))
+        files = attached.AttachedBackend({}, home).read_index(output)
+        assert sorted(files) == [name(number) for number in range(count)]
+        names = [each for each in places(output).list(index.FOLDER + "/packed") if each.endswith(".jsonl")]
+        left = [each for each in places(output).list(index.FOLDER + "/new") if each.endswith(".json")]
+        assert len(names) + len(left) < count / 4 and any(each.startswith("1-") for each in names)
+        monkeypatch.setattr("cloudtrain.runs.attach.INDEXED", 1)
+        monkeypatch.setattr(attached, "newest_attempt", lambda *_: pytest.fail("a run of the index was read"))
+        found = attach_all(output, home)
+        assert len(found.added) == len(found.indexed) == count
+        store_ = Store(home)
+        assert store_.find(name(3)).job["labels"]["user"] == "user-3"
+
+
+@pytest.mark.parametrize("damage", ["torn", "garbage", "huge", "missing", "folder", "foreign"])
+def test_a_damaged_index_falls_back_to_the_runs(damage: str, output: Path, home: Path, monkeypatch):
+    place = places(str(output))
+    for number in range(4):
+        index.add(place, record(name(number), user="from-index"), "end")
+    (pack,) = [output / ".index" / "packed" / f"0-{'0' * 32}.jsonl"]
+    pack.parent.mkdir()
+    lines = [path.read_bytes() for path in sorted((output / ".index/new").iterdir())]
+    for path in (output / ".index/new").iterdir():
+        path.unlink()
+    pack.write_bytes(b"\n".join(lines) + b"\n")
+    whole = 4
+    if damage == "torn":
+        pack.write_bytes(b"\n".join(lines)[:-40])
+        whole = 3
+    elif damage == "garbage":
+        pack.write_bytes(b"\xff" * 100 + b"\n[1]\n" + b"[" * 5000 + b"\n" + b"\n".join(lines[:2]))
+        whole = 2
+    elif damage == "huge":
+        monkeypatch.setattr("cloudtrain.backends.attached.index.MOST_PACK", 100)
+        whole = 0
+    elif damage == "missing":
+        pack.unlink()
+        whole = 0
+    elif damage == "folder":
+        pack.unlink()
+        pack.mkdir()
+        whole = 0
+    else:  # a record in the name of another run is only that run's
+        pack.write_bytes(b"\n".join([*lines[:3], record("Not a run"), record(name(9))]))
+        whole = 3
+    monkeypatch.setattr("cloudtrain.runs.attach.INDEXED", 1)
+    found = attach_all(str(output), home)
+    assert found.added == [name(number) for number in range(5)] and len(found.indexed) == whole
+    assert {run.run_id for run in Store(home).runs(limit=10)} == {name(number) for number in range(5)}
+
+
+def test_a_run_that_is_live_again_is_read_from_its_folder(output: Path, home: Path, monkeypatch):
+    place = places(str(output))
+    index.add(place, record(name(0)), "end")
+    later = record(name(0), state="RUNNING", attempt=2, start="20261121T101500.000000Z-y")
+    (output / name(0) / "run.json").write_bytes(later)
+    index.add(place, later, "begin")
+    index.add(place, record(name(1)), "end")
+    monkeypatch.setattr("cloudtrain.runs.attach.INDEXED", 1)
+    found = attach_all(str(output), home)
+    assert found.indexed == [name(1)] and Store(home).find(name(0)).status.state is State.RUNNING
+
+
+@pytest.mark.usefixtures("census")
+def test_a_real_run_is_in_the_index_after_its_end(tmp_path: Path, home: Path, monkeypatch, capsys):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("import os, sys\nsys.exit(os.environ['CLOUDTRAIN_ATTEMPT'] == '1')\n")
+    output = tmp_path / "runs"
+    job = {"name": "team", "source": str(source), "entrypoint": "train.py", "output": str(output)}
+    run = Submitter("local", home=home, watch=False).submit(job)
+    assert Watcher(run.store, run.run_id).run().state is State.FAILED
+    index_of = attached.AttachedBackend({}, home).read_index
+    assert json.loads(index_of(str(output))[run.run_id])["state"] == "FAILED"
+    run.resume()
+    assert Watcher(run.store, run.run_id).run().state is State.SUCCEEDED
+    names = sorted(path.name for path in (output / ".index/new").iterdir())
+    assert [each.split(".")[1] + each.split(".")[-2] for each in names] == ["a1end", "a2begin", "a2end"]
+    newest = json.loads(index_of(str(output))[run.run_id])
+    assert (newest["state"], newest["attempt"]) == ("SUCCEEDED", 2)
+    monkeypatch.setattr("cloudtrain.runs.attach.INDEXED", 1)
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "other"))
+    assert main(["attach", "--all", str(output)]) == 0
+    assert "by index" in capsys.readouterr().out
     assert main(["show", run.run_id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "SUCCEEDED"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.backends.api import FETCHABLE, Feature
-from cloudtrain.backends.attached.run import AttachedRun, newest_attempt, run_names
+from cloudtrain.backends.attached.run import AttachedRun, attempt_of, newest_attempt, run_names
 from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, Problem
@@ -45,6 +45,16 @@ class AttachedBackend:
     def run_names(self, uri: str) -> list[str]:
         """Return the names of the runs below an output."""
         return run_names(self._output(uri))
+
+    def read_index(self, uri: str) -> dict[str, bytes]:
+        """Return run id -> its newest record, of runs that had ended and are in the index of an output."""
+        from cloudtrain.backends.attached.index import read_index
+
+        return read_index(self._output(uri))
+
+    def indexed_attempt(self, uri: str, run_id: str, record: bytes) -> AttachedAttempt | None:
+        """Return the newest attempt of a run, as a record of the index has it; None where it is no record of this run."""
+        return attempt_of(self._output(uri), run_id, record)
 
     def newest_attempt(self, uri: str, run_id: str) -> AttachedAttempt | None:
         """Return the newest attempt of a run below an output, as its run.json has it; None where there is no such file."""

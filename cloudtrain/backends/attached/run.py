@@ -33,11 +33,19 @@ def newest_attempt(files: OutputFiles, run_id: str) -> AttachedAttempt | None:
     """Return the newest attempt of a run below an output, as its run.json has it, in one to three reads; None without one."""
     for base in HISTORIES:
         data = files.read(f"{run_id}/{base}run.json", MOST_RECORD)
-        if data is not None and (found := parse_newest(data, run_id)):
-            record, number = found
-            start, uri = str(record.get("start") or ""), f"{files.uri}/{run_id}"
-            return build_attempt(record, run_id, number, start, uri, superseded=False)
+        if data is not None and (attempt := attempt_of(files, run_id, data)):
+            return attempt
     return None
+
+
+def attempt_of(files: OutputFiles, run_id: str, data: bytes) -> AttachedAttempt | None:
+    """Return the attempt of a run's newest record; None for a record that is none of this run."""
+    found = parse_newest(data, run_id)
+    if found is None:
+        return None
+    record, number = found
+    start, uri = str(record.get("start") or ""), f"{files.uri}/{run_id}"
+    return build_attempt(record, run_id, number, start, uri, superseded=False)
 
 
 class AttachedRun:

@@ -23,7 +23,7 @@ from ..log import CHUNK, MARK, Log
 from ..manifest import Manifest
 from ..status import FINAL, now
 from ..world.cluster import SAGEMAKER_OURS, Cluster, sagemaker_base
-from . import source, store
+from . import index, source, store
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -72,6 +72,18 @@ class Folder:
             raise
 
 
+def index_place(manifest: Manifest, cluster: Cluster, run: Folder | store.Store) -> Folder | store.Store | None:
+    """Return the output above a run's folder, which has an index of its runs; None where nothing can be written there.
+
+    On SageMaker the service copies a run's folder, and nothing else.
+    """
+    if not manifest.output or (cluster.platform == "sagemaker" and isinstance(run, Folder)):
+        return None
+    if isinstance(run, Folder):
+        return Folder(os.path.dirname(os.path.abspath(run.uri)))
+    return store.Store(str(manifest.output).rstrip("/"), "the output")
+
+
 def place(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> Folder | store.Store | None:
     """Return where a run's history is written, None where no output is named; raises Refused without the store's client."""
     run = environ.get("CLOUDTRAIN_RUN_DIR")
@@ -118,6 +130,7 @@ class History:
             if not self._source:
                 self._log.say(f"the source has more than {source.MOST >> 20} MiB: it is not uploaded to the output")
         self._offset = self._log.copy[1] if self._log.copy else 0
+        self._follows = False  # whether the run has had an earlier start
         self._thread.start()
 
     def finish(self, last: Mapping[str, object]) -> None:
@@ -129,7 +142,13 @@ class History:
         last.join(LAST_S)
 
     def _run(self) -> None:
-        self._turn()
+        if self._cluster.node_rank == 0:
+            try:
+                self._follows = self._place.read("run.json") is not None
+            except (store.Failed, Refused, OSError):
+                self._follows = True
+        if self._turn() and self._follows:
+            self._add_to_index("begin")
         while not self._over.wait(self._pause()):
             self._turn()
 
@@ -143,7 +162,20 @@ class History:
             if attempt:
                 time.sleep(1.0)
             if self._turn():
+                self._add_to_index("end")
                 return
+
+    def _add_to_index(self, mark: str) -> None:
+        """Add this start to the index of the output; without it the run is read from its own folder."""
+        if self._cluster.node_rank != 0:
+            return
+        try:
+            where = index_place(self._manifest, self._cluster, self._place)
+            if where is not None:
+                record = self._masked(self._record(self._written))
+                index.add(where, json.dumps(record).encode(), mark)
+        except (store.Failed, Refused, OSError, ValueError):
+            pass  # no permission there, or no answer
 
     def _turn(self) -> bool:
         """Bring the log up to date, then what node 0 says of the start; False where it could not be done."""
