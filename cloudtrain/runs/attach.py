@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 READERS = 16  # files that are read at once
 BATCH = 500  # runs of one transaction
-INDEXED = 64  # so many runs are read one by one sooner than from an index
+INDEXED = 64  # fewer runs that are new here are read one by one
 
 
 class Found(NamedTuple):
@@ -77,7 +77,8 @@ def attach_all(
         else:
             due.append(name)
 
-    index = backend.read_index(base) if len(due) >= INDEXED else {}
+    unknown = len(due) if again else sum(name not in origins for name in due)
+    index = backend.read_index(base) if unknown >= INDEXED else {}
 
     def read(name: str) -> AttachedAttempt | str:
         try:
