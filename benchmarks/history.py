@@ -120,11 +120,14 @@ def main() -> int:
         program = str(Path(sys.executable).parent / "cloudtrain")
         compound = LISTS[1].filter.split()
         commands = {"cloudtrain ls": [program, "ls"], f"cloudtrain ls {' '.join(compound)}": [program, "ls", *compound]}
-        whole = interleaved({what: partial(process, each, env=env) for what, each in commands.items()}, arguments.rounds)
+        whole = interleaved(
+            {what: partial(process, each, env=env) for what, each in commands.items()}, arguments.rounds
+        )
     middle = {what: sorted(found)[len(found) // 2] for what, found in times.items()}
     rows = [(what, f"{middle[what]:.4f}", f"{min(found):.4f} to {max(found):.4f}") for what, found in times.items()]
     body = table(rows, ["question, with opening the history", "CPU s: median", "min to max"])
-    body += f"\n\n{arguments.runs:,} runs with an attempt each, {size / 1e6:,.0f} MB, {arguments.rounds} rounds. Commands as a whole, Python's start included:\n"
+    body += f"\n\n{arguments.runs:,} runs with an attempt each, {size / 1e6:,.0f} MB, {arguments.rounds} rounds."
+    body += " Commands as a whole, Python's start included:\n"
     body += "".join(
         f"\n- `{what}`: {spread(each, 'wall')} s wall, {median(each, 'cpu'):.3f} s CPU" for what, each in whole.items()
     )

@@ -46,7 +46,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "logs": "Print the log of all nodes of a run.",
         "metrics": "Print or plot the metrics of runs.",
         "costs": "Print what runs have cost, by target, user, label or month.",
-        "report": "Write a report on a run as one HTML file.",
+        "report": "Write a report on a run, or a comparison of 2 to 200 runs, as one HTML file.",
         "console": "Show runs in the browser, until Ctrl-C.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",

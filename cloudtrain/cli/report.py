@@ -1,4 +1,4 @@
-"""cloudtrain report: write a run into one HTML file."""
+"""cloudtrain report: write a run, or a comparison of several, into one HTML file."""
 
 from __future__ import annotations
 
@@ -16,33 +16,46 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@options.run_or_newest
+@click.argument("run_ids", nargs=-1, metavar="[RUN...]", shell_complete=options.complete_runs)
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file; default: RUN.html here."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file; default: RUN.html or comparison.html here.",
 )
 @options.rank_option
 @options.json_option
-def command(run_id: str | None, output: Path | None, rank: int | None, as_json: bool) -> int:
-    """Write a report on a run as one HTML file.
+def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_json: bool) -> int:
+    """Write a report on a run, or a comparison of 2 to 200 runs, as one HTML file.
 
     The default RUN is the newest. The file has curves, hardware usage, provenance, job, plan and the logs of all nodes, and
     works offline. It needs plotly, which pip install 'cloudtrain[console]' installs. RUN.html is never packaged as source;
     a file of another name is, unless an ignore file names it.
 
+    A comparison has the curves of all runs, named by what differs, and a table of the values in which they differ.
+
     \b
     cloudtrain report tiny-lm-26 -o report.html
+    cloudtrain report tiny-lm-25 tiny-lm-26 -o comparison.html
     """
-    run = runs.find(run_id)
-    run.refresh()
-    path = output or Path(f"{run.run_id}.html")
+    chosen = list({run.run_id: run for run in map(runs.find, run_ids or [None])}.values())
+    for run in chosen:
+        run.refresh()
+    path = output or Path("comparison.html" if len(chosen) > 1 else f"{chosen[0].run_id}.html")
     try:
-        run.report(path, rank=rank)
+        if len(chosen) > 1:
+            from cloudtrain.report import comparison
+
+            comparison.write(chosen[0].store, [run.run_id for run in chosen], path, rank=rank)
+        else:
+            chosen[0].report(path, rank=rank)
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "choose another file with -o") from None
     size = path.stat().st_size
-    note = _packaged_note(run, path)
+    note = _packaged_note(chosen[-1], path)
+    about = {"run_ids": [run.run_id for run in chosen]} if len(chosen) > 1 else {"run_id": chosen[0].run_id}
     if as_json:
-        terminal.print_json({"run_id": run.run_id, "path": str(path), "size_bytes": size, "note": note})
+        terminal.print_json({**about, "path": str(path), "size_bytes": size, "note": note})
     else:
         terminal.print_lines(f"{path}  {format_size(size)}")
         terminal.print_pairs([("note", note)])

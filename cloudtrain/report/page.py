@@ -36,6 +36,7 @@ h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-to
 .state { font-weight: 600; padding: .1rem .5rem; border-radius: .3rem; color: #fff; background: #6b7785 }
 .SUCCEEDED { background: #2e7d32 } .FAILED, .LOST, .TIMED_OUT { background: #b3261e } .RUNNING, .STARTING { background: #00639b }
 .CANCELLED, .PREEMPTED, .STOPPING { background: #9a6700 }
+.wide { overflow-x: auto } .wide :is(td, th) { overflow-wrap: break-word }
 table { border-collapse: collapse } td, th { text-align: left; padding: .15rem 1.2rem .15rem 0; vertical-align: top }
 th { font-weight: 500; color: #55606c; white-space: nowrap } td { overflow-wrap: anywhere; white-space: pre-line }
 pre { background: #f5f7f9; padding: .8rem; overflow: auto; max-height: 36rem; font-size: 12.5px; line-height: 1.35 }
@@ -70,6 +71,7 @@ def render(
     client: Mapping[str, Any] = origin.get("client") or {}
     patch = str(origin.get("text") or "")
     packages = requirements(store.events(run_id, "requirements"))
+    state = escape_text(status.state.value)
     facts = {
         "reason": status.reason,
         "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
@@ -97,7 +99,7 @@ def render(
         "by": f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else "",
     }
     parts = [
-        f'<h1>{_text(run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
+        f'<h1>{escape_text(run_id)}</h1><p><span class="state {state}">{state}</span></p>',
         _pairs(facts),
         _last_lines(logs, verdict),
         "<h2>Curves</h2>" + (figures[0] or _no_metrics(no_metrics)),
@@ -113,14 +115,19 @@ def render(
         "<h2>Log</h2>",
         *_logs(logs),
     ]
+    return document(run_id, parts, plotly=any(figures))
+
+
+def document(title: str, parts: Iterable[str], *, plotly: bool) -> str:
+    """Return a page of some parts, which are HTML; with the script of plotly where they have figures."""
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(run_id)}</title><style>{_STYLE}</style>",
-            f"<script>{_plotly()}</script>" if any(figures) else "",
+            f"<title>{escape_text(title)}</title><style>{_STYLE}</style>",
+            f"<script>{_plotly()}</script>" if plotly else "",
             "</head><body>",
             *parts,
             "</body></html>",
@@ -133,9 +140,14 @@ def write(
     store: Store, run_id: str, path: Path, *, verdict: Verdict | None, log: Iterable[LogLine], **more: Any
 ) -> Path:
     """Write a run's page into a file and return it; an error leaves no part of it."""
+    return write_text(path, render(store, run_id, verdict, log, **more))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a page into a file and return it; an error leaves no part of it."""
     partial = path.with_name(f".{path.name}.tmp")
     try:
-        partial.write_text(render(store, run_id, verdict, log, **more), "utf-8", errors="replace")
+        partial.write_text(text, "utf-8", errors="replace")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -143,21 +155,24 @@ def write(
 
 
 def _no_metrics(told: Sequence[str]) -> str:
-    lines = "\n".join(map(_text, told[1:]))
-    return f'<p class="dim">{_text(told[0] if told else "no metrics")}</p>' + (f"<pre>{lines}</pre>" if lines else "")
+    lines = "\n".join(map(escape_text, told[1:]))
+    return f'<p class="dim">{escape_text(told[0] if told else "no metrics")}</p>' + (
+        f"<pre>{lines}</pre>" if lines else ""
+    )
 
 
 def _figures(store: Store, run_id: str, rank: int | None) -> tuple[str, str]:
     """Return the curves and the use as HTML, empty where there is nothing to draw."""
     has_curves = bool(store.curves.summary(run_id, rank))
-    curves = _figure("curves", plots.curves(store, [run_id], rank=rank)) if has_curves else ""
-    return curves, _figure("use", use.use(store, run_id))
+    curves = figure("curves", plots.curves(store, [run_id], rank=rank)) if has_curves else ""
+    return curves, figure("use", use.use(store, run_id))
 
 
-def _figure(name: str, figure: Any) -> str:
-    if figure is None:
+def figure(name: str, drawn: Any) -> str:
+    """Return a plotly figure as HTML, empty for None."""
+    if drawn is None:
         return ""
-    data = json.loads(figure.to_json())
+    data = json.loads(drawn.to_json())
     arguments = [json.dumps(part) for part in (data["data"], data["layout"], _CONFIG)]
     # Inside a script nothing is escaped by entities, and its end is looked for first of all.
     safe = ", ".join(arguments).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -170,7 +185,7 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _text(value: object) -> str:
+def escape_text(value: object) -> str:
     """Return anything as text of a page: escaped, of control characters only tab and line end."""
     text = str(value)
     if not text.isprintable():
@@ -187,7 +202,7 @@ def _world(manifest: Mapping[str, Any]) -> str:
 
 def _pairs(rows: Mapping[str, object]) -> str:
     cells = [
-        f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>"
+        f"<tr><th>{escape_text(name)}</th><td>{escape_text(value)}</td></tr>"
         for name, value in rows.items()
         if value not in (None, "")
     ]
@@ -195,8 +210,8 @@ def _pairs(rows: Mapping[str, object]) -> str:
 
 
 def _folded(title: str, lines: Iterable[str], *, opened: bool = False) -> str:
-    text = "\n".join(map(_text, lines))
-    return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary><pre>{text}</pre></details>"
+    text = "\n".join(map(escape_text, lines))
+    return f"<details{' open' if opened else ''}><summary>{escape_text(title)}</summary><pre>{text}</pre></details>"
 
 
 def _attempts(attempts: Sequence[AttemptRecord], costs: Sequence[str]) -> str:
@@ -214,10 +229,17 @@ def _attempts(attempts: Sequence[AttemptRecord], costs: Sequence[str]) -> str:
         )
         for number, a in enumerate(attempts)
     ]
+    return table(heads, rows)
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table of HTML; every cell is text, None an empty one. A wide table is scrolled."""
     body = "".join(
-        "<tr>" + "".join(f"<td>{_text('' if cell is None else cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{escape_text('' if cell is None else cell)}</td>" for cell in row) + "</tr>"
+        for row in rows
     )
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{body}</table>"
+    top = "".join(f'<th scope="col">{escape_text(head)}</th>' for head in heads)
+    return f'<div class="wide" tabindex="0"><table><tr>{top}</tr>{body}</table></div>'
 
 
 def _timeline(store: Store, run_id: str) -> Iterator[str]:
@@ -253,7 +275,7 @@ def _last_lines(logs: Mapping[int, tuple[int, deque[str]]], verdict: Verdict | N
     if verdict is None or not logs:
         return ""
     node = verdict.node if verdict.node is not None and verdict.node in logs else min(logs)
-    lines = "\n".join(map(_text, list(logs[node][1])[-LAST_LINES:]))
+    lines = "\n".join(map(escape_text, list(logs[node][1])[-LAST_LINES:]))
     return f'<h2>Last lines of node {node}</h2><pre class="last">{lines}</pre>'
 
 

@@ -84,7 +84,7 @@ def curves(
                 continue
             along = [along_axis(point) for point in points]
             cell = {"row": at // 2 + 1, "col": at % 2 + 1}
-            label = (labels or {}).get(run_id, run_id)
+            label = escape_name((labels or {}).get(run_id, run_id))
             group = label if rank is not None else f"{label} rank {of}" if len(run_ids) > 1 else f"rank {of}"
             look = {"legendgroup": group, "showlegend": len(owners) > 1 and number not in in_legend}
             in_legend.add(number)
@@ -92,7 +92,7 @@ def curves(
             for part in lost:
                 figure.add_scatter(
                     x=[along_axis(point) for point in part], y=[_drawn(point.value) for point in part],
-                    name=escape_name(f"{group}, lost"), mode=mode_of(part), opacity=LOST_OPACITY, showlegend=False,
+                    name=f"{group}, lost", mode=mode_of(part), opacity=LOST_OPACITY, showlegend=False,
                     legendgroup=group, line={"color": colour, "width": 1}, **cell,
                 )  # fmt: skip
             if bands and any(point.points > 1 for point in points):
@@ -109,7 +109,7 @@ def curves(
                 )  # fmt: skip
             values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
-                x=along, y=[_drawn(value) for value in values], name=escape_name(group), **_epochs(points, over),
+                x=along, y=[_drawn(value) for value in values], name=group, **_epochs(points, over),
                 mode=mode_of(points), line={"color": colour, "width": 1.5}, hoverlabel={"bordercolor": colour},
                 **look, **cell,
             )  # fmt: skip

@@ -75,6 +75,11 @@ def test_every_metric_of_two_runs_is_reached(console, page, ids, seemly):
         f'{ids[0]},"bs 0, lr 1",train/loss,1,0,,2026-01-01T00:00:30Z,1e-05',
     ]
     assert {line.split(",")[3] for line in lines[1:]} == {"train/loss", "train/tokens"}
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Share as one file").press("Enter")
+    shared = Path(download.value.path()).read_text()
+    assert download.value.suggested_filename == "comparison.html" and "2 runs compared" in shared
+    assert '"bs 0, lr 1"' in shared and '"text":"tokens"' in shared.replace('": "', '":"')  # the page's axis
     camera = page.locator(".ct-plots [data-title='Download plot as a PNG']").first
     with page.expect_download() as download:
         camera.dispatch_event("click")

@@ -17,7 +17,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, LogLine, Row, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.report import page, plots, use
+from cloudtrain.report import comparison, page, plots, use
 from cloudtrain.runs import listing
 from cloudtrain.runs.run import Run
 
@@ -285,3 +285,33 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     assert (again["state"], again["metrics.state"]) == ("FAILED", 7.0)
     assert (again["hp.lr"], again["metrics.hp.lr"]) == ("1e-3", 8.0)
     assert row["loss"] == pytest.approx(2.001) and str(frame["started_at"].dtype).startswith("datetime64")
+
+
+def test_a_comparison_is_one_file_in_which_hostile_names_are_text(run, tmp_path):
+    store = run.store
+    job = {"name": "tiny", "source": HOSTILE, "hyperparameters": {"lr": "5e-4", HOSTILE: f"{HOSTILE} too"}}
+    plan = Plan("local", "tiny-2", 1, {"env": "x"}, {"sha256": "0"}, {"secrets": {}, "nodes": 1}, job, "here")
+    assert store.intend(plan, identity="j", owner=Process.here())
+    events = [Event("tiny-2-a1", 0, n, "2026-11-21T10:00:00Z", "metric") for n in range(3)]
+    store.record("tiny-2-a1", metrics=[Row(event, event.seq, HOSTILE, 1.0) for event in events])
+    run.mark(title=HOSTILE)
+    path = comparison.write(store, ["tiny-1", "tiny-2"], tmp_path / "c.html", smoothing=0.5, log=True)
+    text = path.read_text()
+    page = Page(text)
+    assert not [tag for tag, _ in page.tags if tag in ("img", "iframe", "link", "object", "base", "form")]
+    assert not [
+        attrs for _, attrs in page.tags if any(name.startswith("on") or name in ("src", "href") for name in attrs)
+    ]
+    policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    (drawn,) = [script for script in page.scripts if script.startswith("Plotly.newPlot(")]
+    data = json.loads("[" + drawn.partition("(")[2].rpartition(")")[0] + "]")
+    assert "<" not in drawn and not re.search(r"<(script|img)", json.dumps(data)), "plotly takes tags in its texts"
+    names = {trace["name"] for trace in data[1] if trace.get("showlegend")}
+    assert len(names) == 2 and any("alert(1)" in name for name in names)
+    assert "\x1b" not in text and "\x07" not in text
+    for words in ("2 runs compared", "Hyperparameters", "5e-4", "1e-3", "tiny-2", "Results"):
+        assert words in page.text, words
+    assert list(tmp_path.glob(".*.tmp")) == []
+    with pytest.raises(BadRequest, match="two to 200 runs"):
+        comparison.render(store, ["tiny-1", "tiny-1"])

@@ -21,14 +21,14 @@ from cloudtrain.console import (
     widgets,
 )
 from cloudtrain.console.polling import poll
-from cloudtrain.errors import BadRequest, UnknownRun
+from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
 from cloudtrain.events import State
 from cloudtrain.history import table, usage
 from cloudtrain.history.store import Store
-from cloudtrain.report import compare, plots
+from cloudtrain.report import compare, comparison, plots
 from cloudtrain.report.compare import Row
 
-MAX_RUNS = 200
+MAX_RUNS = comparison.MAX_RUNS
 MOST_LISTED = 20  # runs that are listed without a click
 _TITLES = {
     "hyperparameters": "Hyperparameters",
@@ -72,6 +72,7 @@ async def show(
     with widgets.card("Curves"):
         curves = charts.Curves(ids, labels=labels, style=style, on_style=keep)
         await curves.show()
+        widgets.button("Share as one file", lambda: _share(ids, style), icon="download")
     used = nodeuse.UseOfRuns(ids, labels)
     await used.show()
     relations.Relations([labels[run_id] for run_id in ids], columns, shown, keep).show()
@@ -84,6 +85,20 @@ async def show(
                 _section(section, list(group), [labels[run_id] for run_id in ids])
     # The curves of runs that have ended do not change.
     poll([] if all(state.final for state in states.values()) else [curves.refresh, used.refresh])
+
+
+async def _share(ids: Sequence[str], style: curvestyle.CurveStyle) -> None:
+    """Download the comparison as one HTML file, with curves as they are drawn on the page."""
+    from nicegui import ui
+
+    drawn = {name: getattr(style, name) for name in ("over", "rank", "smoothing", "log", "log_x")}
+    ui.notify("the file is being written")
+    try:
+        content = await history.current().query(lambda store: comparison.render(store, ids, **drawn))
+    except CloudtrainError as error:
+        shell.notify_error(error)
+    else:
+        ui.download.content(content, "comparison.html", "text/html")
 
 
 def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str], first: int = 0) -> None:
