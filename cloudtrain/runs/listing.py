@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 from cloudtrain.history import table
@@ -41,6 +42,51 @@ class Runs(Sequence[Run]):
         from cloudtrain.report import notebook
 
         return notebook.data_frame(*self._stored(), self._columns, self._rows())
+
+    def mark(
+        self,
+        *,
+        title: str | None = None,
+        note: str | None = None,
+        tag: Sequence[str] = (),
+        untag: Sequence[str] = (),
+        star: bool | None = None,
+        archive: bool | None = None,
+    ) -> None:
+        """Change the title, the note, the tags or the star of all these runs, or archive them, as `Run.mark` does for one.
+
+        Args:
+            title: Name of the runs in lists.
+            note: Text that replaces the notes.
+            tag: Tags to add.
+            untag: Tags to remove.
+            star: Whether the runs have a star.
+            archive: Whether lists hide the runs.
+
+        Raises:
+            BadRequest: A title or tag is too long, or has characters that are not allowed. No run is changed.
+        """
+        for run in self._runs:
+            run.mark(title=title, note=note, tag=tag, untag=untag, star=star, archive=archive)
+
+    def report(self, path: str | Path, *, rank: int | None = 0) -> Path:
+        """Write a comparison of these runs as one HTML file that works offline; blocking.
+
+        Args:
+            path: The file.
+            rank: Whose curves; None for all ranks.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            BadRequest: There are not 2 to 200 runs, or plotly is not installed.
+            OSError: The file cannot be written.
+        """
+        from cloudtrain.report import comparison
+
+        store, run_ids = self._stored()
+        return comparison.write(store or Store(targets.home()), run_ids, Path(path), rank=rank)
 
     def _repr_html_(self) -> str:
         from cloudtrain.report import notebook

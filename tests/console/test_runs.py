@@ -155,6 +155,18 @@ def test_runs_are_filtered_sorted_grouped_and_marked(console, page, story, seeml
     page.get_by_label("Tag", exact=True).fill("baseline")
     page.get_by_role("button", name="Add tag").click()
     expect(page.locator(".ct-tag")).to_have_text(["baseline"] * 2)
+    page.get_by_label("Title or note").fill("half price")
+    page.get_by_role("button", name="Set note").click()
+    page.get_by_role("button", name="Star", exact=True).click()
+    expect(page.get_by_role("link", name="★")).to_have_count(2)
+    assert [run.mark().note for run in story] == ["", "half price", "half price"]
+    page.get_by_role("button", name="Remove star").click()
+    expect(page.get_by_role("link", name="★")).to_have_count(0)
+    page.get_by_role("button", name="Set title").click()
+    expect(page.get_by_role("link", name="half price")).to_have_count(2)
+    page.get_by_label("Title or note").fill("")
+    page.get_by_role("button", name="Set title").click()
+    expect(page.get_by_role("link", name="half price")).to_have_count(0)
     picture(page, "console-columns")
     seemly(page)
     with page.expect_download() as download:
@@ -273,3 +285,68 @@ def test_the_timeline_is_whole_at_every_width(console, page, tmp_path, seemly):
                                "document.querySelector('[aria-label=Attempts]').clientWidth")  # fmt: skip
         assert table.locator(".ct-bar-track").first.bounding_box()["width"] > 40, width
     seemly(page)
+
+
+def test_one_flow_by_keyboard_alone(console, page, story):
+    """Filter with completion, sort, choose, compare, change the axis, smooth, go back, open a run, jump to its failure's line."""
+
+    def reach(target) -> None:
+        """Press Tab until an element has the focus."""
+        for _ in range(120):
+            if target.evaluate("element => element === document.activeElement"):
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError(f"Tab does not reach {target}")
+
+    page.goto(f"{console.root}/?columns=hp.learning_rate,took")
+    rows, links = page.locator("tbody tr"), page.locator("tbody td a")
+    expect(rows).to_have_count(3)
+    page.keyboard.press("/")
+    field = page.get_by_label("Filter", exact=True)
+    expect(field).to_be_focused()
+    page.keyboard.type("hp.learning_r")
+    page.wait_for_function("document.querySelector('.q-field__shadow')?.textContent.length > 0")
+    page.keyboard.press("Tab")
+    expect(field).to_have_value("hp.learning_rate:")
+    page.keyboard.type("0.05,0.3")
+    expect(rows).to_have_count(3)
+    page.wait_for_url("**filter=**")
+    head = page.locator("thead th").filter(has_text="hp.learning_rate")
+    reach(head.get_by_role("button"))
+    page.keyboard.press("Enter")
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    expect(links.first).to_have_text(story[0].run_id)
+    for run in story[:2]:
+        reach(page.get_by_role("checkbox", name=f"compare {run.run_id}"))
+        page.keyboard.press("Space")
+    reach(page.get_by_role("link", name="cloudtrain", exact=True))  # round the page, to what is above the table
+    reach(page.get_by_role("button", name="Compare 2 runs"))
+    page.keyboard.press("Enter")
+    expect(page.locator("main h1")).to_have_text("Compare runs")
+    page.wait_for_function(f"{PICTURES}.length === 2")
+    reach(page.get_by_label("axis", exact=True))
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("option", name="over time")).to_be_visible()
+    while page.get_by_role("option", name="over time").get_attribute("aria-selected") != "true":
+        if "q-manual-focusable--focused" in (page.get_by_role("option", name="over time").get_attribute("class") or ""):
+            page.keyboard.press("Enter")
+            break
+        page.keyboard.press("ArrowDown")
+    page.wait_for_url("**over=time**")
+    page.wait_for_function(f"{PICTURES}.every(last => last.title === 'time (s)')")
+    reach(page.get_by_role("slider", name="smoothing"))
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**smoothing=0.01**")
+    page.go_back()  # headless Chromium has no Alt+Left
+    expect(page.locator("main h1")).to_have_text("Runs")
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    expect(field).to_have_value("hp.learning_rate:0.05,0.3")
+    reach(page.get_by_role("link", name=story[2].run_id))
+    page.keyboard.press("Enter")
+    why = page.get_by_role("region", name="Why it failed")
+    expect(why).to_contain_text("FileNotFoundError")
+    expect(page.locator(".ct-log")).to_contain_text("FileNotFoundError")
+    reach(why.get_by_role("button", name="Show it in the log"))
+    page.keyboard.press("Enter")
+    expect(page.locator(".ct-found")).to_contain_text("FileNotFoundError")
+    expect(page.get_by_role("region", name="Lines of the log")).to_be_focused()

@@ -16,6 +16,8 @@ from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.history.usage import FILL_USAGE
 from cloudtrain.nodes.process import Process
+from cloudtrain.runs.listing import Runs
+from cloudtrain.runs.run import Run
 
 RUNS = {  # id: hyperparameters, labels, args, state, losses by step
     "a-1": ({"lr": "1e-3", "opt": "adam"}, {"team": "vision"}, [], State.SUCCEEDED, [0.9, 0.4]),
@@ -83,6 +85,9 @@ def ids(store: Store, text: str, sort: str = "run") -> list[str]:
         ("since:1h", ""),
         ("target:here backend:local 1", "a-1 b-1"),
         ("a_1", ""),  # no pattern
+        ("hp.opt~adam metric.loss<3 step>=0 -label.team:vision", "b-2"),
+        ("hp.opt~adam metric.loss<3 hp.lr:1e-3,1e-2", "a-1 b-2"),
+        ("hp.opt~adam metric.loss>9", ""),
     ],
 )
 def test_a_filter_selects(store, text, found):
@@ -230,3 +235,15 @@ def test_terms_are_completed(store):
     assert table.completions(store, "label.team:t") == ['label.team:"two words" ']
     assert table.completions(store, "metric.l")[0] == "metric.loss<"
     assert table.completions(store, "tag:") == ["tag:baseline "] and table.completions(store, "nothing") == []
+
+
+def test_several_runs_are_marked_at_once(store):
+    chosen = Runs([Run(run_id, store, watch=False) for run_id in ("a-1", "a-2", "b-1")])
+    chosen[:2].mark(title="baseline", note="first sweep", tag=["paper"], star=True)
+    assert ids(store, "tag:paper title:baseline note~sweep is:starred") == ["a-1", "a-2"]
+    chosen.mark(untag=["paper"], star=False, archive=True)
+    assert ids(store, "is:archived") == ["a-1", "a-2", "b-1"] and ids(store, "-is:starred") == ["b-2"]
+    assert ids(store, "is:archived tag:paper") == []
+    with pytest.raises(BadRequest, match="commas or quotes"):
+        chosen.mark(title="other", tag=["a,b"])
+    assert ids(store, "is:archived title:other") == []

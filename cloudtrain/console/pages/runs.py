@@ -66,9 +66,15 @@ class Listing:
                 widgets.button("CSV", self._export)
             with ui.element("div").classes("ct-row ct-foot") as marking:
                 tag = ui.input(label="Tag").props("outlined dense").classes("ct-choice")
-                widgets.button("Add tag", lambda: self._mark(lambda: {"tag": [tag.value]}))
+                widgets.button("Add tag", lambda: self._mark(lambda: {"tag": [tag.value or ""]}))
+                widgets.button("Remove tag", lambda: self._mark(lambda: {"untag": [(tag.value or "").strip()]}))
                 widgets.button("Star", lambda: self._mark(lambda: {"star": True}))
+                widgets.button("Remove star", lambda: self._mark(lambda: {"star": False}))
                 widgets.button("Archive", lambda: self._mark(lambda: {"archive": True}))
+                widgets.button("Restore", lambda: self._mark(lambda: {"archive": False}))
+                words = ui.input(label="Title or note").props("outlined dense").classes("ct-grow")
+                widgets.button("Set title", lambda: self._mark(lambda: {"title": words.value or ""}))
+                widgets.button("Set note", lambda: self._mark(lambda: {"note": words.value or ""}))
             self._marking = marking
         with widgets.card(name="List of runs") as self._card:
             self._empty = ui.element("div").classes("ct-empty")
@@ -189,7 +195,7 @@ class Listing:
     async def _mark(self, changes: Callable[[], dict[str, Any]]) -> None:
         chosen, given = list(self._chosen), changes()
         if await self._try(lambda store: [marks.write(store, run_id, **given) for run_id in chosen]):
-            if "archive" in given:  # their rows vanish
+            if "archive" in given:  # their rows leave the list
                 self._chosen.clear()
                 self._choose()
             self._known = None
