@@ -45,6 +45,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]):
+    """Run a command in this process; return exit code, output and standard error."""
+    from cloudtrain.cli import main
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(words))
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
 def census(home: Path) -> Iterator[Path]:
     """After the test no process that belongs to its home may be left (they get a while to end)."""
     yield home

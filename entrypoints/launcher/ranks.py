@@ -116,3 +116,14 @@ def _widen(pipe: int) -> None:
         fcntl.fcntl(pipe, 1031, CHUNK)  # F_SETPIPE_SZ, which has a name from Python 3.10 on
     except OSError:
         pass  # the user's limit of pipe pages, or another system: it stays as it is
+
+
+def manner(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code <= 128:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exited with code {code}"
+    return f"was killed by signal {code - 128} ({name})"

@@ -1,7 +1,6 @@
 """Node supervisor: prepare the node, start the ranks together with the other nodes, end all processes at the end.
 
-One thread and one loop; only the preparation, which may take minutes, has a thread of its own, so that heartbeats,
-signals and the guard's death are noticed meanwhile.
+One thread and one loop; only the preparation has a thread of its own (preparation.py).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping
 
@@ -20,35 +18,31 @@ from .environment import Prepared, command, command_environment, rank_environmen
 from .errors import Refused
 from .log import KeptLog, Log, PlainLog
 from .loop import Loop
-from .output.starts import Starts
 from .output.written import NewCheckpoints
-from .prepare.node import prepare_node
-from .ranks import Ranks
-from .sink import incomplete
+from .preparation import Preparation
+from .ranks import Ranks, manner
+from .result import finish_output, report
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, alone, check_world, later_rank, sagemaker_file, standard_input, starter_died
 from .usage import EVERY_S, Usage
 from .world import cluster as clusters
 from .world.channel import FEWER_S, JOIN_S, Listener, World
-from .world.cluster import SHARED_GPUS, Cluster
+from .world.cluster import SHARED_GPUS
 from .world.coordinator import Coordinator
 from .world.outcome import (
     EXIT_LOST,
     EXIT_REFUSED,
-    EXIT_RESUMABLE,
     HUNG,
     Outcome,
     container_code,
     hung_reason,
-    launcher_code,
     refused_outcome,
 )
 from .world.worker import Worker
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
-    from .output.history import History
     from .shared_gpus import SharedGpus
 
 TICK_S = 1.0
@@ -57,7 +51,6 @@ LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILEN
 SECOND_REQUEST_S = 3.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
 EXIT_BROKEN = 70  # an error of the launcher itself
 FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others
-EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
 
 class Supervisor:
@@ -85,28 +78,13 @@ class Supervisor:
         self._lease: Lease | None = None
         self._stall: StallDetector | None = None
         self._new_checkpoints: NewCheckpoints | None = None
-        self._history: History | None = None
-        self._starts: Starts | None = None
-        self._preparation: Prepared | Refused | None = None  # the preparing thread's result
+        self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
         if environ.get(SHARED_GPUS):
             self.status.fields["started_at"] = None  # until it has them
 
     def _standard_output(self) -> Log:
         return PlainLog(1) if later_rank(self._environ) else KeptLog(1)
-
-    def _start_history(self) -> None:
-        """Start uploading the run's history, where there is an output; raises Refused."""
-        nowhere = not self._manifest.output and self._cluster.platform != "sagemaker"
-        if nowhere or isinstance(self.log, PlainLog):
-            self.log.forget()
-            return
-        from .output import history
-
-        where = history.place(self._manifest, self._cluster, self._environ)
-        if where is not None:
-            self._history = history.History(where, self._manifest, self._cluster, self.log)
-            self._history.begin(self.status.fields, self._source)
 
     def run(self) -> int:
         """Supervise until the end and return the launcher's exit code; blocking."""
@@ -182,63 +160,18 @@ class Supervisor:
             self.status.set(control={"host": control[0], "port": control[1]})
         if self._shared is not None:
             self._shared.queue(self._peers)
-        self._work = threading.Thread(target=self._prepare, args=(stdin_data.get("secrets") or {},), daemon=True)
-        self._work.start()
-
-    def _prepare(self, secrets: Mapping[str, str]) -> None:
-        """Runs in its own thread and ends by waking the loop."""
-        try:
-            prepared = prepare_node(
-                self._manifest,
-                self._cluster,
-                self._environ,
-                secrets,
-                self._source,
-                self.log,
-                self._start_history,
-                self._take_gpus if self._shared is not None else None,
-            )
-            if self._history is not None and prepared.sync is not None:
-                self._history.epoch = prepared.sync.epoch
-            if prepared.sync is None:  # else this start is claimed in the output
-                self._claim()
-            self._preparation = prepared
-        except Refused as reason:
-            self._preparation = reason
-        except BaseException as error:
-            self._preparation = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
-        os.kill(os.getpid(), signal.SIGCHLD)
-
-    def _take_gpus(self) -> Cluster:
-        """Runs in the preparing thread."""
-        assert self._shared is not None, "the host is shared"
-        self._cluster = self._shared.take(self._cluster)
-        return self._cluster
-
-    def _claim(self) -> None:
-        """Claim this start in the run's folder and wait for the end of earlier ones; raises Refused."""
-        run = self._environ.get("CLOUDTRAIN_RUN_DIR")
-        try:
-            if run and self._cluster.node_rank == 0 and not self._cluster.launched:
-                self._starts = Starts(run, self._manifest.attempt)
-                if beside := self._starts.await_earlier():
-                    self.log.event("alarm", reason=beside)
-        except OSError as error:
-            self.log.event("alarm", reason=f"this start of the run could not be recorded: {error}")
+        self._preparation = Preparation(
+            manifest, cluster, self._environ, self._source, self.log, self.status.fields, self._shared
+        )
+        self._preparation.start(stdin_data.get("secrets") or {})
 
     def _end_if_replaced(self) -> None:
         """End the ranks at once where a later start of the run has begun: it waits for that."""
-        if self._starts is not None:
-            self._starts.beat()
-        if self._outcome is None and (reason := self._replaced()):
+        if self._preparation.starts is not None:
+            self._preparation.starts.beat()
+        if self._outcome is None and (reason := self._preparation.replaced()):
             self._kill_at = time.monotonic()
             self._peers.refuse(reason)
-
-    def _replaced(self) -> str:
-        """Return why this start is to end, "" where none has begun after it."""
-        if self._starts is not None:
-            return self._starts.replaced()
-        return self._prepared.sync.replaced if self._prepared is not None and self._prepared.sync is not None else ""
 
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
@@ -253,12 +186,11 @@ class Supervisor:
             now = time.monotonic()
             if self._shared is not None and self._outcome is None:
                 self._shared.report(self.status, self._peers)
-            if isinstance(self._preparation, Refused):
-                reason, self._preparation = self._preparation, None
-                self._peers.refuse(str(reason))
-            elif self._preparation is not None:
-                self._work.join()
-                self._prepared, self._preparation = self._preparation, None
+            result = self._preparation.take_result()
+            if isinstance(result, Refused):
+                self._peers.refuse(str(result))
+            elif result is not None:
+                self._prepared, self._cluster = result, self._preparation.cluster
                 self._peers.ready()
             if self._kill_at is not None and now >= self._kill_at:
                 self._ranks.kill()
@@ -433,48 +365,15 @@ class Supervisor:
         self._outcome = Outcome("LOST", None, "launcher", None, "the launcher's guard process was killed")
 
     def _finish(self, outcome: Outcome) -> int:
-        """End every descendant, read what is left in their pipes, and report how the attempt ended."""
+        """End every descendant, read what is left in their pipes, and report how the attempt ended (result.py)."""
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
         self._report_new_checkpoints()
-        replaced = self._replaced()
-        if self._starts is not None and not (replaced and self._manifest.nodes > 1):  # others' ranks have some seconds
-            self._starts.end()
-        if replaced and outcome.state == "SUCCEEDED":
-            outcome = refused_outcome(replaced)
-        outcome = outcome if replaced else self._finish_output(outcome)
-        reason = self.log.masks.apply(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
-        if outcome.state not in ("SUCCEEDED",) and reason:
-            self.log.say(reason)
-        code = launcher_code(outcome)
-        remarks = {"not_kept": text} if self._prepared and (text := self._prepared.keeper.not_kept) else {}
-        if lost := self.log.settle():
-            remarks["incomplete"] = incomplete(lost)
-        self.log.event(
-            "result",
-            code=code,
-            state=outcome.state,
-            by=outcome.by,
-            failed_rank=outcome.failed_rank,
-            reason=reason,
-            **remarks,
-        )
-        if outcome.state != "SUCCEEDED":
-            from . import sagemaker_failure
-
-            sagemaker_failure.write(outcome, reason)
-        self.log.event("state", state=outcome.state)
-        self.log.close()
-        last = {
-            "state": outcome.state,
-            "exit_code": outcome.exit_code,
-            "by": outcome.by,
-            "failed_rank": outcome.failed_rank,
-            "reason": reason,
-            "ended_at": stamp(time.time()),
-        }
-        if self._history is not None and not self._guard_died:
-            self._history.finish(last)  # before the final status is published
+        outcome = self._complete(outcome)
+        last = report(outcome, self.log, self._prepared)
+        history = self._preparation.history if self._preparation is not None else None
+        if history is not None and not self._guard_died:
+            history.finish(last)  # before the final status is published
         platform = self._cluster.platform if self._peers is not None else ""
         if platform == "vertex":
             self._await_others()
@@ -483,43 +382,26 @@ class Supervisor:
             self._peers.close()
         return container_code(outcome, platform)
 
+    def _complete(self, outcome: Outcome) -> Outcome:
+        """End this start of the run and finish its uploads; a start that a later one replaced leaves the output alone."""
+        replaced = self._preparation.replaced() if self._preparation is not None else ""
+        starts = self._preparation.starts if self._preparation is not None else None
+        if starts is not None and not (replaced and self._manifest.nodes > 1):  # others' ranks have some seconds
+            starts.end()
+        if replaced:
+            return refused_outcome(replaced) if outcome.state == "SUCCEEDED" else outcome
+        if self._prepared is None or self._guard_died:
+            return outcome
+        return finish_output(
+            outcome, self._prepared, self.status, lambda: self.status.cancelled and not self._cancelled
+        )
+
     def _await_others(self) -> None:
         """Leave together: the first replica that ends is the end of all others there, whatever they still upload."""
         self._peers.finished()
         until = time.monotonic() + FINISHED_S
         while not self._guard_died and not self._peers.all_finished and time.monotonic() < until:
             self._loop.wait(0.2)
-
-    def _finish_output(self, outcome: Outcome) -> Outcome:
-        """Finish the upload of the run's folders; a run whose results are not uploaded has not succeeded."""
-        if self._prepared is None or self._guard_died:
-            return outcome
-        problem = self._prepared.keeper.finish()
-        if self._prepared.sync is not None:
-            problem = (
-                self._prepared.sync.finish(
-                    lambda: self.status.cancelled and not self._cancelled, outcome.state == "SUCCEEDED"
-                )
-                or problem
-            )
-        if not problem:
-            return outcome
-        if outcome.state != "SUCCEEDED":
-            return outcome._replace(reason=f"{outcome.reason}; the output is not complete: {problem}")
-        if self.status.cancelled:
-            return Outcome("CANCELLED", EXIT_RESUMABLE, "launcher", None, problem)
-        return Outcome("FAILED", EXIT_OUTPUT, "launcher", None, f"the output is not complete: {problem}")
-
-
-def manner(code: int) -> str:
-    """Return how a process ended, in words."""
-    if code <= 128:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
-        return f"exited with code {code}"
-    return f"was killed by signal {code - 128} ({name})"
 
 
 def main(source: str, guard: int, lifeline: int) -> int:

@@ -8,7 +8,6 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Facts
-from cloudtrain.cli import main
 from cloudtrain.testing.memory import MemoryBackend
 
 
@@ -37,15 +36,3 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "cloudtrain.toml").write_text('[targets.prod]\nbackend = "memory"\n[defaults]\ntarget = "prod"\n')
     monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]):
-    """Run a command in this process; return exit code, output and standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(words))
-        return (code, *capsys.readouterr())
-
-    return run

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.cli import main
 from cloudtrain.cli.view import follow
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process, start_time
@@ -67,15 +66,3 @@ def platform(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(follow, "cancel", partial(follow.cancel, wait_s=0.2))  # 10 s for whoever waits for an answer
     Platform.install()
     return Platform
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]):
-    """Run a command in this process; return exit code, output and standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(words))
-        return (code, *capsys.readouterr())
-
-    return run

@@ -11,7 +11,6 @@ URLS = "CLOUDTRAIN_AKASH_URLS"  # JSON: presigned URLs of `source`, `given`, `be
 DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # of the uncompressed tar
 INLINE = "CLOUDTRAIN_AKASH_SOURCE_"  # and a number: the source in base64, of an SDL that is sent by hand
 GIVEN = "CLOUDTRAIN_AKASH_SECRETS"  # of such an SDL: names of variables that hold secrets, by commas
-TAIL_BYTES = 16384
 
 COMMAND = r"""
 import base64, gzip, hashlib, io, json, os, shutil, signal, socket, subprocess, sys, tarfile, tempfile, threading, time

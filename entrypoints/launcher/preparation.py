@@ -1,0 +1,120 @@
+"""The preparation of a node, in a thread of its own: it may take minutes, and the supervisor's loop answers meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+
+from .environment import Prepared
+from .errors import Refused
+from .log import Log, PlainLog
+from .manifest import Manifest
+from .output.starts import Starts
+from .prepare.node import prepare_node
+from .world.cluster import Cluster
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .output.history import History
+    from .shared_gpus import SharedGpus
+
+
+class Preparation:
+    """Prepares the node, starts the run's history and claims this start of the run.
+
+    The thread sets `history`, `starts` and `cluster`, which then has the GPUs that this node has taken.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        cluster: Cluster,
+        environ: Mapping[str, str],
+        source: str,
+        log: Log,
+        status: dict[str, Any],
+        shared: SharedGpus | None,
+    ) -> None:
+        self._manifest, self._environ, self._source, self._log = manifest, environ, source, log
+        self._status, self._shared = status, shared
+        self.cluster = cluster
+        self.history: History | None = None
+        self.starts: Starts | None = None
+        self._result: Prepared | Refused | None = None
+        self._prepared: Prepared | None = None
+
+    def start(self, secrets: Mapping[str, str]) -> None:
+        """Start the thread. Its end wakes the loop by SIGCHLD."""
+        self._thread = threading.Thread(target=self._prepare, args=(secrets,), daemon=True)
+        self._thread.start()
+
+    def take_result(self) -> Prepared | Refused | None:
+        """Return what came of it, once; None before its end and from then on."""
+        if self._result is None:
+            return None
+        self._thread.join()
+        result, self._result = self._result, None
+        self._prepared = None if isinstance(result, Refused) else result
+        return result
+
+    def replaced(self) -> str:
+        """Return why this start of the run is to end, "" where none has begun after it."""
+        if self.starts is not None:
+            return self.starts.replaced()
+        return self._prepared.sync.replaced if self._prepared is not None and self._prepared.sync is not None else ""
+
+    def _prepare(self, secrets: Mapping[str, str]) -> None:
+        try:
+            prepared = prepare_node(
+                self._manifest,
+                self.cluster,
+                self._environ,
+                secrets,
+                self._source,
+                self._log,
+                self._start_history,
+                self._take_gpus if self._shared is not None else None,
+            )
+            if self.history is not None and prepared.sync is not None:
+                self.history.epoch = prepared.sync.epoch
+            if prepared.sync is None:  # else this start is claimed in the output
+                self._claim()
+            self._result = prepared
+        except Refused as reason:
+            self._result = reason
+        except BaseException as error:
+            self._result = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+    def _start_history(self) -> None:
+        """Start uploading the run's history, where there is an output; raises Refused."""
+        nowhere = not self._manifest.output and self.cluster.platform != "sagemaker"
+        if nowhere or isinstance(self._log, PlainLog):
+            self._log.forget()
+            return
+        from .output import history
+
+        where = history.place(self._manifest, self.cluster, self._environ)
+        if where is not None:
+            self.history = history.History(where, self._manifest, self.cluster, self._log)
+            self.history.begin(self._status, self._source)
+
+    def _take_gpus(self) -> Cluster:
+        assert self._shared is not None, "the host is shared"
+        self.cluster = self._shared.take(self.cluster)
+        return self.cluster
+
+    def _claim(self) -> None:
+        """Claim this start in the run's folder and wait for the end of earlier ones; raises Refused."""
+        run = self._environ.get("CLOUDTRAIN_RUN_DIR")
+        try:
+            if run and self.cluster.node_rank == 0 and not self.cluster.launched:
+                self.starts = Starts(run, self._manifest.attempt)
+                if beside := self.starts.await_earlier():
+                    self._log.event("alarm", reason=beside)
+        except OSError as error:
+            self._log.event("alarm", reason=f"this start of the run could not be recorded: {error}")

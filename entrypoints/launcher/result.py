@@ -1,0 +1,68 @@
+"""What an attempt has come to on this node: the uploads that remain, the last lines of its log, its final status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .environment import Prepared
+from .log import Log
+from .sink import incomplete
+from .status import Status, stamp
+from .world.outcome import EXIT_RESUMABLE, Outcome, launcher_code
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
+
+
+def finish_output(outcome: Outcome, prepared: Prepared, status: Status, given_up: Callable[[], bool]) -> Outcome:
+    """Finish the upload of the run's folders; a run whose results are not uploaded has not succeeded.
+
+    Blocking, unless `given_up` becomes true: a person has cancelled the run meanwhile.
+    """
+    problem = prepared.keeper.finish()
+    if prepared.sync is not None:
+        problem = prepared.sync.finish(given_up, outcome.state == "SUCCEEDED") or problem
+    if not problem:
+        return outcome
+    if outcome.state != "SUCCEEDED":
+        return outcome._replace(reason=f"{outcome.reason}; the output is not complete: {problem}")
+    if status.cancelled:
+        return Outcome("CANCELLED", EXIT_RESUMABLE, "launcher", None, problem)
+    return Outcome("FAILED", EXIT_OUTPUT, "launcher", None, f"the output is not complete: {problem}")
+
+
+def report(outcome: Outcome, log: Log, prepared: Prepared | None) -> dict[str, Any]:
+    """Write the last lines of the log, close it, and return the final status."""
+    reason = log.masks.apply(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
+    if outcome.state != "SUCCEEDED" and reason:
+        log.say(reason)
+    remarks = {"not_kept": text} if prepared and (text := prepared.keeper.not_kept) else {}
+    if lost := log.settle():
+        remarks["incomplete"] = incomplete(lost)
+    log.event(
+        "result",
+        code=launcher_code(outcome),
+        state=outcome.state,
+        by=outcome.by,
+        failed_rank=outcome.failed_rank,
+        reason=reason,
+        **remarks,
+    )
+    if outcome.state != "SUCCEEDED":
+        from . import sagemaker_failure
+
+        sagemaker_failure.write(outcome, reason)
+    log.event("state", state=outcome.state)
+    log.close()
+    return {
+        "state": outcome.state,
+        "exit_code": outcome.exit_code,
+        "by": outcome.by,
+        "failed_rank": outcome.failed_rank,
+        "reason": reason,
+        "ended_at": stamp(time.time()),
+    }
