@@ -99,15 +99,31 @@ def install_command(requirement: str, prefix: str = sys.prefix) -> str:
         requirement: `cloudtrain[EXTRA]`, or another package.
         prefix: The environment of cloudtrain; pipx, uv tool and uv each leave a file of their own there.
     """
-    folder, extra = Path(prefix), requirement.startswith("cloudtrain[")
+    extra = requirement.startswith("cloudtrain[")
     quoted = f"'{requirement}'" if extra else requirement
-    if (folder / "pipx_metadata.json").is_file():
+    installer = _installer(Path(prefix))
+    if installer == "pipx":
         return f"pipx {'install --force' if extra else 'inject cloudtrain'} {quoted}"
-    if (folder / "uv-receipt.toml").is_file():
+    if installer == "uv tool":
         return f"uv tool install --force {'' if extra else 'cloudtrain --with '}{quoted}"
+    return f"{installer} install {quoted}"
+
+
+def upgrade_command(prefix: str = sys.prefix) -> str:
+    """Return the command that upgrades cloudtrain, by the tool that installed it; `prefix` as in `install_command`."""
+    installer = _installer(Path(prefix))
+    return f"{installer} {'install -U' if installer.endswith('pip') else 'upgrade'} cloudtrain"
+
+
+def _installer(folder: Path) -> str:
+    """Return what installed cloudtrain into an environment: pipx, uv tool, uv pip or pip."""
+    if (folder / "pipx_metadata.json").is_file():
+        return "pipx"
+    if (folder / "uv-receipt.toml").is_file():
+        return "uv tool"
     config = folder / "pyvenv.cfg"
     by_uv = config.is_file() and re.search(r"^uv = ", config.read_text(errors="replace"), re.MULTILINE)
-    return f"{'uv ' if by_uv else ''}pip install {quoted}"
+    return "uv pip" if by_uv else "pip"
 
 
 class MissingExtra(BadRequest):

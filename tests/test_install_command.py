@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.errors import MissingExtra, install_command
+from cloudtrain.errors import MissingExtra, install_command, upgrade_command
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,18 @@ def test_the_command_fits_the_environment(file, text, extra, package, tmp_path):
 
 def test_a_missing_extra_says_how_to_install_it():
     assert MissingExtra("the console", "console").hint == install_command("cloudtrain[console]")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "command"),
+    [
+        ("", "", "pip install -U cloudtrain"),
+        ("pyvenv.cfg", "uv = 0.9.5\n", "uv pip install -U cloudtrain"),
+        ("pipx_metadata.json", "{}", "pipx upgrade cloudtrain"),
+        ("uv-receipt.toml", "[tool]\n", "uv tool upgrade cloudtrain"),
+    ],
+)
+def test_the_upgrade_is_by_the_same_tool(file, text, command, tmp_path):
+    if file:
+        (tmp_path / file).write_text(text)
+    assert upgrade_command(str(tmp_path)) == command

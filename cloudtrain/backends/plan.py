@@ -64,7 +64,10 @@ class Plan:
             )
         unknown = data.keys() - cls.__dataclass_fields__.keys()
         if unknown:
-            raise BadRequest(f"the plan has unknown entries: {', '.join(sorted(unknown))}")
+            raise BadRequest(
+                f"the plan has keys that this version of cloudtrain does not know: {', '.join(sorted(unknown))}",
+                "make the plan again: cloudtrain plan job.yaml -o plan.json",
+            )
         return cls(**data | {name: tuple(data.get(name, ())) for name in ("notes", "candidates", "policies")})
 
 

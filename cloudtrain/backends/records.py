@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudtrain.backends.checkpoints import FOLDERS
 from cloudtrain.backends.plan import AttachedAttempt, Plan
-from cloudtrain.errors import BackendError, CloudtrainError
+from cloudtrain.errors import BackendError, CloudtrainError, upgrade_command
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_time, now, seconds_since
 
@@ -31,7 +31,7 @@ def parse_record(data: bytes | None, run_id: str, number: int) -> dict[str, Any]
     if not isinstance(record, dict):
         return None
     if isinstance(record.get("version"), int) and record["version"] > VERSION:
-        raise BackendError(f"the history of {run_id} was written by a newer cloudtrain", "pip install -U cloudtrain")
+        raise BackendError(f"the history of {run_id} was written by a newer cloudtrain", upgrade_command())
     if (record.get("version"), record.get("run_id"), record.get("attempt")) != (VERSION, run_id, number):
         return None
     cleaned: dict[str, Any] = _clean(record)

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     help="Group costs by target, user, month, or label.NAME; may be repeated.",
 )
 @click.option(
-    "--since", metavar="WHEN", help="Only attempts that started since a date or within the last days: 2026-11-01, 30d."
+    "--since",
+    metavar="WHEN",
+    help="Only attempts that started since a date, or within a time before now: 2026-11-01, 30d, 12h.",
 )
 @click.option(
     "--until", metavar="WHEN", help="Only attempts that started before a date, or so long ago: 2026-12-01, 7d."
@@ -39,7 +41,8 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
 
     It adds up the runs in this machine's history. Each attempt costs its billed seconds times the price in its plan; where
     the platform reports no billed seconds, the measured time counts. Running attempts count until now. Storage, data
-    transfer and logs are not included. `user` is who submitted a run, whatever its labels say.
+    transfer and logs are not included. `user` is who submitted a run, whatever its labels say. Time without a known
+    price has a column of its own and costs nothing here.
 
     \b
     cloudtrain costs --by month

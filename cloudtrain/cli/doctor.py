@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     metavar="TARGET",
     multiple=True,
     shell_complete=options.complete_targets,
-    help="Also check this backend or target; may be repeated.",
+    help="Check this backend or target, as the argument TARGET does; may be repeated.",
 )
 @click.option(
     "--job",
@@ -54,15 +54,16 @@ class Finding(NamedTuple):
 @click.option(
     "--policy",
     type=click.Choice(("trust", "role", "submit")),
-    help="Print an AWS IAM policy and check nothing: `trust` and `role` for the role of the job, `submit` for the user. "
+    help="Print an AWS IAM policy and check nothing: `trust` (who may take the role of the job), `role` (what that role may do), "
+    "`submit` (what the user may do). "
     "With --job, the policy has what that job needs and nothing else.",
 )
 @options.json_option
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
-    TARGET is a backend or a target of cloudtrain.toml; the default is local. Nothing is submitted. The exit code is 1 when a
-    check fails.
+    TARGET is a backend or a target of cloudtrain.toml. Without TARGET and -t, local is checked; with one of them, only what
+    you name. Nothing is submitted. The exit code is 1 when a check fails.
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml

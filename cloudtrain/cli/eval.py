@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -15,23 +16,34 @@ if TYPE_CHECKING:
 
 @options.command()
 @options.run_named
-@click.option("--data", metavar="FILE", help="Texts, conversations or labelled texts: txt, jsonl, csv, parquet.")
+@click.option(
+    "--data",
+    metavar="FILE",
+    help="Texts, conversations or labelled texts: a txt, jsonl, csv or parquet file, here or in a bucket.",
+)
 @click.option("--tasks", metavar="NAME[,NAME]", multiple=True, help="Tasks of lm-evaluation-harness; may be repeated.")
 @click.option(
     "--include-path", metavar="DIR", help="A folder with YAML files of your own tasks. It is uploaded with the job."
 )
 @click.option(
-    "--prompt", "prompts", metavar="TEXT", multiple=True, help="Let the model continue a text; may be repeated."
+    "--prompt",
+    "prompts",
+    metavar="TEXT",
+    multiple=True,
+    help="Let the model continue a text, and log the result; may be repeated.",
 )
 @click.option("--every-checkpoint", is_flag=True, help="Evaluate the run's checkpoints too, each at its step.")
 @click.option(
     "--limit", metavar="N", type=click.IntRange(1), help="Use only the first N samples of the data and of each task."
 )
-@options.target_option
-@options.sets_option
+@options.target_option_with(f"{options.WHERE} The default is the target of RUN.")
+@click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True,
+    help="Set a value of the evaluation's job, as in --set resources.accelerators=L4:1; may be repeated.",
+)  # fmt: skip
 @click.option("--key", metavar="KEY", help="A name for this evaluation: starting it again returns the same run.")
 @options.force_option
-@options.ending_options
+@partial(options.ending_options, of="evaluation")
 @options.json_option
 def command(
     run_id: str,
@@ -54,7 +66,8 @@ def command(
     """Evaluate the model of a run, in a job of its own.
 
     The job runs on the target of RUN, or on the one of --target. Once it has SUCCEEDED, its results are metrics of RUN:
-    `eval/test/loss` for test.jsonl, `eval/arc_easy/acc` for a task. Evaluating again replaces them.
+    `eval/test/loss` for test.jsonl, `eval/arc_easy/acc` for a task. Evaluating again replaces results of the same name and
+    step, also with another --limit. With -f and --wait the exit code is the evaluation's, not the one of RUN.
 
     \b
     cloudtrain eval tiny-lm-26 --data test.jsonl --wait

@@ -1,4 +1,4 @@
-"""cloudtrain exec: run a command beside a rank, in its folder and environment."""
+"""cloudtrain exec: run a command in the folder and environment of a rank."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh
 @click.option("--node", type=click.IntRange(0), help="The node; default: that of --rank, or 0.")
 @click.option("--rank", type=click.IntRange(0), help="The rank; default: the first of the node.")
 @click.option("-i", "--stdin", is_flag=True, help="Pass standard input to the command.")
-@click.option("-t", "--terminal", "wants_terminal", is_flag=True, help="Give the command this terminal; with -i.")
+@click.option(
+    "-t", "--terminal", "wants_terminal", is_flag=True, help="Give the command this terminal; refused without -i."
+)
 def command(
     run_id: str, args: tuple[str, ...], node: int | None, rank: int | None, stdin: bool, wants_terminal: bool
 ) -> int:
-    """Run a command beside a rank, in its folder and environment.
+    """Run a command in the folder and environment of a rank.
 
-    It exits with the command's exit code. Without CMD, -it opens a shell. On SageMaker and Vertex AI it prints what opens a
-    shell there. Each use is an event of the run: `cloudtrain show` prints who ran which command.
+    The command runs on the node of the rank, in the container or pod where there is one.
+    It exits with the command's exit code. Without CMD, -it opens a shell. On SageMaker and Vertex AI it cannot run CMD: it
+    prints the command or address that opens a shell there, and exits with 0. Each use is an event of the run: `cloudtrain
+    show` prints who ran which command.
 
     \b
     cloudtrain exec tiny-lm-26 -- nvidia-smi

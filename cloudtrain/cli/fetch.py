@@ -34,14 +34,15 @@ RESULT_VARIABLES = {  # where a script writes its results
     "--what",
     multiple=True,
     type=click.Choice((*FETCHABLE, WORKDIR)),
-    help="Copy only this part; may be repeated. workdir: the script's working directory (local only).",
+    help="Copy only this part; may be repeated. workdir: the script's working directory, of runs on the backend local.",
 )
 @options.json_option
 def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
-    The default RUN is the newest. The folder gets model/, outputs/ and checkpoints/. Files that are already there and
-    unchanged are not copied again, where the backend can tell. An interrupted fetch continues when you repeat it. The exit
+    The default RUN is the newest. The folder gets model/, outputs/ and checkpoints/, or the parts that --what names. Of a run
+    that is still running you get the files that exist so far. Files that are already there and unchanged are not copied
+    again, except where the platform does not report changes of files. An interrupted fetch continues when you repeat it. The exit
     code is 1 when an ended run has no files.
 
     \b

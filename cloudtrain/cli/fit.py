@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import parse_job_words
@@ -11,14 +13,18 @@ from cloudtrain.runs.plan import Planner
 
 
 @options.command()
-@options.job_options
+@partial(
+    options.job_options,
+    gpus="GPUs of a node to try, several separated by commas: A100-80GB:8,H100:8. "
+    "Default: the job's own GPUs, or one of each known type.",
+)
 @options.json_option
 def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
-    """Show on which GPUs a training fits, and what makes it fit.
+    """Show on which GPUs a training fits, and how to use less memory.
 
     It works for the shared trainer (`trainer: true`), and for a script whose job file has a `fit` section (docs/fit.md).
-    --gpus takes several types, separated by commas; the default is the job's own GPUs, or else all known types.
-    Nothing is packaged, and no network is used.
+    It prints the memory that one GPU needs, and the settings that lower it. Nothing is packaged, and no network is used.
+    The exit code is 0, whether the training fits or not.
 
     \b
     cloudtrain fit job.yaml

@@ -24,7 +24,10 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 @click.option(
     "-o", "--output", metavar="FILE", default="job.yaml", show_default=True, type=click.Path(), help="The job file."
 )
-@options.target_option
+@options.target_option_with(
+    "Target of the job file: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. "
+    "The default is local; with --ci, the target in the job file."
+)
 @click.option(
     "--from",
     "call",
@@ -54,14 +57,15 @@ def command(
 ) -> int:
     """Write a job file for a script, or for the shared trainer.
 
-    The default SCRIPT is train.py, or the only script in the folder. Without any script the job file is for the shared
-    trainer, cloudtrain's own training program. It also writes job.schema.json; the job file's first line points editors to
-    it.
+    The default SCRIPT is train.py, main.py or run.py, or the only script in the folder; of several others you must name one.
+    Without any script the job file is for the shared trainer, cloudtrain's own training program. It also writes
+    job.schema.json; the job file's first line points editors to it.
 
     With `-t BACKEND` it also looks up your account and adds a target to cloudtrain.toml. For sagemaker that is the region,
-    account, profile, bucket and role.
+    account, profile, bucket and role. A target that cloudtrain.toml has already is used as it is.
 
-    With `--ci` it writes a CI file: a plan with its cost for each change, and a run for each commit on main. No key is stored.
+    With `--ci` it writes a CI file. CI then plans each change and prints its cost, and submits a run for each commit on main.
+    The file holds no cloud credentials.
 
     \b
     cloudtrain init

@@ -11,17 +11,25 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 
 @options.command()
 @options.run_or_newest
-@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run has ended, all attempts included.")
 @click.option("--node", type=click.IntRange(0), help="Only lines of this node.")
-@click.option("--rank", type=click.IntRange(-1), help="Only lines of this rank; -1 is the launcher.")
+@click.option(
+    "--rank", type=click.IntRange(-1), help="Only lines of this rank, counted over all nodes; -1 is the launcher."
+)
 @click.option(
     "--tail",
     type=click.IntRange(0),
     metavar="N",
     help="Only the last N lines of all nodes together (and with -f what follows).",
 )
-@click.option("--after", metavar="CURSOR", help="Continue after a line; --json prints each line's cursor.")
-@click.option("--number", is_flag=True, help="Number the lines of each node; failure messages name these numbers.")
+@click.option(
+    "--after",
+    metavar="CURSOR",
+    help="Print only the lines after this one, with or without -f; --json prints each line's cursor.",
+)
+@click.option(
+    "--number", is_flag=True, help="Number the lines of each node, as in `log line 7 of node 0` of a failure message."
+)
 @click.option("--raw", is_flag=True, help="Print exactly what the job wrote: no prefixes, hidden lines included.")
 @options.json_option
 def command(
@@ -37,11 +45,13 @@ def command(
 ) -> int:
     """Print the log of all nodes of a run.
 
-    The default RUN is the newest. With -f it follows the log until the run ends; the exit code is then still 0, and `wait`
-    returns the run's. With several ranks each line begins with [node:rank]. Lines that begin with ::cloudtrain:: (metrics and
-    states for the history) are hidden, except with --raw and --json. --json prints one object per line: at, node, rank, seq,
-    text and cursor. On a terminal, escape sequences of the log (colours, cursor movements) are not printed.
-    A pipe gets the log unchanged.
+    The default RUN is the newest. The log has all attempts of the run, one after the other. With -f it follows the log until
+    the run ends; the exit code is then still 0, and `wait` returns the run's. With several ranks each line begins with
+    [node:rank]. Lines that begin with ::cloudtrain:: (metrics and states for the history) are hidden, except with --raw and
+    --json. --json prints one object per line: at, node, rank, seq, text and cursor.
+
+    Escape sequences of the log (colours, cursor movements) are removed on a terminal and kept in a pipe or file. Prefixes and
+    hidden lines are the same in both; --raw prints the log unchanged.
 
     \b
     cloudtrain logs -f

@@ -53,12 +53,14 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
     "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of runs."
 )
 @click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
-              help="Sort by a column; -COLUMN sorts the highest first.")  # fmt: skip
+              help="Sort by a column, all runs before --limit; -COLUMN sorts the highest first.")  # fmt: skip
 @click.option("--columns", metavar="COLUMN,...", default="", shell_complete=_complete_columns,
-              help="Show these columns, as in hp.lr,metric.loss.min,cost.")  # fmt: skip
+              help="Show these columns (see above), as in hp.lr,metric.loss.min,cost.")  # fmt: skip
 @click.option("--group", metavar="COLUMN", default="", shell_complete=_complete_columns,
               help="Group by a column, with mean, lowest and highest value of each of --columns.")  # fmt: skip
-@click.option("--view", metavar="NAME", help="Use a saved view.")
+@click.option(
+    "--view", metavar="NAME", help="Use a saved view. FILTER is added to its filter; other options replace its values."
+)
 @click.option("--save-view", metavar="NAME", help="Save filter, sort, columns and group as a view.")
 @click.option(
     "--state",
@@ -84,9 +86,13 @@ def command(
     """List runs, the newest first.
 
     A filter has terms such as `state:failed`, `label.team=vision`, `hp.lr>=1e-3`, `metric.loss<0.5`, `since:7d`, and words:
-    parts of ids, titles, notes and tags. All must hold. Quote what your shell would read.
+    parts of ids, titles, notes and tags. All must hold. Put a term with < or > in quotes, or the shell redirects output.
+    `since` is about the time of the submission.
 
-    The column `loss` has each run's last loss. A narrow terminal shows fewer columns.
+    Columns: state, name, run, target, backend, exit, created, started, ended, took, reason, user, cost, step, eta, title,
+    note, tags, star. hp.NAME, label.NAME: a hyperparameter, a label. metric.NAME: the last value of a metric, as in the
+    column `loss`; metric.NAME.min and metric.NAME.max: its lowest and highest value. system.NAME and system.NAME.max:
+    usage of machines. A narrow terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5

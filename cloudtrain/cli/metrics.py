@@ -28,7 +28,12 @@ COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")  # of CSV 
 @options.rank_option
 @click.option("--plot", is_flag=True, help="Draw curves in the terminal: of all metrics, or only of --name.")
 @click.option("--over", type=click.Choice(["step", "epoch"]), default="step", help="X axis of --plot; default: step.")
-@click.option("--csv", "as_csv", is_flag=True, help=f"Print {','.join(COLUMNS)} as CSV.")
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help=f"Print every point as CSV: {','.join(COLUMNS)}; with several runs run_id comes first.",
+)
 @options.json_option
 def command(
     run_ids: tuple[str, ...], name: str | None, rank: int | None, plot: bool, over: str, as_csv: bool, as_json: bool
@@ -36,12 +41,12 @@ def command(
     """Print or plot the metrics of runs.
 
     The default RUN is the newest. Without --name it prints a summary of every metric, with --name every point of one.
-    --json prints one object per line: run_id with several runs, step, name, value, at, attempt, rank and epoch; unknown or
-    not finite values are null. --plot draws curves in the terminal, several runs in one chart. Points that an attempt
-    repeated after a resume are drawn faint.
 
-    Each curve shows one rank: rank 0, or the lowest rank that logged the metric. The exit code is 1 when a run has no metric
-    NAME.
+    --json and --csv print every point, of all metrics or only of --name. A point has step, name, value, at, attempt, rank and
+    epoch, with several runs also run_id. --json prints one object per line; NaN, infinite and unknown values are null.
+
+    --plot draws curves in the terminal, several runs in one chart. Each curve shows one rank: rank 0, or the lowest rank that
+    logged the metric. The exit code is 1 when a run has no metric NAME.
 
     \b
     cloudtrain metrics

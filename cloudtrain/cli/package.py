@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("source", metavar="[DIR|JOB]", required=False, type=click.Path())
+@click.argument("source", metavar="[DIR|JOB|SCRIPT]", required=False, type=click.Path())
 @click.option("--list", "as_list", is_flag=True, help="List every file with its size.")
 @click.option("--why", metavar="FILE", help="Say why a file is packaged, or why it is not.")
 @options.json_option
 def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -> int:
     """Show which files of a source would be packaged, and why.
 
-    DIR is a folder, or a job file or script whose source you mean; the default is ./job.yaml, else this folder.
-    It packages the files that git tracks or does not ignore, except those that .cloudtrainignore excludes. Credentials, Git-LFS
-    pointers and files that are too large are an error, unless the job file allows them by allow_secrets, allow_pointers or
-    allow_large.
+    DIR is a source folder. For JOB or SCRIPT the files of its source are shown. The default is ./job.yaml, else this folder.
+    `cloudtrain submit` would package the files that git tracks or does not ignore, except those that .cloudtrainignore
+    excludes. Credentials, Git-LFS pointers and files that are too large are an error, unless the job file allows them by
+    allow_secrets, allow_pointers or allow_large. Without --list only the number of files and their size are printed.
 
     \b
     cloudtrain package --list

@@ -17,7 +17,9 @@ from cloudtrain.cli.view.summary import print_plan
 
 @options.command()
 @options.job_options
-@click.option("--key", metavar="KEY", help="Plan the run that `submit --key KEY` would start.")
+@click.option(
+    "--key", metavar="KEY", help="Plan the run that `submit --key KEY` would start: its id is made from the key."
+)
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="Write the plan to a file that `submit` accepts."
 )
@@ -39,8 +41,10 @@ def command(
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
-    It packages the source and builds the exact request for the platform, without network, credentials or SDK. With -o it
-    writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged.
+    It packages the source and builds the exact request for the platform, without network, credentials or SDK. Prices are
+    those of the stored price list (`cloudtrain prices`). With -o it writes the plan to a file; `cloudtrain submit plan.json`
+    then sends this request, unchanged. The file has the digest of the source, not its files: submit uses the stored
+    package, or packages the folder again and refuses a source that has changed.
 
     \b
     cloudtrain plan                      the job.yaml here

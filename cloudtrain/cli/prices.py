@@ -58,8 +58,9 @@ def command(action: str | None, names: tuple[str, ...], google_key_env: str | No
         terminal.print_lines("no list is stored: plans use the prices built into cloudtrain")
         terminal.print_pairs([("next", "cloudtrain prices refresh sagemaker/us-east-1")])
     if problems:
-        kept = "; stored lists stay as they were" if lists else ""
-        raise BackendError("\n  ".join([f"not read{kept}:", *problems]))
+        kept = "stored lists stay as they were" if lists else "plans use the prices built into cloudtrain"
+        hint = "try again later, upgrade cloudtrain, or set resources.usd_per_hour in the job"
+        raise BackendError("\n  ".join([f"not read; {kept}:", *problems]), hint)
     return 0
 
 

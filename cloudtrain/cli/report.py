@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @options.rank_option
 @options.json_option
 def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_json: bool) -> int:
-    """Write a report on a run, or a comparison of 2 to 200 runs, as one HTML file.
+    """Write a report on a run, or a comparison, as one HTML file.
 
     The default RUN is the newest. The file has curves, hardware usage, provenance, job, plan and the logs of all nodes, and
     works offline. It needs plotly, which pip install 'cloudtrain[console]' installs. RUN.html is never packaged as source;

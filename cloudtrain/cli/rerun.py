@@ -34,7 +34,8 @@ def command(
 ) -> int:
     """Start a new run of the same job.
 
-    The new run uses the source of RUN, or the folder of --source, and the values of --set. RUN is recorded as its parent.
+    The new run has the target, the source and all values of RUN, except what --source and --set replace. RUN is recorded as
+    its parent.
 
     \b
     cloudtrain rerun tiny-lm-26 --set hyperparameters.learning_rate=1e-4 -f

@@ -10,7 +10,7 @@ from cloudtrain.cli.view.follow import Begun, begin
 
 @options.command()
 @options.run_named
-@options.target_option
+@options.target_option_with(f"{options.WHERE} The default is the target of the newest attempt.")
 @click.option(
     "--set",
     "sets",
@@ -38,14 +38,15 @@ def command(
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
-    The run keeps its id. The newest complete checkpoint of any of its attempts is used. A run that is still running or that
-    has succeeded is refused. With -f the log of the new attempt is followed.
+    The run keeps its id. The newest complete checkpoint of any of its attempts is used. Without any checkpoint the run starts
+    from the beginning. A run that is still running or that has succeeded is refused. With -f the log of the new attempt is
+    followed.
 
     \b
     cloudtrain resume tiny-lm-26 -t lab --processes 4
 
     With -t it resumes on another target, which must be able to read the run's output. With --set you can change machines,
-    number of processes, limits, environment and options. Hyperparameters need a new run: `cloudtrain rerun`.
+    number of processes, limits, environment and the keys below `options`. Hyperparameters need a new run: `cloudtrain rerun`.
     """
     from cloudtrain.cli.view.jobs import layout_settings
 

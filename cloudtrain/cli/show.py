@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 @click.option(
     "--patch",
     is_flag=True,
-    help="Print the uncommitted changes that were submitted, for git apply; standard error has the names of files left out.",
+    help="Print the uncommitted changes that were submitted, for git apply; "
+    "standard error names each file that the patch lacks, and why (for example too large).",
 )
 @click.option("--requirements", is_flag=True, help="Print the packages installed on node 0, as pip freeze does.")
 @click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was set.")
-@options.target_option
-@options.sets_option
+@options.target_option_with(f"With --origin only. {options.WHERE} The default is the job's own target.")
+@click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True,
+    help="With --origin only: set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated.",
+)  # fmt: skip
 @options.verbose_option
 @options.json_option
 def command(

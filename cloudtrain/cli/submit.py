@@ -14,17 +14,24 @@ from cloudtrain.errors import BadRequest
 @options.command()
 @options.job_options
 @options.ending_options
-@click.option("--key", metavar="KEY", help="Idempotency key: submitting again with the same key returns the same run.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="Idempotency key: submitting the same job again with this key returns the same run; another job is refused.",
+)
 @click.option(
     "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
 )
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Continue the interrupted submit of this job, even if it is older than 15 minutes or failed.",
+    help="Return the run of the interrupted submit, even if it is older than 15 minutes or has failed; nothing is resumed.",
 )
 @click.option(
-    "--after", metavar="RUN", multiple=True, help="Start the job only after this run has SUCCEEDED; may be repeated."
+    "--after",
+    metavar="RUN",
+    multiple=True,
+    help="Start the job only after this run has SUCCEEDED; may be repeated. If RUN fails, the job is cancelled.",
 )
 @options.force_option
 @options.json_option
@@ -45,13 +52,16 @@ def command(
     """Submit a job file, a script or a plan.
 
     The default JOB is job.yaml in this folder. A script needs no job file: the current folder is packaged when it contains
-    the script. Otherwise the script's git repository is packaged, or else the folder of the script. Arguments after -- go
-    to the script. `cloudtrain submit -- PROGRAM ...` runs a command once on each node.
+    the script, directly or in a subfolder. Otherwise the script's git repository is packaged, or else the folder of the
+    script. Arguments after -- go to the script. `cloudtrain submit -- PROGRAM ...` runs a command once on each node.
+    A plan is sent unchanged: options that would change it, such as -t, --set and --key, are refused.
 
-    Ctrl-C ends this command with exit code 130, and the run continues (see --on-interrupt). When an earlier submit with the
-    same job file, source and target was interrupted (a lost connection, a killed terminal), submit continues it and starts
-    no second run. If that submit is older than 15 minutes, or its run has failed, this command
-    ends with exit code 2. Add --adopt to continue it, or --new to start a second run.
+    Ctrl-C ends this command with exit code 130, and a run that was submitted continues (see --on-interrupt).
+
+    A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C during
+    the upload. The next submit of the same job file, source and target finishes that submission and starts no second run.
+    If the interrupted submit is older than 15 minutes, or its run has failed, the exit code is 2. Then add --adopt to
+    take that run, or --new to start a second one. `cloudtrain resume` starts the next attempt of a failed run.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

@@ -28,10 +28,11 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 def command() -> None:
-    """Run many trials of a job with other hyperparameters.
+    """Run a job many times with different hyperparameters.
 
-    FILE is a sweep file with the keys of W&B sweeps, or a job file with a `sweep` section. Each trial is a run. The background
-    watcher, a cloudtrain process on this computer, starts the trials; without --wait
+    `cloudtrain sweep FILE` is short for `cloudtrain sweep start FILE`: its options, such as -t, --key and --wait, are in
+    `cloudtrain sweep start --help`. FILE is a sweep file with the keys of W&B sweeps, or a job file with a `sweep` section.
+    Each trial is a run. The background watcher, a cloudtrain process on this computer, starts the trials; without --wait
     this command returns at once.
 
     \b
@@ -203,7 +204,7 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
 @_named
 @options.json_option
 def rerun_failed(sweep_id: str, as_json: bool) -> int:
-    """Start failed trials once more.
+    """Start failed trials once more, each as a new run.
 
     A failed trial is repeated once by itself. This repeats the trials whose repetition has failed too.
     """
@@ -218,7 +219,7 @@ def rerun_failed(sweep_id: str, as_json: bool) -> int:
 def best(sweep_id: str | None, as_json: bool) -> int:
     """Print the best trial's job file.
 
-    `cloudtrain submit` takes it:
+    The default SWEEP is the newest. `cloudtrain submit` takes the file:
 
     \b
     cloudtrain sweep best > best.yaml

@@ -18,18 +18,20 @@ TIMEOUT_EXIT_CODE = 124
     "timeout_s",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Stop waiting after so many seconds, with exit code 124. The run continues.",
+    help="Stop waiting for a run after so many seconds, with exit code 124. The run continues.",
 )
 @options.json_option
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    It prints nothing until then; `logs -f` prints the log and exits with 0. Ctrl-C ends the waiting only. The default RUN is
-    the newest.
+    It prints nothing until then; `logs -f` prints the log and exits with 0. Ctrl-C ends the waiting only, with exit code 130.
+    The default RUN is the newest. It waits for all runs, also when one has failed, and for further attempts that the watcher
+    starts.
 
     The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it reached its
     time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine was lost. Of several
-    runs, the first exit code that is not 0 counts, in the order of the RUN arguments.
+    runs, the first exit code that is not 0 counts, in the order of the RUN arguments. 124 is also the code of --timeout:
+    standard error then says that the run is still running, and --json has `error`.
     """
     code = 0
     for run_id in run_ids or (None,):
@@ -45,5 +47,6 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
         except KeyboardInterrupt:
             terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain wait {run.run_id}")
             return INTERRUPTED
-        code = report_end(run, status, as_json=as_json) or code
+        ended = report_end(run, status, as_json=as_json)
+        code = code or ended
     return code

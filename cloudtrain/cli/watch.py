@@ -19,10 +19,11 @@ STANDBY_POLL_S = 0.25
 def command(run_id: str | None, as_json: bool) -> int:
     """Watch a run in the foreground, for CI and tmux.
 
-    It does the work of the background watcher, which `submit` starts: it stores logs, metrics and states, and starts
-    the next attempt when one is due. `wait` and `logs -f` only read. When another process already watches the run, this
-    one waits, and takes over when the other ends. The exit code is the run's. Ctrl-C ends the watching only: the run
-    continues, and the next cloudtrain command starts a watcher again.
+    It does the work of the background watcher, which `submit` starts: it stores logs, metrics and states, and starts the
+    next attempt when the job's `retry` allows one. Use it where processes in the background are ended early, as on CI
+    machines and when you log out. When another process already watches the run, this one waits, and takes over when the
+    other ends. It prints how the run ends. `wait` and `logs -f` only read. The exit code is the run's. Ctrl-C ends the
+    watching only: the run continues, and the next cloudtrain command starts a watcher again.
     """
     from cloudtrain.runs.watch import Watcher
 

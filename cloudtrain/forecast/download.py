@@ -49,7 +49,9 @@ def page(url: str, headers: Mapping[str, str]) -> Any:
     with _Answer(url, headers) as answer:
         text = answer.response.read(MAX_PAGE_BYTES + 1)
         if len(text) > MAX_PAGE_BYTES:
-            raise BackendError(f"{url} answered with more than {MAX_PAGE_BYTES >> 20} MiB")
+            raise BackendError(
+                f"{url} answered with more than {MAX_PAGE_BYTES >> 20} MiB, too much for a list of prices"
+            )
         return json.loads(text)
 
 
@@ -90,7 +92,9 @@ class _Answer:
         if isinstance(error, OSError | http.client.HTTPException):
             raise Unreachable(f"{self._url} was cut off: {error!r}", "try again") from None
         if isinstance(error, ValueError | RecursionError):
-            raise BackendError(f"{self._url} is not a price list: {error}") from None
+            raise BackendError(
+                f"{self._url} is not a price list that this version of cloudtrain can read: {error}"
+            ) from None
 
 
 def within(seconds: float, work: Callable[[], T], what: str) -> T:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.errors import StoreError
+from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
 from cloudtrain.history.file import Repaired, identity, locked, on_network
 from cloudtrain.history.journal import Entry, Journal
@@ -233,7 +233,7 @@ class Database:
         if version > latest:
             raise StoreError(
                 f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {latest})",
-                "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
+                f"{upgrade_command()}, or set CLOUDTRAIN_HOME to another folder",
             )
         to_wal = db.execute("PRAGMA journal_mode").fetchone()[0] != "wal" and not on_network(self.home)
         if to_wal or version < latest:

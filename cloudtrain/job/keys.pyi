@@ -51,19 +51,19 @@ class InputKeys(TypedDict, total=False):
 
 class LimitsKeys(TypedDict, total=False):
     max_runtime: str
-    """Maximum time of one attempt: 90s, 15m, 24h, 7d."""
+    """Maximum time of one attempt, such as 90s, 15m, 24h or 7d."""
     grace: str
     """Time between SIGTERM and SIGKILL, for a last checkpoint."""
     max_wait: str | None
-    """Maximum wait for machines, for free GPUs on SSH hosts (0: do not wait), and of nodes for each other: 24h."""
+    """Maximum wait for machines, free GPUs on SSH hosts (0: do not wait), and other nodes, such as 24h."""
     stall: str | None
-    """End the attempt as hung after this time without output while a rank is idle: 30m."""
+    """End the attempt as hung after this time without output while a rank is idle, such as 30m."""
     idle: str | None
-    """End the attempt as hung after this time with all GPUs used less than 5 %: 1h."""
+    """End the attempt as hung after this time with all GPUs used less than 5 %, such as 1h."""
     max_total_runtime: str | None
-    """Maximum total time of all attempts of a run: 6h."""
+    """Maximum total time of all attempts of a run, such as 6h; without it only each attempt is limited."""
     max_cost: str | None
-    """Maximum total cost of all attempts of a run: 40 USD. It needs a known price."""
+    """Maximum total cost of all attempts of a run, such as 40 USD. It needs a known price."""
 
 class ParallelismKeys(TypedDict, total=False):
     strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"]
@@ -99,7 +99,7 @@ class ResourcesKeys(TypedDict, total=False):
     cpus: int | None
     """Minimum CPU cores of a node."""
     memory: str | None
-    """Minimum memory of a node: 64GB, 64GiB."""
+    """Minimum memory of a node, such as 64GB or 64GiB."""
     instance_type: str | None
     """The platform's machine type, instead of the one that cloudtrain chooses."""
     usd_per_hour: float | None
@@ -153,7 +153,7 @@ class JobKeys(TypedDict, total=False):
     processes_per_node: int | None
     """Processes (ranks) on each node; default: one per accelerator, or 1."""
     distributed_env: Literal["auto", "always"]
-    """Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if its script needs them."""
+    """Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if the source's code needs them."""
     sm_env: bool | None
     """true: set SageMaker's SM_ variables on every backend. Default: if the source reads them."""
     aip_env: bool | None

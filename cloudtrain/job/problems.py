@@ -38,6 +38,15 @@ _OTHERS = {
     "SkyPilot": {"workdir", "file_mounts", "envs", "service", "storage_mounts"},
     "dstack": {"type", "commands", "python", "nodes", "ide", "fleets", "spot_policy", "max_duration"},
 }
+_SKYPILOT = {
+    "name",
+    "envs",
+    "secrets",
+    "setup",
+    "run",
+    "num_nodes",
+    "resources",
+}  # and these alone are a task of SkyPilot
 _CLEAR = {"file_mounts", "storage_mounts", "workdir", "commands"}  # one of these is enough to know the tool
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
@@ -62,7 +71,7 @@ def explain(
     Raises BadJob with one problem for a file of another tool.
     """
     items = error.errors(include_url=False)
-    if (tool := None if prefix else _other_tool(items)) and document is not None:
+    if document is not None and (tool := None if prefix else _other_tool(items, document.value)):
         message = f"this is a {tool} file, and not a job file"
         hint = (
             f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; "
@@ -193,9 +202,11 @@ def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     return "is not a known key", f"{KNOWN}{', '.join(sorted(keys))}" if keys else ""
 
 
-def _other_tool(items: Sequence[Mapping[str, Any]]) -> str | None:
+def _other_tool(items: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str | None:
     """Return the tool whose file this is, by its keys at the top; None for a job file with mistakes."""
     unknown = {item["loc"][0] for item in items if item["type"] == "extra_forbidden" and len(item["loc"]) == 1}
+    if "envs" in unknown and "run" in given and given.keys() <= _SKYPILOT:
+        return "SkyPilot"
     return next((tool for tool, keys in _OTHERS.items() if len(found := unknown & keys) > 1 or found & _CLEAR), None)
 
 

@@ -55,7 +55,7 @@ class Resources(Spec):
     )
     disk_gb: Count | None = Field(default=None, description="Disk size of a node, in GB.")
     cpus: Count | None = Field(default=None, description="Minimum CPU cores of a node.")
-    memory: Size | None = Field(default=None, description="Minimum memory of a node: 64GB, 64GiB.")
+    memory: Size | None = Field(default=None, description="Minimum memory of a node, such as 64GB or 64GiB.")
     instance_type: str | None = Field(
         default=None, description="The platform's machine type, instead of the one that cloudtrain chooses."
     )
@@ -173,28 +173,31 @@ class Fit(Spec):
 class Limits(Spec):
     """Limits of time and cost."""
 
-    max_runtime: Duration = Field(default="24h", description="Maximum time of one attempt: 90s, 15m, 24h, 7d.")
+    max_runtime: Duration = Field(
+        default="24h", description="Maximum time of one attempt, such as 90s, 15m, 24h or 7d."
+    )
     grace: Duration = Field(default="30s", description="Time between SIGTERM and SIGKILL, for a last checkpoint.")
 
     max_wait: Wait | None = Field(
         default=None,
-        description="Maximum wait for machines, for free GPUs on SSH hosts (0: do not wait), and of nodes for each other: 24h.",
+        description="Maximum wait for machines, free GPUs on SSH hosts (0: do not wait), and other nodes, such as 24h.",
     )
     stall: Duration | None = Field(
         default=None,
-        description="End the attempt as hung after this time without output while a rank is idle: 30m.",
+        description="End the attempt as hung after this time without output while a rank is idle, such as 30m.",
     )
 
     idle: Duration | None = Field(
         default=None,
-        description="End the attempt as hung after this time with all GPUs used less than 5 %: 1h.",
+        description="End the attempt as hung after this time with all GPUs used less than 5 %, such as 1h.",
     )
 
     max_total_runtime: Duration | None = Field(
-        default=None, description="Maximum total time of all attempts of a run: 6h."
+        default=None,
+        description="Maximum total time of all attempts of a run, such as 6h; without it only each attempt is limited.",
     )
     max_cost: Money | None = Field(
-        default=None, description="Maximum total cost of all attempts of a run: 40 USD. It needs a known price."
+        default=None, description="Maximum total cost of all attempts of a run, such as 40 USD. It needs a known price."
     )
 
     @property

@@ -95,5 +95,8 @@ def describe(log: Iterable[LogLine]) -> list[str]:
         "no metrics were found in the log. The log lines most like metrics, and the entry for the job file that reads them:"
     ]
     for line in shown:
-        told += [f"node {line.node}, line {line.seq}: {line.text.strip()[:160]}", f"    metrics: {{{line.entry}}}"]
+        told += [
+            f"log line {line.seq} of node {line.node}: {line.text.strip()[:160]}",
+            f"    metrics: {{{line.entry}}}",
+        ]
     return told

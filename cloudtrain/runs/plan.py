@@ -205,7 +205,7 @@ class Planner:
             from cloudtrain.runs import fit_check
 
             plan = fit_check.check(job, plan, self.force, backend)
-        notes = [*plan.notes, *expected, *run_inputs.notes(job)]
+        notes = [*script_notes.of_backend(job, plan, texts), *expected, *run_inputs.notes(job)]
         if labels["user"] != me:
             text = f"labels.user is {labels['user']}, but you are {me}: costs and lists name you (submitted_by)"
             notes.append(text)

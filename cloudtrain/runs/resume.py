@@ -169,9 +169,11 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
         if resources.get("instance_type") and (
             Feature.INSTANCE_TYPES not in kind.features or backend != newest.backend
         ):
-            notes.append(f"{resources.pop('instance_type')} is a machine type of {newest.target}: it is ignored")
+            notes.append(
+                f"{resources.pop('instance_type')} is a machine type of {newest.target}: it is ignored on {target}"
+            )
         if data.get("image") and Feature.IMAGES not in kind.features:
-            notes.append(f"{target} runs no containers: {data.pop('image')} is ignored")
+            notes.append(f"target {target} uses no containers: the image {data.pop('image')} is ignored there")
         for name in ("usd_per_hour", "priced_as"):  # of the other target's machines
             resources.pop(name, None)
         data["resources"] = resources

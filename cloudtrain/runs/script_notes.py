@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.checkpoints import SAGEMAKER
+from cloudtrain.backends.manifest import NO_GPUS
 from cloudtrain.job import launchers, placeholders
 from cloudtrain.source import options, world
 from cloudtrain.source.texts import mentions
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 # In quotes, or as a shell's variable; not the SM_80 of a compiler's option.
 _SM = re.compile(r"""["'${]SM_(?:[A-Z]\w*|(?=["']))""")
 _AIP = re.compile(r"""["'${]AIP_(?:[A-Z]\w*|(?=["']))""")
+# Libraries and programs that use a GPU.
+_GPU = re.compile(
+    r"\b(torch(run)?|accelerate|transformers|tensorflow|keras|jax|flax|lightning|deepspeed|cupy|vllm|numba|xgboost|lightgbm"
+    r"|cuda|nvidia|gpus?)\b",
+    re.IGNORECASE,
+)
 _OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?!\s*#)[^\n]*/opt/ml/\w")
 
 
@@ -46,6 +53,14 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
         hint = "read SM_MODEL_DIR and similar variables, or pass {model_dir}"
         notes.append(f"{found.place} names a path below /opt/ml, which only SageMaker has: {hint}")
     return job.model_copy(update=changes), notes
+
+
+def of_backend(job: Job, plan: Plan, texts: Texts) -> list[str]:
+    """Return the notes of a backend's plan; the one on a job without GPUs only where its script could use a GPU."""
+    gpus_meant = (
+        job.trainer or _GPU.search(job.run or " ".join(job.argv())) or texts.find(_GPU, (".py", ".sh", ".yaml"))
+    )
+    return [note for note in plan.notes if gpus_meant or not note.startswith(NO_GPUS)]
 
 
 def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

@@ -197,7 +197,10 @@ class Sweep:
             BadRequest: The sweep has no limit on the number of trials.
         """
         if self.file.budget.trials is None:
-            raise BadRequest(f"{self.sweep_id} has no limit on the number of trials", "its other limits do not change")
+            raise BadRequest(
+                f"{self.sweep_id} has no limit on the number of trials, so none can be added",
+                "its limits of time and cost cannot be changed: start a new sweep with higher ones",
+            )
         self._history.extend(self.sweep_id, trials)
         self.ensure_driven()
 

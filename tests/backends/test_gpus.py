@@ -57,9 +57,19 @@ def notes(folder: Path, backend: str, **resources: object) -> str:
 
 @pytest.mark.parametrize(("backend", "where"), [("local", "this machine"), ("ssh", "every machine")])
 def test_the_plan_says_which(project, backend: str, where: str):  # noqa: F811
-    (project / "train.py").write_text("")
+    (project / "train.py").write_text("import torch\n")
     assert f"the job does not request GPUs: each rank uses one GPU of {where}" in notes(project, backend)
     assert "accelerators: 0 hides all GPUs" in notes(project, backend, accelerators=0)
+
+
+@pytest.mark.parametrize("backend", ["local", "ssh", "slurm", "kubernetes"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("print(1)\n", False), ("import torch\n", True), ("# no GPU here\nimport json\n", False)],
+)
+def test_only_a_script_that_could_use_a_gpu_is_told_of_none(project, backend: str, text: str, said: bool):  # noqa: F811
+    (project / "train.py").write_text(text)
+    assert ("the job does not request GPUs" in notes(project, backend)) is said
 
 
 def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, home: Path):  # noqa: F811

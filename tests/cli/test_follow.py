@@ -207,3 +207,12 @@ def test_rerun_is_a_new_run_with_the_old_source(project, shell):
     shown = shell("show", "--json").json
     assert shown["parent"] == first and shown["run_id"] != first
     assert "changed" in shell("rerun", first, "--source", ".", "-f").out
+
+
+def test_wait_for_several_returns_the_first_code_that_is_not_0(project, shell):
+    ids = []
+    for code in (0, 3, 4):
+        (project / "train.py").write_text(f"raise SystemExit({code})\n")
+        ids.append(shell("submit", "train.py", "--wait").out.split()[0])
+    assert shell("wait", *ids).code == 3
+    assert shell("wait", *reversed(ids)).code == 4

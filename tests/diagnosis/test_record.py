@@ -88,7 +88,7 @@ def test_a_hostile_place_is_shown_as_text(attempt):
         ("kubernetes", "the size of the volume that is full"),
         ("slurm", "your quota of the shared folder"),
         ("ssh", "free space on that machine"),
-        ("local", "free space on this machine's disk"),
+        ("local", "free space on this computer (df -h)"),
     ],
 )
 def test_a_full_disk_has_a_fix_that_its_place_offers(attempt, backend, words):

@@ -182,13 +182,22 @@ def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch
         "dstack": "type: task\npython: 3.12\ncommands:\n  - python train.py\nresources: {gpu: 24GB}\n",
     }
     short = {"SkyPilot": "workdir: .\nrun: python train.py\n", "dstack": "commands: [python train.py]\n"}
-    for tool, text in [*texts.items(), *short.items()]:
+    plain = "envs: {A: 1}\nsetup: pip install numpy\nrun: python train.py\n"
+    for tool, text in [*texts.items(), *short.items(), ("SkyPilot", plain)]:
         (tmp_path / "job.yaml").write_text(text)
         with pytest.raises(BadJob) as caught:
             Job.load("job.yaml")
         assert f"job.yaml: this is a {tool} file, and not a job file" in str(caught.value.problems[0])
         assert len(caught.value.problems) == 1
         assert "docs/scripts.md" in caught.value.problems[0].hint and "known are" not in str(caught.value)
+
+
+def test_a_job_file_with_a_mistyped_env_is_not_one_of_another_tool(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("source: .\nrun: python train.py\nenvs: {A: 1}\n")
+    with pytest.raises(BadJob) as caught:
+        Job.load("job.yaml")
+    assert str(caught.value.problems[0]) == "job.yaml:3: envs: is not a known key (did you mean env?)"
 
 
 def test_the_known_keys_are_listed_once(tmp_path, monkeypatch):

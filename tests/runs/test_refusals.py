@@ -44,8 +44,8 @@ def refused(folder: Path, **changes: object) -> list[str]:
         ({"parallelism": {"strategy": "none"}},
          "parallelism.strategy: strategy none is for one process, the job has 4 (remove it, or write ddp)"),
         ({"parallelism": {"strategy": "hsdp", "dp_replicate_size": 4}},
-         "parallelism.dp_replicate_size: hsdp needs two replicas and two shards at least: with 4 data-parallel processes set "
-         "dp_replicate_size, or write ddp"),
+         "parallelism.dp_replicate_size: hsdp needs at least 2 replicas of at least 2 shards, and the 4 data-parallel "
+         "processes would be 4 of 1: set dp_replicate_size to 2, or write ddp"),
         ({"parallelism": {"strategy": "zero3", "tp_size": 2}},
          "parallelism.tp_size: strategy zero3 cannot be combined with tp_size: use fsdp instead"),
         ({"parallelism": {"strategy": "zero1", "pp_size": 4}},

@@ -80,7 +80,7 @@ class AkashOptions(BaseModel):
     bid_wait: str = Field("2m", description="maximum wait for bids of providers")
     lost_after: str = Field(
         "5m",
-        description="an attempt is lost when its provider has not answered, and its job has written nothing, for this time",
+        description="an attempt counts as lost after this time without an answer of its provider and without output of its job",
     )
     settle_s: float = Field(
         45.0, ge=0, description="seconds to wait for the last log lines and the result after a lease was closed"

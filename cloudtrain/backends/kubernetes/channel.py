@@ -30,6 +30,8 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 DATA, ERROR = 0, 1  # of a port
 PIECE = 1 << 15  # bytes of input in one message
 OPEN_S = 60.0
+TOO_OLD = "the API server of the cluster is too old for this command: it does not offer"
+NEWER = "upgrade the cluster to Kubernetes 1.30 or newer, or use kubectl exec and kubectl port-forward"
 LINGER_S = 10.0  # how long a port may be silent after the client here has sent its end
 
 
@@ -125,12 +127,12 @@ def _connect(api: KubeApi, path: str, protocol: str) -> ClientConnection:
         answer = Answer(error.response.status_code, {}, bytes(error.response.body or b""))
         raise error_for_answer(answer, "the API server refuses a connection to the pod") from None
     except NegotiationError as error:
-        raise BackendError(f"the API server does not offer {protocol}: {error}", "Kubernetes 1.30 or newer") from None
+        raise BackendError(f"{TOO_OLD} {protocol}: {error}", NEWER) from None
     except (InvalidHandshake, OSError, EOFError) as error:
         raise Unreachable(f"{address.partition('?')[0]} cannot be reached: {error}") from None
     if connection.subprotocol != protocol:
         connection.close()
-        raise BackendError(f"the API server does not offer {protocol}", "Kubernetes 1.30 or newer")
+        raise BackendError(f"{TOO_OLD} {protocol}", NEWER)
     return connection  # type: ignore[return-value, unused-ignore]
 
 

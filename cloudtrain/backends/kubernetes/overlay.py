@@ -53,7 +53,8 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
             yield Problem("may not be changed", f"{prefix}.{'.'.join(path)}", hint)
     pod = _get_path(job, ["spec", "template", "spec"])
     if not isinstance(pod, Mapping):
-        yield Problem("is not a pod's", f"{prefix}.spec.template.spec")
+        hint = "write keys of a pod's spec there, such as nodeSelector or volumes, or remove it"
+        yield Problem(f"must be a mapping (key: value), not {pod!r:.80}", f"{prefix}.spec.template.spec", hint)
         return
     for kind, name in (("initContainers", UNPACK), ("containers", CONTAINER)):
         yield from _check_container(f"{prefix}.spec.template.spec.{kind}.{name}", base, pod, kind, name)

@@ -29,7 +29,11 @@ def build_channels(
     for option in ("shard", "pipe"):
         for name in options.get(option) or ():
             if name not in job.inputs:
-                problems.append(Problem(f"the job has no input {name}", f"options.sagemaker.{option}"))
+                message = (
+                    f"names the input {name!r}, which the job does not have (inputs: {', '.join(job.inputs) or 'none'})"
+                )
+                hint = "correct the name, or add it to inputs of the job"
+                problems.append(Problem(message, f"options.sagemaker.{option}", hint))
     for name, item in job.inputs.items():
         if item.mode == "stream":
             if options.get("isolate"):

@@ -101,7 +101,9 @@ def build_request(
     if job.resources.instance_type:
         notes.append(f"each host is a container on this machine, not {job.resources.instance_type}")
     if options.get("image") is None and job.image is None:
-        notes.append(f"the image is {IMAGE}, which images/build.sh makes")
+        notes.append(
+            f"the image is {IMAGE}; build it once with images/build.sh of cloudtrain's repository, or set image to another one"
+        )
     if bucket or output_is_s3 or any(_is_s3(item.uri) and item.mode != "stream" for item in job.inputs.values()):
         notes.append("this machine downloads from S3 and uploads to it, with its own credentials")
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()

@@ -276,7 +276,7 @@ class SshBackend:
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         attempt = self._attempt_nodes(handle) or []
         if node >= len(attempt):
-            raise BackendError(f"there is no node {node}: the attempt has {len(attempt)}")
+            raise BackendError(f"there is no node {node}: the attempt has {len(attempt)}, from 0 to {len(attempt) - 1}")
         machine = next(machine for machine in self.machines if machine.label == attempt[node].label)
         line = python_line(machine.python, words, machine.setup)
         return Shell(client_argv(machine.host, line, stdin=stdin, terminal=terminal), host=machine.label)
@@ -299,7 +299,10 @@ class SshBackend:
         attempt = self._attempt_nodes(handle)
         request = attempt[0].ask("request", folder=attempt[0].attempt).value if attempt else None
         if not attempt or not request:
-            raise BackendError(f"no attempt found at {handle}")
+            hint = "cloudtrain show RUN tells which attempts ran, and where"
+            raise BackendError(
+                f"{handle} does not exist: the attempt never started there, or its files were deleted", hint
+            )
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             transfer.download_folder(attempt[0].agent, f"{request['run_dir']}/{name}", into / name)

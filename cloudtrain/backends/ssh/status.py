@@ -66,7 +66,11 @@ def attempt_status(attempt: Sequence[Node], answers: Sequence[Any], lost_after_s
             raise_first(answers)
         return Status(State.LOST, None, f"{unreachable[0].label} could not be reached for {lost_after_s:g} s")
     if all(answer["request"] is None for answer in reports):
-        return Status(State.LOST, None, f"no attempt found in {attempt[0].attempt}")
+        return Status(
+            State.LOST,
+            None,
+            f"the folder of the attempt does not exist: {attempt[0].attempt} (never started, or deleted)",
+        )
     return merge_reports(attempt, answers, unreachable)
 
 

@@ -95,7 +95,7 @@ rank_option = click.option(
     type=_Rank(),
     default="0",
     metavar="RANK",
-    help="Metrics of this rank, or `all` for a curve of each rank. Default: rank 0.",
+    help="Metrics of this rank, or `all` for a curve of each rank. Default: rank 0, or the lowest rank that logged the metric.",
 )
 verbose_option = click.option(
     "--verbose",
@@ -103,13 +103,15 @@ verbose_option = click.option(
     help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-target_option = click.option(
-    "-t",
-    "--target",
-    metavar="TARGET",
-    shell_complete=complete_targets,
-    help="Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. The default is the job's own target.",
-)
+
+
+def target_option_with(help: str) -> Callable[[F], F]:
+    """Return the option --target with the help of a command that uses it in its own way."""
+    return click.option("-t", "--target", metavar="TARGET", shell_complete=complete_targets, help=help)
+
+
+WHERE = "Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml."
+target_option = target_option_with(f"{WHERE} The default is the job's own target.")
 sets_option = click.option(
     "--set",
     "sets",
@@ -119,8 +121,11 @@ sets_option = click.option(
 )
 
 
-def job_options(function: F) -> F:
-    """Add the argument JOB and the options that override values of the job.
+GPUS = "GPUs of each node, as in A100:8; short for --set resources.accelerators=..."
+
+
+def job_options(function: F, gpus: str = GPUS) -> F:
+    """Add the argument JOB and the options that override values of the job; `gpus` is the help of --gpus.
 
     All but --target reach the function as one argument, `words`, a view.jobs.JobWords.
     """
@@ -137,7 +142,7 @@ def job_options(function: F) -> F:
             click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]"),
             target_option,
             sets_option,
-            layout,
+            lambda function: layout(function, gpus),
             click.option("-m", "--module", metavar="MODULE", help="Run a module of the source, as python -m does."),
             click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
             click.option(
@@ -154,14 +159,14 @@ def job_options(function: F) -> F:
     return wrapped
 
 
-def layout(function: F) -> F:
+def layout(function: F, gpus: str = GPUS) -> F:
     """Add --gpus, --nodes and --processes."""
     for add in reversed(
         [
             click.option(
                 "--gpus",
                 metavar="TYPE:COUNT",
-                help="GPUs of each node, as in A100:8; short for --set resources.accelerators=...",
+                help=gpus,
             ),
             click.option("--nodes", "--num-nodes", metavar="N", help="Number of nodes; short for --set num_nodes=N."),
             click.option(
@@ -179,7 +184,7 @@ def layout(function: F) -> F:
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Continue even if the training probably does not fit in the memory of the job's GPUs (docs/fit.md).",
+    help="Continue even if the job probably does not fit in the memory of its GPUs (docs/fit.md).",
 )
 
 
@@ -189,12 +194,12 @@ def check_exclusive(follow: bool, wait: bool) -> None:
         raise click.UsageError("--follow and --wait cannot be combined")
 
 
-def ending_options(function: F) -> F:
-    """Add --follow, --wait, --on-interrupt and --yes, for commands that start an attempt."""
+def ending_options(function: F, of: str = "run") -> F:
+    """Add --follow, --wait, --on-interrupt and --yes, for commands that start an attempt; `of` is what the help calls it."""
     for add in reversed(
         [
-            click.option("-f", "--follow", is_flag=True, help="Follow the log, and exit with the run's exit code."),
-            click.option("--wait", is_flag=True, help="Wait until the run ends, and exit with its exit code."),
+            click.option("-f", "--follow", is_flag=True, help=f"Follow the log, and exit with the {of}'s exit code."),
+            click.option("--wait", is_flag=True, help=f"Wait until the {of} ends, and exit with its exit code."),
             click.option(
                 "--on-interrupt",
                 type=click.Choice(["detach", "cancel"]),

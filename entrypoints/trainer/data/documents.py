@@ -236,7 +236,9 @@ def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) ->
         for column in columns.together or filter(None, (columns.text, columns.label)):
             if not isinstance(row, Mapping) or row.get(column) is None:
                 columns_there = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
-                raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {columns_there}")
+                option = "label_column" if column == columns.label else "text_column, messages_column"
+                hint = "correct the data" if columns.together else f"set {option}, or correct the data"
+                raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {columns_there} ({hint})")
         text = {name: row[name] for name in columns.together} if columns.together else row[columns.text]
         if isinstance(text, list | dict):
             text = json.dumps(text, ensure_ascii=False)

@@ -73,7 +73,9 @@ class StreamBatches:
     def next_epoch(self) -> None:
         """Go to the beginning of the stream; raises Unsupported when there was nothing in it."""
         if self.samples == 0:
-            raise Unsupported("there is nothing to train on: the stream is empty")
+            raise Unsupported(
+                "there is nothing to train on: the streamed training data has no rows. Check dataset and its files"
+            )
         self.go_to({"epoch": self.epoch + 1, "samples": 0, "document": 0, "offset": 0})
 
     def windows(self) -> Iterator[int]:

@@ -118,7 +118,7 @@ def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
     if arguments.streaming:
         return task
     if len(task.train) == 0:
-        raise Unsupported("there is nothing to train on: the data is empty")
+        raise Unsupported("there is nothing to train on: the training data has no rows. Check dataset and its files")
     if task.held_out is not None and len(task.held_out) == 0:
         task.held_out = None
     for name, samples in (("training data", task.train), ("held-out data", task.held_out)):

@@ -87,9 +87,11 @@ class ContextParallel:
                 f"cp_size {self.size}: positions of the type {kind} depend on the sequence length, "
                 "so the sequence cannot be split"
             )
-        if 2 * self.size > (getattr(config, "max_position_embeddings", None) or 2 * self.size):
+        longest = getattr(config, "max_position_embeddings", None) or 2 * self.size
+        if 2 * self.size > longest:
             raise Unsupported(
-                f"cp_size {self.size}: the model's sequences are too short to be split into {2 * self.size} chunks"
+                f"cp_size {self.size} splits each sequence into {2 * self.size} chunks, and the model's sequences have at most "
+                f"{longest} tokens: set cp_size to {longest // 2} or less, or use a model with longer sequences"
             )
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
         ids = torch.arange(length, device=device)[None] % config.vocab_size

@@ -178,9 +178,12 @@ def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int)
                 f"hsdp: {replicate} replicas of {shard} shards do not make the {data} data-parallel processes of the job"
             )
         if replicate < 2 or shard < 2:
+            sizes = [str(size) for size in range(2, data // 2 + 1) if data % size == 0]
+            other = "ddp" if shard < 2 else "fsdp"
             raise Unsupported(
-                "hsdp needs two replicas and two shards at least: "
-                f"with {data} data-parallel processes set dp_replicate_size, or write {'ddp' if shard < 2 else 'fsdp'}"
+                "hsdp needs at least 2 replicas of at least 2 shards, and "
+                f"the {data} data-parallel processes would be {replicate} of {shard}: "
+                + (f"set dp_replicate_size to {' or '.join(sizes)}, or write {other}" if sizes else f"write {other}")
             )
         return replicate, shard
     whole = (1, data) if STRATEGIES[name].carrier != "accelerate" else (data, 1)

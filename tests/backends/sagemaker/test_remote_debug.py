@@ -57,7 +57,7 @@ def test_stack_and_forward_say_why_they_cannot_work(target: str, simulator: Simu
         wait_for(lambda: run.refresh().state is State.RUNNING, "the start")
         command = [sys.executable, "-m", "cloudtrain.cli"]
         for words, why in (
-            (["forward", run.run_id, "6006"], "runs on sagemaker, where only a person's shell leads to a node"),
+            (["forward", run.run_id, "6006"], "runs on sagemaker, where cloudtrain cannot forward ports"),
             (["stack", run.run_id], "options.sagemaker.remote_debug: true"),
             (["exec", run.run_id, "--", "true"], "options.sagemaker.remote_debug: true"),
         ):

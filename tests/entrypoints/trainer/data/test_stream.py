@@ -94,7 +94,7 @@ def test_documents_before_the_place_are_read_but_not_tokenized():
 def test_an_empty_stream_is_refused_instead_of_read_for_ever():
     stream = batches([], 4, 1, 1, 1, 0)
     assert steps(stream) == []
-    with pytest.raises(Unsupported, match="the stream is empty"):
+    with pytest.raises(Unsupported, match="the streamed training data has no rows"):
         stream.next_epoch()
 
 

@@ -82,7 +82,7 @@ def test_a_schedule_follows_from_the_virtual_stages():
         ({"strategy": "zero3", "tp_size": 2}, 4, "strategy zero3 cannot be combined with tp_size: use fsdp"),
         ({"strategy": "zero1", "pp_size": 2}, 4, "strategy zero1 cannot be combined with pp_size"),
         ({"strategy": "ddp", "tp_size": 2, "pp_size": 2}, 6, "tp_size 2 x pp_size 2 does not divide the 6 processes"),
-        ({"strategy": "hsdp"}, 4, "hsdp needs two replicas and two shards"),
+        ({"strategy": "hsdp"}, 4, "hsdp needs at least 2 replicas of at least 2 shards"),
         ({"strategy": "hsdp", "dp_replicate_size": 3}, 4, "3 replicas of 1 shards do not make the 4"),
         ({"strategy": "fsdp", "dp_replicate_size": 2}, 4, "strategy fsdp has a dp_replicate_size of 1 here, not 2: write hsdp"),
         ({"strategy": "ddp", "dp_shard_size": 2}, 4, "strategy ddp has a dp_shard_size of 1 here, not 2"),
