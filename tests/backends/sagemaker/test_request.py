@@ -412,7 +412,7 @@ def test_every_named_field_is_one_of_the_service_model() -> None:
 def test_a_problem_in_raw_says_which_key_sets_the_field() -> None:
     (problem,) = made(GPU, {"raw": {"StoppingCondition": {"MaxRuntimeInSeconds": 5}}}).problems
     assert (problem.message, problem.hint) == (
-        "sets StoppingCondition.MaxRuntimeInSeconds, which limits.max_runtime sets",
+        "sets StoppingCondition.MaxRuntimeInSeconds, which cloudtrain sets from limits.max_runtime",
         "use limits.max_runtime",
     )
 
