@@ -84,7 +84,7 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
         uri = str(copy / what)
     if not uri:
         raise BadRequest(
-            f"the {what} of {run.run_id} is on {run.target}, and a job on {backend} cannot read it there",
+            f"{what} of {run.run_id} is stored on {run.target}, and a job on {backend} cannot read it there",
             "give that run an output in a bucket that both read, or run this job on local, which copies it",
         )
     digest = None

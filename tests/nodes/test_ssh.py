@@ -89,7 +89,7 @@ def test_jumps_are_written_as_ssh_has_them(jump, address, user, port, before):
 
 def test_keys(lab, host, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
-    with pytest.raises(BackendError, match="accepts none of the keys") as caught:
+    with pytest.raises(BackendError, match="accepts none of your SSH keys") as caught:
         ssh.connect(replace(host, identity=str(tmp_path / "other")))
     assert not isinstance(caught.value, Unreachable) and "ssh-copy-id" in caught.value.hint
 

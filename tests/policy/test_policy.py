@@ -186,7 +186,7 @@ def test_a_run_is_resumed_under_its_policy_from_another_folder(project: Path, tm
     (project / "policy.toml").unlink()
     _, notes = send_copy(run.store, run.run_id, sets=[], source=None, key=None, watch=False)
     plan = run.store.attempts(run.store.runs(limit=1)[0].run_id)[-1].plan
-    assert any("is gone: its rules were not checked" in note for note in plan.notes), notes
+    assert any("no longer exists: its rules were not checked" in note for note in plan.notes), notes
 
 
 def test_candidates_and_trials_are_checked(project: Path, cli):

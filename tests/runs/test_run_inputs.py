@@ -120,7 +120,7 @@ def test_what_another_platform_has_is_copied_once_and_removed_with_the_run(memor
     copied = home / "inputs" / run.run_id / "outputs"
     assert found["uri"] == str(copied) and (copied / "said").read_text() == "hello"
     assert located(using(job, run.run_id, what="outputs")) == found
-    with pytest.raises(BadJob, match=r"is on memory, where slurm cannot read it"):
+    with pytest.raises(BadJob, match=r"is stored on memory, and a job on slurm cannot read it there"):
         located(using(job, run.run_id, what="outputs"), "slurm", folder="/shared")
     remove(run)
     assert not copied.parent.exists()

@@ -175,7 +175,7 @@ def test_a_plan_names_its_cluster_and_goes_to_no_other(place: Ground, tmp_path: 
         assert ended(later, handle).state is State.SUCCEEDED and other.objects.all("jobs") == []
         wrong = place.backend(kubeconfig=str(other.kubeconfig), **pinned)
         for look in (lambda: wrong.find(plan.attempt_id), lambda: wrong.submit(plan, bundle)):
-            with pytest.raises(BackendError, match="the target is pinned to"):
+            with pytest.raises(BackendError, match="but the target allows only the cluster"):
                 look()
         assert other.server.requests == []
 
@@ -191,6 +191,6 @@ def test_another_authority_behind_the_same_address_is_another_cluster(place: Gro
     pins = place.backend(kubeconfig=found[0])._api.pin()
     assert len(pins["ca"]) == 16 and pins["server"] == place.cluster.url
     assert place.backend(kubeconfig=found[0], **pins)._api.access.ca == pins["ca"]
-    with pytest.raises(BackendError, match="its certificate authority differs"):
+    with pytest.raises(BackendError, match="is not the cluster that the target allows: options.kubernetes.ca differs"):
         place.backend(kubeconfig=found[1], **pins).find("a-run-a1")
     assert place.cluster.server.requests == []
