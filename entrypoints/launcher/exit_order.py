@@ -30,7 +30,7 @@ class ExitOrder:
         self._pids[descriptor] = pid
 
     def sorted(self, ended: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return (pid, exit code) pairs with the first that ended first; unknown ones stay behind, as they are."""
+        """Return (pid, wait status) pairs with the first that ended first; unknown ones stay behind, as they are."""
         if self._epoll is not None and self._pids:
             for descriptor, _ in self._epoll.poll(0):
                 self._epoll.unregister(descriptor)

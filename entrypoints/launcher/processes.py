@@ -184,9 +184,9 @@ def marked(**wanted: str) -> list[int]:
 
 
 def reap() -> tuple[list[tuple[int, int]], bool]:
-    """Collect every child that has ended: (pid, exit code) of each, and whether any child is left.
+    """Collect every child that has ended: (pid, wait status) of each, and whether any child is left.
 
-    A signal is 128 + its number. For a subreaper no child left means no descendant left.
+    For a subreaper no child left means no descendant left.
     """
     ended: list[tuple[int, int]] = []
     while True:
@@ -196,7 +196,7 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
             return ended, False
         if pid == 0:
             return ended, True
-        ended.append((pid, exit_code(status)))
+        ended.append((pid, status))
 
 
 def exit_code(status: int) -> int:
@@ -205,7 +205,7 @@ def exit_code(status: int) -> int:
 
 
 def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list[tuple[int, int]]:
-    """Kill every descendant of this process and return what was reaped; blocking, for at most `limit_s`.
+    """Kill every descendant of this process and return what was reaped, as `reap`; blocking, for at most `limit_s`.
 
     All that a list shows are stopped before the first is killed, so that few can fork meanwhile. Who forked all the
     same becomes our own child when its parent dies, and our own children can be listed faster than anybody forks.

@@ -20,7 +20,7 @@ class _Rank:
 
 
 class Ranks:
-    """All ranks of this node. `ended(rank, code, at)` is called once for each; output goes to the log."""
+    """All ranks of this node. `ended(rank, wait status, at)` is called once for each; output goes to the log."""
 
     def __init__(self, loop: Loop, log: Log, ended: Callable[[int, int, float], None]) -> None:
         self._loop, self._log, self._ended = loop, log, ended
@@ -59,11 +59,11 @@ class Ranks:
     def reap(self, ended: list[tuple[int, int]]) -> None:
         """Take note of children that have ended, the first first; those that are no rank of ours were orphans."""
         at = time.time()
-        for pid, code in self._deaths.sorted(ended):
+        for pid, status in self._deaths.sorted(ended):
             rank = self._by_pid.get(pid)
             if rank is not None and rank.code is None:
-                rank.code = code
-                self._ended(rank.rank, code, at)
+                rank.code = processes.exit_code(status)
+                self._ended(rank.rank, status, at)
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank, and not to its children: a data loader's worker that is terminated takes the
@@ -118,12 +118,16 @@ def _widen(pipe: int) -> None:
         pass  # the user's limit of pipe pages, or another system: it stays as it is
 
 
-def manner(code: int) -> str:
-    """Return how a process ended, in words."""
-    if code <= 128:
-        return f"exited with code {code}"
+def manner(status: int) -> str:
+    """Return how a process ended by its wait status, in words.
+
+    An exit code above 128 is how a shell, or a script that passes on the code of its own child, reports a signal.
+    """
+    code = processes.exit_code(status)
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
-        return f"exited with code {code}"
-    return f"was killed by signal {code - 128} ({name})"
+        name = ""
+    if os.WIFSIGNALED(status):
+        return f"was killed by signal {code - 128}" + (f" ({name})" if name else "")
+    return f"exited with code {code}" + (f", the code of a program that was killed by {name}" if name else "")

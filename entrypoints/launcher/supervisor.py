@@ -301,13 +301,14 @@ class Supervisor:
 
             packages.report(prepared.python, self.log)
 
-    def _rank_ended(self, rank: int, code: int, at: float) -> None:
+    def _rank_ended(self, rank: int, status: int, at: float) -> None:
         if self._outcome is not None:
             return
+        code = processes.exit_code(status)
         if code != 0 and self._stopping is None:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
-            self._peers.fail(rank, code, at, f"rank {rank} {manner(code)}")
+            self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}")
         if not self._ranks.running:
             self._peers.end()
 
