@@ -27,7 +27,9 @@ from cloudtrain.cli.view.summary import print_plan
 @options.force_option
 @options.verbose_option
 @click.option(
-    "--manifests", is_flag=True, help="Print manifests for `kubectl apply -f -` (Kubernetes), or the SDL (Akash)."
+    "--manifests",
+    is_flag=True,
+    help="Print manifests for `kubectl apply --server-side -f -` (Kubernetes), or the SDL (Akash).",
 )
 def command(
     words: options.JobWords,

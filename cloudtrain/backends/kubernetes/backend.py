@@ -112,10 +112,11 @@ class KubernetesBackend:
         )
 
     def manifests(self, plan: Plan, packed: bytes) -> str:
-        """Return the objects of a plan as YAML for `kubectl apply`; raises BadRequest where the source is too large."""
+        """Return the objects of a plan as YAML for `kubectl apply --server-side`; raises BadRequest where the source is too
+        large for a ConfigMap."""
         if plan.request["source"]:
             raise BadRequest(
-                "the source is too large for a ConfigMap: `kubectl apply` cannot send it, only `cloudtrain submit` uploads it",
+                "the source is too large for a ConfigMap (1 MiB), so no manifest can hold it; `cloudtrain submit` uploads it",
                 "exclude files in .cloudtrainignore",
             )
         import yaml

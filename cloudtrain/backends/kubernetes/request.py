@@ -283,7 +283,11 @@ def _pod_seconds(pod: Mapping[str, Any]) -> int | None:
 
 
 def kubectl_manifests(request: Mapping[str, Any], bundle_bytes: bytes) -> list[dict[str, Any]]:
-    """Return manifests for `kubectl apply`: with the bundle's bytes, without owner references, not suspended."""
+    """Return manifests for `kubectl apply --server-side`: with the bundle's bytes, without owner references, not suspended.
+
+    Without --server-side kubectl copies each object into an annotation, which holds at most 262,144 bytes: less than many
+    a source takes (https://kubernetes.io/docs/reference/using-api/server-side-apply/, read 2026-11-25).
+    """
     from base64 import b64encode
 
     manifests = []

@@ -43,6 +43,9 @@ from cloudtrain.simulators.kubernetes.objects import (
     set_pod_defaults,
 )
 
+MAX_ANNOTATIONS = (
+    256 << 10
+)  # bytes of all of an object's (TotalAnnotationSizeLimitB of k8s.io/apimachinery, 2026-11-25)
 KUEUE = "kueue.x-k8s.io/v1beta1"
 Object = dict[str, Any]
 
@@ -185,6 +188,10 @@ class Cluster:
             "services": rules.check_service,
             "configmaps": lambda it: rules.check_config_map(it, len(json.dumps(it.get("binaryData") or {})) * 3 // 4),
         }
+        annotations = (resource.get("metadata") or {}).get("annotations") or {}
+        if sum(len(f"{key}{value}".encode()) for key, value in annotations.items()) > MAX_ANNOTATIONS:
+            text = f"metadata.annotations: Too long: may not be more than {MAX_ANNOTATIONS} bytes"
+            raise StatusError(422, f'{KINDS[plural]} "{resource["metadata"].get("name", "")}" is invalid: {text}')
         broken_rules = (
             list(checks[plural](resource)) if plural in checks and "generateName" not in resource["metadata"] else []
         )
@@ -257,6 +264,10 @@ class Cluster:
     def _patch(self, request: Request, namespace: str, plural: str, name: str) -> Response:
         self._authorize("patch", plural, namespace)
         kind = request.headers.get("content-type", "")
+        if "apply-patch" in kind:
+            if self.objects.get(plural, namespace, name) is None:
+                return self._create(request, namespace, plural)
+            kind = "merge-patch"  # of one field manager, which removes nothing
         if "merge-patch" not in kind:
             raise StatusError(415, f"the body of the request was in an unknown format: {kind}")
         with self.objects.lock:
