@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.errors import BadJob, Problem, StoreError, UnknownBackend
-from cloudtrain.job.document import Document
+from cloudtrain.job.document import Document, Mark, written
 from cloudtrain.source.atomic import temporary
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 CONFIG_FILE = "cloudtrain.toml"
+PRICE = ("resources", "usd_per_hour")
 HOME_FILE, HOME_ID = "home.id", "[0-9a-f]{12}"
 SUBMITTER_LABEL = "submitted_by"  # who submitted a run whose job names another `user`; the planner alone sets it
 HOME_LABEL = "cloudtrain_home"  # Vertex AI's filters take no dash in a label's name
@@ -41,6 +42,7 @@ class Resolved:
     backend: str
     options: Mapping[str, Any]  # of that backend, not yet validated
     document: Document
+    target_prices: bool = False  # resources.usd_per_hour is the target's usd_per_hour
 
     @property
     def origins(self) -> dict[str, str]:
@@ -148,12 +150,16 @@ def resolve(
     layers, named = _read_config(folder)
     whole = _stack([*layers, own], sets, target, choice or Choice())
     chosen = named.get(str(whole.value.get("target") or "local"))
+    price: Mark | None = None  # of the target
     if chosen:  # its options stand below those of the job file
         options = Document.of({}, "")
         options.put(("options", chosen.backend), chosen.options)
         for name in ("usd_per_hour", "priced_as"):  # of each target: what its machines cost
             if (value := options.value["options"][chosen.backend].pop(name, None)) is not None:
-                options.put(("resources", name), Document.of(value, ""))
+                mark = chosen.options.mark((name,))
+                put = Document(value, {(): Mark(mark.file, mark.line, written(value))})
+                options.put(("resources", name), put)
+        price = options.marks.get(PRICE)
         whole = _stack([*layers, options, own], sets, target, choice or Choice())
     for document in over:
         whole.overlay(document)
@@ -167,7 +173,8 @@ def resolve(
     backend = chosen.backend if chosen else str(made.target)
     if backends and backend not in backends:
         raise _unknown(str(made.target), backend, sorted(backends), named)
-    return Resolved(made, str(made.target), backend, made.options.get(backend, {}), whole)
+    return Resolved(made, str(made.target), backend, made.options.get(backend, {}), whole,
+                    price is not None and whole.marks.get(PRICE) == price)  # fmt: skip
 
 
 def _read_config(folder: Path) -> tuple[list[Document], dict[str, Target]]:

@@ -46,8 +46,8 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         {"target": choice.target or first.target, "accelerators": choice.accelerators, "why_not": _reason(error)}
         for choice, error in refused.items()
     ]
-    # Each platform's own words on this limit are not the whole: the watcher holds it for the next candidate.
-    notes = [note for note in first.notes if not note.endswith("(limits.max_wait)")]
+    # What a platform itself does with this limit is not the whole: the watcher moves the run to the next candidate.
+    notes = [note for note in first.notes if "limits.max_wait" not in note]
     away = [str(row["target"]) for row in rows if row.get("reaches") is False]
     if away:
         names = ", ".join(dict.fromkeys(away))

@@ -129,7 +129,7 @@ class Planner:
         if problems:
             raise BadJob(found.located(problems))
         ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
-        return Resolved(ready, resolution.target, resolution.backend, governed)
+        return Resolved(ready, resolution.target, resolution.backend, governed, resolution.target_prices)
 
     def package(self, resolved: Resolved) -> Bundle:
         """Return the bundle of a job's source, made or found below the home."""
@@ -189,6 +189,8 @@ class Planner:
             expected = [*expected, *chosen]
         run, number = (earlier[-1].run_id, earlier[-1].number + 1) if earlier else (run_id(job.name, key), 1)
         plan = cap.plan_attempt(backend, job, bundle, run, number, earlier, self.home)
+        if plan.price and plan.price["source"] == "resources.usd_per_hour" and resolved.target_prices:
+            plan = replace(plan, price={**plan.price, "source": f"usd_per_hour of the target {resolved.target}"})
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         layout = job.parallelism
@@ -212,7 +214,8 @@ class Planner:
         if (gpu := job.resources.accelerator) and (meant := machines.similar_accelerator(gpu)):
             notes.append(f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)")
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
-            notes.append(f"{resolved.backend} does not support limits.max_wait (a limit for the wait for machines)")
+            text = f"{resolved.backend} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
+            notes.append(text)
         if job.output and not job.allow_secrets:
             notes.append(
                 f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"
@@ -234,11 +237,19 @@ class Planner:
 class Resolved:
     """A validated job together with the target and backend that were chosen for it."""
 
-    def __init__(self, job: Job, target: str, backend: str, governed: policies.Governed | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        target: str,
+        backend: str,
+        governed: policies.Governed | None = None,
+        target_prices: bool = False,
+    ) -> None:
         self.job = job
         self.governed = governed
         self.target = target
         self.backend = backend
+        self.target_prices = target_prices
 
 
 def run_id(name: str, key: str | None = None) -> str:

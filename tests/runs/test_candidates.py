@@ -28,6 +28,10 @@ usd_per_hour = 12.5
 [targets.lab]
 backend = "ssh"
 hosts = [{address = "10.0.0.5", user = "ml"}]
+
+[targets.grid]
+backend = "slurm"
+folder = "/shared"
 """
 
 
@@ -79,6 +83,31 @@ def test_a_cap_does_not_change_the_order_and_no_total_is_above_it(project, cli):
     _, out, _ = cli("plan", str(file))
     assert "order: cheapest first (prefer: cost), which limits.max_cost does not change" in out
     assert "USD in all: one attempt of 2h (limits.max_runtime), but not more than 20 USD (limits.max_cost)" in out
+
+
+def test_a_wait_is_no_matter_of_the_platform_where_there_are_candidates(project):
+    """Slurm does not end a wait: cloudtrain moves the run, so no plan says that nothing does."""
+    for target in ("[gke, grid]", "[grid, gke]", "[grid, prod]"):
+        plan = Submitter(watch=False).plan(write_job(project, f"target: {target}\nprefer: order\n"))
+        assert not [note for note in plan.notes if "max_wait" in note], target
+    plan = Submitter(watch=False).plan(write_job(project, "target: grid\n"))
+    assert [note for note in plan.notes if "limits.max_wait needs several targets or GPUs" in note]
+
+
+def test_the_cost_line_of_each_target_is_its_own(project, cli):
+    file = write_job(project, "target: [gke, prod]\nresources: {accelerators: 'H100:8'}\n")
+    _, out, _ = cli("plan", str(file))
+    plan = Submitter(watch=False).plan(file)
+    cheap, dear = (row["at_most"]["usd"] for row in plan.candidates)
+    (line,) = [" ".join(line.split()) for line in out.splitlines() if line.startswith("  cost ")]
+    assert line.startswith(f"cost at most {cheap:.2f} USD (1 attempt") and cheap < dear
+    assert f"at most {dear:.2f} USD if it moves to prod (H100:8)" in " ".join(out.split())
+    (price,) = [line for line in out.splitlines() if line.startswith("  price ")]
+    assert "(usd_per_hour of the target gke" in price
+    _, by_hand, _ = cli("plan", str(file), "-t", "gke", "--set", "resources.usd_per_hour=7")
+    assert "7.0 USD an hour (resources.usd_per_hour" in by_hand
+    _, shown, _ = cli("plan", str(file), "-t", "prod")
+    assert f"at most {dear:.2f} USD" in shown and "moves to" not in shown
 
 
 def test_the_order_given_and_the_choice_by_hand(project):

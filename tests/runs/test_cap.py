@@ -232,7 +232,7 @@ def test_a_targets_price_is_that_of_its_machines(tmp_path: Path, monkeypatch, ca
     (tmp_path / "job.yaml").write_text("entrypoint: train.py\nnum_nodes: 2\nlimits: {max_runtime: 55m}\n")
     assert main(["plan", "-t", "lab"]) == 0
     shown = capsys.readouterr().out
-    assert "5.0 USD an hour (resources.usd_per_hour)" in shown
+    assert "5.0 USD an hour (usd_per_hour of the target lab)" in shown
     assert "at most 5.04 USD (1 attempt of 1h on 2 nodes)" in shown, "55 minutes, 5 of Slurm's margin, 30 s of KillWait"
 
 

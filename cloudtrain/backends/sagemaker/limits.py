@@ -41,6 +41,9 @@ def time_limit(plan: Plan) -> TimeLimit:
     stopping = plan.request["StoppingCondition"]
     longest_s = max(stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds", 0))
     note = f"time for uploading results beyond {UPLOAD_S // 60} minutes is not included"
+    if stopping.get("MaxWaitTimeInSeconds", 0) > stopping["MaxRuntimeInSeconds"]:
+        wait = "the wait for spot machines is counted, which is not billed: SageMaker limits wait and run only together"
+        note = f"{wait}; {note}"
     return TimeLimit(longest_s + STOP_S + UPLOAD_S, note)
 
 

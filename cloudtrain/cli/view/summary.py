@@ -168,7 +168,8 @@ def describe_source(plan: Plan) -> str:
         else ""
     )
     files = _count(int(bundle["files"]), "file")
-    return f"{plan.job.get('source', '')} ({files}, {format_size(bundle['size_bytes'])} packed{commit})"
+    size = f"{format_size(bundle['size_bytes'])} packed with cloudtrain's launcher"
+    return f"{plan.job.get('source', '')} ({files}, {size}{commit})"
 
 
 def _describe_price(plan: Plan) -> str:
@@ -188,7 +189,26 @@ def _describe_price(plan: Plan) -> str:
 
 def describe_cost(plan: Plan) -> str:
     """Return what the run can cost at most, or why nothing bounds it; "" where neither a price nor a cap is given."""
-    case, limits = plan.at_most, plan.job.get("limits") or {}
+    possible = [row for row in plan.candidates if (row.get("at_most") or {}).get("usd") is not None]
+    if not possible or not plan.at_most:
+        return _describe_case(plan, plan.at_most)
+    own = _own_row(plan).get("at_most") or plan.at_most
+    dearest = max(possible, key=lambda row: float(row["at_most"]["usd"]))
+    usd = float(dearest["at_most"]["usd"])
+    if usd <= float(own["usd"] or 0):
+        return _describe_case(plan, plan.at_most)
+    elsewhere = f"at most {usd:.2f} USD if it moves to {dearest['target']} ({dearest['accelerators']})"
+    return "; ".join(text for text in (_describe_case(plan, own), elsewhere) if text)
+
+
+def _own_row(plan: Plan) -> Mapping[str, Any]:
+    """Return the candidate that a plan is of; empty where it is none."""
+    own = plan.target, plan.job["resources"]["accelerators"]
+    return next((row for row in plan.candidates if (row["target"], row["accelerators"]) == own), {})
+
+
+def _describe_case(plan: Plan, case: Mapping[str, Any] | None) -> str:
+    limits = plan.job.get("limits") or {}
     if not case or not (plan.price or limits.get("max_cost") or limits.get("max_total_runtime")):
         return ""
     if case["unbounded"]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,6 +173,13 @@ def orders_of(built: request.BuiltRequest):
     from launcher import manifest
 
     return manifest.decode(manifest.pieces({}, json.dumps(built.request["HyperParameters"])))
+
+
+@pytest.mark.parametrize("name", ["spot", "vpc_and_keys"])
+def test_the_limit_of_spot_machines_says_that_it_counts_the_wait(name: str) -> None:
+    plan = SimpleNamespace(request=made(*CASES[name]).request)
+    note = limits.time_limit(plan).note  # type: ignore[arg-type]
+    assert ("the wait for spot machines is counted, which is not billed" in note) == (name == "spot")
 
 
 def test_arguments_of_any_kind_arrive_through_hyperparameters() -> None:
