@@ -9,6 +9,8 @@ import click
 from cloudtrain.cli.view import follow, options, runs, terminal
 from cloudtrain.errors import CloudtrainError, UnknownRun
 
+SHOWN = 5  # runs that a message names
+
 
 @options.command()
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
@@ -28,7 +30,7 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
     if key is not None:
         run_ids = (*run_ids, _of_key(key))
     if not run_ids:
-        raise click.UsageError("name a run, or --key")
+        raise click.UsageError(f"name a run, or --key{_live()}")
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     live = [run.run_id for run in runs_to_cancel if not run.record.status.state.final]
     if waiting := chain.waiting(runs.open_history(), live):
@@ -53,6 +55,16 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
         else:
             terminal.print_lines(sentence)
     return code
+
+
+def _live() -> str:
+    """Return the newest runs that can be cancelled, as the end of a sentence."""
+    from cloudtrain.events import State
+
+    live = [state for state in State if not state.final]
+    found = [record.run_id for record in runs.open_history().runs(limit=SHOWN + 1, states=live)]
+    more = " and more (cloudtrain ls)" if len(found) > SHOWN else ""
+    return f"; these have not ended: {', '.join(found[:SHOWN])}{more}" if found else "; no run here is live"
 
 
 def _of_key(key: str) -> str:

@@ -79,6 +79,8 @@ def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
     path = Path(text or ".")
     if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
         return path, {}
+    if text and not path.suffix and not path.exists():
+        raise BadRequest(f"there is no file or folder {text}", "give a folder, a job file or a script")
     job_input = parse_job_words(options.JobWords(text))
     if isinstance(job_input, Plan):
         raise BadRequest(

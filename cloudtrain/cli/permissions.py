@@ -85,6 +85,8 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
             "no policy.toml applies on this machine", "write a policy.toml, or run the command without --policy"
         )
     more, cannot = enforce.build(policies, name, backend)
+    if plan is None and any(each.key == "output" for each in enforce.requirements(policies, name, backend.name)):
+        said.append("the role may not write to the output that the rules require: --job FILE adds the output of a job")
     return documents | more, said + notes + cannot
 
 

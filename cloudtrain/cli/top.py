@@ -68,7 +68,7 @@ def _print(run: Run, as_json: bool) -> None:
             terminal.print_json(row)
         return
     if not rows:
-        terminal.note("no node has reported yet")
+        terminal.note("no node has reported yet; a node reports every 10 s while it runs: try again in some seconds")
         return
     headers = ("node", "host", "cpu", "memory", "processes", "gpus", "gpu", "least", "gpu memory", "age")
     terminal.print_table(

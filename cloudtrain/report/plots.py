@@ -66,7 +66,11 @@ def curves(
         stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id, rank)))
     chosen = [name for name in stored if not names or name in names]
     if not chosen:
-        raise BadRequest("there are no such metrics", f"there is {', '.join(stored)}" if stored else "")
+        wanted = ", ".join(names)
+        raise BadRequest(
+            f"there is no metric {wanted}" if wanted else "there are no metrics",
+            f"the metrics are {', '.join(stored)}" if stored else "no metric has been reported yet",
+        )
     figure = new_grid([escape_name(name) for name in chosen])
     owners = [(run_id, of) for run_id in run_ids for of in (store.curves.ranks(run_id) if rank is None else [rank])]
     in_legend: set[int] = set()

@@ -51,7 +51,8 @@ class Asked:
 
     def describe(self) -> str:
         """Return when it was asked and since when there is no answer; "" where it answered."""
-        return f"last asked {self.age_s:.0f} s ago: {self.outage}" if self.error else ""
+        when = f"last asked {self.age_s:.0f} s ago: " if self.at else ""  # `expire` forgets when
+        return when + self.outage if self.error else ""
 
 
 def note(home: Path, run_id: str, backend: Backend, error: CloudtrainError | None = None) -> None:

@@ -6,16 +6,20 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.job.units import format_size
 from cloudtrain.source.files import IGNORE_FILE, why
+from cloudtrain.source.limits import MAX_FILE
 
 SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg")
 LONGEST = 1 << 20  # bytes of a file that are read
 MOST_BYTES = 4 << 20  # of all files: every plan and submit waits for it
 MOST = 3  # sentences on files that are not sent
+LOOKED = 1000  # files of a folder whose size is looked at
 _QUOTED = re.compile(r"""["'](?:\./)?([\w.][\w./ -]{1,199})["']""")
 
 
@@ -124,8 +128,24 @@ def explain(root: Path, sent: Collection[str], path: str) -> str:
         reason = why(root, str(inner.relative_to(root))).sentence.partition(" is not packaged: ")[2]
     except (OSError, ValueError, CloudtrainError):
         return ""
+    if not reason:
+        return ""
+    size = _size(here)
+    if size > MAX_FILE:
+        return (
+            f"{plain} is not sent: {reason}; it has {format_size(size)}, too much for a source: use inputs: in the job"
+        )
     take_in = f"!{plain}/**" if here.is_dir() else f"!{plain}"
-    return f"{plain} is not sent: {reason}; a line {take_in} in {IGNORE_FILE} sends it" if reason else ""
+    return f"{plain} is not sent: {reason}; a line {take_in} in {IGNORE_FILE} sends it"
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of the largest file of a folder's first LOOKED; 0 where it cannot be read."""
+    files = islice((at for at in path.rglob("*") if at.is_file()), LOOKED) if path.is_dir() else [path]
+    try:
+        return max((at.stat().st_size for at in files), default=0)
+    except OSError:
+        return 0
 
 
 def _quoted(texts: Texts) -> Iterator[str]:

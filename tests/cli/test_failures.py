@@ -258,7 +258,7 @@ BAD = [
     (["doctor", "nowhere"], "nowhere", "local"),
     (["init", "nowhere.py"], "there is no script nowhere.py", ""),
     (["init", "-o", "nowhere/job.yaml"], "there is no folder nowhere", ""),
-    (["package", "nowhere"], "there is no file nowhere", ""),
+    (["package", "nowhere"], "there is no file or folder nowhere", "give a folder"),
     (["schema", "-o", "nowhere/x.json"], "nowhere/x.json", ""),
 ]
 

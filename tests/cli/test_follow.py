@@ -118,6 +118,8 @@ def test_a_killed_follower_leaves_the_run_alone(project, shell, tmp_path):
 
 def test_cancel_ends_a_run_and_says_so(project, shell):
     run_id = shell("submit", "train.py", "--json", "--", "--gate", "/nowhere").json["run_id"]
+    unnamed = shell("cancel")
+    assert unnamed.code == 2 and f"these have not ended: {run_id}" in unnamed.err
     shown = shell("cancel", run_id, "--json")
     assert shown.code == 0
     assert list(shown.json) == ["run_id", "backend", "handle", "state", "confirmed"]
@@ -125,6 +127,8 @@ def test_cancel_ends_a_run_and_says_so(project, shell):
     waited = shell("wait", run_id, "--json")
     assert waited.code == 130
     assert (waited.json["state"], waited.json["phase"]) == ("CANCELLED", "run")
+    timeline = " ".join(shell("show", run_id).out.split())
+    assert "result launcher_exit=75 state=CANCELLED" in timeline
     again = shell("cancel", run_id)
     assert again.code == 0
     assert "had already ended CANCELLED" in again.out

@@ -185,7 +185,7 @@ def test_the_account_of_a_job_on_vertex_ai_may_read_its_secrets(tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print(1)\n")
     Path("cloudtrain.toml").write_text(
-        '[targets.g]\nbackend = "vertex"\nproject = "p"\nregion = "us-central1"\nbucket = "b"\nimage = "i:1"\n'
+        '[targets.g]\nbackend = "vertex"\nproject = "p"\nregion = "us-central1"\nbucket = "bbb"\nimage = "i:1"\n'
         'service_account = "train@p.iam.gserviceaccount.com"\n'
     )
     secrets = '{A: "gcp-secretmanager:hub", B: "gcp-secretmanager:projects/q/secrets/x/versions/3"}'
@@ -221,9 +221,12 @@ def test_documents_are_written_and_printed(acme: Path, capsys):
     printed = capsys.readouterr()
     assert printed.out.split() == [f"out/{name}.json" for name in ("trust", "role", "submit", "rules")]
     assert "IAM cannot enforce output (rule aws of the policy)" in printed.err
+    assert "the role may not write to the output that the rules require: --job FILE adds" in printed.err
     assert all(json.loads(path.read_text())["Version"] == "2012-10-17" for path in Path("out").glob("*.json"))
     assert main(["permissions", "-t", "prod", "--job", "job.yaml", "--json"]) == 0
-    documents = json.loads(capsys.readouterr().out)["documents"]
+    given = json.loads(capsys.readouterr().out)
+    documents = given["documents"]
+    assert not [note for note in given["notes"] if "--job FILE" in note]
     assert "arn:aws:s3:::acme-runs/nlp/*" in json.dumps(documents["role.json"])
 
 

@@ -141,8 +141,8 @@ def test_figures_of_curves(run):
     figure = run.plot("loss")
     assert len(figure.data) == 3, "a curve and the band that it lies in"
     assert max(figure.data[2].y) <= 5 and len(figure.data[2].x) <= 1001
-    with pytest.raises(BadRequest, match="no such metrics") as error:
-        run.plot("nothing")
+    with pytest.raises(BadRequest, match="there is no metric los\n") as error:
+        run.plot("los")
     assert "loss" in error.value.hint
     both = plots.curves(run.store, [run.run_id, run.run_id], ["loss"])
     assert [trace.showlegend for trace in both.data if trace.mode == "lines" and trace.showlegend] == [True, True]

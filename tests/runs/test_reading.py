@@ -237,6 +237,15 @@ def test_ls_and_show_do_not_wait_for_a_platform_that_is_down(run, platform, caps
     assert platform.calls.total() == calls
 
 
+def test_a_request_that_makes_the_answer_old_leaves_no_age_from_1970(run, platform):
+    run.refresh()
+    platform.down = True
+    Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+    asked.expire(run.store.home, run.run_id)
+    said = asked.last(run.store.home, run.run_id).describe()
+    assert said.startswith("no answer since 20") and "no route to host" in said
+
+
 def test_an_outage_is_reported_once_and_its_end_too(run, platform, monkeypatch, capsys):
     monkeypatch.setattr(reading, "MARK_S", 0.02)
     monkeypatch.setattr("cloudtrain.runs.watch.NOTED_S", 0.0)

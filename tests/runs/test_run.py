@@ -11,6 +11,7 @@ from cloudtrain import events
 from cloudtrain.cli.view import follow
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
+from cloudtrain.job.units import format_duration
 from cloudtrain.runs.run import Run
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S
@@ -57,6 +58,14 @@ def test_a_platform_that_hangs_holds_up_no_cancel(submitter, job, monkeypatch, h
     gate.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
+
+
+def test_a_cancel_that_is_not_confirmed_says_when_the_rest_is_killed(submitter, job, monkeypatch):
+    run = submitter.submit(job)
+    monkeypatch.setattr(MemoryBackend, "cancel", lambda *_: None)
+    sentence, status = follow.cancel(run, wait_s=0.2)
+    grace = format_duration(run.attempts[-1].plan.manifest["grace_s"])
+    assert not status.state.final and f"what still runs {grace} after the request is killed" in sentence
 
 
 def test_success_before_the_cancel_stays_success(submitter, job):

@@ -11,6 +11,7 @@ import pytest
 from cloudtrain.errors import BadSource
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.source.files import list_files
+from cloudtrain.source.limits import MAX_FILE
 from cloudtrain.source.texts import Texts
 from cloudtrain.source.texts import mentions as mentions_of
 from tests.conftest import WAIT_S
@@ -51,6 +52,14 @@ def test_arguments_name_files_too_and_folders(source: Path):
     assert "a line !data/** in .cloudtrainignore sends it" in sentence
     for name in ("/etc/passwd", "../source/data", ".git/config", "", "train.py", "nope", "~/x", "a\0b"):
         assert mentions(source, [name]) == [], name
+
+
+def test_what_is_too_large_for_a_source_is_an_input(source: Path):
+    with (source / "data" / "train.csv").open("r+b") as stream:
+        stream.truncate(MAX_FILE + 1)  # a hole
+    for words in ([], ["data"]):
+        for sentence in mentions(source, words):
+            assert "use inputs: in the job" in sentence and "sends it" not in sentence
 
 
 def test_the_plan_says_it(source: Path, home: Path):

@@ -15,6 +15,7 @@ from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.log import LastLines, LineFormatter, print_log
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import RunRecord
@@ -183,9 +184,14 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
         )
     return (
         f"{run.run_id}  cancel requested; {run.record.backend} has not confirmed it after {wait_s:g} s"
-        f" and says {status.state} (cloudtrain wait {run.run_id})",
+        f" and says {status.state}; what still runs {_grace(run)} after the request is killed (limits.grace)"
+        f" (cloudtrain wait {run.run_id})",
         status,
     )
+
+
+def _grace(run: Run) -> str:
+    return format_duration(float(run.attempts[-1].plan.manifest.get("grace_s") or 0))
 
 
 def _ask_in_time(run: Run) -> Status | None:

@@ -105,6 +105,8 @@ def _describe_event(event: Event) -> str:
         return str(values.get("state", ""))
     if event.kind == "status":
         return f"{values['state']} ({values['reason']})" if "reason" in values else str(values["state"])
+    if event.kind == "result" and "code" in values:  # what the platform saw; the run's own exit code may be another
+        values = {("launcher_exit" if name == "code" else name): value for name, value in values.items()}
     if event.kind == "exec":
         import shlex
 
