@@ -20,6 +20,28 @@ has no such line: [why it waits](watching.md#why-it-waits), [a run that hangs](h
 `cloudtrain doctor TARGET` looks for what is wrong before a submit.
 """
 
+# What a class needs besides its row: searched for by what cloudtrain prints itself, and what to do in order.
+MORE = {
+    "host-memory": (
+        ("FAILED with exit code 137 after 12m: rank 0 was killed by signal 9 (SIGKILL)", "OOMKilled"),
+        """
+Exit code 137 is 128 + 9: SIGKILL ended the process. Mostly the kernel did, because the memory (RAM) of the machine, container or job was used up (OOM killed).
+
+1. See how much each node used: `system.memory` in `cloudtrain metrics`, or `cloudtrain top RUN` while it runs.
+2. Use fewer data loader workers (`num_workers`): each one has its own copy of what it reads.
+3. Read the data in pieces (`streaming`, memory-mapped files), or use a smaller batch.
+4. Ask for more: `resources: {memory: 64GiB}`, or a larger instance type.
+
+`PYTHONFAULTHANDLER` does not help: a process gets no chance to write anything at SIGKILL. `cloudtrain resume RUN --set resources.memory=64GiB` continues from the
+newest checkpoint with the same code. `cloudtrain rerun RUN --source .` starts a new run with changed code.""",
+    ),
+    "signal": (
+        ("rank 0 was killed by signal 9 (SIGKILL)", "rank 0 was killed by signal 11 (SIGSEGV)"),
+        """
+For SIGKILL (exit code 137) that shows nothing: see [out of memory on the machine](#out-of-memory-on-the-machine).""",
+    ),
+}
+
 
 def page(written: str) -> str:
     """Return the text of the page; `written` is the line that says who wrote it."""
@@ -38,7 +60,10 @@ def page(written: str) -> str:
         parts += ["", f"## {cause[0].upper()}{cause[1:]}", "", "```"]
         for line in sorted(seen[name].values(), key=lambda text: (len(text), text))[:LINES]:
             parts.append(line if len(line) <= WIDTH else line[: WIDTH - 4].rstrip() + " ...")
+        samples, text = MORE.get(name, ((), ""))
+        parts += samples
         parts += ["```", ""]
         changes = " This changes the results." if row.get("changes_results") else ""
         parts.append(f"Class `{name}`." + (f" Try: {fix}.{changes}" if fix else ""))
+        parts += [text] if text else []
     return "\n".join(parts) + "\n"

@@ -61,6 +61,13 @@ ASKED = [
     "137",
     "preempted",
     "interrupted",
+    "bastion",
+    "failover",
+    "fallback",
+    "guardrails",
+    "organization",
+    "least privilege",
+    "by hand",
 ]
 
 

@@ -1,7 +1,7 @@
 """The pages in the folders of docs/: files and commands are planned, and what they print is on the page.
 
-A block with a title is a file of the project. A `bash` block holds commands of cloudtrain: `plan` and `init` run, `submit`
-is planned, of others the options are parsed. The plain block behind it is the output; `...` stands for any lines.
+A block with a title is a file of the project. A `bash` block holds commands of cloudtrain: `plan`, `init` and `package` run,
+`submit` is planned, of others the options are parsed. The plain block behind it is the output; `...` stands for any lines.
 In tables of the migrations the right cell holds commands, options of `plan` and keys of the job file.
 """
 
@@ -122,7 +122,7 @@ def test_files_and_commands_are_planned(page: Path, project: Path, capsys: pytes
         planned = [
             word for word in words[1:] if word not in ("--follow", "--wait", "--new", "--on-interrupt", "cancel")
         ]
-        runs = words[0] in ("plan", "init", "--version") or words == ["doctor"]
+        runs = words[0] in ("plan", "init", "package", "--version") or words == ["doctor"]
         if runs or words[0] == "submit":
             assert main(words if runs else ["plan", *planned]) == 0, (line, capsys.readouterr())
         printed = capsys.readouterr().out
@@ -156,8 +156,11 @@ def test_ranks_have_the_variables_of_the_page(project: Path, capsys: pytest.Capt
 
 @pytest.mark.usefixtures("census")
 def test_the_notebook_runs_and_names_what_is_there(project: Path, capsys: pytest.CaptureFixture[str]):
-    first, second, third = (block.text for block in blocks(DOCS / "start" / "notebook.md"))
-    exec(first + second, {})
+    first, second, plot, third = (block.text for block in blocks(DOCS / "start" / "notebook.md"))
+    cells: dict[str, Any] = {}
+    exec(first + second, cells)
+    (curve,) = eval(plot, cells).data
+    assert list(curve.x) == [10, 20, 30, 40, 50]
     printed = capsys.readouterr().out
     assert "{'step': 50, 'loss': 0.0003}" in printed and "SUCCEEDED 0.0003" in printed
     (call,) = (node for node in ast.walk(ast.parse(third)) if isinstance(node, ast.Call) and len(node.args) == 2)
