@@ -164,7 +164,8 @@ def check(title: str, came: Home) -> None:
             kept = {"outputs/out/deep/model.bin", "outputs/runs/1/best.pt"}
             assert set(came.files) == kept and all(text == name[8:] * 100 for name, text in came.files.items())
             line = (
-                "1.4 KB in runs/ are not copied to the output: set keep: [runs] in the job, or --output_dir {model_dir}"
+                "1.4 KB in runs/ are not copied to the output: set keep: [runs] in the job file,"
+                " or add --set 'keep=[runs]' to submit"
             )
             for view in (came.log, *came.views):
                 assert line in " ".join(view.split()), view

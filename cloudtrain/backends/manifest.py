@@ -230,9 +230,9 @@ def check_gpus(plan: Plan) -> None:
     from cloudtrain.source.node_code import module
 
     if (present := len(module("launcher.prepare.gpus").visible())) < count:
-        shown = f"{present} GPUs" if present else "no GPU"
+        shown = f"{present} GPU{'s' * (present != 1)}" if present else "no GPU"
         named = plan.job["resources"]["accelerators"]
-        message = f"is {named}, {count} GPUs in all, and this machine shows {shown} (nvidia-smi)"
+        message = f"is {named}, {count} GPU{'s' * (count != 1)} in all, and this machine shows {shown} (nvidia-smi)"
         hint = "remove it: the ranks then use all GPUs of this machine"
         raise BadJob([Problem(message, "resources.accelerators", hint)])
 

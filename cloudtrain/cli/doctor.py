@@ -263,10 +263,14 @@ def _check_job(path: str, target: str) -> Iterator[Finding]:
     """Ask a target's platform whether it would start a job, with the limits of the job itself."""
     from cloudtrain.backends import registry
     from cloudtrain.backends.api import HasProbe
+    from cloudtrain.cli.plan import describe_refusal
     from cloudtrain.job import targets
     from cloudtrain.runs.plan import Planner
 
     plan = Planner(target).plan(path)
+    if refusal := describe_refusal(plan):
+        yield Finding(f"job {path}", False, f"submit would refuse it here: {refusal}")
+        return
     backend = registry.create_for(plan, targets.home())
     problems = backend.probe(plan) if isinstance(backend, HasProbe) else []
     for problem in problems:

@@ -69,9 +69,8 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
         terminal.note(f"  a script must write its results to {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
         for text in summary.remarks(run, "not_kept"):
             terminal.note(f"  {text}")
-        terminal.note(
-            "  docs/scripts.md: pass `--output_dir {model_dir}` to the script, or set `keep: [out]` for other folders"
-        )
+        for text in summary.workdir_command(run):
+            terminal.note(f"  {text}")
     elif not status.state.final:
         terminal.note(f"{run.run_id} is still {status.state}: only files that exist so far were copied")
     return int(nothing and status.state.final)

@@ -63,6 +63,8 @@ def command(
         sys.stdout.write(plan.to_json())
         return 0
     print_plan(plan)
+    if refusal := describe_refusal(plan):
+        terminal.print_pairs([("submit", f"would refuse this here: {refusal}")])
     if output:
         import shlex
 
@@ -70,6 +72,26 @@ def command(
     else:
         _print_request(plan.request, verbose)
     return 0
+
+
+def describe_refusal(plan: Plan) -> str:
+    """Return why a submit from this machine would refuse a plan, as it would say it; "" where it would not."""
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import HasPreflight
+    from cloudtrain.errors import BadJob, BadRequest
+    from cloudtrain.job import targets
+
+    if not hasattr(registry.backend_class(plan.backend), "preflight"):
+        return ""  # the others need a client of their platform
+    backend = registry.create_for(plan, targets.home())
+    try:
+        if isinstance(backend, HasPreflight):
+            backend.preflight(plan)
+    except BadJob as error:
+        return "; ".join(str(problem) for problem in error.problems)
+    except BadRequest as error:
+        return str(error)
+    return ""
 
 
 def _print_request(request: Mapping[str, Any], verbose: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
-from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
 from cloudtrain.job.units import format_size
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_
     works offline. It needs plotly, which pip install 'cloudtrain[console]' installs. RUN.html is never packaged as source;
     a file of another name is, unless an ignore file names it.
 
-    A comparison has the curves of all runs, named by what differs, and a table of the values in which they differ.
+    A comparison has the curves of all runs, named by what differs, and a table of the values in which they differ. A sweep's
+    id stands for the runs of its trials.
 
     \b
     cloudtrain report tiny-lm-26 -o report.html
     cloudtrain report tiny-lm-25 tiny-lm-26 -o comparison.html
     """
-    chosen = list({run.run_id: run for run in map(runs.find, run_ids or [None])}.values())
+    chosen = list({run.run_id: run for run in map(runs.find, _runs_of(run_ids) or [None])}.values())
     for run in chosen:
         run.refresh()
     path = output or Path("comparison.html" if len(chosen) > 1 else f"{chosen[0].run_id}.html")
@@ -60,6 +61,30 @@ def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_
         terminal.print_lines(f"{path}  {format_size(size)}")
         terminal.print_pairs([("note", note)])
     return 0
+
+
+def _runs_of(names: tuple[str, ...]) -> list[str]:
+    """Return the runs that are named, with those of its trials in the place of a sweep's id; raises BadRequest."""
+    if not names:
+        return []
+    from cloudtrain.history.trials import SweepHistory
+    from cloudtrain.job.targets import home
+
+    history = SweepHistory(home())
+    found: list[str] = []
+    for name in names:
+        try:
+            is_sweep = history.find(name).sweep_id == name
+        except UnknownRun:
+            is_sweep = False
+        if not is_sweep:
+            found.append(name)
+            continue
+        trials = [trial.run_id for trial in history.trials(name) if trial.run_id]
+        if not trials:
+            raise BadRequest(f"{name} has no trial that was submitted", f"cloudtrain sweep show {name}")
+        found += trials
+    return found
 
 
 def _packaged_note(run: Run, path: Path) -> str:

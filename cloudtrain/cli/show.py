@@ -11,6 +11,7 @@ import click
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, provenance, runs, summary, terminal, timeline, why
 from cloudtrain.errors import BadRequest
+from cloudtrain.events import State
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -108,11 +109,13 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("cap", spend.describe_cap(attempts, run.store.home)),
             ("billed", summary.describe_billing(attempts)),
             ("model", summary.model_location(run)),
-            *(("not kept", text) for text in summary.remarks(run, "not_kept")),
+            *summary.not_kept_rows(run),
             *(("warning", text) for text in summary.remarks(run, "incomplete")),
         ]
     )
     timeline.print_timeline(run)
+    if status.state.final and status.state is not State.SUCCEEDED:
+        summary.print_next_commands(run.run_id, *summary.next_after(run, status))
     provenance.print_provenance(run)
     terminal.print_lines("", "job")
     job = record.job if verbose else _without_defaults(record.job)

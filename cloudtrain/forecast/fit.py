@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 FITS, NOT, PERHAPS = "fits", "does not fit", "may not fit"
+PROBABLY = "probably fits"  # how a line words PERHAPS where the whole band is below the GPU's memory
 # Needed memory over the arithmetic: its own error below, the allocator's slack and the CUDA context above (docs/fit.md).
 LOW, HIGH, CONTEXT = 0.95, 1.25, 2 * GIB
 UNMEASURED = (0.7, 1.5)  # what the arithmetic may be off by where nothing was compared
@@ -38,8 +39,10 @@ class Fit:
     def line(self) -> str:
         """The answer in one line."""
         size = f"{self.memory / GIB:.1f} GiB" if self.memory else "of unknown memory"
-        line = f"{self.answer}: needs {_band(self.low, self.high)} of each {self.gpu} ({size})"
-        return line + (f"; not measured: {', '.join(self.open)}" if self.open else "")
+        needs = f"needs {_band(self.low, self.high)} of each {self.gpu} ({size})"
+        if self.open and self.memory and self.high <= self.memory:
+            return f"{PROBABLY}: {needs}; not certain, since this was never measured: {', '.join(self.open)}"
+        return f"{self.answer}: {needs}" + (f"; never measured: {', '.join(self.open)}" if self.open else "")
 
     @property
     def hint(self) -> str:

@@ -178,7 +178,7 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     for method in every_call:
         if set_by := METHODS.get(_called(method)):
             notes.append(COMPUTED_NOTE.format(set_by, ast.unparse(method.args[0] if method.args else method)))
-    if mismatch := launchers.nodes_note(str(job.get("run", "")), job.get("num_nodes", 1)):
+    if mismatch := launchers.nodes_note(str(job.get("run", "")), job.get("num_nodes", 1), is_text=True):
         notes.append(f"run: {mismatch}")
     _add_inputs(job, [call, *(each for each in every_call if _called(each) in INPUTS)], names, notes)
     for name, value in job.get("hyperparameters", {}).items():

@@ -8,12 +8,13 @@ _COMMAND = re.compile(r"(?<![\w./-])(torchrun|torch\.distributed\.run|accelerate
 _OPTIONS = {"accelerate launch": "--num_machines"}
 
 
-def nodes_note(command: str, nodes: int) -> str:
+def nodes_note(command: str, nodes: int, *, is_text: bool) -> str:
     """Return a note where a launcher in a command expects other nodes than the job has; "" where it does not.
 
     Args:
         command: text of a shell, or a command's words joined by spaces.
         nodes: of the job.
+        is_text: whether a shell reads the command and replaces its variables.
     """
     for launcher, words in _COMMAND.findall(command):
         option = _OPTIONS.get(launcher, "--nnodes")
@@ -22,13 +23,15 @@ def nodes_note(command: str, nodes: int) -> str:
         found = re.search(rf"{option.replace('_', '[-_]')}[=\s]+[\"']?([^\s\"']+)", words)
         if found is None and nodes > 1:
             return (
-                f"{launcher} without {option}: each of the {nodes} nodes trains by itself. Give it the addresses"
-                " ($CLOUDTRAIN_NUM_NODES, $CLOUDTRAIN_NODE_RANK, $MASTER_ADDR), or name the script alone"
+                f"{launcher} without {option}: each of the {nodes} nodes trains by itself. Name the script alone, or give"
+                f" it the addresses{'' if is_text else ' in a run: text'}"
+                " ($CLOUDTRAIN_NUM_NODES, $CLOUDTRAIN_NODE_RANK, $MASTER_ADDR)"
             )
         number = re.fullmatch(r"(?:(\d+):)?(\d+)", found[1]) if found else None
         if number and not int(number[1] or number[2]) <= nodes <= int(number[2]):
-            return (
-                f"{launcher} {option} {found[1] if found else ''} waits for other nodes than num_nodes, {nodes}:"
+            return f"{launcher} {option} {found[1] if found else ''} waits for other nodes than num_nodes, {nodes}:" + (
                 f" write {option} $CLOUDTRAIN_NUM_NODES, or change num_nodes"
+                if is_text
+                else f" name the script alone with --nodes {number[2]} (cloudtrain starts the ranks), or change {option}"
             )
     return ""

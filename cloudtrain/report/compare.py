@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SECTIONS = ("spec", "hyperparameters", "request", "source", "requirements", "results")
 _ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
 _PIECES = ("CLOUDTRAIN_MANIFEST_", "ct_manifest_")  # the job once more, packed
+_DIGESTS = ("label.job-digest", "label.source-digest")  # labels that cloudtrain itself gives a run with a key
+_OF_SWEEP = ("label.sweep", "label.trial")  # and a trial of a sweep
+_OWN_ENV = "SWEEP_TRIAL"  # a trial's parameters once more
 MOST_PARTS = 4  # of a run's name by what differs
 LONGEST_PART = 40  # characters
 _ABSENT = object()
@@ -67,10 +70,12 @@ def among(store: Store, run_ids: Sequence[str]) -> list[Row]:
 def describe_runs(store: Store, run_ids: Sequence[str]) -> dict[str, str]:
     """Return a name for each run: its title, else what its hyperparameters and labels differ in (`lr 1e-3, bs 64`)."""
     rows = table.rows_of(store, run_ids, ["title"])
+    every = table.values_of(store, run_ids)
+    own = (*_DIGESTS, *(_OF_SWEEP if "label.sweep" in every else ()))
     values = {
         name.partition(".")[2]: of
-        for name, of in table.values_of(store, run_ids).items()
-        if len(set(of.values())) > 1 or len(of) < len(run_ids)
+        for name, of in every.items()
+        if name not in own and (len(set(of.values())) > 1 or len(of) < len(run_ids))
     }
     names = {}
     for row in rows:
@@ -105,7 +110,11 @@ def _sides(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
     record, attempts = store.find(run_id), store.attempts(run_id)
     job = record.job
     plan = attempts[-1].plan
-    yield dict(_leaves({key: value for key, value in job.items() if key not in _ELSEWHERE}))
+    yield {
+        path: value
+        for path, value in _leaves({key: value for key, value in job.items() if key not in _ELSEWHERE})
+        if path != f"env.{_OWN_ENV}"
+    }
     hyperparameters = dict(job.get("hyperparameters") or {})
     yield dict(_leaves(hyperparameters)) | ({"args": list(job["args"])} if job.get("args") else {})
     yield {path: _named(value, run_id) for path, value in _leaves(plan.request) if not _packed(path)}
@@ -160,7 +169,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _packed(path: str) -> bool:
-    return path.rpartition(".")[2].startswith(_PIECES)
+    name = path.rpartition(".")[2]
+    return name.startswith(_PIECES) or name == _OWN_ENV
 
 
 def _named(value: Any, run_id: str) -> Any:

@@ -64,6 +64,7 @@ def send_next(
         confirm(attached_source.describe(plan, uri))
     if files := config_files(Path.cwd()):
         notes += budgets.check(store, plan, files, confirm)
+    notes.insert(0, describe_start(store, plan))
 
     def intent() -> bool:
         return store.next_attempt(plan, owner=Process.here(), resume=True)
@@ -139,18 +140,28 @@ def plan_next(
     bundle = brought.bundle if brought else attempts.stored_bundle(newest, store.home)
     plan = planner.plan_stored(resolved, bundle, earlier=earlier)
     notes += [note for note in plan.notes if note not in newest.notes]
-    if not saved:
-        notes.append("no checkpoint was saved: the run starts from the beginning")
-    elif not attempts.reaches(plan, newest):
+    if saved and not attempts.reaches(plan, newest):
         raise BadRequest(
             f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
             "to move a run, its job needs an output (a bucket or folder) that both targets can use",
         )
-    else:
-        notes.append(f"the next attempt resumes from the newest checkpoint in {attempts.place(plan)}")
     if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
         notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
+
+
+def describe_start(store: Store, plan: Plan) -> str:
+    """Return the number of an attempt and what it begins from, as far as earlier attempts reported checkpoints."""
+    reported = [
+        event.data for event in store.events(plan.run_id, "checkpoint") if {"step", "written"} & event.data.keys()
+    ]
+    folder = store.home / "runs" / plan.run_id / "checkpoints"  # a run that ended soon may not have reported them
+    if not reported and not (folder.is_dir() and any(folder.iterdir())):
+        return f"attempt {plan.attempt} begins from the start: no checkpoint was saved"
+    newest = reported[-1] if reported else {}
+    name = f"step {newest['step']}" if "step" in newest else str(newest.get("written", ""))
+    found = f"; the last one reported is {name}" if name else ""
+    return f"attempt {plan.attempt} resumes from the newest checkpoint in {attempts.place(plan)}{found}"
 
 
 def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

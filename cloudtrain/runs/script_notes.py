@@ -72,7 +72,7 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         )
     if job.form != "script":
         found.append("it runs once per node and may start its own processes, so only the number of nodes is checked")
-        if mismatch := launchers.nodes_note(job.run or " ".join(job.argv()), job.num_nodes):
+        if mismatch := launchers.nodes_note(job.run or " ".join(job.argv()), job.num_nodes, is_text=bool(job.run)):
             found.append(mismatch)
     elif not job.trainer and (job.hyperparameters or job.args):
         found += _style_notes(job, options.declared(texts))

@@ -9,6 +9,7 @@ import pytest
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.launch import with_gpus
+from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.submit import Submitter
@@ -72,9 +73,14 @@ def test_only_a_script_that_could_use_a_gpu_is_told_of_none(project, backend: st
     assert ("the job does not request GPUs" in notes(project, backend)) is said
 
 
-def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, home: Path):  # noqa: F811
+def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, home: Path, capsys, monkeypatch):  # noqa: F811
     (project / "train.py").write_text("")
     machine_with(0)
+    monkeypatch.chdir(project)
+    assert main(["plan", "train.py", "--gpus", "A100:1"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "submit would refuse this here" in printed
+    assert "is A100:1, 1 GPU in all, and this machine shows no GPU (nvidia-smi)" in printed
     code, _, said = submit(project, "train.py", "--gpus", "A100:8")
     assert code == 2 and "this machine shows no GPU (nvidia-smi)" in said and not list((home / "runs").glob("*"))
     machine_with(4)

@@ -22,7 +22,7 @@ from cloudtrain.job.launchers import nodes_note
     ],
 )
 def test_other_nodes(command: str, nodes: int, part: str):
-    assert part in nodes_note(command, nodes)
+    assert part in nodes_note(command, nodes, is_text=True)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,17 @@ def test_other_nodes(command: str, nodes: int, part: str):
     ],
 )
 def test_the_same_nodes(command: str, nodes: int):
-    assert nodes_note(command, nodes) == ""
+    assert nodes_note(command, nodes, is_text=True) == nodes_note(command, nodes, is_text=False) == ""
 
 
 def test_a_converted_call_says_it():
     source = 'SourceCode(source_dir=".", command="torchrun --nnodes 4 train.py")'
     _, notes = convert(f"ModelTrainer(source_code={source}, compute=Compute(instance_count=2))")
     assert any(note.startswith("run: torchrun --nnodes 4 waits") for note in notes)
+
+
+def test_a_variable_is_advised_only_where_a_shell_replaces_it():
+    command = "torchrun --nnodes 2 train.py"
+    assert "write --nnodes $CLOUDTRAIN_NUM_NODES" in nodes_note(command, 1, is_text=True)
+    words = nodes_note(command, 1, is_text=False)
+    assert "name the script alone with --nodes 2" in words and "$" not in words

@@ -335,7 +335,7 @@ class SlurmBackend:
                 Problem(
                     "no folder is set",
                     "options.slurm.folder",
-                    "set options.slurm.directory to a folder that all nodes share",
+                    "set options.slurm.folder to a folder that all nodes share",
                 )
             ]
         if limits := partitions.parse(self._run(partitions.SINFO)["out"]):

@@ -74,7 +74,7 @@ def print_next_commands(run_id: str, *names: str) -> None:
         "logs": f"cloudtrain logs {run_id}",
         "show": f"cloudtrain show {run_id}",
         "cancel": f"cloudtrain cancel {run_id}",
-        "fetch": f"cloudtrain fetch {run_id} -o out/",
+        "fetch": f"cloudtrain fetch {run_id} -o {run_id}/",
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
         "rerun_fixed": f"cloudtrain rerun {run_id} --source .",
@@ -90,7 +90,7 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
     line = f"{run.run_id}  {runs.describe_end(status)}" + (f": {status.reason}" if status.reason else "")
     terminal.print_lines(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     if status.state is State.SUCCEEDED:
-        terminal.print_pairs([("model", model_location(run))])
+        terminal.print_pairs([("model", model_location(run)), *not_kept_rows(run)])
         print_next_commands(
             run.run_id,
             *(["fetch"] if _has_results(run) else []),
@@ -100,19 +100,20 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
         return
     from cloudtrain.cli.view import why
 
-    terminal.print_pairs(why.verdict_rows(run.verdict()))
+    terminal.print_pairs([*why.verdict_rows(run.verdict()), *not_kept_rows(run)])
+    print_next_commands(run.run_id, *next_after(run, status))
+
+
+def next_after(run: Run, status: Status) -> list[str]:
+    """Return the names of the commands to run after an end that is no success."""
     if run.record.attached:
-        print_next_commands(run.run_id, "logs", "fetch")
-    elif status.state is State.TIMED_OUT:
-        print_next_commands(run.run_id, "logs", "resume", "rerun_longer")
-    elif (
-        status.state is State.FAILED
-        and (status.exit_code or 0) > SIGNAL
-        and run.store.count_events(run.run_id, "checkpoint")
-    ):
-        print_next_commands(run.run_id, "logs", "resume", "rerun_fixed")  # killed from outside, not by its own fault
-    else:
-        print_next_commands(run.run_id, "logs", "rerun_fixed" if status.state is State.FAILED else "resume")
+        return ["logs", "fetch"]
+    if status.state is State.TIMED_OUT:
+        return ["logs", "resume", "rerun_longer"]
+    killed = status.state is State.FAILED and (status.exit_code or 0) > SIGNAL
+    if killed and run.store.count_events(run.run_id, "checkpoint"):
+        return ["logs", "resume", "rerun_fixed"]  # killed from outside, not by its own fault
+    return ["logs", "rerun_fixed" if status.state is State.FAILED else "resume"]
 
 
 def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
@@ -250,6 +251,22 @@ def remarks(run: Run, what: str) -> list[str]:
     last = {event.node: str(event.data.get(what) or "") for event in results}
     texts = {node: text for node, text in last.items() if text}
     return [text if len(texts) == 1 else f"node {node}: {text}" for node, text in sorted(texts.items())]
+
+
+def not_kept_rows(run: Run) -> list[tuple[str, str]]:
+    """Return the rows about files that a run's script wrote where nothing keeps them, and the command that copies them."""
+    texts = remarks(run, "not_kept")
+    return [("not kept", text) for text in [*texts, *(workdir_command(run) if texts else [])]]
+
+
+def workdir_command(run: Run) -> list[str]:
+    """Return the command that copies the script's working directory, in a list; [] where the backend cannot."""
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import Feature
+
+    if run.record.attached or Feature.WORKDIR not in registry.backend_class(run.record.backend).features:
+        return []
+    return [f"cloudtrain fetch {run.run_id} -o {run.run_id}/ --what workdir copies the script's working directory"]
 
 
 def _has_results(run: Run) -> bool:

@@ -23,6 +23,11 @@ CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_
 MOST = 100_000  # files that are looked at when the rest is counted
 NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
 SHOWN = 3  # folders in the line about what is not kept
+_SCRIPT = re.compile(r"[\w./-]+\.py\b")
+_RESULTS_OPTION = re.compile(
+    r"""["'](--(?:output|out|save|model|results?|checkpoint|ckpt)[_-]?(?:dir|path|folder))["']"""
+)
+_LONGEST_SCRIPT = 1 << 20  # bytes that are read of it
 
 
 class Keeper:
@@ -33,11 +38,18 @@ class Keeper:
     """
 
     def __init__(
-        self, patterns: Sequence[str], source: str, outputs: str, node_rank: int, log: Log, safe: str | None = None
+        self,
+        patterns: Sequence[str],
+        source: str,
+        outputs: str,
+        node_rank: int,
+        log: Log,
+        safe: str | None = None,
+        argv: Sequence[str] = (),
     ) -> None:
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._roots = sorted({_literal(pattern) for pattern in patterns})
-        self._source, self._log = source, log
+        self._source, self._log, self._argv = source, log, argv
         self._is_other, self._first_outputs = node_rank > 0, outputs
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
         self._mirrors = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
@@ -181,11 +193,31 @@ class Keeper:
         largest = sorted(sizes, key=lambda top: -sizes[top])
         tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
         more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
+        top = largest[0].rstrip("/")
+        option = results_option(self._source, self._argv)
         self.not_kept = (
-            f"{tops}{more} are not copied to the output: set keep: [{largest[0].rstrip('/')}] in the "
-            f"job, or --output_dir {{model_dir}}"
-        )
+            f"{tops}{more} are not copied to the output: set keep: [{top}] in the job file, or add --set 'keep=[{top}]' to submit"
+        ) + (f", or give the script {option}" if option else "")
         self._log.say(self.not_kept)
+
+
+def results_option(source: str, argv: Sequence[str]) -> str:
+    """Return the option by which the script of a command takes a folder for its results, with the run's folder; or ""."""
+    names = (
+        [f"{argv[1].replace('.', '/')}.py"] if len(argv) > 1 and argv[0] == "-m" else _SCRIPT.findall(" ".join(argv))
+    )
+    for name in names:
+        try:
+            with open(os.path.join(source, name), encoding="utf-8", errors="replace") as stream:
+                text = stream.read(_LONGEST_SCRIPT)
+        except OSError:
+            continue
+        has_arguments = "HfArgumentParser" in text and "TrainingArguments" in text
+        found = _RESULTS_OPTION.search(text)
+        if found or has_arguments:
+            option = found[1] if found else "--output_dir"
+            return f"{option} {'{checkpoint_dir}' if 'ckpt' in option or 'checkpoint' in option else '{model_dir}'}"
+    return ""
 
 
 def _files(folder: str, roots: Sequence[str]) -> Iterator[str]:

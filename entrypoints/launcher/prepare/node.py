@@ -73,7 +73,7 @@ def prepare_node(
         # On SageMaker the checkpoints alone come back when it starts a job again.
         ours = os.path.join(sagemaker_base(environ), SAGEMAKER_OURS, "kept")
         safe = ours if is_sagemaker(cluster, environ) else None
-        keeper = Keeper(manifest.keep, source, folders["outputs"], cluster.node_rank, log, safe)
+        keeper = Keeper(manifest.keep, source, folders["outputs"], cluster.node_rank, log, safe, manifest.argv)
         sync = open_output(manifest, cluster, environ, folders, log, keeper)
         check_resumable(manifest, cluster, folders["checkpoints"])
         if manifest.keep and (count := keeper.restore()):

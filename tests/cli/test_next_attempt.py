@@ -1,0 +1,40 @@
+"""What `resume` says of the attempt that it starts, and what `show` and the end of a run offer next."""
+
+from __future__ import annotations
+
+import pytest
+
+SCRIPT = """
+import os, pathlib, signal, sys
+pathlib.Path("out").mkdir(exist_ok=True)
+pathlib.Path("out/weights").write_text("1")
+folder = pathlib.Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
+if "--save" in sys.argv:
+    (folder / "state.json").write_text("{}")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.usefixtures("census")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "attempt 2 begins from the start: no checkpoint was saved"),
+        (
+            ["--", "--save"],
+            "attempt 2 resumes from the newest checkpoint in a folder of local alone; the last one reported is state.json",
+        ),
+    ],
+)
+def test_resume_says_where_the_attempt_begins(shell, project, words, says):
+    (project / "train.py").write_text(SCRIPT)
+    ended = shell("submit", "train.py", "--wait", *words)
+    run_id = ended.out.split()[0]
+    assert "--set 'keep=[out]'" in " ".join(ended.out.split()) and "output_dir" not in ended.out
+    shown = shell("show", run_id).out
+    for text in (ended.out, shown):
+        assert f"cloudtrain fetch {run_id} -o {run_id}/ --what workdir" in " ".join(text.split())
+        assert (f"cloudtrain resume {run_id}" in text) is bool(words)
+    resumed = shell("resume", run_id)
+    assert resumed.code == 0 and f"note: {says}" in resumed.err, resumed
+    shell("wait", run_id)
