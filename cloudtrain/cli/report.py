@@ -39,7 +39,7 @@ def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_
     cloudtrain report tiny-lm-26 -o report.html
     cloudtrain report tiny-lm-25 tiny-lm-26 -o comparison.html
     """
-    chosen = list({run.run_id: run for run in map(runs.find, _runs_of(run_ids) or [None])}.values())
+    chosen = list({run.run_id: run for run in map(runs.find, _runs_of(run_ids))}.values())
     for run in chosen:
         run.refresh()
     path = output or Path("comparison.html" if len(chosen) > 1 else f"{chosen[0].run_id}.html")
@@ -63,15 +63,15 @@ def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_
     return 0
 
 
-def _runs_of(names: tuple[str, ...]) -> list[str]:
-    """Return the runs that are named, with those of its trials in the place of a sweep's id; raises BadRequest."""
+def _runs_of(names: tuple[str, ...]) -> list[str | None]:
+    """Return the runs that are named, those of its trials for a sweep's id, and [None] for no name; raises BadRequest."""
     if not names:
-        return []
+        return [None]
     from cloudtrain.history.trials import SweepHistory
     from cloudtrain.job.targets import home
 
     history = SweepHistory(home())
-    found: list[str] = []
+    found: list[str | None] = []
     for name in names:
         try:
             is_sweep = history.find(name).sweep_id == name
