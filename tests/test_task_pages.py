@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -195,6 +196,7 @@ def job_with(text: str) -> dict[str, Any] | None:
     return {**job, key.split(".")[0]: value}
 
 
+OUTPUTS = {"gcp": "gs://my-bucket/runs", "local": "results"}
 NEEDS_A_CLOUD = ("parallelism", "image", "limits.max_cost", "limits.max_wait", "options.sagemaker.keep_alive_s")
 NEEDS_A_CLOUD += ("resources.accelerators", "resources.instance_type", "resources.use_spot")
 
@@ -245,6 +247,40 @@ def test_each_backend_accepts_the_secrets_that_the_table_says(project: Path, cap
                 assert code == (0 if answer == "yes" else 2), (backend, source, capsys.readouterr().err)
                 checked.add((backend, answer))
     assert len(checked) == 14
+
+
+def test_the_bounds_of_a_wait_are_as_the_table_says(project: Path, capsys: pytest.CaptureFixture[str]):
+    starts = [block.text for page in PAGES if page.parent.name == "start" for block in blocks(page)]
+    (project / "cloudtrain.toml").write_text("".join(text for text in starts if text.startswith("[targets.")))
+    text = (DOCS / "watching.md").read_text().partition("## What bounds the wait")[2].partition("## ")[0]
+    table = {row[0]: row[1:] for line in text.splitlines() if len(row := line.strip("| ").split(" | ")) >= 2}
+
+    def plan(target: str, *settings: str) -> dict[str, Any]:
+        given = ["output=" + OUTPUTS.get(target, "s3://my-bucket/runs"), *settings]
+        words = [word for setting in given for word in ("--set", setting)]
+        assert main(["plan", "train.py", "-t", target, "--gpus", "A100:8", "--json", *words]) == 0, capsys.readouterr()
+        return json.loads(capsys.readouterr().out)
+
+    flex, spot = "options.vertex.strategy=FLEX_START", "resources.use_spot=true"
+    for row, target, *settings in (
+        ("SSH", "pair"),
+        ("Slurm", "lab"),
+        ("Kubernetes", "cluster"),
+        ("SageMaker, spot", "prod", spot),
+        ("SageMaker, on demand", "prod"),
+        ("Vertex AI, `strategy: FLEX_START`", "gcp", flex),
+        ("Vertex AI, other strategies", "gcp"),
+        ("Akash", "market"),
+        ("`local`", "local"),
+    ):
+        notes = plan(target, *settings, "limits.max_wait=30m")["notes"]
+        assert any("limits.max_wait" in note for note in notes) == ("the plan says so" in table[row][0]), (row, notes)
+    stopping = plan("prod", spot)["request"]["StoppingCondition"]
+    wait_s = stopping["MaxWaitTimeInSeconds"] - stopping["MaxRuntimeInSeconds"]
+    assert wait_s == 24 * 3600 and table["SageMaker, spot"][1] == "24 h"
+    jobs = [plan("cluster", *more)["request"]["manifests"][0] for more in ((), ("limits.max_wait=30m",))]
+    waits = [job["spec"]["activeDeadlineSeconds"] for job in jobs]
+    assert waits[0] - waits[1] == 23.5 * 3600 and table["Kubernetes"][1] == "24 h"
 
 
 @pytest.mark.train
