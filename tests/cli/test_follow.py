@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
@@ -129,6 +130,7 @@ def test_cancel_ends_a_run_and_says_so(project, shell):
     assert (waited.json["state"], waited.json["phase"]) == ("CANCELLED", "run")
     timeline = " ".join(shell("show", run_id).out.split())
     assert "result launcher_exit=75 state=CANCELLED" in timeline
+    assert f"cancel asked for by {getpass.getuser()}@" in timeline
     again = shell("cancel", run_id)
     assert again.code == 0
     assert "had already ended CANCELLED" in again.out

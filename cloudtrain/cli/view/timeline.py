@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import PLATFORM
+from cloudtrain.history import audit
 from cloudtrain.job.units import format_duration
 from cloudtrain.runs import spend
 
@@ -49,6 +50,8 @@ def print_timeline(run: Run) -> None:
             terminal.print_lines(f"  ... {len(lines) - MAX_LINES} events before (--json has them all)")
         for line in lines[-MAX_LINES:]:
             terminal.print_folded(line, " " * 12)
+    if record.cancel_requested:
+        terminal.print_lines(*_cancel_lines(run, begin))
 
 
 def _attempt_row(
@@ -92,6 +95,13 @@ def event_lines(run: Run, begin: datetime) -> Iterator[str]:
         if nodes == [PLATFORM]:
             node_text = "user" if first.kind in USES else "platform"
         yield f"  {offset:>8}  {first.attempt.rpartition('-')[2]} {node_text}  {first.kind} {_describe_event(first)}".rstrip()
+
+
+def _cancel_lines(run: Run, begin: datetime) -> Iterator[str]:
+    """Yield who asked from here to cancel the run, from the audit log."""
+    for row in audit.read(run.store.home, run.run_id):
+        if row.get("what") == "cancel" and (moment := runs.parse_time(str(row.get("at") or ""))):
+            yield f"  +{format_duration((moment - begin).total_seconds())}  cancel asked for by {row.get('who')}"
 
 
 def _describe_event(event: Event) -> str:
