@@ -159,7 +159,9 @@ def _trial_row(trial: TrialRecord, searched: list[str], metrics: int) -> tuple[s
 
     values = [f"{value:.6g}" for value in trial.result] if trial.result else [""] * metrics
     params = [format_value(trial.params.get(name)) for name in searched]
-    note = trial.stopped or (f"repeats trial {trial.retry_of}" if trial.retry_of else "")
+    repeats = f"repeats trial {trial.retry_of}" if trial.retry_of else ""
+    failed = trial.reason if trial.state and trial.state.final and trial.state.value != "SUCCEEDED" else ""
+    note = trial.stopped or "; ".join(text for text in (repeats, failed) if text)
     return (str(trial.number), trial.state or "not sent", *values, *params, trial.run_id or "", note)
 
 

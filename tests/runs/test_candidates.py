@@ -81,6 +81,9 @@ def test_a_cap_does_not_change_the_order_and_no_total_is_above_it(project, cli):
     plan = Submitter(watch=False).plan(file)
     assert [(row["target"], row["total_usd"]) for row in plan.candidates] == [("gke", 20.0), ("prod", 20.0)]
     _, out, _ = cli("plan", str(file))
+    lines = [line.split() for line in out.splitlines()]
+    assert any(line[:2] == ["prod", "prod"] and line[-3:] == ["20.00", "37m", "30s"] for line in lines), out
+    assert "cap lasts: the time that 20 USD buy there (limits.max_cost)" in out
     assert "order: cheapest first (prefer: cost), which limits.max_cost does not change" in out
     assert "USD in all: one attempt of 2h (limits.max_runtime), but not more than 20 USD (limits.max_cost)" in out
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration, format_size
+from cloudtrain.job.units import usd as _usd
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -41,14 +42,18 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
 def _print_candidates(plan: Plan) -> None:
     """Print where a run may go, in the order in which it is tried."""
     head = ("candidate", "backend", "GPUs", "fit", "time", "USD an hour", "USD in all", "why not")
+    cap = _usd(str(plan.job["limits"].get("max_cost") or "")) if plan.job["limits"].get("max_cost") else 0.0
+    head = (*head[:7], *(("cap lasts",) if cap else ()), head[7])
     rows = []
     for row in plan.candidates:
         usd = [f"{row[name]:.2f}" if row.get(name) is not None else "?" for name in ("usd_per_hour", "total_usd")]
         texts = [str(row.get(name) or "") for name in ("target", "backend", "accelerators", "fit")]
         took = format_duration(row["time_s"]) if row.get("time_s") else ""
-        rows.append((*texts, took, *(usd if row["why_not"] == "" else ("", "")), str(row["why_not"])))
+        per_hour = row.get("usd_per_hour") or 0
+        lasts = [format_duration(cap / per_hour * 3600) if per_hour and not row["why_not"] else ""] if cap else []
+        rows.append((*texts, took, *(usd if row["why_not"] == "" else ("", "")), *lasts, str(row["why_not"])))
     terminal.print_lines("")
-    terminal.print_table(head, rows, right=("USD an hour", "USD in all"), spare=("backend",))
+    terminal.print_table(head, rows, right=("USD an hour", "USD in all", "cap lasts"), spare=("backend",))
     limits, prefer = plan.job["limits"], plan.job.get("prefer", "cost")
     order = {"time": "fastest first", "order": "as written"}.get(prefer, "cheapest first") + f" (prefer: {prefer})"
     whole = f"one attempt of {limits['max_runtime']} (limits.max_runtime)"
@@ -57,7 +62,8 @@ def _print_candidates(plan: Plan) -> None:
     if limits.get("max_cost"):
         order += ", which limits.max_cost does not change"
         whole += f", but not more than {limits['max_cost']} (limits.max_cost)"
-    terminal.print_lines(f"order: {order}", f"USD in all: {whole}")
+    lines = [f"cap lasts: the time that {limits['max_cost']} buy there (limits.max_cost)"] if cap else []
+    terminal.print_lines(f"order: {order}", f"USD in all: {whole}", *lines)
 
 
 def print_submitted(run: Run, action: str) -> None:
