@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)  # seven processes that import torch and compile
 def test_the_cpu_form_of_the_gpu_benchmark_measures_every_contender() -> None:
     command = [sys.executable, "benchmarks/gpu.py", "--cpu", "--json", "--rounds", "0", "--steps", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
