@@ -122,7 +122,7 @@ def test_another_job_of_that_name_is_not_ours(place: Ground):
 
 def test_a_target_is_pinned_to_its_server(place: Ground):
     _, plan, bundle = planned(place, "print(1)")
-    with pytest.raises(BackendError, match="pinned to account https://prod"):
+    with pytest.raises(BackendError, match="the target allows only the cluster https://prod"):
         place.backend(server="https://prod").submit(plan, bundle)
     assert place.cluster.objects.all("jobs") == []
 
