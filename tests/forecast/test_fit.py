@@ -142,3 +142,12 @@ def test_the_command_compares_candidates(tmp_path: Path, monkeypatch: pytest.Mon
     rows = cli("fit", "job.yaml", "--gpus", "A100-80GB:8,H100:8,L4:4", "--json").json
     assert [row["answer"] for row in rows.values()] == [fit.FITS, fit.FITS, fit.NOT]
     assert cli("fit", "job.yaml", "--set", "hyperparameters.model=me/x").code == 2
+
+
+def test_a_band_below_the_memory_is_not_said_to_be_too_large():
+    from cloudtrain.forecast import fit
+
+    gib = 1 << 30
+    small = fit.Fit(fit.PERHAPS, "A10G", 22 * gib, 2 * gib, 8 * gib, {}, "", ("LoRA",))
+    assert small.line.startswith("probably fits: needs 2.0 to 8.0 GiB of each A10G (22.0 GiB); not certain")
+    assert fit.Fit(fit.PERHAPS, "A10G", 22 * gib, 9 * gib, 30 * gib, {}, "", ("LoRA",)).line.startswith("may not fit")
