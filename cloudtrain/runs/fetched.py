@@ -29,7 +29,9 @@ def owned(folder: Path, run_id: str) -> Iterator[None]:
         raise BadRequest(f"{folder} already has files fetched from {owner}", "choose another folder")
     taken = [name for name in FETCHABLE if (folder / name).exists()] if owner is None else []
     if taken:
-        raise BadRequest(f"{folder} already contains {taken[0]}/ of another run", "choose another folder")
+        raise BadRequest(
+            f"{folder} already contains {taken[0]}/, which was not fetched from this run", "choose another folder"
+        )
     if owner is None:
         new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)

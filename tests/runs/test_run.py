@@ -149,7 +149,7 @@ def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path, monkeypatch):
     with pytest.raises(BadRequest, match=f"already has files fetched from {first.run_id}"):
         second.fetch(out)
     (tmp_path / "mine" / "model").mkdir(parents=True)
-    with pytest.raises(BadRequest, match="holds model/ already"):
+    with pytest.raises(BadRequest, match="already contains model/, which was not fetched from this run"):
         second.fetch(tmp_path / "mine")
     assert not (tmp_path / "mine" / ".gitignore").exists()
     before = submitter.plan(job).bundle["source_sha256"]

@@ -122,7 +122,7 @@ def test_attempts_of_a_run_add_up(submit, capsys):
     first, second = spend.describe_attempts(run.attempts, run.store.home)
     assert (first, second) == ("1.69", "0.84") and re.search(r"^  1 +PREEMPTED +75 .*1\.69 ", shown, re.MULTILINE)
     text = page.render(run.store, run.run_id, None, (), costs=[first, second])
-    assert "<th>USD</th>" in text and "<td>1.69</td>" in text and "<td>0.84</td>" in text
+    assert '<th scope="col">USD</th>' in text and "<td>1.69</td>" in text and "<td>0.84</td>" in text
     assert read_details(run).costs == (first, second)
 
 
