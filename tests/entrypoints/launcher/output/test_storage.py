@@ -157,8 +157,11 @@ SAVED = {
 }
 
 
+NOTES = ("attempts/", "epochs/", "history/", "logs/", "run.json")
+
+
 def saved(store) -> dict[str, bytes]:
-    notes = tuple(f"home/run/{name}" for name in ("attempts/", "epochs/", "history/", "logs/", "run.json"))
+    notes = tuple(f"home/{name}" for name in (".index/", *(f"run/{each}" for each in NOTES)))
     return {key: data for key, data in store.objects().items() if not key.startswith(notes)}
 
 
