@@ -286,6 +286,7 @@ def test_only_job_files_below_the_folder_open(page, console, project, name):
 def test_the_trainers_own_arguments_are_offered_and_checked(form, picture):
     form.get_by_text("The shared trainer", exact=True).click()
     expect(field(form, "entrypoint")).to_have_count(0)
+    field(form, "hyperparameters.dataset").fill("python-stdlib")
     field(form, "hyperparameters.learning_rate").fill("fast")
     expect(around(field(form, "hyperparameters.learning_rate"))).to_contain_text("takes a number, not 'fast'")
     field(form, "hyperparameters.learning_rate").fill("3.0e-3")
