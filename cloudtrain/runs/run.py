@@ -92,21 +92,15 @@ class Run:
             The status of the run.
         """
         record = self.record
-        final = record.status.state.final
-        never_read = bool(record.attached) and self.attempts[-1].cursor is None  # attach_all copies no logs
-        if self.store.database.read_only or (final and not never_read):
+        if record.status.state.final or self.store.database.read_only:
             return record.status
-        errors: list[CloudtrainError] = []
         if record.attached:
             from cloudtrain.runs import attached_history
 
-            try:
-                attached_history.refresh(self.store, self.run_id, record.attached)
-            except CloudtrainError as gone:
-                if not final:
-                    raise
-                errors.append(gone)  # its end is known, though its output is gone
-        elif not self.store.watched(self.run_id):
+            attached_history.refresh(self.store, self.run_id, record.attached)
+            return self.record.status
+        errors: list[CloudtrainError] = []
+        if not self.store.watched(self.run_id):
             self._look(errors, may_send)
         elif self.watch:
             watcher.give_missing(self.store, self.run_id)

