@@ -102,7 +102,8 @@ def test_compiled_and_with_activations_computed_again_the_losses_are_the_same(tm
     compiled = train(tmp_path / "compiled", [*args, "--torch_compile", "--torch_compile_backend", "aot_eager"])
     again = train(tmp_path / "again", [*args, "--gradient_checkpointing", "--optim", "adamw_torch"])
     assert compiled.losses() == pytest.approx(again.losses(), abs=1e-4) and len(again.losses()) == 4
-    [graphs] = [line for line in compiled.output().splitlines() if line.startswith("model compiled by torch.compile with aot_eager: ")]
+    compilation = "model compiled by torch.compile with aot_eager: "
+    [graphs] = [line for line in compiled.output().splitlines() if line.startswith(compilation)]
     assert int(graphs.split()[-2]) >= 1
     assert "sample:" in compiled.output()
 
