@@ -23,7 +23,7 @@ from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.job import targets
 from cloudtrain.simulators.sagemaker.server import ACCOUNT, REGION
 from tests.backends.sagemaker.test_backend import Simulator, simulator  # noqa: F401 - a fixture
-from tests.conftest import wait_for
+from tests.conftest import require, wait_for
 
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 BCRYPT = "$2b$04$4s9BWOmfPoKC6Ce69kxn/.q/NUaiG03XvgWrDQ8FQoN/KVIKdzftO"
@@ -68,11 +68,8 @@ def image() -> Iterator[str]:
 @pytest.fixture
 def hub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """Debian's docker-registry on loopback; the parameter is the password of the user AWS, "" for none."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        if "docker" in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
-            pytest.fail("there is no docker-registry")
-        pytest.skip("there is no docker-registry")
+    require("docker-registry")
+    program = str(shutil.which("docker-registry"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -175,8 +172,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(words, code, message, project
 
 
 def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, monkeypatch) -> None:
-    if shutil.which("docker") is None:
-        pytest.skip("there is no docker")
+    require("docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing")
     with pytest.raises(BackendError, match="Docker's engine does not answer"):
         trainer_image.build("cpu")
