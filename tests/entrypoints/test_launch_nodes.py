@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -258,6 +259,37 @@ def test_a_node_that_cannot_reach_node_0_says_so(tmp_path: Path):
             attempt.environment = lambda rank, made=attempt.environment: made(0) | {"CLOUDTRAIN_NODE_RANK": "1"}
             assert attempt.start(0).wait() == [78]
             assert "node 0 was not reached at 127.0.0.1" in attempt.status(0)["reason"]
+
+
+def test_how_long_others_are_waited_for(tmp_path: Path):
+    """docs/watching.md: `limits.max_wait`, where it is not set 30 minutes, and 5 with min_nodes."""
+    waits = {"not set": ({}, 1800), "fewer": ({"min_nodes": 1}, 300), "set": ({"join_s": 7200}, 7200)}
+    for name, (manifest, wait_s) in waits.items():
+        with Attempt(tmp_path / name, UP, nodes=2, **manifest).set("world/channel", "WAIT_LINE_S", 0.0) as attempt:
+            attempt.start(0)
+            said = re.compile(r"1 of 2 nodes have joined; waiting (\d+) s more for node 1 \(limits.max_wait\)")
+            left_s = wait_for(lambda: next(filter(None, map(said.fullmatch, attempt.texts(-1))), None), "node 0's line")
+            assert wait_s / 2 < int(left_s[1]) <= wait_s
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root shows a process another /etc/resolv.conf")
+def test_a_pod_asks_for_node_0_by_its_whole_name(tmp_path: Path):
+    """Without its last dot a name is looked up below each search domain first. No name server answers here."""
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch team.svc.cluster.local svc.cluster.local\n")
+    environ = {"JOB_COMPLETION_INDEX": "1", "CLOUDTRAIN_NUM_NODES": "2", "MASTER_ADDR": "run-a1-0.run-a1"}
+    with Attempt(tmp_path, UP, nodes=2, environ={**environ, "CLOUDTRAIN_JOIN_TIMEOUT_S": "1"}) as attempt:
+        shown, attempt.python = attempt.python, str(tmp_path / "with-its-dns")
+        mount = f"mount --bind {tmp_path}/resolv.conf /etc/resolv.conf"
+        Path(attempt.python).write_text(
+            f'#!/bin/sh\nexec unshare --mount sh -c \'{mount}; exec "$0" "$@"\' {shown} "$@"\n'
+        )
+        os.chmod(attempt.python, 0o755)
+        variables = attempt.environment(0)
+        del variables["CLOUDTRAIN_NODE_RANK"]  # a pod's own variables count then
+        attempt.environment = lambda _: variables
+        assert attempt.start(0).wait() == [75]
+        reason = attempt.status(0)["reason"]
+        assert "node 0 was not reached at run-a1-0.run-a1.team.svc.cluster.local.:29380 within 1 s" in reason
 
 
 def test_only_who_knows_the_token_may_join(tmp_path: Path):
