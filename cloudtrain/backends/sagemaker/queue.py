@@ -24,7 +24,7 @@ MAX_PAYLOAD = 10 * 1024  # bytes
 PIECES = 2048  # characters of a manifest in hyperparameters; a longer one is an object in S3
 ARN = re.compile(r"arn:aws[a-z-]*:batch:[a-z0-9-]+:(?P<account>\d{12}):service-job/(?P<id>[\w-]+)")
 QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE", "SCHEDULED")
-STATUSES = (*QUEUED, "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
+STATUSES = (*QUEUED, "STARTING", "RUNNING", "SUCCEEDED", "FAILED")  # in the order of a job's life
 LIVE = ("RUNNABLE", "SCHEDULED", "STARTING", "RUNNING")
 FINAL = ("SUCCEEDED", "FAILED")
 PATH = "options.sagemaker.queue"
@@ -105,13 +105,22 @@ class Queue:
         return self._describe(str(found[-1]["jobId"])) if found else None  # the newest come first
 
     def all(self) -> Iterator[Mapping[str, Any]]:
-        """Yield summaries of all service jobs that the queue still knows; blocking."""
-        for status in STATUSES:
-            yield from self._list(jobQueue=self._options["queue"], jobStatus=status)
+        """Yield one summary of each service job that the queue still knows; blocking.
+
+        AWS Batch lists one state at a time, and a job may change its state between two lists. The states come in the order
+        of a job's life, and twice: a job that Batch repeats goes back to RUNNABLE, whose list was read already.
+        """
+        seen: set[str] = set()
+        for status in (*STATUSES, *STATUSES):
+            for job in self._list(jobQueue=self._options["queue"], jobStatus=status):
+                if job["jobArn"] not in seen:
+                    seen.add(job["jobArn"])
+                    yield job
 
     def live(self) -> dict[str, Mapping[str, Any]]:
         """Return ARN -> summary of the queue's jobs that wait for machines or run, {} where listing is denied; blocking.
 
+        A job that Batch moves back to RUNNABLE between two lists is left out: the caller asks for it by its handle.
         A filter by time would take fewer calls, but AWS's words leave open which side of the time it returns.
         """
         try:

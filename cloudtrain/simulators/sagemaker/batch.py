@@ -47,6 +47,8 @@ class Batch:
         self.capacity: dict[str, int] = {}  # training jobs that a queue runs at the same time
         self.jobs: dict[str, ServiceJob] = {}
         self.list_late = 0  # so many of the next lists lack the newest job
+        # (state, next): after the next list of a state, the newest job is in `next`
+        self.moves: list[tuple[str, str]] = []
         self._lock = threading.RLock()
 
     def make_queue(self, name: str, capacity: int = 100, **more: Any) -> None:
@@ -122,7 +124,10 @@ class Batch:
         first, size = int(request.get("nextToken") or 0), int(request.get("maxResults") or 100)
         page = sorted(jobs, key=lambda job: -job.created)[first : first + size]
         more = {"nextToken": str(first + size)} if first + size < len(jobs) else {}
-        return {"jobSummaryList": [self._summary(job) for job in page], **more}
+        answer = {"jobSummaryList": [self._summary(job) for job in page], **more}
+        if self.moves and self.moves[0][0] == request.get("jobStatus"):
+            list(self.jobs.values())[-1].status = self.moves.pop(0)[1]
+        return answer
 
     def _TerminateServiceJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job = self._job(request)
@@ -185,7 +190,7 @@ class Batch:
                 self._start(job)
 
     def _follow(self, job: ServiceJob) -> None:
-        if job.status not in ("SCHEDULED", "STARTING", "RUNNING"):
+        if job.status not in ("SCHEDULED", "STARTING", "RUNNING") or not job.trained:
             return
         training = job.trained[-1]
         if training.status not in FINAL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import botocore.session
@@ -204,6 +205,22 @@ def test_a_lost_history_finds_the_jobs_of_a_queue_by_their_label(bench: QueueBen
     assert [(each.attempt_id, each.handle) for each in found] == [("fault-a1", handle)]
     assert found[0].record["manifest"]
     assert list(bench.backend.labelled("team", "nlp", ("fault-a1",))) == []
+
+
+def test_a_job_that_changes_its_state_between_two_lists_is_found_once(bench: QueueBench) -> None:
+    bench.simulator.make_queue(QUEUE, capacity=0)
+    handle = bench.backend.submit(*bench.plan(labels={"team": "nlp"}))
+    batch = bench.simulator.batch
+    for state, *moves in (
+        *((each, (each, following)) for each, following in pairwise(queue.STATUSES)),
+        ("RUNNABLE", ("RUNNABLE", "RUNNING"), ("RUNNING", "SUCCEEDED")),
+        ("RUNNING", ("SCHEDULED", "RUNNABLE")),  # repeated for insufficient capacity
+        ("RUNNING", ("SCHEDULED", "RUNNABLE"), ("FAILED", "SCHEDULED")),
+    ):
+        batch.jobs[handle.rpartition("/")[2]].status = state
+        batch.moves.extend(moves)
+        assert [each.handle for each in bench.backend.labelled("team", "nlp", ())] == [handle], (state, moves)
+        assert batch.moves == [], "the job has changed its state"
 
 
 RUNNING, DONE, FAILED = Status(State.RUNNING), Status(State.SUCCEEDED, 0), Status(State.FAILED, 3)
