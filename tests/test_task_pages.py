@@ -275,9 +275,11 @@ def test_the_bounds_of_a_wait_are_as_the_table_says(project: Path, capsys: pytes
     ):
         notes = plan(target, *settings, "limits.max_wait=30m")["notes"]
         assert any("limits.max_wait" in note for note in notes) == ("the plan says so" in table[row][0]), (row, notes)
-    stopping = plan("prod", spot)["request"]["StoppingCondition"]
-    wait_s = stopping["MaxWaitTimeInSeconds"] - stopping["MaxRuntimeInSeconds"]
-    assert wait_s == 24 * 3600 and table["SageMaker, spot"][1] == "24 h"
+    stopping = [plan("prod", spot, *more)["request"]["StoppingCondition"] for more in ((), ("limits.max_wait=30m",))]
+    waits = [each["MaxWaitTimeInSeconds"] - each["MaxRuntimeInSeconds"] for each in stopping]
+    assert waits == [24 * 3600, 1800] and table["SageMaker, spot"][1] == "24 h"
+    job = plan("gcp", flex, "limits.max_wait=30m")["request"]["customJob"]
+    assert job["jobSpec"]["scheduling"]["maxWaitDuration"] == "1800s"
     jobs = [plan("cluster", *more)["request"]["manifests"][0] for more in ((), ("limits.max_wait=30m",))]
     waits = [job["spec"]["activeDeadlineSeconds"] for job in jobs]
     assert waits[0] - waits[1] == 23.5 * 3600 and table["Kubernetes"][1] == "24 h"

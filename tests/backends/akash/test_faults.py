@@ -143,11 +143,16 @@ def test_a_key_file_that_others_can_read_is_refused(paper: Ground) -> None:
     assert paper.backend(api_key=f"file:{path}").submit(*paper.plan("print(1)"))
 
 
-def test_bids_that_never_come(paper: Ground) -> None:
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [({"bid_wait": "1s"}, {}), ({"bid_wait": "1h"}, {"max_wait": "1s"})],
+    ids=["bid_wait", "max_wait goes before it"],
+)
+def test_bids_that_never_come(paper: Ground, options: dict, limits: dict) -> None:
     for provider in paper.simulator.providers:
         provider.silent = True
     with pytest.raises(NoCapacity, match="no bid has come"):
-        paper.backend(bid_wait="1s").submit(*paper.plan("print(1)"))
+        paper.backend(**options).submit(*paper.plan("print(1)", limits=limits))
     assert paper.simulator.active() == [], "it is not billed"
 
 

@@ -199,3 +199,24 @@ def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
     assert outcomes == [missing_outcome("2 of 3 nodes joined within 300 s; missing: 2")]
     coordinator.close()
     peer.socket.close()
+
+
+def test_the_wait_of_a_node_that_came_before_node_0_counts(monkeypatch):
+    """It has waited for 100 s when it finds node 0, and says so."""
+    early, late, said = Clock(), Clock(), []
+    monkeypatch.setattr(workers, "time", early)
+    monkeypatch.setattr(coordinators, "time", late)
+    plan, loop = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode()), Loop()
+    listener = Listener(lambda _: None, lambda _: None, lambda _: None, said.append)
+    coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
+    host, port = coordinator.open()
+    place = Cluster(nodes=3, node_rank=1, control_host=host, control_port=port)
+    worker = workers.Worker(loop, plan, place, "", listener, 300.0)
+    early.now += 100
+    worker.open()
+    wait_for(lambda: worker.tick(False) or loop.wait(0.01) or worker._welcome, "node 0's welcome")
+    late.now += 60
+    coordinator.tick(False)
+    assert [line.partition(" more")[0] for line in said] == ["2 of 3 nodes have joined; waiting 140 s"]
+    worker.close()
+    coordinator.close()
