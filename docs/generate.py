@@ -22,6 +22,8 @@ import resume
 import troubleshooting
 from trainer import evidence_page, trainer_page
 
+from cloudtrain.cli.view.options import Argument
+
 DOCS = Path(__file__).parent
 WRITTEN = "<!-- Written by docs/generate.py; a test checks that it is current. -->"
 
@@ -131,6 +133,10 @@ def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
             yield from ("```bash", *lines[1:], "```", "")
         else:
             yield from (*map(_linked, lines), "")
+    if arguments := [param for param in command.params if isinstance(param, Argument)]:
+        yield from ("| argument | |", "| --- | --- |")
+        yield from (f"| `{_cell(str(param.metavar))}` | {_cell(param.description)} |" for param in arguments)
+        yield ""
     rows = [
         row for param in command.params if not isinstance(param, click.Argument) and (row := param.get_help_record(ctx))
     ]

@@ -48,7 +48,7 @@ def download_archive(aws: Aws, uri: str, into: Path) -> None:
                 path.unlink()
                 raise BackendError(
                     f"{uri} cannot be unpacked: {error}",
-                    "fix the cause and run the command again: the archive in the bucket is unchanged",
+                    "repeat the command; when it fails again, the archive in the bucket is damaged (aws s3 cp copies it)",
                 ) from None
             _move_files(Path(unpacked), into)
         path.unlink()

@@ -41,7 +41,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Inspect runs": {
         "ls": "List runs, the newest first.",
         "show": "Show a run: its state, attempts, times and job.",
-        "mark": "Write a title, a note or tags to runs, star or archive them.",
+        "mark": "Set the title, note, tags or star of runs, or archive them.",
         "diff": "Show the differences between two runs or two plans.",
         "logs": "Print the log of all nodes of a run.",
         "metrics": "Print or plot the metrics of runs.",
@@ -50,14 +50,14 @@ SECTIONS: dict[str, dict[str, str]] = {
         "console": "Show runs in the browser, until Ctrl-C.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
-        "audit": "Print who submitted, entered, cancelled and deleted runs.",
+        "audit": "Print who submitted, cancelled or deleted runs, or used exec.",
         "attach": "Add a run that was submitted elsewhere to the history here.",
         "watch": "Watch a run in the foreground, for CI and tmux.",
     },
     "Look inside a run": {
         "exec": "Run a command in the folder and environment of a rank.",
         "stack": "Print the Python stacks of all ranks of a run.",
-        "forward": "Reach a port of a node here: TensorBoard, debugpy, Jupyter.",
+        "forward": "Forward a port of a node to this computer, as for TensorBoard.",
         "top": "Show processors, memory and GPUs of all nodes of a run.",
     },
 }

@@ -8,19 +8,23 @@ from cloudtrain.cli.view import options, runs, summary, terminal
 
 
 @options.command()
-@click.argument("uri", metavar="URI")
-@click.option("--all", "everything", is_flag=True, help="URI is a team's output: add all runs below it.")
-@click.option("--again", is_flag=True, help="With --all, also read runs that had ended: they may have been resumed.")
+@options.argument(
+    "uri", "URI", "The folder of the run in its job's output (with --all the whole output): a path, s3:// or gs://."
+)
+@click.option("--all", "everything", is_flag=True, help="Add all runs below URI, a team's output.")
+@click.option(
+    "--again", is_flag=True, help="With --all, also read runs again that had ended: they may have been resumed since."
+)
 @options.json_option
 def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
     """Add a run that was submitted elsewhere to the history here.
 
-    URI is the run's folder in its job's output: a path, s3:// or gs://. `show`, `logs` and `metrics` then work on it as on
-    a run of your own. `cloudtrain attach URI` a second time reads what is new since then. The run cannot be cancelled or
-    rerun from here. `cloudtrain resume` starts its next attempt here, with the job and the source in its output.
+    `show`, `logs` and `metrics` then work on it as on a run of your own. Repeat the command to read what is new since then.
+    The run cannot be cancelled or rerun from this computer. When it has ended, `cloudtrain resume` can start its next attempt
+    from here, with the job and the source in its output.
 
-    With --all, URI is the `output` that the jobs of a team name. All runs below it are added, for `ls`, `costs` and the
-    console. A second time it reads the new runs and those that had not ended. Nothing is written there.
+    With --all, URI is the `output` in the job files of a team. All runs below it are added, for `ls`, `costs` and the
+    console. When you repeat it, it reads new runs, and those that had not ended. Nothing is written to the output.
 
     \b
     cloudtrain attach --all s3://bucket/runs

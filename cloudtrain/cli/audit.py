@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import click
-
 from cloudtrain.cli.view import options, terminal
 
 
 @options.command()
-@click.argument("run_id", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
+@options.argument(
+    "run_id",
+    "[RUN]",
+    "A run's id or the beginning of ids, or the address of a run's folder in its output. Default: all runs.",
+    shell_complete=options.complete_runs,
+)
 @options.json_option
 def command(run_id: str | None, as_json: bool) -> int:
-    """Print who submitted, entered, cancelled and deleted runs.
+    """Print who submitted, cancelled or deleted runs, or used exec.
 
-    The log is append-only, and its lines stay when a run is deleted. RUN is a run's id or the beginning of one. Each attempt
-    that was sent has a line, those of `resume` and of retries too. Of an attached run, and of the address of a run,
-    <output>/<run>, the lines in its output are printed: jobs with `audit: true` write them.
+    It prints the audit log of this computer. New lines are only added, and stay when a run is deleted. Each attempt that was
+    sent has a line, those of `resume` and of retries too. For an attached run, and for an address, it prints the audit log
+    in the run's output instead; jobs with `audit: true` write one.
 
     \b
     cloudtrain audit
-    cloudtrain audit tiny-lm-26 --json
+    cloudtrain audit tiny-lm-261125 --json
     cloudtrain audit s3://acme-runs/nlp/tiny-lm-261125-101500-x1y2
     """
     from cloudtrain.history import audit

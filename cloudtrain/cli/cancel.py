@@ -13,17 +13,19 @@ SHOWN = 5  # runs that a message names
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
+@options.argument("run_ids", "[RUN]...", options.RUNS, nargs=-1, shell_complete=options.complete_runs)
 @click.option("--key", metavar="KEY", help="Cancel the run that `submit --key KEY` started from this machine.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask when other runs wait for these runs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before runs that wait for these runs are cancelled too.")
 @options.json_option
 def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool) -> int:
     """Cancel runs, and stop all their processes, containers and pods.
 
     Give one RUN or several, or --key. It waits up to 10 seconds for the platform to confirm. The request is stored: when the
     platform does not answer now, the background watcher (a cloudtrain process on this computer) cancels the run later. A run
-    that has already ended does not change. A run that waits for a cancelled run (key `after`) is cancelled too. On a
-    terminal you are asked first, and the answer no cancels nothing. Without a terminal it is cancelled without a question.
+    that has already ended does not change.
+
+    Runs that wait for one of these runs (`submit --after`) are cancelled too. Only when there are such runs, a terminal asks
+    first, and the answer no cancels nothing. Where standard input is no terminal, they are cancelled without a question.
     """
     from cloudtrain.runs import chain
 

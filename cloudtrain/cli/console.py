@@ -27,7 +27,8 @@ def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> 
     It listens on this computer only. The address that it prints has a secret token: without the token nothing is shown.
 
     To see it from another computer, run `ssh -L 8080:127.0.0.1:PORT HOST` there, with the printed port and this computer's
-    name. Then open the printed address there, with port 8080. It needs NiceGUI: pip install 'cloudtrain[console]'.
+    name. Then open the printed address there, with port 8080 in place of the printed port. The command needs NiceGUI,
+    which the extra cloudtrain[console] installs.
 
     \b
     cloudtrain console

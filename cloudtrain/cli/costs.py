@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 @click.option(
     "--since",
     metavar="WHEN",
-    help="Only attempts that started since a date, or within a time before now: 2026-11-01, 30d, 12h.",
+    help="Only attempts that started on this date or later (2026-11-01), or not longer ago than this (30d, 12h).",
 )
 @click.option(
-    "--until", metavar="WHEN", help="Only attempts that started before a date, or so long ago: 2026-12-01, 7d."
+    "--until",
+    metavar="WHEN",
+    help="Only attempts that started before this date (2026-12-01), or longer ago than this (7d: not in the last 7 days).",
 )
 @options.json_option
 def command(columns: tuple[str, ...], since: str | None, until: str | None, as_json: bool) -> int:

@@ -8,8 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
@@ -24,18 +22,22 @@ PATCH_LINES = 40  # shown of the difference between the patches
 
 
 @options.command()
-@click.argument("first", metavar="RUN", shell_complete=options.complete_runs)
-@click.argument("second", metavar="RUN", shell_complete=options.complete_runs)
+@options.argument(
+    "first", "RUN|PLAN", f"{options.RUN} Or a file that `plan -o` wrote.", shell_complete=options.complete_runs
+)
+@options.argument(
+    "second", "RUN|PLAN", "What to compare it with: another run, or another plan.", shell_complete=options.complete_runs
+)
 @options.json_option
 def command(first: str, second: str, as_json: bool) -> int:
     """Show the differences between two runs or two plans.
 
     Of two files that `plan -o` wrote it compares cost, job, request and source. Of two runs it compares the jobs,
     hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed packages and results:
-    state, exit code and last metrics. Ids and paths that contain the run's own name are ignored.
+    state, exit code and last metrics. Differences that come from the runs' own ids are not shown.
 
     \b
-    cloudtrain diff tiny-lm-26 tiny-lm-27
+    cloudtrain diff tiny-lm-261124 tiny-lm-261125
     cloudtrain diff main.json plan.json
     """
     from cloudtrain.report import compare

@@ -35,7 +35,12 @@ class Finding(NamedTuple):
 
 
 @options.command()
-@click.argument("target", required=False, shell_complete=options.complete_targets)
+@options.argument(
+    "target",
+    "[TARGET]",
+    "A backend (local, sagemaker, ...) or a target of cloudtrain.toml. Default: the target of --job, else local.",
+    shell_complete=options.complete_targets,
+)
 @click.option(
     "-t",
     "--target",
@@ -43,7 +48,7 @@ class Finding(NamedTuple):
     metavar="TARGET",
     multiple=True,
     shell_complete=options.complete_targets,
-    help="Check this backend or target, as the argument TARGET does; may be repeated.",
+    help="Check this backend or target too, as the argument TARGET does; may be repeated.",
 )
 @click.option(
     "--job",
@@ -62,8 +67,8 @@ class Finding(NamedTuple):
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
-    TARGET is a backend or a target of cloudtrain.toml. Without TARGET and -t, local is checked; with one of them, only what
-    you name. Nothing is submitted. The exit code is 1 when a check fails.
+    It always checks this machine (Python, git, disk, history, policies), and then TARGET and each -t: their login, options
+    and permissions. Nothing is submitted. The exit code is 1 when a check fails.
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml
@@ -75,7 +80,7 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
             terminal.print_json(_policy(policy, named, job), indent=2)
         return 0
     all_findings = [*_check_machine(), *_check_policies()]
-    for name in names or ["local"]:
+    for name in names or [_target_of(job) if job else "local"]:
         all_findings += _check_target(name, {})
         all_findings += _check_job(job, name) if job else ()
     all_findings = list(dict.fromkeys(all_findings))  # several checks may end at the same missing login
@@ -257,6 +262,13 @@ def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
             f"the backend {backend.name} has no IAM policies to print", "choose a SageMaker target: -t TARGET"
         )
     return backend.policy(kind, plan)
+
+
+def _target_of(path: str) -> str:
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
+
+    return targets.resolve(Path(path), backends=registry.names()).target
 
 
 def _check_job(path: str, target: str) -> Iterator[Finding]:

@@ -70,9 +70,9 @@ def command(
     step, also with another --limit. With -f and --wait the exit code is the evaluation's, not the one of RUN.
 
     \b
-    cloudtrain eval tiny-lm-26 --data test.jsonl --wait
-    cloudtrain eval tiny-lm-26 --data test.jsonl --every-checkpoint
-    cloudtrain eval tiny-lm-26 --tasks arc_easy,hellaswag -t prod
+    cloudtrain eval tiny-lm-261125 --data test.jsonl --wait
+    cloudtrain eval tiny-lm-261125 --data test.jsonl --every-checkpoint
+    cloudtrain eval tiny-lm-261125 --tasks arc_easy,hellaswag -t prod
     cloudtrain ls "metric.eval/test/loss<2.5" --columns metric.eval/test/loss
     """
     options.check_exclusive(follow, wait)

@@ -21,9 +21,11 @@ SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh
 
 @options.command()
 @options.run_named
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+@options.argument("args", "[-- CMD...]", "The command and its arguments.", nargs=-1, type=click.UNPROCESSED)
 @click.option("--node", type=click.IntRange(0), help="The node; default: that of --rank, or 0.")
-@click.option("--rank", type=click.IntRange(0), help="The rank; default: the first of the node.")
+@click.option(
+    "--rank", type=click.IntRange(0), help="The rank, counted over all nodes; default: the first of the node."
+)
 @click.option("-i", "--stdin", is_flag=True, help="Pass standard input to the command.")
 @click.option(
     "-t", "--terminal", "wants_terminal", is_flag=True, help="Give the command this terminal; refused without -i."
@@ -33,14 +35,14 @@ def command(
 ) -> int:
     """Run a command in the folder and environment of a rank.
 
-    The command runs on the node of the rank, in the container or pod where there is one.
-    It exits with the command's exit code. Without CMD, -it opens a shell. On SageMaker and Vertex AI it cannot run CMD: it
-    prints the command or address that opens a shell there, and exits with 0. Each use is an event of the run: `cloudtrain
+    The command runs on the node of the rank, in the container or pod where there is one. The exit code is that of CMD.
+    Without CMD, -it opens a shell. On SageMaker and Vertex AI cloudtrain cannot run CMD: it prints the command or address
+    that opens a shell there, and exits with 0. Each use is an event of the run: `cloudtrain
     show` prints who ran which command.
 
     \b
-    cloudtrain exec tiny-lm-26 -- nvidia-smi
-    cloudtrain exec tiny-lm-26 --rank 3 -it
+    cloudtrain exec tiny-lm-261125 -- nvidia-smi
+    cloudtrain exec tiny-lm-261125 --rank 3 -it
     """
     from cloudtrain.runs.inside import Inside
 

@@ -40,14 +40,14 @@ RESULT_VARIABLES = {  # where a script writes its results
 def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
-    The default RUN is the newest. The folder gets model/, outputs/ and checkpoints/, or the parts that --what names. Of a run
+    The folder gets model/, outputs/ and checkpoints/, or the parts that --what names. Of a run
     that is still running you get the files that exist so far. Files that are already there and unchanged are not copied
     again, except where the platform does not report changes of files. An interrupted fetch continues when you repeat it. The exit
     code is 1 when an ended run has no files.
 
     \b
     cloudtrain fetch -o out/
-    cloudtrain fetch tiny-lm-26 -o out/ --what model
+    cloudtrain fetch tiny-lm-261125 -o out/ --what model
     """
     destination = Path(output)
     if destination.exists() and not destination.is_dir():

@@ -23,7 +23,8 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     """Show on which GPUs a training fits, and how to use less memory.
 
     It works for the shared trainer (`trainer: true`), and for a script whose job file has a `fit` section (docs/fit.md).
-    It prints the memory that one GPU needs, and the settings that lower it. Nothing is packaged, and no network is used.
+    It prints how much memory the training needs on one GPU, and the settings that lower it. Nothing is packaged, and no
+    network is used.
     The exit code is 0, whether the training fits or not.
 
     \b

@@ -12,19 +12,23 @@ from cloudtrain.errors import BadRequest
 
 @options.command()
 @options.run_named
-@click.argument("ports", metavar="PORT[:LOCAL]")
+@options.argument(
+    "ports",
+    "PORT[:LOCAL]",
+    "The port on the node, and the port on this computer. Default of LOCAL: the same number; 0 takes a free port.",
+)
 @click.option("--node", type=click.IntRange(0), help="The node; default: that of --rank, or 0.")
-@click.option("--rank", type=click.IntRange(0), help="The node of this rank.")
+@click.option("--rank", type=click.IntRange(0), help="Use the node of this rank.")
 @options.json_option
 def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json: bool) -> int:
-    """Reach a port of a node here: TensorBoard, debugpy, Jupyter.
+    """Forward a port of a node to this computer, as for TensorBoard.
 
-    It ends with Ctrl-C. The server must listen on 127.0.0.1 of the node, or on all its addresses. Here the port is open on
-    127.0.0.1 alone: other users of this machine reach it too. LOCAL is another port here, 0 any that is free.
+    It runs until Ctrl-C. The server on the node must listen on 127.0.0.1 or on all addresses. On this computer the port is
+    open on 127.0.0.1 only, which other users of this computer can reach too.
 
     \b
-    cloudtrain forward tiny-lm-26 6006
-    cloudtrain forward tiny-lm-26 8888:0 --node 1
+    cloudtrain forward tiny-lm-261125 6006
+    cloudtrain forward tiny-lm-261125 8888:0 --node 1
     """
     from cloudtrain.runs.forward import LOOPBACK, Forward
     from cloudtrain.runs.inside import Inside, describe

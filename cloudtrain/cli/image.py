@@ -23,7 +23,7 @@ class _Place(NamedTuple):
 kind_option = click.option(
     "--kind",
     type=click.Choice(("cpu", "gpu")),
-    help="torch for CPUs or for NVIDIA GPUs. Default: gpu, on local backends cpu.",
+    help="Install torch for CPUs, or for NVIDIA GPUs. Default: gpu; for local, sagemaker-local and vertex-local cpu.",
 )
 
 
@@ -42,7 +42,7 @@ def command() -> None:
 
 
 @command.command("build", cls=options.Command)
-@options.target_option
+@options.target_option_with("Build the image for this target of cloudtrain.toml, or this backend. Default: local.")
 @kind_option
 def build(target: str | None, kind: str | None) -> int:
     """Build the image for a target, and print its name."""
@@ -51,13 +51,13 @@ def build(target: str | None, kind: str | None) -> int:
 
 
 @command.command("push", cls=options.Command)
-@options.target_option
+@options.target_option_with("Target of cloudtrain.toml whose jobs use the image; required.")
 @kind_option
 @click.option("--image", metavar="NAME", help="Push this local image instead of building one.")
 @click.option(
     "--to",
     metavar="REGISTRY/NAME:TAG",
-    help="Where to push. Default for SageMaker: cloudtrain-train in the account's ECR.",
+    help="Where to push. Default for SageMaker: the repository cloudtrain-train in the account's ECR; else required.",
 )
 def push(target: str | None, kind: str | None, image: str | None, to: str | None) -> int:
     """Build the image, push it, and write its digest into the target.

@@ -20,7 +20,12 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 
 
 @options.command()
-@click.argument("script", required=False, type=click.Path())
+@options.argument(
+    "script",
+    "[SCRIPT]",
+    "The script that the job runs. Default: train.py, main.py or run.py, or the only script in the folder.",
+    type=click.Path(),
+)
 @click.option(
     "-o", "--output", metavar="FILE", default="job.yaml", show_default=True, type=click.Path(), help="The job file."
 )
@@ -57,12 +62,13 @@ def command(
 ) -> int:
     """Write a job file for a script, or for the shared trainer.
 
-    The default SCRIPT is train.py, main.py or run.py, or the only script in the folder; of several others you must name one.
-    Without any script the job file is for the shared trainer, cloudtrain's own training program. It also writes
-    job.schema.json; the job file's first line points editors to it.
+    Of several scripts with other names than these defaults you must name one. Without any script the job file is for the
+    shared trainer, cloudtrain's own training program. It also writes job.schema.json; the job file's first line points
+    editors to it.
 
-    With `-t BACKEND` it also looks up your account and adds a target to cloudtrain.toml. For sagemaker that is the region,
-    account, profile, bucket and role. A target that cloudtrain.toml has already is used as it is.
+    With `-t BACKEND` it also looks up your account and adds a target of the same name to cloudtrain.toml: `-t sagemaker`
+    writes [targets.sagemaker] with region, account, profile, bucket and role. A target that cloudtrain.toml has already is
+    used as it is.
 
     With `--ci` it writes a CI file. CI then plans each change and prints its cost, and submits a run for each commit on main.
     The file holds no cloud credentials.

@@ -45,17 +45,18 @@ def command(
 ) -> int:
     """Print the log of all nodes of a run.
 
-    The default RUN is the newest. The log has all attempts of the run, one after the other. With -f it follows the log until
+    The log has all attempts of the run, one after the other. With -f it follows the log until
     the run ends; the exit code is then still 0, and `wait` returns the run's. With several ranks each line begins with
     [node:rank]. Lines that begin with ::cloudtrain:: (metrics and states for the history) are hidden, except with --raw and
     --json. --json prints one object per line: at, node, rank, seq, text and cursor.
 
-    Escape sequences of the log (colours, cursor movements) are removed on a terminal and kept in a pipe or file. Prefixes and
-    hidden lines are the same in both; --raw prints the log unchanged.
+    On a terminal, escape sequences that the job printed (colours, cursor movements) are removed, because they could change
+    what you see. A pipe or file gets the text with them. [node:rank] and hidden lines are the same in both. --raw prints
+    the log unchanged.
 
     \b
     cloudtrain logs -f
-    cloudtrain logs tiny-lm-26 --rank 0 --tail 50
+    cloudtrain logs tiny-lm-261125 --rank 0 --tail 50
     """
     if number and (raw or as_json):
         raise click.UsageError("--number cannot be combined with --raw or --json: --json prints the number as `seq`")

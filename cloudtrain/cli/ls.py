@@ -48,16 +48,24 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 
 
 @options.command()
-@click.argument("words", nargs=-1, metavar="[FILTER...]", shell_complete=_complete_filter)
+@options.argument(
+    "words",
+    "[FILTER...]",
+    "List only runs for which all these terms hold. Default: all runs.",
+    nargs=-1,
+    shell_complete=_complete_filter,
+)
 @click.option(
-    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of runs."
+    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="List at most this many runs."
 )
 @click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
-              help="Sort by a column, all runs before --limit; -COLUMN sorts the highest first.")  # fmt: skip
+              help="Sort all runs by this column, then list the first --limit of them; "
+              "-COLUMN sorts the highest first.")  # fmt: skip
 @click.option("--columns", metavar="COLUMN,...", default="", shell_complete=_complete_columns,
               help="Show these columns (see above), as in hp.lr,metric.loss.min,cost.")  # fmt: skip
 @click.option("--group", metavar="COLUMN", default="", shell_complete=_complete_columns,
-              help="Group by a column, with mean, lowest and highest value of each of --columns.")  # fmt: skip
+              help="Print a line for each value of this column, with the mean, lowest and highest value "
+              "of each of --columns.")  # fmt: skip
 @click.option(
     "--view", metavar="NAME", help="Use a saved view. FILTER is added to its filter; other options replace its values."
 )
@@ -67,7 +75,7 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
     "states",
     multiple=True,
     type=click.Choice([state.value for state in State], case_sensitive=False),
-    help="List only runs in this state; may be repeated.",
+    help="List only runs in this state, in upper or lower case; may be repeated.",
 )
 @click.option("--name", metavar="NAME", help="List only runs whose job has this name.")
 @options.json_option
@@ -89,10 +97,11 @@ def command(
     parts of ids, titles, notes and tags. All must hold. Put a term with < or > in quotes, or the shell redirects output.
     `since` is about the time of the submission.
 
-    Columns: state, name, run, target, backend, exit, created, started, ended, took, reason, user, cost, step, eta, title,
-    note, tags, star. hp.NAME, label.NAME: a hyperparameter, a label. metric.NAME: the last value of a metric, as in the
-    column `loss`; metric.NAME.min and metric.NAME.max: its lowest and highest value. system.NAME and system.NAME.max:
-    usage of machines. A narrow terminal shows fewer columns.
+    --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started, ended, took,
+    reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a label. metric.NAME is
+    the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest value. system.NAME and
+    system.NAME.max are the mean and highest usage of machines. Without --columns there is also `loss`: the last value of
+    the metric loss, train_loss, train/loss or training_loss. A narrow terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5

@@ -10,13 +10,15 @@ from cloudtrain.cli.view import options, runs, terminal
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
-@click.option("--title", help="Set a title, shown in lists; the id does not change.")
-@click.option("--note", help="Replace the note.")
+@options.argument("run_ids", "RUN...", options.RUNS, nargs=-1, shell_complete=options.complete_runs)
+@click.option("--title", help="Set the title, which lists show. It replaces an earlier one; the id does not change.")
+@click.option("--note", help="Set the note. It replaces an earlier one.")
 @click.option("--tag", multiple=True, help="Add a tag; may be repeated.")
 @click.option("--untag", multiple=True, metavar="TAG", help="Remove a tag; may be repeated.")
 @click.option("--star/--no-star", default=None, help="Add or remove the star.")
-@click.option("--archive/--no-archive", default=None, help="Hide the run in lists, or show it again.")
+@click.option(
+    "--archive/--no-archive", default=None, help="Hide the run in `cloudtrain ls` and the console, or show it again."
+)
 @options.json_option
 def command(
     run_ids: tuple[str, ...],
@@ -28,13 +30,13 @@ def command(
     archive: bool | None,
     as_json: bool,
 ) -> int:
-    """Write a title, a note or tags to runs, star or archive them.
+    """Set the title, note, tags or star of runs, or archive them.
 
-    Without options it prints the current values. `cloudtrain ls is:archived` lists archived runs.
+    Without options it prints their title, note and tags. `cloudtrain ls is:archived` lists archived runs.
 
     \b
-    cloudtrain mark tiny-lm-26 --tag baseline --star
-    cloudtrain mark tiny-lm-26 --title "warmup 500" --note "diverged at step 900"
+    cloudtrain mark tiny-lm-261125 --tag baseline --star
+    cloudtrain mark tiny-lm-261125 --title "warmup 500" --note "diverged at step 900"
     """
     for run in [runs.find(run_id) for run_id in run_ids]:
         marks = run.mark(title=title, note=note, tag=tag, untag=untag, star=star, archive=archive)

@@ -23,7 +23,9 @@ COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")  # of CSV 
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
+@options.argument(
+    "run_ids", "[RUN]...", f"{options.RUNS} {options.NEWEST}", nargs=-1, shell_complete=options.complete_runs
+)
 @click.option("--name", metavar="NAME", help="Print every point of one metric, such as loss.")
 @options.rank_option
 @click.option("--plot", is_flag=True, help="Draw curves in the terminal: of all metrics, or only of --name.")
@@ -40,19 +42,20 @@ def command(
 ) -> int:
     """Print or plot the metrics of runs.
 
-    The default RUN is the newest. Without --name it prints a summary of every metric, with --name every point of one.
+    Without --name it prints a summary of every metric, with --name every point of one. In every form, the exit code is 1 when
+    a run has no metric --name.
 
-    --json and --csv print every point, of all metrics or only of --name. A point has step, name, value, at, attempt, rank and
+    --json and --csv print every point of all metrics, or only those of --name. They print the points of one rank, or of all
+    ranks with --rank all. A point has step, name, value, at, attempt, rank and
     epoch, with several runs also run_id. --json prints one object per line; NaN, infinite and unknown values are null.
 
-    --plot draws curves in the terminal, several runs in one chart. Each curve shows one rank: rank 0, or the lowest rank that
-    logged the metric. The exit code is 1 when a run has no metric NAME.
+    --plot draws curves in the terminal, several runs in one chart. Each curve shows one rank.
 
     \b
     cloudtrain metrics
-    cloudtrain metrics tiny-lm-26 --name loss --csv > loss.csv
-    cloudtrain metrics tiny-lm-26 tiny-lm-27 --plot --name loss
-    cloudtrain metrics tiny-lm-26 --plot --rank all
+    cloudtrain metrics tiny-lm-261125 --name loss --csv > loss.csv
+    cloudtrain metrics tiny-lm-261124 tiny-lm-261125 --plot --name loss
+    cloudtrain metrics tiny-lm-261125 --plot --rank all
     """
     if as_csv + as_json + plot > 1:
         raise click.UsageError("--csv, --json and --plot cannot be combined")

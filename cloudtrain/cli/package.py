@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("source", metavar="[DIR|JOB|SCRIPT]", required=False, type=click.Path())
+@options.argument(
+    "source",
+    "[DIR|JOB|SCRIPT]",
+    "A source folder, or a job file or script, whose source is shown. Default: job.yaml in this folder, else this folder.",
+    type=click.Path(),
+)
 @click.option("--list", "as_list", is_flag=True, help="List every file with its size.")
-@click.option("--why", metavar="FILE", help="Say why a file is packaged, or why it is not.")
+@click.option("--why", metavar="FILE", help="Print why this file is packaged, or why it is not.")
 @options.json_option
 def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -> int:
     """Show which files of a source would be packaged, and why.
 
-    DIR is a source folder. For JOB or SCRIPT the files of its source are shown. The default is ./job.yaml, else this folder.
-    `cloudtrain submit` would package the files that git tracks or does not ignore, except those that .cloudtrainignore
-    excludes. Credentials, Git-LFS pointers and files that are too large are an error, unless the job file allows them by
-    allow_secrets, allow_pointers or allow_large. Without --list only the number of files and their size are printed.
+    Without --list only the number of files and their size are printed. In a git repository, `cloudtrain submit` packages all
+    files that git does not ignore, new files too, except those that .cloudtrainignore excludes. Credentials, Git-LFS
+    pointers and files that are too large are an error, unless the job file allows them by allow_secrets, allow_pointers or
+    allow_large.
 
     \b
     cloudtrain package --list

@@ -14,20 +14,27 @@ from cloudtrain.errors import BadRequest
 
 
 @options.command()
-@options.target_option
-@click.option(
-    "--job", metavar="JOB", type=click.Path(), help="For the options of this job file, and its inputs and secrets."
+@options.target_option_with(
+    "Print the permissions for this target of cloudtrain.toml, or this backend. Default: the target of --job."
 )
-@click.option("--policy", is_flag=True, help="Also what enforces the rules of policy.toml on the platform.")
-@click.option("--inside", is_flag=True, help="Also what exec, stack and forward need.")
+@click.option(
+    "--job",
+    metavar="JOB",
+    type=click.Path(),
+    help="Print what this job file needs on its target, its inputs and secrets included.",
+)
+@click.option(
+    "--policy", is_flag=True, help="Also print a document that makes the platform refuse what policy.toml refuses."
+)
+@click.option("--inside", is_flag=True, help="Also allow what `cloudtrain exec`, `stack` and `forward` need.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Write each document to a file of this folder.")
 @options.json_option
 def command(target: str | None, job: str | None, policy: bool, inside: bool, output: str | None, as_json: bool) -> int:
     """Print the least permissions that a target needs.
 
-    On SageMaker that are IAM policies for the job's role and for who submits, on Kubernetes a Role, on Vertex AI a custom role
-    and bindings. They hold what the options in use need. With --policy it adds an IAM policy that denies what the rules refuse,
-    or a ValidatingAdmissionPolicy. With --inside the Role also allows exec, stack and forward. It calls no service.
+    For SageMaker it prints IAM policies for the job's role and for the user who submits, for Kubernetes a Role, and for Vertex
+    AI a custom role and bindings. They allow what the options of the target need and nothing else. --policy adds an IAM
+    policy (SageMaker) or a ValidatingAdmissionPolicy (Kubernetes). It needs no network and no login.
 
     \b
     cloudtrain permissions -t prod --policy

@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("action", metavar="[refresh]", required=False, type=click.Choice(["refresh"]))
-@click.argument("names", metavar="[LIST...]", nargs=-1)
+@options.argument(
+    "action", "[refresh]", "Download lists. Without it, the stored lists are shown.", type=click.Choice(["refresh"])
+)
+@options.argument(
+    "names",
+    "[LIST...]",
+    "Lists to download, as PROVIDER/REGION; providers: sagemaker, vertex, aws, gcp, runpod. "
+    "Default: all stored lists, and those that the targets in cloudtrain.toml need.",
+    nargs=-1,
+)
 @click.option(
     "--google-key-env",
     metavar="NAME",
@@ -33,9 +41,7 @@ if TYPE_CHECKING:
 def command(action: str | None, names: tuple[str, ...], google_key_env: str | None, as_json: bool) -> int:
     """Show the price lists that plans use, or refresh them.
 
-    `cloudtrain prices` shows the stored lists. `cloudtrain prices refresh` downloads lists; no other command downloads
-    prices. LIST is provider/region. The default: all stored lists and those that the targets in cloudtrain.toml need. When a
-    download fails, the stored list stays.
+    No command but `cloudtrain prices refresh` downloads prices. When a download fails, the stored list stays.
 
     \b
     cloudtrain prices

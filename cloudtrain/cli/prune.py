@@ -13,7 +13,7 @@ from cloudtrain.job import units
 
 @options.command()
 @click.option(
-    "--older", required=True, metavar="TIME", help="Delete runs that ended more than this time ago: 30d, 12h."
+    "--older", required=True, metavar="TIME", help="Delete the runs that ended longer ago than this: 30d, 12h."
 )
 @dry_run_option
 @here_option
@@ -22,7 +22,7 @@ from cloudtrain.job import units
 def command(older: str, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
     """Delete old runs, and their files on platforms and hosts.
 
-    It does what `cloudtrain rm` does, for each of these runs.
+    It does what `cloudtrain rm` does, for all runs that ended before --older. See `cloudtrain rm --help` for what it keeps.
 
     \b
     cloudtrain prune --older 30d --dry-run

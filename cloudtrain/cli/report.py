@@ -16,28 +16,34 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, metavar="[RUN...]", shell_complete=options.complete_runs)
+@options.argument(
+    "run_ids",
+    "[RUN...]",
+    f"{options.RUNS} {options.NEWEST} A sweep's id stands for the runs of its trials.",
+    nargs=-1,
+    shell_complete=options.complete_runs,
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file; default: RUN.html or comparison.html here.",
+    help="The file to write. Default: RUN.html, or comparison.html for several runs, in this folder.",
 )
 @options.rank_option
-@options.json_option
+@click.option("--json", "as_json", is_flag=True, help="Print the path and size of the file as JSON.")
 def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_json: bool) -> int:
     """Write a report on a run, or a comparison, as one HTML file.
 
-    The default RUN is the newest. The file has curves, hardware usage, provenance, job, plan and the logs of all nodes, and
-    works offline. It needs plotly, which pip install 'cloudtrain[console]' installs. RUN.html is never packaged as source;
-    a file of another name is, unless an ignore file names it.
+    Of one RUN the file has curves, hardware usage, provenance, job, plan and the logs of all nodes. Of several RUN it is a
+    comparison: a curve for each run, labelled with the values in which it differs, and a table of all differences. It works
+    offline. The command needs plotly, which the extra cloudtrain[console] installs.
 
-    A comparison has the curves of all runs, named by what differs, and a table of the values in which they differ. A sweep's
-    id stands for the runs of its trials.
+    A report in the source folder: `cloudtrain submit` packages comparison.html and names that you choose, unless an ignore
+    file excludes them. It never packages RUN.html.
 
     \b
-    cloudtrain report tiny-lm-26 -o report.html
-    cloudtrain report tiny-lm-25 tiny-lm-26 -o comparison.html
+    cloudtrain report tiny-lm-261125 -o report.html
+    cloudtrain report tiny-lm-261124 tiny-lm-261125 -o comparison.html
     """
     chosen = list({run.run_id: run for run in map(runs.find, _runs_of(run_ids))}.values())
     for run in chosen:

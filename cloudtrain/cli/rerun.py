@@ -34,12 +34,13 @@ def command(
 ) -> int:
     """Start a new run of the same job.
 
-    The new run has the target, the source and all values of RUN, except what --source and --set replace. RUN is recorded as
-    its parent.
+    The new run has the source and the values with which RUN was submitted, except what --source and --set replace. Values
+    that a `resume --set` of RUN changed are not taken over. It runs on the target of RUN's newest attempt. RUN is recorded
+    as its parent.
 
     \b
-    cloudtrain rerun tiny-lm-26 --set hyperparameters.learning_rate=1e-4 -f
-    cloudtrain rerun tiny-lm-26 --source .
+    cloudtrain rerun tiny-lm-261125 --set hyperparameters.learning_rate=1e-4 -f
+    cloudtrain rerun tiny-lm-261125 --source .
     """
     options.check_exclusive(follow, wait)
     parent = runs.find(run_id)

@@ -16,7 +16,7 @@ from cloudtrain.cli.view.follow import Begun, begin
     "sets",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Change a value of the job, as in --set limits.max_cost=80USD; may be repeated.",
+    help="Change one of the keys above, as in --set limits.max_cost=80USD; may be repeated.",
 )
 @options.layout
 @options.force_option
@@ -43,10 +43,11 @@ def command(
     followed.
 
     \b
-    cloudtrain resume tiny-lm-26 -t lab --processes 4
+    cloudtrain resume tiny-lm-261125 -t lab --processes 4
 
-    With -t it resumes on another target, which must be able to read the run's output. With --set you can change machines,
-    number of processes, limits, environment and the keys below `options`. Hyperparameters need a new run: `cloudtrain rerun`.
+    With -t it resumes on another target, which must be able to read the run's output. --set can change these keys: limits,
+    resources, num_nodes, min_nodes, processes_per_node, parallelism, options, image, env, environment, secrets, inputs,
+    retry, checkpoint, distributed_env. Other values, such as hyperparameters, need a new run: `cloudtrain rerun`.
     """
     from cloudtrain.cli.view.jobs import layout_settings
 

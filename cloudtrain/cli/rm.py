@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 here_option = click.option(
     "--here",
     is_flag=True,
-    help="Delete the run here only: its files and its row in the history. Files on cloud platforms and SSH hosts are kept.",
+    help="Delete only what is on this computer: the run's files and its row in the history. Files on cloud platforms and SSH "
+    "hosts are kept.",
 )
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
+@options.argument("run_ids", "RUN...", options.RUNS, nargs=-1, shell_complete=options.complete_runs)
 @dry_run_option
 @here_option
 @yes_option
@@ -33,11 +34,11 @@ here_option = click.option(
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
     """Delete runs: their files here, on platforms and on hosts.
 
-    It prints places and sizes, and asks for confirmation. It refuses to delete a running run. It keeps uploaded sources, and
-    the job's `output` folder with its checkpoints and models, because other runs may use them.
+    It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not ended. It
+    keeps uploaded sources, and the job's `output` folder with its checkpoints and models, because other runs may use them.
 
     \b
-    cloudtrain rm tiny-lm-26 --dry-run
+    cloudtrain rm tiny-lm-261125 --dry-run
     """
     return delete([runs.find(run_id) for run_id in run_ids], dry_run=dry_run, here=here, yes=yes, as_json=as_json)
 

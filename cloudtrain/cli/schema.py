@@ -16,8 +16,8 @@ from cloudtrain.cli.view import options, terminal
 def command(output: str | None) -> int:
     """Print the JSON schema of the job file.
 
-    An editor with a YAML language server checks a job file that begins with
-    `# yaml-language-server: $schema=job.schema.json`; `cloudtrain init` writes both.
+    An editor with a YAML language server checks a job file whose first line is
+    `# yaml-language-server: $schema=job.schema.json`. `cloudtrain init` writes that line and the schema.
     """
     text = schema_text()
     if output and output != "-":

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("run_or_job", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
+@options.argument(
+    "run_or_job",
+    "[RUN|JOB]",
+    f"{options.RUN} {options.NEWEST} With --origin it is a job file or script instead. Default: job.yaml in this folder.",
+    shell_complete=options.complete_runs,
+)
 @click.option(
     "--patch",
     is_flag=True,
@@ -27,7 +32,9 @@ if TYPE_CHECKING:
     "standard error names each file that the patch lacks, and why (for example too large).",
 )
 @click.option("--requirements", is_flag=True, help="Print the packages installed on node 0, as pip freeze does.")
-@click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was set.")
+@click.option(
+    "--origin", is_flag=True, help="Show every value of a job file or script, defaults too, and where it was set."
+)
 @options.target_option_with(f"With --origin only. {options.WHERE} The default is the job's own target.")
 @click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True,
@@ -47,13 +54,13 @@ def command(
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
-    The default RUN is the newest. Values of the job that are defaults are hidden, unless --verbose is given. With --origin it
-    shows the values of a job file instead, with the file and line that set each of them.
+    Values of the job that are defaults are hidden, unless --verbose is given. With --origin it shows a job file instead of a
+    run: all its values, defaults included, each with the file and line that set it.
 
     \b
     cloudtrain show
-    cloudtrain show tiny-lm-26 --json
-    cloudtrain show tiny-lm-26 --patch | git apply
+    cloudtrain show tiny-lm-261125 --json
+    cloudtrain show tiny-lm-261125 --patch | git apply
     cloudtrain show job.yaml --origin -t prod
     """
     if origin:

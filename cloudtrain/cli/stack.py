@@ -14,13 +14,13 @@ from cloudtrain.cli.view import options, runs, terminal
 def command(run_id: str | None, rank: int | None, as_json: bool) -> int:
     """Print the Python stacks of all ranks of a run.
 
-    The default RUN is the newest. The ranks continue. Each rank writes its stacks itself, when a signal asks for them
-    (SIGRTMIN+7): no capability is needed. A rank that is no Python gets no signal, and a line that says so. The exit code is
-    1 when a node did not answer.
+    The run continues meanwhile. cloudtrain sends a signal (SIGRTMIN+7) to each rank, and the rank writes its own stacks: no
+    debugger and no ptrace permission is needed. A rank that is not a Python process gets no signal; a line says so. The
+    exit code is 1 when a node did not answer, or no rank runs.
 
     \b
     cloudtrain stack
-    cloudtrain stack tiny-lm-26 --rank 3 --json
+    cloudtrain stack tiny-lm-261125 --rank 3 --json
     """
     from cloudtrain.runs.inside import Inside
 

@@ -25,13 +25,15 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Return the run of the interrupted submit, even if it is older than 15 minutes or has failed; nothing is resumed.",
+    help="Finish the interrupted submit and return its run, even if it is older than 15 minutes or its run has failed. "
+    "A failed run is not resumed.",
 )
 @click.option(
     "--after",
     metavar="RUN",
     multiple=True,
-    help="Start the job only after this run has SUCCEEDED; may be repeated. If RUN fails, the job is cancelled.",
+    help="Start the job only after this run (its id, or the beginning of it) has SUCCEEDED; may be repeated. "
+    "If RUN fails, the job is cancelled.",
 )
 @options.force_option
 @options.json_option
@@ -51,17 +53,18 @@ def command(
 ) -> int:
     """Submit a job file, a script or a plan.
 
-    The default JOB is job.yaml in this folder. A script needs no job file: the current folder is packaged when it contains
-    the script, directly or in a subfolder. Otherwise the script's git repository is packaged, or else the folder of the
-    script. Arguments after -- go to the script. `cloudtrain submit -- PROGRAM ...` runs a command once on each node.
-    A plan is sent unchanged: options that would change it, such as -t, --set and --key, are refused.
+    A script needs no job file: the current folder is packaged when it contains the script, directly or in a subfolder.
+    Otherwise the script's git repository is packaged, or else the folder of the script. `cloudtrain submit -- PROGRAM ...`
+    packages the current folder and runs the program once on each node; a job.yaml there is not used. In place of JOB,
+    submit also takes a plan that `cloudtrain plan -o plan.json` wrote. A plan is sent unchanged: options that would change
+    it, such as -t, --set and --key, are refused.
 
     Ctrl-C ends this command with exit code 130, and a run that was submitted continues (see --on-interrupt).
 
     A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C during
     the upload. The next submit of the same job file, source and target finishes that submission and starts no second run.
     If the interrupted submit is older than 15 minutes, or its run has failed, the exit code is 2. Then add --adopt to
-    take that run, or --new to start a second one. `cloudtrain resume` starts the next attempt of a failed run.
+    finish it and take its run, or --new to start a second one. `cloudtrain resume` starts the next attempt of a failed run.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

@@ -31,9 +31,8 @@ def command() -> None:
     """Run a job many times with different hyperparameters.
 
     `cloudtrain sweep FILE` is short for `cloudtrain sweep start FILE`: its options, such as -t, --key and --wait, are in
-    `cloudtrain sweep start --help`. FILE is a sweep file with the keys of W&B sweeps, or a job file with a `sweep` section.
-    Each trial is a run. The background watcher, a cloudtrain process on this computer, starts the trials; without --wait
-    this command returns at once.
+    `cloudtrain sweep start --help`. Each trial is a run. The background watcher, a cloudtrain process on this computer, starts
+    the trials; without --wait this command returns at once.
 
     \b
     cloudtrain sweep sweep.yaml -t prod
@@ -43,11 +42,20 @@ def command() -> None:
 
 
 @command.command("start", cls=options.Command)
-@click.argument("file", metavar="FILE", type=click.Path())
+@options.argument(
+    "file",
+    "FILE",
+    "A sweep file with the keys of W&B sweeps, or a job file with a `sweep` section. In a sweep file, `job` names a job file, "
+    "or `program` a script.",
+    type=click.Path(),
+)
 @options.target_option
 @click.option("--key", metavar="KEY", help="Idempotency key: starting again with the same key returns the same sweep.")
 @click.option(
-    "--wait", is_flag=True, help="Wait until the sweep has ended; exit with 0 when it reached its goal or budget."
+    "--wait",
+    is_flag=True,
+    help="Wait until the sweep has ended. The exit code is 0 when all its trials have run, its budget is used, or a trial has "
+    "reached `target` of the metric; 1 when it FAILED; 130 when it was stopped.",
 )
 @options.json_option
 def start(file: str, target: str | None, key: str | None, wait: bool, as_json: bool) -> int:
@@ -92,7 +100,12 @@ def _wait(sweep: Sweep, as_json: bool) -> int:
 
 @command.command("ls", cls=options.Command)
 @click.option(
-    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of sweeps."
+    "-n",
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="List at most this many sweeps.",
 )
 @options.json_option
 def list_sweeps(limit: int, as_json: bool) -> int:
@@ -122,14 +135,16 @@ def _row(sweep: Sweep) -> tuple[str, ...]:
     return (sweep.sweep_id, record.state, str(len(trials)), str(live), value, record.reason)
 
 
-_named = click.argument("sweep_id", metavar="SWEEP")
+SWEEP = "Id of the sweep, as `cloudtrain sweep ls` prints it. Its first characters are enough if no other id begins with them."
+_named = options.argument("sweep_id", "SWEEP", SWEEP)
+_named_or_newest = options.argument("sweep_id", "[SWEEP]", f"{SWEEP} Default: the newest sweep.")
 
 
 @command.command("show", cls=options.Command)
-@click.argument("sweep_id", metavar="[SWEEP]", required=False)
+@_named_or_newest
 @options.json_option
 def show(sweep_id: str | None, as_json: bool) -> int:
-    """Show a sweep: its state, its best trial, and all trials. The default SWEEP is the newest."""
+    """Show a sweep: its state, its best trial, and all trials."""
     from cloudtrain.sweeps.standing import describe_spent
 
     sweep = _find(sweep_id)
@@ -195,7 +210,7 @@ _change("resume", "Resume a paused sweep.", "continues")
 def extend(sweep_id: str, trials: int, as_json: bool) -> int:
     """Add trials to a sweep's budget.
 
-    A sweep that has ended starts again.
+    A sweep that has ended continues with the added trials.
     """
     sweep = _find(sweep_id)
     sweep.extend(trials)
@@ -208,7 +223,7 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
 def rerun_failed(sweep_id: str, as_json: bool) -> int:
     """Start failed trials once more, each as a new run.
 
-    A failed trial is repeated once by itself. This repeats the trials whose repetition has failed too.
+    While a sweep runs, each failed trial is repeated once. This command repeats the trials that have failed both times.
     """
     sweep = _find(sweep_id)
     count = sweep.rerun_failed()
@@ -216,12 +231,12 @@ def rerun_failed(sweep_id: str, as_json: bool) -> int:
 
 
 @command.command("best", cls=options.Command)
-@click.argument("sweep_id", metavar="[SWEEP]", required=False)
+@_named_or_newest
 @options.json_option
 def best(sweep_id: str | None, as_json: bool) -> int:
     """Print the best trial's job file.
 
-    The default SWEEP is the newest. `cloudtrain submit` takes the file:
+    `cloudtrain submit` takes the file:
 
     \b
     cloudtrain sweep best > best.yaml

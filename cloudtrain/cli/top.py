@@ -28,13 +28,13 @@ BEGIN, END, CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"  # the termina
 def command(run_id: str | None, once: bool, as_json: bool) -> int:
     """Show processors, memory and GPUs of all nodes of a run.
 
-    The default RUN is the newest. On a terminal the table is updated until Ctrl-C, or until the run has ended; on a pipe it
-    is printed once. `cpu` is in percent of one processor. Each node's launcher measures every 10 seconds; `age` is how old
-    the numbers are here. Of several GPUs `gpu` is the mean use, `least` the lowest.
+    On a terminal the table is updated until Ctrl-C, or until the run has ended; in a pipe it is printed once. Each node measures
+    every 10 seconds, and `age` is the time since then. `cpu` is in percent of one processor: 400 is four busy processors.
+    `gpu` is the mean utilisation of a node's GPUs in percent, `least` that of the least used GPU.
 
     \b
     cloudtrain top
-    cloudtrain top tiny-lm-26 --json
+    cloudtrain top tiny-lm-261125 --json
     """
     run = runs.find(run_id)
     live = terminal.supports_escapes() and not once and not as_json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
@@ -12,21 +14,23 @@ TIMEOUT_EXIT_CODE = 124
 
 
 @options.command()
-@click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
+@options.argument(
+    "run_ids", "[RUN]...", f"{options.RUNS} {options.NEWEST}", nargs=-1, shell_complete=options.complete_runs
+)
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Stop waiting for a run after so many seconds, with exit code 124. The run continues.",
+    help="Stop waiting after so many seconds in all, also with several runs. The exit code is 124, and the runs continue.",
 )
 @options.json_option
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    It prints nothing until then; `logs -f` prints the log and exits with 0. Ctrl-C ends the waiting only, with exit code 130.
-    The default RUN is the newest. It waits for all runs, also when one has failed, and for further attempts that the watcher
-    starts.
+    It prints nothing until then; `logs -f` prints the log and exits with 0. It waits for all runs, also when one has failed,
+    and for their further attempts. Those are started by the background watcher, a cloudtrain process on this computer,
+    which `wait` starts where none runs. Ctrl-C ends the waiting only, with exit code 130.
 
     The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it reached its
     time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine was lost. Of several
@@ -34,15 +38,17 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
     standard error then says that the run is still running, and --json has `error`.
     """
     code = 0
+    until = None if timeout_s is None else time.monotonic() + timeout_s
     for run_id in run_ids or (None,):
         run = runs.find(run_id)
         run.refresh(lambda _: None)  # an outage is reported while it waits
         try:
-            status = wait_quietly(run, timeout_s)
-        except TimeoutError as error:
+            status = wait_quietly(run, None if until is None else max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            error = f"{run.run_id} is still {run.record.status.state} after {timeout_s:g} s"
             if as_json:
-                terminal.print_json({**final_json(run, run.record.status), "error": str(error), "phase": "client"})
-            terminal.note(str(error))
+                terminal.print_json({**final_json(run, run.record.status), "error": error, "phase": "client"})
+            terminal.note(error)
             return TIMEOUT_EXIT_CODE
         except KeyboardInterrupt:
             terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain wait {run.run_id}")

@@ -22,8 +22,10 @@ def command(run_id: str | None, as_json: bool) -> int:
     It does the work of the background watcher, which `submit` starts: it stores logs, metrics and states, and starts the
     next attempt when the job's `retry` allows one. Use it where processes in the background are ended early, as on CI
     machines and when you log out. When another process already watches the run, this one waits, and takes over when the
-    other ends. It prints how the run ends. `wait` and `logs -f` only read. The exit code is the run's. Ctrl-C ends the
-    watching only: the run continues, and the next cloudtrain command starts a watcher again.
+    other ends. It prints how the run ends, and the exit code is the run's.
+
+    `wait` and `logs -f` do not watch: they start a background watcher where none runs, and read what it stores. Ctrl-C ends
+    the watching only. The run continues, and a background watcher takes over.
     """
     from cloudtrain.runs.watch import Watcher
 

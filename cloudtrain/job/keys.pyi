@@ -19,7 +19,7 @@ class CheckpointKeys(TypedDict, total=False):
 
 class EnvironmentKeys(TypedDict, total=False):
     requirements: str | None
-    """A requirements file in the source. Default: requirements.txt if it exists; none: install nothing."""
+    """Requirements file of the source to install. Default: requirements.txt, if any. `none`: install nothing."""
 
 class FitKeys(TypedDict, total=False):
     model: str | int | float | bool | None

@@ -30,7 +30,7 @@ class Environment(Spec):
 
     requirements: Inside | None = Field(
         default=None,
-        description="A requirements file in the source. Default: requirements.txt if it exists; none: install nothing.",
+        description="Requirements file of the source to install. Default: requirements.txt, if any. `none`: install nothing.",
     )
 
     @model_validator(mode="wrap")

@@ -165,7 +165,7 @@ def download_folder(agent: Agent, folder: str, into: Path) -> None:
     links = {path: target for path, _, _, _, target in entries if target}
     for path in (path for path, *_ in entries):
         if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            raise BackendError(f"{agent.label} offers a file {path!r}, which is refused")
+            raise BackendError(f"{agent.label} has a file {path!r}, outside of the run's folder: nothing is copied")
     files = [(path, size, mtime, mode) for path, size, mtime, mode, target in entries if not target]
     if files or links:
         into.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,9 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         except ValueError as error:
             problems.append(Problem(str(error), "method"))
     if len(metrics) > 1 and METHODS.get(method) not in ("tpe", "nsga2", "random", "grid"):
-        problems.append(Problem(f"{method} supports one metric only", "metrics", "use nsga2 or tpe"))
+        problems.append(
+            Problem(f"method {method} optimizes one metric only", "metrics", "name one metric, or write method: nsga2")
+        )
     if method not in ("random", "grid") and method in METHODS and not metrics:
         problems.append(Problem("is missing: this method needs a metric to optimize", "metric"))
     stop = _early_stop(document, metrics, problems)

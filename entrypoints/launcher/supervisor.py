@@ -211,7 +211,8 @@ class Supervisor:
                     self._request()
                 if self._lease is not None and self._stopping is None and self._lease.over():
                     self.log.say(
-                        f"no cloudtrain process has contacted this job for {self._lease.length_s:g} s: it ends"
+                        f"no cloudtrain process has contacted this job for {self._lease.length_s:g} s (lease_s of the target):"
+                        " the ranks save and exit, and `cloudtrain resume` continues the run"
                     )
                     self._peers.stop("PREEMPTED")
                 if self._stall is not None and self._stall.look(self._ranks.running, now):

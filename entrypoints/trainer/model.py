@@ -82,9 +82,10 @@ def _outlined(
 
 def _adjusted(model: Any, arguments: Arguments, tokenizer: Any) -> Any:
     """Return the model as it is trained."""
-    if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
+    if arguments.writes and (need := len(tokenizer)) > (has := model.get_input_embeddings().num_embeddings):
         raise Unsupported(
-            f"the tokenizer has {need} tokens, more than the embeddings of the model {arguments.model} have"
+            f"the tokenizer has {need} tokens, and the model {arguments.model} has only {has} embeddings:"
+            " use the model's own tokenizer (remove the hyperparameter tokenizer)"
         )
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # of no use in training

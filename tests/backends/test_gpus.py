@@ -43,7 +43,7 @@ def test_a_job_that_names_none_sees_those_that_are_there(project, machine_with, 
     code, log, said = submit(project, "train.py", *more)
     assert code == 0, said
     assert seen(log) == expected
-    assert ("2 processes and 1 GPUs: the ranks run on CPU" in log) is (gpus == 1)
+    assert ("2 processes and only 1 GPU: the ranks run on CPU" in log) is (gpus == 1)
 
 
 def notes(folder: Path, backend: str, **resources: object) -> str:

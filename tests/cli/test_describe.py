@@ -343,6 +343,13 @@ def test_doctor_checks_several_targets(cli, project):
     assert sum(row["what"] == "git" for row in shown.json) == 1, "this machine once"
 
 
+def test_doctor_with_a_job_checks_the_target_of_that_job(cli, project):
+    (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\n')
+    (project / "job.yaml").write_text("name: a\nentrypoint: train.py\ntarget: near\n")
+    rows = {row["what"]: row for row in cli("doctor", "--job", "job.yaml", "--json").json}
+    assert "target near" in rows and "backend local" not in rows and rows["job job.yaml"]["said"] == "planned on near"
+
+
 def test_doctor_reports_a_history_that_cannot_be_used(cli, home):
     home.mkdir()
     (home / "history.sqlite3").mkdir()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -105,6 +106,23 @@ def test_ctrl_c_at_any_moment_of_a_submit_loses_nothing(project, shell, home, mo
     assert shell("wait", *ids).code == 0
     known = faster or "continues" in err  # the person was told of it: the second submit is a new wish
     assert len(ids) == (2 if known else 1)
+
+
+def test_the_timeout_of_wait_is_for_all_runs_together(project, cli, monkeypatch):
+    """The second run gets what the first has left."""
+    from cloudtrain.cli import wait
+
+    ids = [cli("submit", "train.py", "--wait", "--json").json["run_id"] for _ in range(2)]
+    given, wait_quietly = [], wait.wait_quietly
+
+    def slow(run, timeout_s):
+        given.append(timeout_s)
+        time.sleep(0.01)
+        return wait_quietly(run, timeout_s)
+
+    monkeypatch.setattr(wait, "wait_quietly", slow)
+    assert cli("wait", *ids, "--timeout", "900").code == 0
+    assert given[0] <= 900 and given[1] <= given[0] - 0.01
 
 
 def test_a_killed_follower_leaves_the_run_alone(project, shell, tmp_path):

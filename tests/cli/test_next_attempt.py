@@ -38,3 +38,11 @@ def test_resume_says_where_the_attempt_begins(shell, project, words, says):
     resumed = shell("resume", run_id)
     assert resumed.code == 0 and f"note: {says}" in resumed.err, resumed
     shell("wait", run_id)
+
+
+def test_the_help_of_resume_names_the_keys_that_it_can_change():
+    from cloudtrain.cli.resume import command
+    from cloudtrain.runs.resume import CHANGES
+
+    listed = " ".join(str(command.help).split()).partition("can change these keys: ")[2].partition(".")[0]
+    assert listed.split(", ") == list(CHANGES)

@@ -11,6 +11,7 @@ import pytest
 
 from cloudtrain import __version__
 from cloudtrain.cli import COMMANDS, SECTIONS, main, program
+from cloudtrain.cli.view import options
 from tests.conftest import WAIT_S
 
 DESIGN = ["init", "plan", "submit", "ls", "show", "logs", "metrics", "wait", "cancel", "fetch", "resume", "rerun"]
@@ -58,6 +59,21 @@ def test_the_table_says_what_the_command_says(name):
     assert found.help is not None
     assert found.help.splitlines()[0] == COMMANDS[name]
     assert all(param.help for param in found.params if isinstance(param, click.Option) and not param.hidden), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_describes_every_argument(name):
+    found = command(name)
+    for each in (found, *getattr(found, "commands", {}).values()):
+        arguments = [param for param in each.params if isinstance(param, click.Argument)]
+        shown = (
+            each.get_help(click.Context(each, help_option_names=["-h", "--help"]))
+            .partition("Arguments:")[2]
+            .partition("Options:")[0]
+        )
+        for argument in arguments:
+            assert isinstance(argument, options.Argument) and argument.description, (each.name, argument.name)
+            assert argument.metavar in shown and (argument.metavar.startswith("[") is not argument.required), each.name
 
 
 @pytest.mark.parametrize("name", COMMANDS)

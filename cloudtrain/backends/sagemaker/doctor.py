@@ -122,7 +122,7 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
             Problem(
                 "no role is set",
                 path,
-                "set the ARN of an IAM role; `cloudtrain permissions -t TARGET` prints the policies that it needs",
+                'write role = "ARN OF AN IAM ROLE"; `cloudtrain permissions -t TARGET` prints the policies that it needs',
             )
         ]
     is_arn = re.fullmatch(ROLE, role)

@@ -26,8 +26,22 @@ class JobWords(NamedTuple):
     env: tuple[str, ...] = ()
 
 
+class Argument(click.Argument):
+    """An argument with a description for the help; click's own `help` of arguments is too new for the oldest click we take."""
+
+    def __init__(self, *args: Any, description: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.description = description
+
+
+def argument(name: str, metavar: str, description: str, **settings: Any) -> Callable[[F], F]:
+    """Return an argument whose description stands in the help of its command; brackets in `metavar` make it optional."""
+    settings = {"required": not metavar.startswith("["), **settings}
+    return click.argument(name, metavar=metavar, cls=Argument, description=description, **settings)
+
+
 class Command(click.Command):
-    """A click command that also accepts `--debug` after its name."""
+    """A click command that describes its arguments, and also accepts `--debug` after its name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,6 +56,14 @@ class Command(click.Command):
         rest = super().parse_args(ctx, args[:at])
         ctx.params["args"] = (*ctx.params["args"], *args[at + 1 :])
         return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments above the options."""
+        rows = [(str(each.metavar), each.description) for each in self.params if isinstance(each, Argument)]
+        if rows:
+            with formatter.section("Arguments"):
+                formatter.write_dl(rows)
+        super().format_options(ctx, formatter)
 
 
 def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -87,9 +109,13 @@ class _Rank(click.ParamType[int | None]):
         return int(value)
 
 
+_ID = "as `cloudtrain ls` prints it. Its first characters are enough if no other id begins with them."
+RUN = f"Id of the run, {_ID}"
+RUNS = f"One or more ids of runs, each {_ID}"
+NEWEST = "Default: the newest run."
 # RUN of a command that only reads; without it the newest run is shown
-run_or_newest = click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_runs)
-run_named = click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
+run_or_newest = argument("run_id", "[RUN]", f"{RUN} {NEWEST}", shell_complete=complete_runs)
+run_named = argument("run_id", "RUN", RUN, shell_complete=complete_runs)
 rank_option = click.option(
     "--rank",
     type=_Rank(),
@@ -121,6 +147,8 @@ sets_option = click.option(
 )
 
 
+JOB = "A job file (.yaml, .yml, .json), or a script (.py, .sh)."
+ARGS = "Arguments of the script. Without JOB and SCRIPT, a program and its arguments, which run instead of a job file."
 GPUS = "GPUs of each node, as in A100:8; short for --set resources.accelerators=..."
 
 
@@ -138,8 +166,8 @@ def job_options(function: F, gpus: str = GPUS) -> F:
     wrapped = cast(F, gathered)
     for add in reversed(
         [
-            click.argument("job", metavar="[JOB|SCRIPT]", required=False, type=click.Path()),
-            click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]"),
+            argument("job", "[JOB|SCRIPT]", f"{JOB} Default: job.yaml or job.yml in this folder.", type=click.Path()),
+            argument("args", "[-- ARGS...]", ARGS, nargs=-1, type=click.UNPROCESSED),
             target_option,
             sets_option,
             lambda function: layout(function, gpus),

@@ -39,7 +39,8 @@ def take(processes: int, environ: Mapping[str, str], log: Log) -> int:
     present = len(visible()) if chosen is None else len([name for name in chosen.split(",") if name.strip()])
     if 0 < present < processes:
         log.say(
-            f"{processes} processes and {present} GPUs: the ranks run on CPU. Set resources.accelerators to use GPUs"
+            f"{processes} processes and only {present} GPU{'s' * (present > 1)}: the ranks run on CPU, because each rank needs"
+            f" its own GPU. Set processes_per_node to {present} to use the GPU{'s' * (present > 1)}"
         )
     return present if present >= processes else 0
 
