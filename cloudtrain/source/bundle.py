@@ -38,7 +38,7 @@ _ON_PATH = {
     for name, imported in (
         ("runtime", "cloudtrain_runtime"),
         ("media", "cloudtrain_media"),
-        ("stacks", "sitecustomize"),
+        ("python_start", "sitecustomize"),
     )
 }
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
