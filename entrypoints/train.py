@@ -262,7 +262,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     if arguments.torch_compile:
         logger.say(f"model compiled by torch.compile with {arguments.torch_compile_backend}: {models.graphs()} graphs")
     if strategy.saves_in_parts:
-        trained, bare = models.plain(strategy.model, arguments), models.plain(strategy.bare, arguments)
+        trained = models.plain(accelerator.unwrap_model(strategy.model), arguments)
+        bare = models.plain(strategy.bare, arguments)
         publish.save_in_parts(
             bare, strategy.tensors, task.tokenizer, model_folder, manager.epoch, manager.check_current
         )

@@ -117,6 +117,8 @@ def add_generation_config(model: Any, name: str) -> None:
 
 def _renaming(model: Any) -> Callable[[str], str]:
     """Return what makes the model's name of a tensor out of that in the files; it raises Whole for what is converted."""
+    if not hasattr(model, "base_model_prefix"):  # none of transformers
+        return str
     state, prefix = model.state_dict(), f"{model.base_model_prefix}."
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping

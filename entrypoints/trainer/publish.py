@@ -42,11 +42,13 @@ def save(model: Any, tokenizer: Any, folder: Path, epoch: int, check_current: Ca
 
 
 def saves_in_parts(model: Any) -> bool:
-    """Return whether a model without values can be written tensor by tensor as transformers would write it."""
+    """Return whether a model without values can be written tensor by tensor as it would be written whole."""
+    import torch
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        return False
+        state = model.state_dict()  # its modules may keep more than tensors there
+        return not hasattr(model, "save_pretrained") and all(isinstance(each, torch.Tensor) for each in state.values())
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:  # before version 5 names were never converted
@@ -70,8 +72,9 @@ def save_in_parts(
     """
     formats: dict[str, TensorFormat] = {}
     seen: set[int] = set()
+    ignored = getattr(bare, "_keys_to_ignore_on_save", None) or ()
     for name, tensor in bare.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen and name not in (bare._keys_to_ignore_on_save or ()):  # a tied one has one name
+        if id(tensor) not in seen and name not in ignored:  # a tied one has one name
             formats[name] = TensorFormat(tuple(tensor.shape), tensor.dtype)
         seen.add(id(tensor))
     source = tensors(list(formats))
@@ -81,10 +84,11 @@ def save_in_parts(
         return
     with _published(folder, epoch, check_current) as partial:
         write(partial, formats, cast("Iterator[tuple[str, torch.Tensor]]", source))
-        bare.config.architectures = [type(bare).__name__]
-        bare.config.save_pretrained(partial)
-        if bare.can_generate():
-            bare.generation_config.save_pretrained(partial)
+        if hasattr(bare, "save_pretrained"):
+            bare.config.architectures = [type(bare).__name__]
+            bare.config.save_pretrained(partial)
+            if bare.can_generate():
+                bare.generation_config.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
 

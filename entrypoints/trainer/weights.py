@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +35,14 @@ class Recorder(TorchDispatchMode):
         self._roots: dict[int, tuple[int, tuple[Operation, ...]]] = {}  # of a view: its parameter and how it is made
         self._alive: list[torch.Tensor] = []  # an id means nothing once its tensor is gone
         self._unknown: set[int] = set()
+        self._made: dict[int, Operation] = {}  # by the storage of a tensor on the meta device: what fills it alike
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.is_meta and (how := _made_by(func, args)) is not None:
+            self._made[result.untyped_storage()._cdata] = how
+            self._alive.append(result)
         found = self._roots.get(id(args[0])) if args and isinstance(args[0], torch.Tensor) else None
         if found is None or (alias := func._schema.arguments[0].alias_info) is None:
             return result
@@ -74,6 +79,33 @@ class Recorder(TorchDispatchMode):
                 yield
         finally:
             nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Build models whose parameters and buffers are on the meta device already."""
+        register, register_buffer = nn.Module.register_parameter, nn.Module.register_buffer
+
+        def watch(tensor: torch.Tensor | None) -> None:
+            if tensor is not None and tensor.is_meta and id(tensor) not in self._roots:
+                self._roots[id(tensor)] = (id(tensor), ())
+                made = self._made.get(tensor.untyped_storage()._cdata)
+                self._steps[id(tensor)] = [] if made is None else [((), made)]
+                self._alive.append(tensor)
+
+        def watch_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            register(module, name, parameter)
+            watch(parameter)
+
+        def watch_buffer(module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+            register_buffer(module, name, tensor, persistent)
+            watch(tensor)
+
+        nn.Module.register_parameter, nn.Module.register_buffer = watch_parameter, watch_buffer  # type: ignore[method-assign]
+        try:
+            with self:
+                yield
+        finally:
+            nn.Module.register_parameter, nn.Module.register_buffer = register, register_buffer  # type: ignore[method-assign]
 
     def drawn(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
         """Return what initialises a parameter, or None where that is not known."""
@@ -160,11 +192,66 @@ class Weights:
                         raise RuntimeError(f"{first}: this rank holds {tuple(held.shape)}, not {tuple(values.shape)}")
                     held.copy_(values)
 
+    def each(
+        self, model: nn.Module, dtype: torch.dtype | None, device: torch.device
+    ) -> Iterator[tuple[nn.Parameter, Callable[[], torch.Tensor]]]:
+        """Yield each parameter and what returns all its values, on the CPU; buffers are moved to the device.
+
+        A parameter has its shape before, but no memory, and keeps its identity. Tied parameters stay tied.
+
+        Args:
+            model: the model that was built without values.
+            dtype: of the values, None for the parameter's own.
+            device: where the parameters and buffers are.
+        """
+        names: dict[int, list[str]] = {}
+        empty: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+            empty.setdefault(name, parameter)
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(device)
+        for same in names.values():
+            like = empty[same[0]]
+            kind = dtype if dtype is not None and like.is_floating_point() else like.dtype
+            blank = torch.empty((), dtype=kind, device=device).expand(like.shape)
+            made = nn.Parameter(blank, like.requires_grad)
+            for name in same:
+                module_name, _, own = name.rpartition(".")
+                setattr(model.get_submodule(module_name), own, made)
+            yield made, partial(self._whole, same[0], like, kind)
+
+    def _whole(self, name: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        everything = tuple(slice(0, size) for size in like.shape)
+        if self.names[name] in self.stored:  # from the files' dtype to the one that is kept, and no third one between
+            like = like.to(dtype)
+        values = self.part(name, like, everything).to(dtype)
+        # A file is mapped for reading only.
+        return values.clone() if self.names[name] in self.stored else values
+
 
 def fill(model: nn.Module, device: torch.device, offload: bool = False) -> None:
     """Give a model that was built without values those that this rank holds; leave any other one alone."""
-    if (weights := model.__dict__.pop("initial_weights", None)) is not None:
+    if (weights := take(model)) is not None:
         weights.fill(model, device, offload)
+
+
+def take(model: nn.Module) -> Weights | None:
+    """Return the values of a model that was built without them, which it then no longer names; None for any other one."""
+    return model.__dict__.pop("initial_weights", None)  # type: ignore[no-any-return]
+
+
+def _made_by(func: Any, args: tuple[Any, ...]) -> Operation | None:
+    """Return what gives an existing tensor the values of one that an operation has made, where that is known."""
+    aten = torch.ops.aten
+    if func in (aten.zeros.default, aten.ones.default):
+        return aten.fill_.Scalar, (int(func is aten.ones.default),), {}
+    if func is aten.full.default:
+        return aten.fill_.Scalar, (args[1],), {}
+    if func in (aten.randn.default, aten.rand.default):
+        return (aten.normal_ if func is aten.randn.default else aten.uniform_).default, (), {}
+    return None
 
 
 def seed_of(seed: int, name: str) -> int:

@@ -1,8 +1,8 @@
 """A task of the user's own: a class of the source that gives model, data, loss and more.
 
 The class has `model()`, `train_data()` and `loss(model, batch)`; it may have `eval_data()`, `collate(samples)`,
-`count(batch)`, `predictions(outputs, batch)`, `metrics(predictions)`, `samples(predictions)`, `parameter_groups(model)` and
-`tokenizer`.
+`count(batch)`, `predictions(outputs, batch)`, `metrics(predictions)`, `samples(predictions)`, `parameter_groups(model)`,
+`weights()` and `tokenizer`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.utils.data import default_collate
 
-from .. import collectives
+from .. import collectives, meta_device
 from .. import model as models
 from ..errors import Unsupported
 from .in_memory import Samples, moved
@@ -62,9 +62,22 @@ class CustomTask(Task):
         return sum(counts for counts, _ in items), self.own_collate([item for _, item in items])
 
     def model(self, arguments: Arguments) -> torch.nn.Module:
-        """Return the user's model; raises Unsupported where ranks drew different first weights. Collective."""
+        """Return the user's model, without values where it is built on the meta device. Collective.
+
+        Raises Unsupported where ranks built different ones, and for a model without values that cannot get any.
+        """
         model: torch.nn.Module = self.own.model()
         digest = hashlib.sha256()
+        stored = str(self.own.weights()) if hasattr(self.own, "weights") else ""
+        if meta_device.is_empty(model):
+            model = meta_device.outlined(model, self.own.model, arguments.seed, stored)
+            names = [f"{name} {tuple(parameter.shape)}" for name, parameter in model.named_parameters()]
+            collectives.check_same("model", "\n".join([stored, *names]))
+            return model
+        if stored:
+            raise Unsupported(
+                f"weights() of {arguments.task} is for a model without values: build it below torch.device('meta')"
+            )
         for name, parameter in model.named_parameters():
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.detach().double().sum().item()!r}".encode())
         collectives.check_same("model", digest.hexdigest())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import collectives, weights
+from .. import collectives, publish, weights
 from ..errors import Unsupported
 from .ddp import Batch, Strategy
 from .fsdp import filled, skeleton
@@ -60,11 +60,38 @@ class DeepSpeedStrategy(Strategy):
         forget()
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        weights.fill(bare, torch.device("cpu"))  # the engine moves what stays on the device
         self.bare = None
         if self.plan.strategy == "zero3":
             self.bare = skeleton(bare)
+            if (values := weights.take(bare)) is not None:
+                optimizer = self._load_shards(bare, values, make_optimizer)
+                super().prepare(bare, lambda _: optimizer)
+                return
+        weights.fill(bare, torch.device("cpu"))  # the engine moves what stays on the device
         super().prepare(bare, make_optimizer)
+
+    def _load_shards(
+        self, bare: Any, values: weights.Weights, make_optimizer: Callable[[Any], torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
+        """Give a model without values this rank's shards, one parameter after the other, and return its optimizer.
+
+        The engine would take a whole model apart itself, in the same way. Collective.
+        """
+        from deepspeed.runtime.zero import Init
+
+        dtype = torch.bfloat16 if str(self.accelerator.mixed_precision) == "bf16" else None
+        found = list(values.each(bare, dtype, self.device))
+        # Before they are sharded: their shapes, by which they are put into groups, are gone then.
+        optimizer = make_optimizer(bare)
+        first, load = found[0]
+        first.data = load()
+        holder = torch.nn.Module()
+        holder.register_parameter("first", first)
+        Init(holder, config_dict_or_path=self.accelerator.state.deepspeed_plugin.deepspeed_config, dtype=first.dtype)
+        for parameter, load in found[1:]:
+            parameter.data = load()
+            first.convert_to_zero_parameters(param_list=[parameter])
+        return optimizer
 
     def settle(self, loss: Callable[[], Any]) -> None:
         pass
@@ -102,6 +129,31 @@ class DeepSpeedStrategy(Strategy):
         if self.plan.strategy != "zero3":
             return super().parts()
         return [("shard:flat", each.ds_numel, each.ds_tensor.ds_numel) for each in self.model.parameters()]
+
+    @property
+    def saves_in_parts(self) -> bool:
+        return self.bare is not None and publish.saves_in_parts(self.bare)
+
+    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        from deepspeed.runtime.zero import GatheredParameters
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        module = self.model.module
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        like = self.bare.state_dict()
+        for name in names:
+            if (parameter := parameters.get(name)) is None:
+                full = buffers[name]
+            elif parameter.requires_grad:  # what the optimizer has, in bf16 too
+                full = safe_get_full_fp32_param(parameter)
+            else:
+                with GatheredParameters([parameter]):
+                    full = parameter.data.clone()
+            yield name, full.detach().to("cpu", like[name].dtype) if self.rank == 0 else None
+            del full
+        # From here on the ranks write together, and transformers would gather parameters itself.
+        forget()
 
     def whole(self) -> Any:
         if self.bare is None:

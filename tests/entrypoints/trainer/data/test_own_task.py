@@ -78,10 +78,17 @@ class Sums:
             {"params": [each for each in model.parameters() if each.dim() == 2]},
             {"params": [each for each in model.parameters() if each.dim() == 1], "lr": 0.0},
         ]
+
+
+class Empty(Sums):
+    def model(self):
+        with torch.device("meta"):
+            return super().model()
 """
 COMMON = ["--max_steps", "6", "--gradient_accumulation_steps", "2", "--logging_steps", "1", "--max_grad_norm", "0.5"]
 COMMON += ["--per_device_eval_batch_size", "3", "--eval_strategy", "steps", "--eval_steps", "3"]
-OWN = ["--task", "mypkg.task:Sums", "--task_args", "width=8", "kind=deep", "--learning_rate", "0.05", *COMMON]
+OWN = ["--task_args", "width=8", "kind=deep", "--learning_rate", "0.05", *COMMON]
+CLASSES = {"own": "Sums", "own, on the meta device": "Empty"}
 SIZE = "--per_device_train_batch_size"
 
 
@@ -101,10 +108,10 @@ def preferences(pairs: Path) -> list[str]:
     return [*TINY, "--task", "dpo", "--dataset", str(pairs), "--validation_split_percentage", "30", *COMMON]
 
 
-def run_own(folder: Path, world: int = 1, more: tuple[str, ...] = (), **env: str) -> Trainer:
+def run_own(folder: Path, kind: str = "own", world: int = 1, **env: str) -> Trainer:
     (folder / "mypkg").mkdir(parents=True)
     (folder / "mypkg" / "task.py").write_text(TASK)
-    return train(folder, [*OWN, SIZE, str(4 // world), *more], world, **env)
+    return train(folder, ["--task", f"mypkg.task:{CLASSES[kind]}", *OWN, SIZE, str(4 // world)], world, **env)
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +122,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, pairs: Path) -> Callable[[st
     def run(kind: str) -> Trainer:
         if kind not in made:
             here = base / kind
-            made[kind] = run_own(here) if kind == "own" else train(here, [*preferences(pairs), SIZE, "4"])
+            made[kind] = run_own(here, kind) if kind in CLASSES else train(here, [*preferences(pairs), SIZE, "4"])
         return made[kind]
 
     return run
@@ -129,14 +136,15 @@ def results(done: Trainer) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["own", "dpo"])
+@pytest.mark.parametrize("kind", [*CLASSES, "dpo"])
 @pytest.mark.parametrize("strategy", ALL)
 def test_two_ranks_give_the_numbers_of_one(
     tmp_path: Path, strategy: str, kind: str, alone: Callable[[str], Trainer], pairs: Path
 ):
     env = {"CLOUDTRAIN_PARALLELISM": json.dumps({"strategy": strategy})}
     args = [*preferences(pairs), SIZE, "2"]
-    done = run_own(tmp_path / "run", 2, **env) if kind == "own" else train(tmp_path / "run", args, 2, **env)
+    run = tmp_path / "run"
+    done = run_own(run, kind, 2, **env) if kind in CLASSES else train(run, args, 2, **env)
     world, (wrapper, share) = done.events("world")[0], STRATEGIES[strategy]
     assert (world["world_size"], world["wrapper"]) == (2, wrapper)
     assert len(world["parameters_per_rank"]) == 2
