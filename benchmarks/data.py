@@ -89,7 +89,8 @@ def main(sizes: list[str]) -> None:
                     str(Path(base, "tokenizer")),
                     str(Path(base, "cache")),
                 ]
-                row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                row = json.loads(done.stdout.splitlines()[-1])  # before it, progress
                 print(
                     f"{size} MB, {start} start: {row['tokens']:,} tokens, peak {row['peak_mib']:,.0f} MiB, "
                     f"{row['cpu_s']:.1f} CPU s, {row['seconds']:.1f} s",

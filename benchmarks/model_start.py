@@ -1,10 +1,12 @@
-"""Host memory of a rank while it loads its shard: a Llama of 1 billion parameters, 8 ranks on CPUs with gloo, fsdp and bf16.
+"""Host memory of a rank while it loads its shard: a Llama of 1 billion parameters, 8 ranks on CPUs with gloo.
 
-    python benchmarks/model_start.py [--layers 18] [--ranks 8]
+    python benchmarks/model_start.py [--layers 16] [--ranks 8] [--only zero3]
 
-Read from safetensors in bfloat16, and drawn from scratch. Measured is the anonymous memory (RssAnon) of each process from
-before the model is built until FSDP has sharded it, above that after the imports and the process group, every 2 ms. Weights
-are kept in float32, as mixed precision needs them. Needs about 12 GB of memory.
+Read from safetensors in bfloat16, and drawn from scratch: with fsdp, zero3, a pipeline, LoRA and a task of the source that
+builds on the meta device. Measured is the anonymous memory (RssAnon) of each process from before the model is built until it
+is sharded, above that after the imports and the process group, every 2 ms. Weights are kept in float32, as mixed precision
+needs them; DeepSpeed keeps them in bfloat16. What DeepSpeed's engine then adds for training (master weights, gradients) is
+not measured. Needs about 12 GB of memory.
 """
 
 from __future__ import annotations
@@ -22,69 +24,92 @@ from typing import Any
 from measure import ROOT, report, table
 
 WIDTH, INNER, VOCABULARY = 2048, 5632, 32_000
-READ, DRAWN = CASES = ("read from safetensors", "drawn")
+READ, DRAWN = "read from safetensors", "drawn"
+CASES = [
+    ("fsdp", READ), ("fsdp", DRAWN), ("zero3", READ), ("zero3", DRAWN), ("pp", READ), ("pp", DRAWN), ("fsdp, LoRA", READ),
+    ("fsdp, own task", READ), ("fsdp, own task", DRAWN),
+]  # fmt: skip
 
 
-def worker(folder: Path, layers: int, case: str) -> None:
+def worker(folder: Path, layers: int, case: tuple[str, str]) -> None:
     sys.path[:0] = [str(ROOT / "entrypoints"), str(ROOT / "tests" / "entrypoints" / "trainer")]
+    os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] = str(folder)
     import torch
     import torch.distributed as dist
-    from starting import Peak, start
+    from starting import Peak, Words, write_model
+    from trainer import lora, meta_device, strategies
     from trainer import model as models
-    from trainer import tensor_files
     from trainer.arguments import Arguments
-    from trainer.strategies import fsdp, mesh
+    from trainer.data.tasks import Task
+    from trainer.strategies import mesh
 
-    class Words:
-        bos_token_id = eos_token_id = pad_token_id = 1
-
+    class Sized(Words):
         def __len__(self) -> int:
             return VOCABULARY
 
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    plan = mesh.ParallelismPlan("fsdp", shard=ranks)
-    fsdp.mesh_of(plan, torch.device("cpu"))
+    kind, source = case
+    ranks = int(os.environ["WORLD_SIZE"])
+    plan = mesh.choose_plan({"pp_size": ranks} if kind == "pp" else {"strategy": kind.partition(",")[0]}, ranks)
     sizes = {"hidden_size": WIDTH, "num_attention_heads": 16, "intermediate_size": INNER, "block_size": 2048}
-    drawn = Arguments(**sizes, num_hidden_layers=layers)
-    models.outline(Arguments(hidden_size=32, num_hidden_layers=1, num_attention_heads=4), Words(), [])
-    if rank == 0 and case == READ:
-        model = models.outline(drawn, Words(), [])
-        weights = model.initial_weights
-        formats, wholes = {}, {}
-        for name, parameter in model.named_parameters():
-            formats[name] = tensor_files.TensorFormat(tuple(parameter.shape), torch.bfloat16)
-            wholes[name] = tuple(slice(0, size) for size in parameter.shape)
-        like = dict(model.named_parameters())
-        tensors = ((name, weights.part(name, like[name], wholes[name]).bfloat16()) for name in formats)
-        tensor_files.write(folder, formats, tensors)
-        model.config.save_pretrained(folder)
-        del model, weights, like, tensors
+    arguments = Arguments(**sizes, num_hidden_layers=layers, per_device_train_batch_size=ranks, bf16=True)
+    strategy = strategies.build_strategy(plan, arguments)
+    strategy.task = Task(Sized(), None, None, None)  # type: ignore[arg-type]
+    rank = dist.get_rank()
+    # What is imported is not to be counted.
+    first = models.outline(Arguments(hidden_size=32, num_hidden_layers=1, num_attention_heads=4), Sized(), [])
+    if source == READ and rank == 0:
+        write_model(folder, models.outline(arguments, Sized(), []), torch.bfloat16)
+    if "LoRA" in kind:
+        lora.adapted(first, Arguments(use_peft=True))
+    del first
     dist.barrier()
-    arguments = Arguments(**sizes, model=str(folder)) if case == READ else drawn
+    if source == READ:
+        arguments.model = str(folder)
+    arguments.use_peft = "LoRA" in kind
     peak = Peak()
     peak.start()
-    model = models.outline(arguments, Words(), [])
-    start(model, plan)
-    most = peak.stop()
-    shard = sum(each.to_local().numel() * each.element_size() for each in model.parameters())
-    largest = max(each.numel() * each.element_size() for each in model.parameters())
+    if "own" in kind:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.for_model(
+            "llama", vocab_size=VOCABULARY, hidden_size=WIDTH, num_attention_heads=16, intermediate_size=INNER,
+            num_hidden_layers=layers, tie_word_embeddings=True,
+        )  # fmt: skip
+
+        def build() -> Any:
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config)
+
+        model: Any = meta_device.outlined(build(), build, 42, arguments.model)
+    else:
+        model = models.outline(arguments, Sized(), [])
+    largest = max(each.numel() for each in model.parameters()) * 4
     count = sum(each.numel() for each in model.parameters())
+    if kind == "zero3":
+        from trainer import weights
+
+        strategy._load_shards(model, weights.take(model), lambda each: models.optimizer(each, arguments))  # type: ignore[attr-defined]
+        held = [each.ds_tensor for each in model.parameters()]
+    else:
+        strategy.prepare(model, lambda each: models.optimizer(each, arguments))
+        held = [each.to_local() if hasattr(each, "to_local") else each for each in strategy.model.parameters()]
+    most = peak.stop()
+    shard = sum(each.numel() * each.element_size() for each in held)
     mine = {"peak": most, "shard": shard, "tensor": largest, "parameters": count, "imports": peak.first}
     found: list[dict[str, int]] = [{} for _ in range(ranks)]
     dist.all_gather_object(found, mine)
     if rank == 0:
-        print("FOUND", json.dumps({"case": case, "ranks": found}), flush=True)
+        print("FOUND", json.dumps({"case": f"{kind}, {source}", "ranks": found}), flush=True)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
 
 
-def started(case: str, layers: int, ranks: int) -> dict[str, Any]:
+def started(case: tuple[str, str], layers: int, ranks: int) -> dict[str, Any]:
     """Let ranks load a model in processes of their own, and return what each of them found."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += [__file__, "--worker", folder, "--layers", str(layers), "--case", case]
+        command += [__file__, "--worker", folder, "--layers", str(layers), "--case", *case]
         env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=folder)
     cases = [json.loads(text) for text in re.findall(r"^FOUND (.*)$", done.stdout, re.MULTILINE)]
@@ -95,19 +120,20 @@ def started(case: str, layers: int, ranks: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", type=int, default=18)
+    parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--case", default=DRAWN, help=argparse.SUPPRESS)
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="the strategies whose name begins so")
     arguments = parser.parse_args()
     if arguments.worker:
         sys.path.remove(str(Path(__file__).parent))  # packaging.py here is not the library of that name
         worker(arguments.worker, arguments.layers, arguments.case)
-    cases = [started(case, arguments.layers, arguments.ranks) for case in CASES]
+    cases = [started(case, arguments.layers, arguments.ranks) for case in CASES if case[0].startswith(arguments.only)]
     rows, gates = [], []
     for case in cases:
         ranks = case["ranks"]
-        most = max(ranks, key=lambda each: each["peak"])
+        most = max(ranks, key=lambda each: each["peak"] / (1.3 * each["shard"] + each["tensor"]))
         limit = 1.3 * most["shard"] + most["tensor"]
         rows.append(
             (
@@ -124,11 +150,11 @@ def main() -> int:
         "ranks",
         "shard, MB",
         "largest tensor, MB",
-        "peak of any rank, MB",
+        "peak, MB",
         "1.3 x shard + tensor, MB",
     ]
     body = table(rows, [*head, "imports, MB"])
-    body += "\n\nThe whole model in float32 is the shard times the ranks."
+    body += "\n\nOf each row that rank is shown whose peak comes nearest to its limit. The largest tensor is counted in float32."
     return report("model_start", "Host memory while a rank loads its shard", body, gates)
 
 

@@ -203,6 +203,7 @@ class Planner:
             )
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images):
             raise BadJob(job.located(refused))
+        expected = [*expected, *refusals.find_notes(job, made["parallelism"], source)]
         if job.resources.gpus and (job.trainer or job.fit.model):
             from cloudtrain.runs import fit_check
 

@@ -49,6 +49,14 @@ def find_refusals(
     return []
 
 
+def find_notes(job: Job, parallelism: Mapping[str, Any], source: Path) -> list[str]:
+    """Return what a node would do that a user may not expect, one sentence each."""
+    if not job.trainer:
+        return []
+    found = module("trainer.preview").whole_model_note(job.argv()[1:], parallelism, source)
+    return [found] if found else []
+
+
 def _version_problems(parallelism: Mapping[str, Any], world: int, nodes: int, images: Iterable[str]) -> list[Problem]:
     """Return what images lack whose names say the versions of their libraries."""
     problems = []

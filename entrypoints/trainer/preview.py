@@ -108,6 +108,27 @@ def missing_class(task: str, source: Path) -> str | None:
     return f"--task {task}: {files[0].relative_to(source)} has no class {name}"
 
 
+def whole_model_note(argv: Sequence[str], parallelism: Mapping[str, Any], source: Path) -> str:
+    """Return a sentence for a task of the source whose model each rank builds whole before it is sharded; "" for others."""
+    try:
+        arguments = parse(argv)
+    except Misuse:
+        return ""
+    if not arguments.own_task or parallelism.get("strategy") not in ("fsdp", "hsdp", "zero3"):
+        return ""
+    path = arguments.task.partition(":")[0].replace(".", "/")
+    for file in (source / f"{path}.py", source / path / "__init__.py"):
+        if file.is_file() and not any(
+            isinstance(node, ast.Constant) and node.value == "meta"
+            for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        ):
+            return (
+                f"--task {arguments.task}: each rank builds the whole model in host memory before it keeps its shard; "
+                'build it below torch.device("meta") in model(), and each rank loads its shard alone'
+            )
+    return ""
+
+
 def refusals(arguments: Any, parallelism: Mapping[str, Any], world: int, nodes: int) -> Iterator[str]:
     """Yield a sentence for each reason why a training with these parsed arguments would not begin."""
     if parallelism.get("accelerate_config"):

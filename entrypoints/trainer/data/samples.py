@@ -148,9 +148,13 @@ class GlobalBatches(Sampler[list[int]]):
         """Continue from a position in the data."""
         self.epoch, self.samples = position["epoch"], position["samples"]
 
-    def windows(self) -> list[int]:
-        """Return how many micro-batches each remaining step of this epoch takes."""
-        return [math.ceil(len(batch) / (self.per_device * self.world)) for batch in self._global_batches()]
+    def windows(self) -> Iterator[int]:
+        """Yield how many micro-batches each remaining step of this epoch takes."""
+        begin = self.samples
+        for at in range(begin, self.size, self.global_batch):
+            taken = min(self.global_batch, self.size - at)
+            if taken == self.global_batch or not self.drop_last:
+                yield math.ceil(taken / (self.per_device * self.world))
 
     def advance(self) -> None:
         """Count the samples of one step as taken."""
@@ -173,11 +177,13 @@ class GlobalBatches(Sampler[list[int]]):
                 mine = batch[at : at + share][self.rank * self.per_device : (self.rank + 1) * self.per_device]
                 yield mine + [EMPTY] * (self.per_device - len(mine) if self.full else not mine)
 
-    def _global_batches(self) -> list[list[int]]:
+    def _global_batches(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.size, generator=generator).tolist()
-        batches = [order[at : at + self.global_batch] for at in range(self.samples, self.size, self.global_batch)]
-        return [batch for batch in batches if not self.drop_last or len(batch) == self.global_batch]
+        order = torch.randperm(self.size, generator=generator)  # 8 bytes a sample, where a list would take 40
+        for at in range(self.samples, self.size, self.global_batch):
+            batch = order[at : at + self.global_batch].tolist()
+            if not self.drop_last or len(batch) == self.global_batch:
+                yield batch
 
 
 def accumulation(arguments: Arguments, data_ranks: int) -> int:

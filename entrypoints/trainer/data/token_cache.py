@@ -1,7 +1,8 @@
 """Keep the tokens of a text on disk, memory-mapped, and find them again by the digest of the text and the tokenizer.
 
-One process of a machine tokenizes; the others wait for its lock and then read the same pages. A file is whole once its
-index is there, and is checked against it before it is used.
+The processes of a machine tokenize together, each the pieces of the text that no other has taken, and then read the same
+pages. Pieces that are done stay when a start is interrupted. A file is whole once its index is there, and is checked
+against it before it is used.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from .progress import Progress
 from .samples import token_groups
 from .tokenizer import fingerprint
 
+PIECE = 4 << 20  # characters of text that one process takes at a time; a long text is one piece
 SMALLEST = 32 << 20  # bytes of text that are kept where no folder is named
 NEVER = "none"
 _FORMAT = "1 int32"
@@ -45,7 +48,7 @@ def packed_tokens(texts: Texts, tokenizer: Any, folder: str = "") -> tuple[Token
         return in_memory(texts(), tokenizer), ""
     base = Path(folder or default_folder())
     try:
-        return _kept(base / digest, texts, tokenizer), str(base / digest)
+        return _kept(base / digest, texts, tokenizer, Progress("tokenizing", size)), str(base / digest)
     except OSError as error:  # a full disk, a folder that is not writable, a file system without locks
         return in_memory(texts(), tokenizer), f"memory only: {base}: {error.strerror or error}"
 
@@ -74,17 +77,70 @@ def digest_of(texts: Iterable[str], tokenizer: Any) -> tuple[str, int]:
     return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32], size
 
 
-def _kept(folder: Path, texts: Texts, tokenizer: Any) -> Tokens:
+def _kept(folder: Path, texts: Texts, tokenizer: Any, progress: Progress) -> Tokens:
     """Return the tokens that are in a folder, written there first where they are not; raises OSError."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    pieces = folder.with_suffix(".pieces")
+    if (tokens := _read(folder)) is not None:
+        return tokens
+    pieces.mkdir(parents=True, exist_ok=True)
+    for number, group in enumerate(_groups(texts())):
+        if not _piece(pieces, number, group, tokenizer, wait=False):
+            break
+        progress.add(group)
     with _locked(folder.with_suffix(".lock")):
         tokens = _read(folder)
         if tokens is None:
-            _write(folder, texts, tokenizer)
+            pieces.mkdir(exist_ok=True)
+            _join(folder, pieces, texts, tokenizer)
+            shutil.rmtree(pieces, ignore_errors=True)
             tokens = _read(folder)
+    progress.end()
     if tokens is None:
         raise OSError(f"{folder} was removed, or it changes while it is read")
     return tokens
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the texts in groups of `PIECE` characters, the last text whole."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= PIECE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _piece(folder: Path, number: int, group: list[str], tokenizer: Any, wait: bool) -> bool:
+    """Write the tokens of one piece, unless they are there, or another process writes them and `wait` is off.
+
+    Returns False when the folder is gone: all pieces were joined by another process.
+    """
+    file, lock = folder / f"{number:06d}.bin", folder / f"{number:06d}.lock"
+    if file.exists():
+        return True
+    try:
+        with open(lock, "w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                return True
+            if file.exists():
+                return True
+            with open(folder / f"{number:06d}.new", "wb") as out:
+                for tokens in token_groups(group, tokenizer):
+                    out.write(tokens)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(folder / f"{number:06d}.new", file)
+    except FileNotFoundError:
+        if folder.exists():
+            raise
+        return False
+    return True
 
 
 @contextmanager
@@ -107,19 +163,22 @@ def _read(folder: Path) -> Tokens | None:
     return tokens if hashlib.sha256(tokens).hexdigest() == expected else None
 
 
-def _write(folder: Path, texts: Texts, tokenizer: Any) -> None:
-    """Tokenize into a folder; it has its name once it is whole."""
+def _join(folder: Path, pieces: Path, texts: Texts, tokenizer: Any) -> None:
+    """Join all pieces in a folder, which has its name once it is whole; those that are still missing are tokenized here."""
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        content, count = hashlib.sha256(), 0
+        content, size = hashlib.sha256(), 0
         with open(partial / "tokens.bin", "wb") as stream:
-            for tokens in token_groups(texts(), tokenizer):
-                stream.write(tokens)
-                content.update(tokens)
-                count += len(tokens)
+            for number, group in enumerate(_groups(texts())):
+                _piece(pieces, number, group, tokenizer, wait=True)
+                with open(pieces / f"{number:06d}.bin", "rb") as piece:
+                    while block := piece.read(1 << 20):
+                        stream.write(block)
+                        content.update(block)
+                        size += len(block)
             stream.flush()
             os.fsync(stream.fileno())
-        (partial / "index.json").write_text(json.dumps({"tokens": count, "sha256": content.hexdigest()}))
+        (partial / "index.json").write_text(json.dumps({"tokens": size // 4, "sha256": content.hexdigest()}))
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:

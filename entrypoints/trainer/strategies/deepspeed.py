@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,12 @@ def forget() -> None:
     unset_hf_deepspeed_config()
 
 
+def _give_back_memory() -> None:
+    """Return to the system what whole parameters have left free between their shards, where the C library can (glibc)."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
 class DeepSpeedStrategy(Strategy):
     """The engine keeps gradients and optimizer state in parts, and parameters too in stage 3; it clips and steps itself."""
 
@@ -91,6 +98,7 @@ class DeepSpeedStrategy(Strategy):
         for parameter, load in found[1:]:
             parameter.data = load()
             first.convert_to_zero_parameters(param_list=[parameter])
+            _give_back_memory()
         return optimizer
 
     def settle(self, loss: Callable[[], Any]) -> None:

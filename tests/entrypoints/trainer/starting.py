@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from trainer import model as models
+from trainer import tensor_files
 from trainer.arguments import Arguments
 from trainer.strategies import fsdp, mesh
 
@@ -55,6 +56,18 @@ class Peak(threading.Thread):
 def anonymous() -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+
+def write_model(folder: Path, model, dtype: torch.dtype) -> None:
+    """Write a model that has no values yet, one tensor after the other."""
+    weights, formats, wholes = model.initial_weights, {}, {}
+    for name, parameter in model.named_parameters():
+        formats[name] = tensor_files.TensorFormat(tuple(parameter.shape), dtype)
+        wholes[name] = tuple(slice(0, size) for size in parameter.shape)
+    like = dict(model.named_parameters())
+    tensors = ((name, weights.part(name, like[name], wholes[name]).to(dtype)) for name in formats)
+    tensor_files.write(folder, formats, tensors)
+    model.config.save_pretrained(folder)
 
 
 def start(model, plan) -> None:

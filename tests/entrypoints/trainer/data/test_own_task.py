@@ -268,6 +268,24 @@ def test_a_plan_refuses_a_class_that_the_source_does_not_have(tmp_path: Path, ta
     assert said in found[0] if said else found == []
 
 
+@pytest.mark.parametrize(
+    ("task", "strategy", "said"),
+    [
+        ("whole:Sums", "fsdp", True),
+        ("whole:Sums", "zero3", True),
+        ("whole:Sums", "ddp", False),
+        ("mypkg.task:Empty", "fsdp", False),
+        ("dpo", "fsdp", False),
+    ],
+)
+def test_a_plan_says_that_each_rank_builds_the_whole_model(tmp_path: Path, task: str, strategy: str, said: bool):
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "task.py").write_text(TASK)
+    (tmp_path / "whole.py").write_text(TASK.partition("class Empty")[0])
+    found = preview.whole_model_note(["--task", task], {"strategy": strategy}, tmp_path)
+    assert bool(found) == said and ("each rank builds the whole model" in found) == said
+
+
 def test_macro_f1():
     labels, guesses = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 1, 1, 2, 0])
     assert macro_f1(guesses, labels) == pytest.approx((0.5 + 0.8 + 2 / 3) / 3)  # scikit-learn's number

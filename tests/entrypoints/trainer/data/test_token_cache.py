@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tests.entrypoints.training import ENTRYPOINTS, TINY, texts, train
 
-from trainer.data import token_cache  # isort: skip
+from trainer.data import progress, token_cache  # isort: skip
 from trainer.data.samples import Blocks  # isort: skip
 from trainer.data.token_cache import in_memory, packed_tokens  # isort: skip
 
@@ -76,7 +77,11 @@ def test_damaged_tokens_are_made_again(tmp_path: Path, damage: str):
     assert tokenizer.seen == 600 and np.array_equal(tokens, in_memory(TEXTS, Tokenizer()))
 
 
-def test_a_start_that_is_interrupted_leaves_nothing_that_counts(tmp_path: Path):
+def test_a_start_that_is_interrupted_leaves_nothing_that_counts_and_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(token_cache, "PIECE", 1000)
+
     class Interrupted(Tokenizer):
         def __call__(self, group: list[str], **options: object) -> dict[str, list[list[int]]]:
             if self.seen >= 256:
@@ -84,10 +89,62 @@ def test_a_start_that_is_interrupted_leaves_nothing_that_counts(tmp_path: Path):
             return super().__call__(group)
 
     with pytest.raises(KeyboardInterrupt):
-        packed_tokens(lambda: TEXTS, Interrupted(), str(tmp_path))
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-    tokens, _ = packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path))
+        packed_tokens(lambda: TEXTS, first := Interrupted(), str(tmp_path))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".pieces"]
+    tokens, _ = packed_tokens(lambda: TEXTS, second := Tokenizer(), str(tmp_path))
     assert np.array_equal(tokens, in_memory(TEXTS, Tokenizer()))
+    assert first.seen + second.seen == 600 and first.seen >= 256, "what was tokenized is not tokenized again"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
+
+
+WORK = """
+import os, sys, time
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from pathlib import Path
+from tests.entrypoints.trainer.data.test_token_cache import TEXTS, Tokenizer, in_memory, token_cache
+token_cache.PIECE = 500
+folder, me = Path(sys.argv[3]), sys.argv[4]
+
+class Slow(Tokenizer):
+    def __call__(self, group, **options):
+        if not self.seen:  # until all have begun: one must not do it all before the others are there
+            (folder / f"begun-{me}").touch()
+            deadline = time.monotonic() + 100
+            while len(list(folder.glob("begun-*"))) < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return super().__call__(group)
+
+slow = Slow()
+tokens, _ = token_cache.packed_tokens(lambda: TEXTS, slow, str(folder / "cache"))
+print(slow.seen, bool((tokens == in_memory(TEXTS, Tokenizer())).all()))
+"""
+
+
+def test_processes_of_a_machine_tokenize_together(tmp_path: Path):
+    """Three processes: each text is tokenized once in all, each process has some of them, all read the same tokens."""
+    command = [sys.executable, "-c", WORK, str(ENTRYPOINTS), str(ENTRYPOINTS.parent), str(tmp_path)]
+    started = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(3)]
+    found = [process.communicate(timeout=240)[0].split() for process in started]
+    assert [row[1] for row in found] == ["True"] * 3
+    seen = [int(row[0]) for row in found]
+    assert sum(seen) == 600 and min(seen) > 0, seen
+
+
+def test_a_long_tokenization_has_a_progress_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path / "quick"))
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(token_cache, "PIECE", 5000)
+    monkeypatch.setattr(progress, "FIRST_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path / "long"))
+    lines = capsys.readouterr().out.splitlines()
+    shares = [
+        int(re.fullmatch(r"tokenizing \[#*-*\] +(\d+)%, 0 of 0 MB, (about )?\d+ s( left)?", line)[1]) for line in lines
+    ]
+    assert shares == sorted(shares) and shares[-1] == 100 and len(set(shares)) > 2
+    assert lines[-1].startswith("tokenizing [####################] 100%")
 
 
 def test_small_texts_stay_in_memory_and_what_cannot_be_kept_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -141,7 +198,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path):
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True
     )
-    tokens, grown_kib = map(int, done.stdout.split())
+    tokens, grown_kib = map(int, done.stdout.splitlines()[-1].split())
     assert tokens == 3600 * (9300 + 1)  # one group of texts in work takes up to 30 MB, whatever the number of texts
     assert grown_kib * 1024 < tokens * 4 / 2, "half of what the tokens alone would take"
     assert json.loads(next(tmp_path.glob("*/index.json")).read_text())["tokens"] > 0

@@ -1,0 +1,48 @@
+"""Print how far a long piece of work is: a bar, from time to time, by rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from .. import collectives
+
+FIRST_S, EVERY_S, WIDTH = 5.0, 10.0, 20
+
+
+class Progress:
+    """A line with a bar after some seconds, and then every ten; nothing for what is done before.
+
+    Args:
+        what: what is done ("tokenizing").
+        total: bytes of UTF-8 in all.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self.begun = time.monotonic()
+        self.next = self.begun + FIRST_S
+        self.printed = False
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Count texts as done."""
+        self.done += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if (now := time.monotonic()) >= self.next:
+            self.next = now + EVERY_S
+            left = (self.total - self.done) * (now - self.begun) / max(self.done, 1)
+            self._print(self.done, f", about {left:,.0f} s left")
+
+    def end(self) -> None:
+        """Print the full bar, where one was printed before."""
+        if self.printed:
+            self._print(self.total, f", {time.monotonic() - self.begun:,.0f} s")
+
+    def _print(self, done: int, more: str) -> None:
+        self.printed = True
+        if collectives.rank() == 0:
+            share = min(done / max(self.total, 1), 1.0)
+            bar = "#" * int(share * WIDTH)
+            print(
+                f"{self.what} [{bar:-<{WIDTH}}] {share:4.0%}, {done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB{more}",
+                flush=True,
+            )
