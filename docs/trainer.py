@@ -54,9 +54,10 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 
 - **Pretraining** packs documents into blocks. `streaming: true` reads jsonl, csv, parquet, text files and hub datasets without keeping them in memory. It needs
   `max_steps`, and each rank reads the whole stream. It is shuffled by a buffer of `shuffle_buffer_size` documents; parquet, jsonl and csv rows in it are in memory.
-- **Tokens are kept**: from 32 MiB of text on, each machine tokenizes once and keeps the tokens in `~/.cache/cloudtrain/tokens`. Later attempts and runs with the same
-  text and tokenizer read them from there, memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container.
-  `token_cache: none` keeps nothing. You may delete the folder at any time. Pretraining only.
+- **Tokens are kept**: from 32 MiB of text on, the ranks of a machine tokenize together, once, and keep the tokens in `~/.cache/cloudtrain/tokens`. The log has
+  a progress bar. An interrupted start leaves its finished pieces to the next one. Later attempts and runs with the same text and tokenizer read the tokens
+  memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container. `token_cache: none` keeps nothing. You may delete
+  the folder at any time. Pretraining only.
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
 - **Classification** (`task: sequence-classification`): a text and a label in each row.
@@ -125,9 +126,10 @@ With fsdp, hsdp, tp and pp each rank writes its own part of a checkpoint. Severa
 
 ## Limits
 
-- With fsdp, hsdp, `tp_size` and `pp_size` each rank loads only its part, from safetensors or drawn tensor by tensor. Each rank builds the whole model first with
-  zero3 and with your own task classes. It does so, and the log has a line, for quantized models, models without safetensors and experts that transformers packs.
-- With fsdp, hsdp and `tp_size` the trained model is written one tensor at a time. With `pp_size`, zero3, LoRA and your own task classes rank 0 gathers the whole model.
+- With fsdp, hsdp, zero3, `tp_size` and `pp_size` each rank loads only its part, from safetensors or drawn tensor by tensor; LoRA too. Your own task classes
+  do so where `model()` builds [on the meta device](how/own-task.md#a-model-that-is-too-large-for-each-rank). Each rank builds the whole model first, and the log
+  has a line, for quantized models, models without safetensors and experts that transformers packs. `train_distributed` sends the whole model, 1 GiB at most.
+- With fsdp, hsdp, zero3 and `tp_size` the trained model is written one tensor at a time. With `pp_size` and LoRA rank 0 gathers the whole model.
 - `cp_size` keeps keys and values of one layer whole on each rank, and needs three to five bytes for each pair of tokens in a chunk.
 - It needs torch 2.8, transformers 4.56 and accelerate 1.10. `tp_size`, `pp_size` and `cp_size` need torch 2.13, transformers 5.23 and accelerate 1.15. A plan
   refuses a stock image whose name says that it is too old; otherwise the trainer exits with 78.
