@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-POLL_S, SIMULATED_S = 10.0, 0.1
+POLL_S, PAUSE_S = 10.0, 2.0  # between looks at a lease; between looks for bids
+SIMULATED_POLL_S, SIMULATED_PAUSE_S = 0.5, 0.02
 CONSOLE = "https://console-api.akash.network"
 MOST_INLINE = 900_000  # characters of source in an SDL for all nodes; etcd, where providers keep it, takes 1.5 MiB
 PIECE = 100_000  # characters of a variable; Linux takes 128 KiB
@@ -48,7 +49,7 @@ class AkashBackend:
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options = dict(options)
         if options.get("simulated"):
-            self.poll_s = self.follow_s = SIMULATED_S
+            self.poll_s = self.follow_s = SIMULATED_POLL_S
             self.logs_per_s = 100.0
         region, profile = options.get("store_region") or "us-east-1", options.get("profile")
         self._aws = Aws(self.name, region, profile, options.get("store_endpoint"))
@@ -57,7 +58,7 @@ class AkashBackend:
         self.group = f"akash {console} {key}"
         self._console = Console(console, key)
         store = str(options.get("store") or "").rstrip("/")
-        pause_s = SIMULATED_S if options.get("simulated") else 2.0
+        pause_s = SIMULATED_PAUSE_S if options.get("simulated") else PAUSE_S
         submission = Submission(
             self._console, self._aws, store, options, lambda attempt_id: self._attempts.control(attempt_id), pause_s
         )

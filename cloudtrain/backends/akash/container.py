@@ -71,6 +71,8 @@ try:
         print("this container was started before: the attempt cannot continue in it", flush=True)
         report(None, "the container was killed or restarted by its provider (out of memory, a lost machine)", "restarted")
         idle()
+    if stopped:
+        sys.exit(0)
     ask("began", b"1")
     packed = source()
     given = json.loads(ask("given") or b"{}") or {"secrets": by_hand}

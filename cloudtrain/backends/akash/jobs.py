@@ -121,6 +121,7 @@ class Attempts:
             deployment=deployment,
             record=record,
             reports=reports,
+            began=any(name.startswith("began-") for name in names),
             cancelled=cancelled is not None,
             ending_at=float(ending["at"]) if ending else None,
         )

@@ -12,6 +12,7 @@ from cloudtrain.job.units import format_duration, format_time, unix_time
 
 CONSOLE = "https://console.akash.network/deployments/{dseq}"
 UPLOAD_S = 900.0  # how long other nodes may upload behind the end that node 0 has written
+UNBEGUN_S = 5.0  # how long a container may take to report its start, behind the end of a lease in which none has begun
 LOST_CODE = 69  # the launcher's, where a node is gone (entrypoints/launcher/world/outcome.py)
 
 
@@ -25,6 +26,7 @@ class Seen:
         deployment: the Console's answer, None where it knows none.
         record: the newest history record in the output, {} before the launcher wrote one.
         reports: node -> what its container reported at its end.
+        began: whether a container reported its start.
         cancelled: whether somebody asked for the end.
         ending_at: when an end of the job or of its lease was first seen.
     """
@@ -34,6 +36,7 @@ class Seen:
     deployment: Mapping[str, Any] | None
     record: Mapping[str, Any] = field(default_factory=dict)
     reports: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    began: bool = False
     cancelled: bool = False
     ending_at: float | None = None
 
@@ -57,6 +60,8 @@ def judge(seen: Seen, *, lost_after_s: float, settle_s: float) -> Status:
     started_at = seen.record.get("started_at")
     end = _reported_end(seen)
     ending_s = seen.now - (seen.ending_at if seen.ending_at is not None else seen.now)
+    if not seen.began:
+        settle_s = min(settle_s, UNBEGUN_S)  # nothing runs that could write a log
     if end and (len(seen.reports) >= int(seen.lease["nodes"]) or ending_s >= (UPLOAD_S if seen.open else settle_s)):
         return _final(seen, *end)
     if end:

@@ -174,7 +174,7 @@ def test_the_cheapest_bid_that_may_be_taken_is_taken(tmp_path: Path) -> None:
         Provider("akash1offline", "offline.example", 0.4, (a100,), online=False),
         Provider("akash1taken", "taken.example", 0.5, (a100,), uptime=1.0),
         Provider("akash1same", "same.example", 0.5, (a100,), uptime=0.95),
-        Provider("akash1dear", "dear.example", 0.6, (a100,), bid_after_s=0.5),
+        Provider("akash1dear", "dear.example", 0.6, (a100,), bid_after_s=0.1),
     ]
     with ground(tmp_path, providers, Behavior(execute=False)) as made:
         backend = made.backend(avoid=["akash1avoided"])
@@ -248,6 +248,19 @@ def test_a_lease_that_others_close(paper: Ground, closing: dict[str, str], state
     assert paper.backend(settle_s=600.0).status(handle).state is State.STOPPING, "its last words may come"
     status = ended(paper, handle, settle_s=0.0)
     assert (status.state, status.reason) == (state, reason)
+
+
+def test_nothing_is_waited_for_where_no_container_has_begun(paper: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled before an image was pulled: no launcher is there that could upload its last lines."""
+    begun, unbegun = (paper.backend().submit(*paper.plan("print(1)", run_id=run_id)) for run_id in ("begun", "unbegun"))
+    paper.store.put("ct/akash/begun-a1/began-0", b"1")
+    backend = paper.backend(settle_s=600.0)
+    for handle in (begun, unbegun):
+        backend.cancel(handle)
+        assert backend.status(handle).state is State.STOPPING
+    monkeypatch.setattr("cloudtrain.backends.akash.status.UNBEGUN_S", 0.0)
+    wait_for(lambda: backend.status(unbegun).state is State.CANCELLED, "its end")  # the Console's clock counts seconds
+    assert backend.status(begun).state is State.STOPPING and paper.simulator.active() == []
 
 
 def test_a_lease_that_the_provider_closes_lets_ranks_save(live: Ground) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.aws import Aws
 from cloudtrain.simulators.akash.server import Behavior
 from cloudtrain.simulators.http import Fault
 from tests.backends.akash.ground import Ground, environment
 from tests.laws.outcomes import drive, recorded
 
-NORMAL, LONG = 8, 100  # sequences
+NORMAL, LONG = 5, 100  # sequences
 CREATE = ("POST", "/v1/deployments$")
 CALLS = (CREATE, ("GET", r"/v1/deployments\?"), ("GET", r"/v1/deployments/\d+"), ("DELETE", "/v1/deployments/"),
          ("GET", "/v1/bids"), ("GET", "/v1/providers"), ("POST", "/v1/leases"))  # fmt: skip
@@ -70,8 +71,11 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     environment(monkeypatch)
     monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.0)
     monkeypatch.setattr("cloudtrain.backends.http.TRIES", 2)
-    monkeypatch.setattr("cloudtrain.backends.akash.backend.SIMULATED_S", 0.001)
+    monkeypatch.setattr("cloudtrain.backends.akash.backend.SIMULATED_PAUSE_S", 0.001)
     made = Market(tmp_path / "market")
+    aws = Aws("akash", "us-east-1", None, made.ground.store.url)  # to make a client takes longer than all its calls
+    monkeypatch.setattr(Aws, "session", aws.session)
+    monkeypatch.setattr(Aws, "client", lambda _, service, client=aws.client("s3"): {"s3": client}[service])
     yield made
     made.close()
 
