@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BLOCKS_PER_HOUR = 600
-OWNER = "akash1tenant000000000000000000000000000000000"
+OWNER = "akash1tenant00000000000000000000000000000000"
 
 
 @dataclass

@@ -24,6 +24,7 @@ from cloudtrain.backends.akash import groups
 from cloudtrain.simulators import http
 from cloudtrain.simulators.akash.lease import Lease
 from cloudtrain.simulators.akash.market import OWNER, Provider
+from cloudtrain.simulators.akash.tokens import Tokens
 from cloudtrain.simulators.http import Request, Response, Server
 
 API_KEY = "ac.sk.simulated.0123456789"
@@ -69,12 +70,12 @@ class Simulator:
         self._folder, self._check_sdl = folder, check_sdl
         self.behavior = behavior or Behavior()
         self.providers = providers or [
-            Provider("akash1provider0000000000000000000000000000cheap", "cheap.example", 0.5),
-            Provider("akash1provider0000000000000000000000000000solid", "solid.example", 0.8, uptime=1.0),
+            Provider("akash1provider0000000000000000000000000cheap", "cheap.example", 0.5),
+            Provider("akash1provider0000000000000000000000000solid", "solid.example", 0.8, uptime=1.0),
         ]
         self.deployments: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, Lease] = {}
-        self.tokens: set[str] = set()
+        self._tokens = Tokens(OWNER)
         self._lock = threading.RLock()
         number = r"/v1/deployments/(\d+)"
         lease = r"/lease/(\d+)/(\d+)/(\d+)"
@@ -276,15 +277,13 @@ class Simulator:
         data = request.json.get("data") or {}
         if not isinstance(data.get("ttl"), int) or "leases" not in data:
             raise ApiError(400, "Validation error")
-        token = f"simulated.{secrets.token_urlsafe(16)}"
-        self.tokens.add(token)
-        return Response({"data": {"token": token}}, 201)
+        return Response({"data": {"token": self._tokens.issue(data["ttl"], data["leases"])}}, 201)
 
     # -- a provider's gateway ----------------------------------------------------------------------------------------------
 
     def _tokened(self, route: Callable[..., Response]) -> Callable[..., Response]:
         def checked(request: Request, *parts: str) -> Response:
-            if request.headers.get("authorization", "").removeprefix("Bearer ") not in self.tokens:
+            if not self._tokens.valid(request.headers.get("authorization", "").removeprefix("Bearer ")):
                 raise ApiError(401, "unauthorized access")
             return route(request, *parts)
 

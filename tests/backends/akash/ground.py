@@ -20,7 +20,7 @@ from tests.backends.akash.schema import check_sdl
 from tests.stores import S3
 
 ENVIRON = {"AKASH_API_KEY": API_KEY, "AWS_ACCESS_KEY_ID": "AKIANODES0", "AWS_SECRET_ACCESS_KEY": "secret-of-nodes-0"}
-CHEAP, SOLID = "akash1provider0000000000000000000000000000cheap", "akash1provider0000000000000000000000000000solid"
+CHEAP, SOLID = "akash1provider0000000000000000000000000cheap", "akash1provider0000000000000000000000000solid"
 
 
 class Ground:

@@ -12,7 +12,9 @@ import yaml
 
 from cloudtrain.backends.akash import groups
 from cloudtrain.backends.akash.backend import AkashBackend
+from cloudtrain.simulators.akash.server import API_KEY, Simulator
 from cloudtrain.source.bundle import Bundle
+from tests.backends.akash.schema import check_sdl
 from tests.backends.akash.test_request import CASES, OPTIONS, bundle, planned
 from tests.conftest import require
 
@@ -82,3 +84,68 @@ def test_akashs_library_refuses_what_the_schema_lets_through(sdk: Path, bundle: 
     (tmp_path / "wrong.yaml").write_text(json.dumps(sdl))
     (answer,) = ask(sdk, [tmp_path / "wrong.yaml"], tmp_path)
     assert "data" in json.dumps(answer["errors"]), answer
+
+
+# As its README does it: the provider's gateway by `fetch`, with a token. The library has no client for the Console.
+CLIENT = """
+const sdk = require('@akashnetwork/chain-sdk'), yaml = require('js-yaml'), fs = require('fs');
+const [url, key, path] = process.argv.slice(2);
+async function ask(method, path, body, headers = {'x-api-key': key}) {
+  const text = body === undefined || typeof body === 'string' ? body : JSON.stringify(body);
+  const answer = await fetch(url + path, {method, body: text, headers: {'Content-Type': 'application/json', ...headers}});
+  const said = await answer.text();
+  if (!answer.ok) throw new Error(method + ' ' + path + ': ' + answer.status + ' ' + said);
+  return said ? JSON.parse(said) : null;
+}
+(async () => {
+  const text = fs.readFileSync(path, 'utf8'), made = sdk.generateManifest(yaml.load(text));
+  if (!made.ok) throw new Error(JSON.stringify(made.value));
+  const manifest = sdk.manifestToSortedJSON(made.value.groups);
+  const hash = Buffer.from(await sdk.generateManifestVersion(made.value.groups)).toString('base64');
+  const {dseq, manifest: theirs} = (await ask('POST', '/v1/deployments', {data: {sdl: text}})).data;
+  const listed = (await ask('GET', '/v1/deployments?skip=0&limit=10')).data.deployments;
+  const bid = (await ask('GET', '/v1/bids?dseq=' + dseq)).data[0].bid;
+  const lease = {dseq, gseq: bid.id.gseq, oseq: bid.id.oseq, provider: bid.id.provider};
+  await ask('POST', '/v1/leases', {manifest, leases: [lease]});
+  const {token} = (await ask('POST', '/v1/create-jwt-token', {data: {ttl: 600, leases: {access: 'full'}}})).data;
+  const manager = new sdk.JwtTokenManager({}), bearer = {Authorization: 'Bearer ' + token};
+  await ask('PUT', '/deployment/' + dseq + '/manifest', manifest, bearer);
+  let status;
+  do {
+    status = await ask('GET', '/lease/' + dseq + '/' + lease.gseq + '/' + lease.oseq + '/status', undefined, bearer);
+  } while (!status.services.web.available);
+  await ask('DELETE', '/v1/deployments/' + dseq);
+  console.log(JSON.stringify({
+    manifest: theirs === manifest, hash: listed[0].deployment.hash === hash,
+    token: manager.validatePayload(manager.decodeToken(token)), web: status.services.web,
+  }));
+})();
+"""
+SDL = """
+version: "2.0"
+services:
+  web:
+    image: python:3.12
+    command: [python3, -m, http.server, "--bind", 127.0.0.1, "0"]
+    expose: [{port: 8000, as: 80, to: [{global: true}]}]
+profiles:
+  compute: {web: {resources: {cpu: {units: 0.5}, memory: {size: 512Mi}, storage: [{size: 1Gi}]}}}
+  placement: {anywhere: {pricing: {web: {denom: uact, amount: 10000}}}}
+deployment: {web: {anywhere: {profile: web, count: 1}}}
+"""
+
+
+@pytest.mark.long
+def test_a_client_on_akashs_library_uses_the_simulator(sdk: Path, tmp_path: Path) -> None:
+    """It sends the manifest that the library makes, and the library reads the token of the gateway."""
+    (tmp_path / "deploy.yaml").write_text(SDL)
+    (tmp_path / "client.cjs").write_text(CLIENT)
+    env = {**os.environ, "NODE_PATH": str(sdk / "node_modules")}
+    with Simulator(tmp_path / "akash", check_sdl=check_sdl) as simulator:
+        command = ["node", tmp_path / "client.cjs", simulator.url, API_KEY, tmp_path / "deploy.yaml"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["manifest"] and seen["hash"], "the simulator makes another manifest than the library"
+    assert seen["token"]["isValid"], seen["token"]
+    assert (seen["web"]["available"], seen["web"]["total"]) == (1, 1)
