@@ -24,9 +24,9 @@ HTTP_OPTIONS = {
 
 
 def manifest_json(sdl: Mapping[str, Any]) -> str:
-    """Return the manifest of an SDL as providers receive it: sorted JSON, escaped as Go does it."""
+    """Return the manifest of an SDL as providers receive it: sorted JSON, with <, > and & escaped."""
     text = json.dumps(_groups(sdl), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    for letter in "<>&\u2028\u2029":
+    for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
 
