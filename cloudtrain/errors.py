@@ -13,6 +13,8 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 ├── DiskError            2   a folder of this machine cannot be written: full, a quota, permissions
 ├── BackendError         5   the platform refused, or could not be reached
 │   ├── Unreachable          no answer, or one that says try later: what was asked may have been done or not
+│   │   └── NoService            nothing listens at the address, or the name has no address
+│   ├── NotReached           too few machines could be reached; nothing was sent to any of them
 │   └── NoCapacity           the platform has no such machines free, or a quota is used up; nothing was started
 └── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
 """
@@ -172,6 +174,24 @@ class Unreachable(BackendError):
 
     Raised by `Backend.submit` it leaves the attempt open: nothing is sent again before `Backend.find` has answered.
     """
+
+
+class NoService(Unreachable):
+    """The connection was refused, or the host's name has no address: waiting alone seldom helps."""
+
+
+class NotReached(BackendError):
+    """Too few machines could be reached, and nothing was sent to any of them: the attempt can safely be sent elsewhere.
+
+    Args:
+        message: What is wrong with which machine.
+        hint: What to do.
+        waits: Whether a first attempt waits for the machines; False where they refuse connections.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, waits: bool = True) -> None:
+        super().__init__(message, hint)
+        self.waits = waits
 
 
 class NoCapacity(BackendError):

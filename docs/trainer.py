@@ -60,6 +60,7 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
   the folder at any time. Pretraining only.
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
+- **Rows are checked by `plan`**: it reads the first 20 rows of each data file that this machine has. A wrong one is refused with file, line and what is expected.
 - **Classification** (`task: sequence-classification`): a text and a label in each row.
 - **Preferences** (`task: dpo`): prompt, chosen and rejected in each row ([how](how/dpo.md)).
 - **A task of your own** (`task: mypkg.task:MyTask`): a class gives model, data and loss ([how](how/own-task.md)).

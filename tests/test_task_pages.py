@@ -35,6 +35,7 @@ FILES = {
     "prepare.sh": "true\n",
     "texts/one.txt": "a text\n",
     "chat.jsonl": '{"prompt": "1 + 1?", "completion": "2"}\n',
+    "validation.jsonl": '{"prompt": "1 + 2?", "completion": "3"}\n',
     "preferences.jsonl": '{"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}\n',
     "requirements.txt": "accelerate\n",
     "fsdp.yaml": "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
@@ -274,7 +275,9 @@ def test_the_bounds_of_a_wait_are_as_the_table_says(project: Path, capsys: pytes
         ("`local`", "local"),
     ):
         notes = plan(target, *settings, "limits.max_wait=30m")["notes"]
-        assert any("limits.max_wait" in note for note in notes) == ("the plan says so" in table[row][0]), (row, notes)
+        words = ("limits.max_wait has no effect", "does not end a wait for machines")
+        said = any(sentence in note for sentence in words for note in notes)
+        assert said == ("the plan says so" in table[row][0]), (row, notes)
     stopping = [plan("prod", spot, *more)["request"]["StoppingCondition"] for more in ((), ("limits.max_wait=30m",))]
     waits = [each["MaxWaitTimeInSeconds"] - each["MaxRuntimeInSeconds"] for each in stopping]
     assert waits == [24 * 3600, 1800] and table["SageMaker, spot"][1] == "24 h"

@@ -1,4 +1,4 @@
-"""cloudtrain prune: delete the runs that ended long ago."""
+"""cloudtrain prune: delete the runs that ended long ago, or packaged sources that no run needs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,40 @@ from cloudtrain.job import units
 
 
 @options.command()
+@click.option("--older", metavar="TIME", help="Delete the runs that ended longer ago than this: 30d, 12h.")
 @click.option(
-    "--older", required=True, metavar="TIME", help="Delete the runs that ended longer ago than this: 30d, 12h."
+    "--packages",
+    is_flag=True,
+    help="Delete packaged sources on this computer instead of runs. With --older only those that were not used for this time.",
 )
 @dry_run_option
 @here_option
 @yes_option
 @options.json_option
-def command(older: str, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Delete old runs, and their files on platforms and hosts.
+def command(older: str | None, packages: bool, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
+    """Delete old runs with their files, or packaged sources.
 
-    It does what `cloudtrain rm` does, for all runs that ended before --older. See `cloudtrain rm --help` for what it keeps.
+    With --older it does what `cloudtrain rm` does, for all runs that ended before. See `cloudtrain rm --help` for what it
+    keeps. With --packages it deletes the sources that were packaged on this computer (`bundles/` of the home). It keeps
+    those of runs and sweeps that have not ended, and those used within the last hour. Runs of a deleted package cannot be
+    resumed; rerun them with --source.
 
     \b
     cloudtrain prune --older 30d --dry-run
+    cloudtrain prune --packages --dry-run
     """
-    from cloudtrain.runs.run import Run
-
+    if older is None and not packages:
+        raise click.UsageError("name what to delete: --older 30d deletes runs, --packages deletes packaged sources")
+    if packages and here:
+        raise click.UsageError("--here has no effect with --packages: packages are on this computer only")
     try:
-        age_s = units.duration_s(older)
+        age_s = 0.0 if older is None else float(units.duration_s(older))
     except ValueError as error:
         raise BadRequest(f"--older {older}: {error}", "write 30d or 12h") from None
+    if packages:
+        return _delete_packages(age_s, dry_run=dry_run, yes=yes, as_json=as_json)
+    from cloudtrain.runs.run import Run
+
     store = runs.open_history()
     records = store.runs(limit=MOST, states=sorted(FINAL))
     ended = [(record, record.status.ended_at or record.created_at) for record in records]
@@ -40,6 +53,30 @@ def command(older: str, dry_run: bool, here: bool, yes: bool, as_json: bool) -> 
     if not old and not as_json:
         terminal.print_lines(f"no run ended longer than {older} ago")
     return delete(old, dry_run=dry_run, here=here, yes=yes, as_json=as_json)
+
+
+def _delete_packages(older_s: float, *, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Print the packages that nothing needs, ask, and delete them; returns the exit code."""
+    from cloudtrain.runs import packages
+
+    store = runs.open_history()
+    unused, kept = packages.find_unused(store, older_s)
+    total = sum(package.size_bytes for package in unused)
+    summary = f"{len(unused)} package{'s' * (len(unused) != 1)}, {units.format_size(total)}"
+    if not as_json:
+        sizes = [(units.format_size(package.size_bytes), package) for package in unused]
+        terminal.print_pairs([(size, f"{package.sha256[:12]}  {package.source}") for size, package in sizes])
+        more = "used within the last hour, or by a run or sweep that has not ended" if not older_s else "still used"
+        terminal.print_lines(f"{summary}; {kept} kept" + (f" ({more})" if kept else ""))
+    if unused and not dry_run:
+        terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(summary)
+        packages.delete(store, unused)
+        if not as_json:
+            terminal.print_lines(f"deleted {summary}")
+    for package in unused if as_json else ():
+        row = {"sha256": package.sha256, "size_bytes": package.size_bytes, "source": package.source}
+        terminal.print_json({**row, "deleted": not dry_run})
+    return 0
 
 
 MOST = 1_000_000  # runs of one history

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,13 @@ FAMILIES: Mapping[str, Family] = {
 NAMED: Mapping[str, tuple[str, int, int, int, int, int, int, int, int]] = {
     "llama-2-7b": ("llama", 4096, 11008, 32, 32, 32, 128, 32000, 0),
     "llama-2-13b": ("llama", 5120, 13824, 40, 40, 40, 128, 32000, 0),
+    "llama-3-8b": ("llama", 4096, 14336, 32, 32, 8, 128, 128256, 0),
+    "llama-3-70b": ("llama", 8192, 28672, 80, 64, 8, 128, 128256, 0),
     "llama-3.2-1b": ("llama", 2048, 8192, 16, 32, 8, 64, 128256, 1),
     "llama-3.2-3b": ("llama", 3072, 8192, 28, 24, 8, 128, 128256, 1),
     "llama-3.1-8b": ("llama", 4096, 14336, 32, 32, 8, 128, 128256, 0),
     "llama-3.1-70b": ("llama", 8192, 28672, 80, 64, 8, 128, 128256, 0),
+    "llama-3.3-70b": ("llama", 8192, 28672, 80, 64, 8, 128, 128256, 0),
     "mistral-7b-v0.3": ("mistral", 4096, 14336, 32, 32, 8, 128, 32768, 0),
     "qwen2.5-0.5b": ("qwen2", 896, 4864, 24, 14, 2, 64, 151936, 1),
     "qwen2.5-1.5b": ("qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 1),
@@ -144,11 +148,15 @@ def find(name: str, folder: Path) -> Shape | str:
             return from_config(json.loads(config.read_text("utf-8")))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
-    short = name.rpartition("/")[2].lower()
+    short = name.rpartition("/")[2].lower().removeprefix("meta-")  # Meta-Llama-3-8B
     for suffix in _SUFFIXES:
         short = short.removesuffix(suffix)
     if short not in NAMED:
-        return f"the sizes of {name} are unknown: there is no config.json in a folder or in the Hugging Face cache"
+        near = get_close_matches(short, NAMED, 3, 0.6)
+        known = f"; known by name: {', '.join(near)}" if near else ""
+        return (
+            f"the sizes of {name} are unknown: there is no config.json in a folder or in the Hugging Face cache{known}"
+        )
     family, hidden, inner, layers, heads, key_heads, width, vocabulary, tied = NAMED[short]
     kind = FAMILIES[family]
     positions = {"gpt2": 1024, "bert": 512}.get(family, 0)

@@ -25,6 +25,7 @@ from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
+UNSENT = "unsent"  # the event of an open attempt of which nothing was sent: no machine was reached
 MOST_REASONS = 500  # of one attempt that are kept, the newest ones
 _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
@@ -227,18 +228,24 @@ class Store(Leases):
                 (handle, attempt_id),
             )
 
-    def record_unanswered(self, attempt_id: str, reason: str, *, owner: str = "") -> None:
-        """Record that the outcome of a submission is unknown, and since when.
+    def claim_unsent(self, attempt_id: str) -> bool:
+        """Remove the mark UNSENT before an attempt is sent; True where it had the mark."""
+        with self.database.write() as db:
+            query = "UPDATE attempts SET event = '' WHERE attempt_id = ? AND event = ? AND handle IS NULL"
+            return bool(db.execute(query, (attempt_id, UNSENT)).rowcount)
+
+    def record_unanswered(self, attempt_id: str, reason: str, *, owner: str = "", event: str = "") -> None:
+        """Record that the outcome of a submission is unknown, and since when; with the event UNSENT that nothing was sent.
 
         `owner` stays the owner where its sender was killed: whether that one got an answer is not known at all.
         """
         moment = now()
         with self.database.write() as db:
             db.execute(
-                "UPDATE attempts SET tries = tries + 1, tried_at = ?, owner = ?, reason = ?,"
+                "UPDATE attempts SET tries = tries + 1, tried_at = ?, owner = ?, reason = ?, event = ?,"
                 " unanswered_since = CASE ? WHEN '' THEN coalesce(unanswered_since, ?) ELSE unanswered_since END"
                 " WHERE attempt_id = ?",
-                (moment, owner, reason, owner, moment, attempt_id),
+                (moment, owner, reason, event, owner, moment, attempt_id),
             )
             db.execute(
                 f"UPDATE runs SET reason = ? WHERE {_OF_ATTEMPT} AND state NOT IN ({placeholders(_FINAL)})",

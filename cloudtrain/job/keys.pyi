@@ -55,7 +55,7 @@ class LimitsKeys(TypedDict, total=False):
     grace: str
     """Time between SIGTERM and SIGKILL, for a last checkpoint."""
     max_wait: str | None
-    """Maximum wait for machines, free GPUs on SSH hosts (0: do not wait), and other nodes, such as 24h."""
+    """Maximum wait before it runs (machines, free GPUs; 0 on SSH: none) and of nodes for each other: 24h."""
     stall: str | None
     """End the attempt as hung after this time without output while a rank is idle, such as 30m."""
     idle: str | None

@@ -180,7 +180,7 @@ class Limits(Spec):
 
     max_wait: Wait | None = Field(
         default=None,
-        description="Maximum wait for machines, free GPUs on SSH hosts (0: do not wait), and other nodes, such as 24h.",
+        description="Maximum wait before it runs (machines, free GPUs; 0 on SSH: none) and of nodes for each other: 24h.",
     )
     stall: Duration | None = Field(
         default=None,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, NoService, Unreachable
 from cloudtrain.nodes import event_loop, ssh_config
 
 if TYPE_CHECKING:
@@ -235,10 +235,17 @@ class Remote:
         if isinstance(error, asyncssh.Error):
             return Unreachable(f"{label} cannot be reached: {error.reason}")
         if isinstance(error, OSError | EOFError | asyncio.IncompleteReadError):
-            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             if isinstance(error, socket.gaierror):  # its numbers are no errnos
-                reason = f"no address was found for the name {self.host.address}"
-            return Unreachable(f"{label} cannot be reached: {reason}")
+                passing = error.errno == socket.EAI_AGAIN  # this machine is offline, or its name server is
+                return (Unreachable if passing else NoService)(
+                    f"{label} cannot be reached: no address was found for the name {self.host.address}",
+                    "correct the address, or add a Host entry to ~/.ssh/config",
+                )
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            text = f"{label} cannot be reached: {reason}"
+            if isinstance(error, ConnectionRefusedError):
+                return NoService(text, "start sshd there, or correct the address and port")
+            return Unreachable(text)
         return None
 
 

@@ -201,7 +201,8 @@ class Planner:
             raise BadJob(
                 job.located([Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")])
             )
-        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images):
+        here = resolved.backend in run_inputs.HERE
+        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images, here):
             raise BadJob(job.located(refused))
         expected = [*expected, *refusals.find_notes(job, made["parallelism"], source)]
         if job.resources.gpus and (job.trainer or job.fit.model):
@@ -216,7 +217,10 @@ class Planner:
             notes.append(f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)")
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             text = f"{resolved.backend} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
-            notes.append(text)
+            between = "limits.max_wait bounds only how long nodes wait for each other"
+            notes.append(
+                text if job.num_nodes == 1 else f"{resolved.backend} does not end a wait for machines: {between}"
+            )
         if job.output and not job.allow_secrets:
             notes.append(
                 f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"

@@ -13,6 +13,7 @@ from cloudtrain.source.node_code import IN_MEMORY, module
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
+    from cloudtrain.job.sections import Input
 
 
 def find_refusals(
@@ -22,6 +23,7 @@ def find_refusals(
     nodes: int,
     source: Path | None = None,
     images: Iterable[str] = (),
+    local: bool = False,
 ) -> list[Problem]:
     """Return why a node would refuse a job of `world` processes.
 
@@ -32,12 +34,13 @@ def find_refusals(
         nodes: number of nodes.
         source: the source's folder, from which a script or a task of your own is read; None where there is none yet.
         images: container images of the nodes, as far as they are known.
+        local: whether the nodes are this machine, so that paths of inputs are its own.
     """
     in_memory = job.entrypoint == IN_MEMORY
     if job.trainer or in_memory:
         parallelism = {} if parallelism.get("strategy") == "auto" else parallelism
         # In memory the script has the data, and set-up commands may download what is not in the source.
-        inputs = None if in_memory or job.setup else list(job.inputs)
+        inputs = None if in_memory or job.setup else {name: _here(value, local) for name, value in job.inputs.items()}
         found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory, source, inputs)
         problems = [Problem(sentence, _path(sentence)) for sentence in found]
         return problems + _version_problems(parallelism, world, nodes, images)
@@ -55,6 +58,11 @@ def find_notes(job: Job, parallelism: Mapping[str, Any], source: Path) -> list[s
         return []
     found = module("trainer.preview").whole_model_note(job.argv()[1:], parallelism, source)
     return [found] if found else []
+
+
+def _here(value: Input, local: bool) -> str:
+    """Return an input's path on this machine, "" where only its nodes have it."""
+    return value.uri if local and "://" not in value.uri and value.run is None else ""
 
 
 def _version_problems(parallelism: Mapping[str, Any], world: int, nodes: int, images: Iterable[str]) -> list[Problem]:

@@ -5,6 +5,9 @@ Each submission has one of three outcomes, which is stored before it is returned
 - `Accepted`: the platform gave a handle.
 - `Refused`: the platform said no. The attempt is FAILED; only insufficient capacity may be followed by another attempt.
 - `Unknown`: the answer was lost. The attempt stays open, and nothing is sent again before `Backend.find` has answered.
+
+Where no machine could be reached, nothing was sent (`unsent`): the next candidate is tried, or the attempt is tried again
+until `limits.max_wait` is over.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasPreflight, HasRemains
 from cloudtrain.backends.manifest import unset_secrets
-from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, NoCapacity, Unreachable
+from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history import audit
-from cloudtrain.history.store import Store
+from cloudtrain.history.store import UNSENT, Store
 from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, output_audit, retry
@@ -52,7 +55,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Unknown:
-    """It is not known whether the platform has the attempt."""
+    """It is not known whether the platform has the attempt, or (`unsent`) it was not sent yet."""
 
     error: CloudtrainError
 
@@ -87,11 +90,14 @@ def send_attempt(
     with _marked(plan.attempt_id) as mine:
         if not mine or not intent():
             return None
+        nothing_sent = again and store.claim_unsent(plan.attempt_id)
         if again:
             try:
-                handle = backend.find(plan.attempt_id)
+                handle = backend.find(plan.attempt_id)  # another history may have sent it under the same key
             except BackendError as error:
-                return _record_unknown(store, plan, error)
+                if not nothing_sent:
+                    return _record_unknown(store, plan, error)
+                handle, again = None, False
             if handle is not None:
                 return _record_accepted(store, plan, handle)
             if unset := unset_secrets(plan):
@@ -101,6 +107,8 @@ def send_attempt(
         try:
             with output_audit.copied(store.home, plan.job, row):
                 handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
+        except NotReached as error:
+            return _record_unknown(store, plan, error) if again else _record_not_reached(store, plan, error)
         except Unreachable as error:
             return _record_unknown(store, plan, error)
         except CloudtrainError as error:
@@ -128,6 +136,8 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     - a younger first submission whose sender was killed: it is left to the next `submit` of the same job;
     - an older first submission: the run ends FAILED.
 
+    One that is `unsent` ends without an answer: nothing of it was sent.
+
     With `may_send=False` nothing is submitted. An attempt that is accepted here keeps no owner, so that the next
     `submit` of the same job adopts it until somebody has seen the run's id. Raises BackendError without an answer.
     """
@@ -135,7 +145,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
         return False
     if may_send and not run.cancel_requested and not retry.outage_is_over(attempt):
         return False
-    first, old = attempt.number == 1, age_s(attempt) > ADOPTABLE_S
+    first, old = attempt.number == 1, age_s(attempt) > _patience_s(attempt)
     if may_send and is_wanted(run, attempt):
         outcome = send_again(store, attempt, backend)
         if isinstance(outcome, Unknown):
@@ -143,12 +153,20 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
         if isinstance(outcome, Accepted):
             store.change_owner(attempt.attempt_id, old=str(Process.here()), new="")
         return outcome is not None
+    nothing_sent = is_unsent(attempt)
+    if nothing_sent and not run.cancel_requested and not (first and old):
+        return False
     with _marked(attempt.attempt_id) as mine:
         if not mine or not store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here()):
             return False
         try:
-            handle = backend.find(attempt.attempt_id)
-            if handle is None and (run.cancel_requested or (first and old)) and isinstance(backend, HasRemains):
+            handle = None if nothing_sent else backend.find(attempt.attempt_id)
+            if (
+                handle is None
+                and not nothing_sent
+                and (run.cancel_requested or (first and old))
+                and isinstance(backend, HasRemains)
+            ):
                 backend.discard(attempt.attempt_id)
         except BackendError as error:
             store.record_unanswered(
@@ -165,6 +183,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             _end(store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now()))
         elif first and old:
             reason = f"its submission was interrupted, and {backend.name} has no such job"
+            reason = _given_up(attempt.plan, attempt.status.reason) if nothing_sent else reason
             _end(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now()))
             store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
         else:
@@ -175,8 +194,25 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 
 def is_wanted(run: RunRecord, attempt: AttemptRecord) -> bool:
     """Return whether an attempt without a handle is to be sent, once no other process is sending it."""
-    unanswered = attempt.unanswered_since is not None and age_s(attempt) <= ADOPTABLE_S
+    unanswered = attempt.unanswered_since is not None and age_s(attempt) <= _patience_s(attempt)
     return not run.cancel_requested and (attempt.number > 1 or unanswered or bool(attempt.plan.job.get("after")))
+
+
+def is_unsent(attempt: AttemptRecord) -> bool:
+    """Return whether an attempt waits for machines that could not be reached: nothing of it was sent anywhere."""
+    return attempt.handle is None and not attempt.status.state.final and attempt.status.event == UNSENT
+
+
+def _patience_s(attempt: AttemptRecord) -> float:
+    """Return for how many seconds a first submission is repeated."""
+    limit_s = _max_wait_s(attempt.plan) if is_unsent(attempt) else None
+    return ADOPTABLE_S if limit_s is None else limit_s
+
+
+def _max_wait_s(plan: Plan) -> float | None:
+    from cloudtrain.job.job import Job
+
+    return Job.from_dict(plan.job).limits.max_wait_s
 
 
 def is_free(attempt: AttemptRecord) -> bool:
@@ -241,6 +277,30 @@ def _record_not_sent(store: Store, plan: Plan, backend: Backend, error: Cloudtra
         except BackendError as lookup_error:
             return _record_unknown(store, plan, lookup_error)
     return _record_refused(store, plan, error)
+
+
+def _record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
+    """Record that nothing was sent: the next candidate follows, or this attempt is tried again, or it has failed."""
+    if len(plan.candidates) > 1:
+        return _record_refused(store, plan, NoCapacity(error.message, error.hint))
+    attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
+    limit_s = _max_wait_s(plan)
+    if limit_s is not None:
+        if age_s(attempt) > limit_s:
+            return _record_refused(store, plan, BackendError(_given_up(plan, error.message), error.hint))
+    elif plan.attempt == 1 and (not error.waits or age_s(attempt) > ADOPTABLE_S):
+        return _record_refused(store, plan, error)
+    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
+    reason = f"not sent yet{tries}: {error.message}"
+    store.record_unanswered(plan.attempt_id, reason, event=UNSENT)
+    return Unknown(error)
+
+
+def _given_up(plan: Plan, message: str) -> str:
+    limit = (plan.job.get("limits") or {}).get("max_wait")
+    return (
+        f"{message}; not tried again after {f'{limit} (limits.max_wait)' if limit else f'{ADOPTABLE_S / 60:.0f} min'}"
+    )
 
 
 def _record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:

@@ -17,6 +17,7 @@ import re
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -96,6 +97,9 @@ class Bundle:
                          source_files.dirty, str(source_files.root))  # fmt: skip
             if stored != bundle:
                 bundle._remember()
+            elif stored:
+                with suppress(OSError):  # a read-only home
+                    os.utime(bundle.path)  # `prune --packages` keeps what was used a moment ago
             if not stored:
                 with new_file(into / FOLDER / survey.key) as stream:
                     stream.write(sha256.encode())

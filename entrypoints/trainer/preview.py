@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import Misuse, parse
+from .data import rows
 from .data.documents import NO_DATASET, STDLIB, like_hub_name, located
 from .errors import Unsupported, old_versions
 from .in_memory_arguments import parse_in_memory
@@ -27,11 +28,12 @@ def problems(
     nodes: int,
     in_memory: bool = False,
     source: Path | None = None,
-    inputs: Collection[str] | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return a sentence for each reason why a training with these arguments, of this source, would not begin.
 
-    `inputs` are the names of the job's inputs; None: its data is not checked. Without `source` no file is looked for.
+    `inputs` are the job's inputs and their paths on this machine, "" where it has none; None: its data is not checked.
+    Without `source` no file of it is looked for.
     """
     try:
         arguments = parse_in_memory(argv) if in_memory else parse(argv)
@@ -41,7 +43,7 @@ def problems(
     if arguments.own_task and source is not None and (missing := missing_class(arguments.task, source)):
         found.append(missing)
     if inputs is not None and not arguments.own_task:
-        found += missing_data(arguments, inputs, source)
+        found += list(missing_data(arguments, inputs, source)) or rows.problems(arguments, inputs, source)
     return found
 
 

@@ -11,6 +11,8 @@ from cloudtrain.forecast import models
 
 PUBLISHED = {  # the parameters that each model's page on huggingface.co names (safetensors' count)
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
     "meta-llama/Llama-3.2-1B": 1_235_814_400,
     "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
@@ -33,6 +35,12 @@ def test_a_named_model_has_the_published_parameters(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     shape = models.find(name, tmp_path)
     assert isinstance(shape, models.Shape) and shape.parameters == PUBLISHED[name]
+
+
+def test_an_unknown_name_gets_the_names_that_are_like_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert "known by name: llama-3.1-8b" in str(models.find("meta-llama/Llama-3.1-8", tmp_path))
+    assert str(models.find("me/tiny", tmp_path)).endswith("Hugging Face cache")
 
 
 @pytest.mark.parametrize("place", ["folder", "cache"])

@@ -163,5 +163,7 @@ def _check_times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
             "that cloudtrain adds)"
         )
         yield Problem(
-            message, "options.sagemaker.max_wait", "max_wait must include the running time plus the wait for capacity"
+            message,
+            "options.sagemaker.max_wait",
+            "it bounds running and waiting together; to bound only the waiting, set limits.max_wait instead",
         )

@@ -87,7 +87,10 @@ class SagemakerOptions(BaseModel):
         False, description="run the containers without a network: no pip, no Hugging Face Hub, no secrets at run time"
     )
     encrypt_traffic: bool = Field(False, description="encrypt traffic between the nodes")
-    max_wait: str | None = Field(None, description="maximum time of a spot job, waiting included: 48h")
+    max_wait: str | None = Field(
+        None,
+        description="deadline of a spot job: running and waiting together, such as 48h; limits.max_wait is the waiting alone",
+    )
     keep_alive_s: int | None = Field(
         None, ge=0, le=21600, description="seconds that machines stay warm for the next job"
     )

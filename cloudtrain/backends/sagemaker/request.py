@@ -30,6 +30,7 @@ from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, 
 from cloudtrain.backends.sagemaker.raw import merge_raw
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
+from cloudtrain.job import units
 
 if TYPE_CHECKING:
     from cloudtrain.backends.machines import Machine
@@ -158,13 +159,25 @@ def build_request(
             "longer limits.grace has no effect"
         )
     if job.resources.use_spot:
-        notes.append("SageMaker itself replaces interrupted spot machines until max_wait is over")
+        wait_s = int(request["StoppingCondition"].get("MaxWaitTimeInSeconds") or 0)
+        notes.append(f"SageMaker itself replaces interrupted spot machines, until {_deadline(wait_s, job, options)}")
         if job.limits.capped:
             notes.append("with limits.max_cost or max_total_runtime, waiting for spot machines counts as running time")
     elif job.limits.max_wait:
         notes.append("limits.max_wait has no effect: SageMaker supports it for spot jobs only (resources.use_spot)")
     price = total_price(machine, job.num_nodes, options)
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
+
+
+def _deadline(wait_s: int, job: Job, options: Mapping[str, Any]) -> str:
+    """Return when a spot job ends at the latest, by the words of the two settings for it."""
+    total = f"running and waiting have taken {units.format_duration(wait_s)} together (MaxWaitTimeInSeconds: "
+    if options.get("max_wait"):
+        return f"{total}options.sagemaker.max_wait)"
+    if job.limits.capped:
+        return f"{total}the cap)"
+    waits = "limits.max_wait" if job.limits.max_wait else "the default wait of 24h"
+    return f"{total}limits.max_runtime, the time that cloudtrain adds, and {waits})"
 
 
 def toolkit_hyperparameters(options: Mapping[str, Any]) -> dict[str, str]:

@@ -111,8 +111,11 @@ def _stopped(job: Mapping[str, Any], secondary: str, failure_reason: str) -> tup
         return State.TIMED_OUT, "SageMaker ended the job: it reached MaxRuntimeInSeconds"
     if secondary == "MaxWaitTimeExceeded" or "MaxWaitTimeExceeded" in history:
         if "Interrupted" in history:
-            return State.PREEMPTED, "SageMaker reclaimed the spot machine and found no other before max_wait was over"
-        return State.TIMED_OUT, "SageMaker found no spot machine before max_wait was over"
+            return (
+                State.PREEMPTED,
+                "SageMaker reclaimed the spot machine and found no other before the job's deadline (MaxWaitTimeInSeconds)",
+            )
+        return State.TIMED_OUT, "SageMaker found no spot machine before the job's deadline (MaxWaitTimeInSeconds)"
     pending_s = (job.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds")
     if pending_s and "Stopping" not in history and "Pending" in history and "Training" not in history:
         return State.TIMED_OUT, f"SageMaker ended the job: it found no machines within max_pending ({pending_s} s)"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import folders
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.machines import Machine, make_handle, raise_first
-from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NoService, NotReached, Unreachable
 from cloudtrain.nodes import paths, transfer
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.nodes.ssh import call_all
@@ -27,7 +27,7 @@ START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt 
 def choose_machines(
     plan: Plan, root: str, find_begun: Callable[[str], str | None]
 ) -> list[tuple[Machine, Mapping[str, Any]]]:
-    """Return the machines by node rank, each with its answer to `prepare`; raises Unreachable if too few answer.
+    """Return the machines by node rank, each with its answer to `prepare`; raises NotReached if too few answer.
 
     Repeats the choice of an interrupted submit: `find_begun` returns the handle that has begun in a folder. Node 0 stays
     on the machine that has the run's checkpoints.
@@ -38,7 +38,7 @@ def choose_machines(
     unreachable = {
         m.label: answer for m, answer in zip(machines, answers, strict=True) if isinstance(answer, CloudtrainError)
     }
-    raise_first([error for error in unreachable.values() if not isinstance(error, Unreachable)])
+    _refuse_denied([error for error in unreachable.values() if not isinstance(error, Unreachable)], plan)
     prepared = {m.label: answer for m, answer in zip(machines, answers, strict=True) if isinstance(answer, dict)}
     earlier_choices = list(
         dict.fromkeys(tuple(answer["request"]["hosts"]) for answer in prepared.values() if answer["request"])
@@ -56,16 +56,28 @@ def choose_machines(
     holders = [machine for machine in available if prepared[machine.label]["first"]]
     unshared = plan.attempt > 1 and plan.manifest["output"] is None
     if len(available) < min_nodes or (unshared and unreachable and not holders):
-        errors = "; ".join(str(error) for error in unreachable.values())
+        errors = "; ".join(_with_hint(error) for error in unreachable.values())
         shortage = (
             f"{len(available)} of {num_nodes} nodes"
             if len(available) < min_nodes
             else "no node that may have the checkpoints"
         )
-        raise Unreachable(f"{shortage} can be reached: {errors}", "the attempt starts when enough machines answer")
+        waits = not all(isinstance(error, NoService) for error in unreachable.values())
+        raise NotReached(f"{shortage} can be reached: {errors}", waits=waits)
     if unshared:
         available.sort(key=lambda machine: machine not in holders)
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
+
+
+def _refuse_denied(errors: Sequence[CloudtrainError], plan: Plan) -> None:
+    """Raise the first error of machines that refuse our login; as NoCapacity where the job names other candidates."""
+    if errors and len(plan.candidates) > 1:
+        raise NoCapacity("; ".join(_with_hint(error) for error in errors))
+    raise_first(errors)
+
+
+def _with_hint(error: CloudtrainError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
 def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:

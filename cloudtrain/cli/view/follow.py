@@ -48,7 +48,11 @@ def begin(
             for text in run.notes:
                 terminal.note(f"note: {text}")
             unknown = bool(run.attempts[-1].unanswered_since)
-            _print_started(run, "was sent to" if unknown else action, follow=follow, wait=wait, as_json=as_json)
+            if unknown:
+                from cloudtrain.runs import send
+
+                action = "waits for" if send.is_unsent(run.attempts[-1]) else "was sent to"
+            _print_started(run, action, follow=follow, wait=wait, as_json=as_json)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
                 run.acknowledge()  # behind the flush: from here on the person knows the id
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from ..errors import Unsupported
 from ..labels import IGNORED
+from .rows import is_conversation
 from .samples import EMPTY, Item
 
 if TYPE_CHECKING:
@@ -59,11 +60,7 @@ def conversation(document: Document) -> list[Message]:
         raise Unsupported(
             f"{document.key} is not a conversation: chat reads rows of messages (role, content)"
         ) from None
-    good = isinstance(messages, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-        for message in messages
-    )
-    if not good or not any(message["role"] == "assistant" for message in messages):
+    if not is_conversation(messages):
         raise Unsupported(
             f"{document.key} is not a conversation: it needs a list of role and content, one by the assistant"
         )

@@ -26,6 +26,7 @@ from . import chat
 from . import tokenizer as tokenizers
 from .documents import Document
 from .language import TextTask
+from .rows import NO_PAIR, are_messages
 from .samples import EMPTY, Item, padded
 from .tasks import Task
 
@@ -184,7 +185,7 @@ def _encoded(key: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> T
             tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in (prompt, answer)
         )
         ids = [*begin, *end] + ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
-    elif _is_messages(prompt) and _is_messages(answer):
+    elif are_messages(prompt) and are_messages(answer):
         begin = list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
         ids = list(tokenizer.apply_chat_template([*prompt, *answer], return_dict=True)["input_ids"])
         if ids[: len(begin)] != begin:
@@ -192,12 +193,6 @@ def _encoded(key: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> T
                 "the chat template renders a prompt differently when its answer follows: use another template"
             )
     else:
-        raise Unsupported(f"{key}: prompt, chosen and rejected are texts, or all three are lists of role and content")
+        raise Unsupported(f"{key}: {NO_PAIR}")
     labels = [IGNORED] * len(begin) + ids[len(begin) :]
     return ids[:size], labels[:size]
-
-
-def _is_messages(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value
-    )

@@ -155,7 +155,7 @@ SAID = {  # what SageMaker answers, and what a person reads
     "no spot machine": (
         training_job("Stopped", "MaxWaitTimeExceeded", "", "Starting", "MaxWaitTimeExceeded"),
         State.TIMED_OUT,
-        "SageMaker found no spot machine before max_wait was over",
+        "SageMaker found no spot machine before the job's deadline (MaxWaitTimeInSeconds)",
     ),
     "spot machine lost": (
         training_job("Stopped", "Stopped", "", "Training", "Interrupted", "Stopped"),

@@ -1,0 +1,188 @@
+"""The shape that each task expects of a row, and the check of a file's first rows before anything is submitted.
+
+It imports no torch. The training itself uses the same predicates.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .documents import _PAIR, _ROWS, STDLIB, _files_below
+
+if TYPE_CHECKING:
+    from ..arguments import Arguments
+
+FIRST = 20  # rows of a file
+MOST_FILES = 50  # of a folder
+WHOLE_BYTES = 16 << 20  # of a .json file, which can only be read whole
+_MESSAGES = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+NO_TURNS = "no list of messages with role and content, one of them by the assistant"
+NO_PAIR = "prompt, chosen and rejected must be texts, or all three lists of role and content"
+
+
+def is_conversation(value: Any) -> bool:
+    """Return whether a value is a list of role and content, with an answer of the assistant."""
+    good = isinstance(value, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        for message in value
+    )
+    return good and any(message["role"] == "assistant" for message in value)
+
+
+def are_messages(value: Any) -> bool:
+    """Return whether a value is a list of role and content."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value
+    )
+
+
+def problems(arguments: Arguments, inputs: Mapping[str, str], source: Path | None) -> Iterator[str]:
+    """Yield a sentence for the first wrong row of each data file that this machine has.
+
+    Args:
+        arguments: the trainer's.
+        inputs: each input's path on this machine, "" where only the node has it.
+        source: the job's source, to which names are relative.
+    """
+    for option, default in (("dataset", "input:train"), ("eval_dataset", "input:validation")):
+        names = getattr(arguments, option) or ([default] if default.partition(":")[2] in inputs else [])
+        for name in names:
+            for file in _files(name, inputs, source):
+                shown = os.path.relpath(file, source) if source and file.is_relative_to(source) else str(file)
+                if wrong := _first_wrong(file, arguments):
+                    place, text = wrong
+                    yield f"--{option} {name}: {shown}{place}: {text}"
+
+
+def expected(arguments: Arguments) -> str:
+    """Return a row that the task reads, for messages."""
+    text = arguments.text_column
+    return {
+        "chat": f'{{"{arguments.messages_column}": {_MESSAGES}}}, or prompt and completion',
+        "dpo": '{"prompt": "...", "chosen": "...", "rejected": "..."}',
+        "sequence-classification": f'{{"{text}": "...", "{arguments.label_column}": "..."}}',
+    }.get(arguments.task, f'{{"{text}": "..."}}')
+
+
+def _files(name: str, inputs: Mapping[str, str], source: Path | None) -> list[Path]:
+    """Return the files of rows that a name stands for on this machine."""
+    if name == STDLIB or "{" in name:
+        return []
+    if name.startswith("input:"):
+        which, _, below = name.removeprefix("input:").partition("/")
+        if not inputs.get(which):
+            return []
+        path = Path(inputs[which], below)
+    elif source is None or os.path.isabs(name) or name.startswith("~"):
+        return []
+    else:
+        path = source / name
+    if path.is_file():
+        return [path]  # named itself: one of another kind is refused too
+    if path.is_dir():
+        found = _files_below(path)
+    else:
+        found = (Path(match) for match in sorted(glob.iglob(str(path), recursive=True)) if os.path.isfile(match))
+    return [file for file in islice(found, MOST_FILES) if file.suffix.lower() in _ROWS]
+
+
+def _first_wrong(file: Path, arguments: Arguments) -> tuple[str, str] | None:
+    """Return where a file's first wrong row is (":3", or "" for the whole file), and what is wrong; None for none."""
+    if file.suffix.lower() not in _ROWS:
+        if arguments.task in ("chat", "dpo", "sequence-classification"):
+            return "", f"{arguments.task} reads rows: jsonl, csv or parquet, each row like {expected(arguments)}"
+        return None
+    try:
+        for line, row in islice(_numbered(file), FIRST):
+            if wrong := wrong_row(row, arguments):
+                return f":{line}", f"{wrong} (expected: {expected(arguments)})"
+    except json.JSONDecodeError as error:
+        return f":{error.lineno}", f"is not JSON: {error.msg} at column {error.colno}"
+    except (ValueError, csv.Error) as error:
+        return "", f"cannot be read: {error}"
+    except OSError as error:
+        return "", f"cannot be read: {error.strerror}"
+    return None
+
+
+def _numbered(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield a file's rows with their line, of parquet and .json with their number."""
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            return
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=FIRST):
+                yield from enumerate(batch.to_pylist(), 1)
+                return
+    elif suffix in (".csv", ".tsv"):
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            csv.field_size_limit(1 << 30)
+            reader = csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
+            for row in reader:
+                yield reader.line_num, row
+    elif suffix == ".json":
+        if file.stat().st_size <= WHOLE_BYTES:
+            whole = json.loads(file.read_text("utf-8-sig"))
+            yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
+    else:
+        with open(file, encoding="utf-8-sig") as stream:
+            for number, text in enumerate(stream, 1):
+                if text.strip():
+                    try:
+                        row = json.loads(text)
+                    except json.JSONDecodeError as error:
+                        before = "\n" * (number - 1)  # so that the error has the file's line
+                        raise json.JSONDecodeError(error.msg, before + text, len(before) + error.pos) from None
+                    yield number, row
+
+
+def wrong_row(row: Any, arguments: Arguments) -> str:
+    """Return what is wrong with a row for the task, "" for nothing."""
+    if not isinstance(row, Mapping):
+        return f"the row is {_kind(row)}, not an object with columns"
+    task, text = arguments.task, arguments.text_column
+    if task == "chat":
+        messages = row.get(arguments.messages_column)
+        if messages is None and row.keys() >= _PAIR:
+            pair = [("user", row["prompt"]), ("assistant", row["completion"])]
+            messages = [{"role": role, "content": content} for role, content in pair]
+        if messages is None:
+            return _lacks(arguments.messages_column, row)
+        return "" if is_conversation(_parsed(messages)) else f"{arguments.messages_column}: {NO_TURNS}"
+    if task == "dpo":
+        for column in ("prompt", "chosen", "rejected"):
+            if row.get(column) is None:
+                return _lacks(column, row)
+        prompt, chosen, rejected = (row[column] for column in ("prompt", "chosen", "rejected"))
+        texts = all(isinstance(value, str) for value in (prompt, chosen, rejected))
+        return "" if texts or all(map(are_messages, (prompt, chosen, rejected))) else NO_PAIR
+    columns = [text, *([arguments.label_column] if task == "sequence-classification" else [])]
+    return next((_lacks(column, row) for column in columns if row.get(column) is None), "")
+
+
+def _lacks(column: str, row: Mapping[str, Any]) -> str:
+    return f"the row has no {column!r}; it has: {', '.join(map(str, row)) or 'no columns'}"
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "a text", list: "a list", type(None): "null", bool: "true or false"}
+    return kinds.get(type(value), "a number")
