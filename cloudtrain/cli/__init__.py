@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "sweep": "Run a job many times with different hyperparameters.",
         "cancel": "Cancel runs, and stop all their processes, containers and pods.",
         "rm": "Delete runs: their files here, on platforms and on hosts.",
-        "prune": "Delete old runs, and their files on platforms and hosts.",
+        "prune": "Delete old runs with their files, or packaged sources.",
     },
     "Inspect runs": {
         "ls": "List runs, the newest first.",
