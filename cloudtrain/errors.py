@@ -111,6 +111,19 @@ def install_command(requirement: str, prefix: str = sys.prefix) -> str:
     return f"{installer} install {quoted}"
 
 
+def reinstall_command(prefix: str = sys.prefix) -> str:
+    """Return the command that installs cloudtrain once more, by the tool that installed it; `prefix` as in `install_command`."""
+    installer = _installer(Path(prefix))
+    if installer == "pipx":
+        return "pipx reinstall cloudtrain"
+    return f"{installer} install {'--force-reinstall' if installer == 'pip' else '--reinstall'} cloudtrain"
+
+
+def page(name: str) -> str:
+    """Return how a message names a page of the documentation, of which an installed cloudtrain has no file."""
+    return f'the page "{name}" of cloudtrain\'s documentation'
+
+
 def upgrade_command(prefix: str = sys.prefix) -> str:
     """Return the command that upgrades cloudtrain, by the tool that installed it; `prefix` as in `install_command`."""
     installer = _installer(Path(prefix))

@@ -6,7 +6,6 @@ python docs/generate.py
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,7 +131,7 @@ def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
         if lines and lines[0].strip() == "\b":
             yield from ("```bash", *lines[1:], "```", "")
         else:
-            yield from (*map(_linked, lines), "")
+            yield from (*lines, "")
     if arguments := [param for param in command.params if isinstance(param, Argument)]:
         yield from ("| argument | |", "| --- | --- |")
         yield from (f"| `{_cell(str(param.metavar))}` | {_cell(param.description)} |" for param in arguments)
@@ -242,11 +241,7 @@ def _type(value: dict[str, Any], whole: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return _linked(" ".join(text.split()).replace("|", "\\|").replace("<", "&lt;"))
-
-
-def _linked(text: str) -> str:
-    return re.sub(r"\bdocs/([a-z_-]+\.md)", r"[\1](\1)", text)
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.errors import MissingExtra, install_command, upgrade_command
+from cloudtrain.errors import MissingExtra, install_command, reinstall_command, upgrade_command
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,18 @@ def test_the_upgrade_is_by_the_same_tool(file, text, command, tmp_path):
     if file:
         (tmp_path / file).write_text(text)
     assert upgrade_command(str(tmp_path)) == command
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "command"),
+    [
+        ("", "", "pip install --force-reinstall cloudtrain"),
+        ("pyvenv.cfg", "uv = 0.9.5\n", "uv pip install --reinstall cloudtrain"),
+        ("pipx_metadata.json", "{}", "pipx reinstall cloudtrain"),
+        ("uv-receipt.toml", "[tool]\n", "uv tool install --reinstall cloudtrain"),
+    ],
+)
+def test_a_damaged_installation_is_replaced_by_the_same_tool(file, text, command, tmp_path):
+    if file:
+        (tmp_path / file).write_text(text)
+    assert reinstall_command(str(tmp_path)) == command

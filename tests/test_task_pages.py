@@ -298,7 +298,7 @@ def test_a_task_of_ones_own_is_trained_as_the_page_shows(project: Path, capsys: 
 
     printed = []
     follow(DOCS / "how" / "own-task.md", project, lambda line: printed.append(do(line)) or printed[-1])
-    assert re.search(r"data: 500 samples, 100 held out", printed[-1])
+    assert re.search(r"data: 500 samples to train on, 100 held out", printed[-1])
     assert re.search(r"2 x cpu, strategy ddp.*, wrapper DistributedDataParallel", printed[-1])
     last = next(line for line in reversed(printed[-1].splitlines()) if "held-out loss" in line)
     assert float(last.rpartition("accuracy ")[2].split()[0]) > 0.9, last

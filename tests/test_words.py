@@ -82,6 +82,14 @@ def test_no_sentence_over_30_words(shown):
     assert [f"{place}: {part}" for place, part in sentences if len(part.split()) > MOST_WORDS] == []
 
 
+def test_a_message_names_pages_by_their_name(shown):
+    """An installed cloudtrain has no docs folder."""
+    assert [f"{place}: {text}" for place, text in shown if re.search(r"\bdocs/[\w/-]+\.md", text)] == []
+    files = [path for folder in ("cloudtrain", "entrypoints") for path in (ROOT / folder).rglob("*.py")]
+    named = {name for path in files for name in re.findall(r"\bpage\(['\"]([\w/-]+)['\"]\)", path.read_text())}
+    assert len(named) > 4 and [name for name in named if not (ROOT / "docs" / f"{name}.md").exists()] == []
+
+
 @pytest.mark.parametrize(
     ("text", "counts"),
     [

@@ -166,7 +166,10 @@ class Aws:
         elif code in DENIED:
             denied = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", message)
             permission, resource = (denied[1], f" on {denied[2]}" if denied[2] else "") if denied else (action, "")
-            text, hint = f"AWS denies {permission}{resource}", f"allow {permission}: docs/{self._family}.md lists all"
+            text, hint = (
+                f"AWS denies {permission}{resource}",
+                f"allow {permission}; `cloudtrain permissions -t TARGET` prints all that it needs",
+            )
         elif code == "ResourceLimitExceeded":
             kind, text = AwsNoCapacity, f"the account's quota does not allow it: {message}"
             hint = "request an increase in the AWS console under Service Quotas, or choose another instance_type"

@@ -9,7 +9,7 @@ from cloudtrain.errors import BackendError
 
 PROGRAM = "docker"
 ASK_S = 120.0  # time limit of one command; a busy engine removes large containers slowly
-INSTALL = "install Docker (Debian: docker.io) and start its engine; docs/sagemaker.md"
+INSTALL = "install Docker (Debian: docker.io) and start its engine"
 
 
 class EngineError(BackendError):

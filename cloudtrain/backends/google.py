@@ -161,7 +161,7 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     if "actas" in lowercase or "act as" in lowercase:
         return (
             f"{failure}: you may not use this service account: {text}",
-            "grant your user roles/iam.serviceAccountUser on that account",
+            "grant your user roles/iam.serviceAccountUser on it: options.vertex.service_account, or else the default account",
         )
     if "has not been used" in lowercase or "service_disabled" in lowercase or "it is disabled" in lowercase:
         return (
@@ -182,7 +182,10 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     ):
         return f"{failure}: Vertex AI is not available in this region: {text}", "check options.vertex.region"
     if status == 403:
-        return f"{failure}: permission denied: {text}", "docs/vertex.md lists the roles that you need"
+        return (
+            f"{failure}: permission denied: {text}",
+            "`cloudtrain permissions -t TARGET` prints the roles that you need",
+        )
     hint = "try again in some minutes" if status in RETRYABLE or status >= 500 else ""
     return f"{failure}: {text or 'no reason was given'} ({status})", hint
 

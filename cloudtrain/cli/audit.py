@@ -18,9 +18,9 @@ from cloudtrain.cli.view import options, terminal
 def command(run_id: str | None, as_json: bool) -> int:
     """Print who submitted, cancelled or deleted runs, or used exec.
 
-    It prints the audit log of this computer. New lines are only added, and stay when a run is deleted. Each attempt that was
-    sent has a line, those of `resume` and of retries too. For an attached run, and for an address, it prints the audit log
-    in the run's output instead; jobs with `audit: true` write one.
+    It prints the audit log of this computer. Its lines are never changed or removed, also when a run is deleted. Each attempt
+    that was sent has a line, those of `resume` and of retries too. For an attached run, and for an address, it prints the
+    audit log in the run's output instead; jobs with `audit: true` write one.
 
     \b
     cloudtrain audit

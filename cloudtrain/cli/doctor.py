@@ -54,7 +54,7 @@ class Finding(NamedTuple):
     "--job",
     metavar="JOB",
     type=click.Path(),
-    help="Also ask the platform whether it would accept this job file. Nothing is started.",
+    help="Also ask the platform of each target whether it would accept this job file. Nothing is started.",
 )
 @click.option(
     "--policy",
@@ -67,8 +67,9 @@ class Finding(NamedTuple):
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
-    It always checks this machine (Python, git, disk, history, policies), and then TARGET and each -t: their login, options
-    and permissions. Nothing is submitted. The exit code is 1 when a check fails.
+    It always checks this machine (Python, git, disk, history, policies), and then TARGET and each -t: their login, options and
+    permissions. The default TARGET is checked only where you name none. Nothing is submitted. The exit code is 1 when a check
+    fails.
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml

@@ -7,7 +7,7 @@ from functools import partial
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import parse_job_words
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, page
 from cloudtrain.forecast import devices, fit, layout
 from cloudtrain.runs.plan import Planner
 
@@ -16,13 +16,16 @@ from cloudtrain.runs.plan import Planner
 @partial(
     options.job_options,
     gpus="GPUs of a node to try, several separated by commas: A100-80GB:8,H100:8. "
-    "Default: the job's own GPUs, or one of each known type.",
+    "Default: the job's own GPUs; if it names none, one GPU of each type that cloudtrain knows.",
+    args="Arguments of the script.",
+    target="Use the options of this backend or target of cloudtrain.toml. Nothing runs there. Default: the job's own target.",
 )
 @options.json_option
 def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     """Show on which GPUs a training fits, and how to use less memory.
 
-    It works for the shared trainer (`trainer: true`), and for a script whose job file has a `fit` section (docs/fit.md).
+    It works for the shared trainer (cloudtrain's own training program, `trainer: true`), and for a script whose job file has a
+    `fit` section. Nothing is run.
     It prints how much memory the training needs on one GPU, and the settings that lower it. Nothing is packaged, and no
     network is used.
     The exit code is 0, whether the training fits or not.
@@ -54,7 +57,7 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
                 "add fit: {model: ..., batch: ..., sequence: ...} to the job file",
             )
         if isinstance(answer, str):
-            raise BadRequest(answer, "name a folder with a config.json, or a model of docs/fit.md")
+            raise BadRequest(answer, f"name a folder with a config.json, or a model of {page('fit')}")
         found[gpus] = answer
     if as_json:
         terminal.print_json({gpus: answer.to_dict() for gpus, answer in found.items()})

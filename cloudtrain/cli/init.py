@@ -13,7 +13,7 @@ import click
 
 from cloudtrain.cli.schema import schema_text
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, page
 
 SCHEMA = "job.schema.json"
 USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
@@ -145,11 +145,16 @@ def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, for
     _write(path, ci.build(system, name, place))
     terminal.print_lines(f"{os.path.relpath(path)}  plans each change, and trains each commit on main")
     todo = {
-        "sagemaker": f"allow {place.role} to CI: see docs/how/ci.md",
-        "vertex": "allow the Workload Identity provider in it to CI: see docs/how/ci.md",
-        "kubernetes": "write the cluster's address and authority into it, and let its identity in: see docs/how/ci.md",
+        "sagemaker": f"allow {place.role} to CI, see {page('how/ci')}",
+        "vertex": f"allow the Workload Identity provider in it to CI, see {page('how/ci')}",
+        "kubernetes": "write the cluster's address and authority into it, and let its identity in, see "
+        f"{page('how/ci')}",
     }.get(place.backend)
-    missing = "" if place.wheel else "write what CI installs as CLOUDTRAIN into it, or give --wheel: it stops without"
+    missing = (
+        ""
+        if place.wheel
+        else "set CLOUDTRAIN in that file to the address of cloudtrain's wheel, or repeat with --wheel ADDRESS"
+    )
     terminal.print_pairs([("next", text) for text in (missing, todo) if text])
     return 0
 

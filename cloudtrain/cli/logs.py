@@ -28,7 +28,7 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
     help="Print only the lines after this one, with or without -f; --json prints each line's cursor.",
 )
 @click.option(
-    "--number", is_flag=True, help="Number the lines of each node, as in `log line 7 of node 0` of a failure message."
+    "--number", is_flag=True, help="Number the lines of each node, as in `line 7 of node 0` of a failure message."
 )
 @click.option("--raw", is_flag=True, help="Print exactly what the job wrote: no prefixes, hidden lines included.")
 @options.json_option

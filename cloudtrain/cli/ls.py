@@ -51,7 +51,7 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 @options.argument(
     "words",
     "[FILTER...]",
-    "List only runs for which all these terms hold. Default: all runs.",
+    "List only runs for which all these terms hold. Default: all runs that are not archived.",
     nargs=-1,
     shell_complete=_complete_filter,
 )
@@ -65,7 +65,7 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
               help="Show these columns (see above), as in hp.lr,metric.loss.min,cost.")  # fmt: skip
 @click.option("--group", metavar="COLUMN", default="", shell_complete=_complete_columns,
               help="Print a line for each value of this column, with the mean, lowest and highest value "
-              "of each of --columns.")  # fmt: skip
+              "of each of --columns. Without --columns it counts the runs.")  # fmt: skip
 @click.option(
     "--view", metavar="NAME", help="Use a saved view. FILTER is added to its filter; other options replace its values."
 )
@@ -100,8 +100,9 @@ def command(
     --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started, ended, took,
     reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a label. metric.NAME is
     the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest value. system.NAME and
-    system.NAME.max are the mean and highest usage of machines. Without --columns there is also `loss`: the last value of
-    the metric loss, train_loss, train/loss or training_loss. A narrow terminal shows fewer columns.
+    system.NAME.max are the mean and highest cpu, memory, gpu or gpu_memory of the run's nodes. Without --columns there is
+    also `loss`: the last value of the metric loss, train_loss, train/loss or training_loss. A narrow terminal shows fewer
+    columns.
 
     \b
     cloudtrain ls -n 5

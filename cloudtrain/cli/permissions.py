@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, page
 
 
 @options.command()
 @options.target_option_with(
-    "Print the permissions for this target of cloudtrain.toml, or this backend. Default: the target of --job."
+    "Print the permissions for this target of cloudtrain.toml, or this backend. Default: the target of --job; one of both is "
+    "needed."
 )
 @click.option(
     "--job",
@@ -24,7 +25,9 @@ from cloudtrain.errors import BadRequest
     help="Print what this job file needs on its target, its inputs and secrets included.",
 )
 @click.option(
-    "--policy", is_flag=True, help="Also print a document that makes the platform refuse what policy.toml refuses."
+    "--policy",
+    is_flag=True,
+    help="Also print a document with which the platform itself refuses what the rules of your policy.toml refuse.",
 )
 @click.option("--inside", is_flag=True, help="Also allow what `cloudtrain exec`, `stack` and `forward` need.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Write each document to a file of this folder.")
@@ -83,7 +86,7 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
     documents = dict(backend.permissions(plan, inside=inside))
     said = []
     if inside and documents == dict(backend.permissions(plan)):
-        said = [f"--inside adds nothing on {kind}, where the options of the job switch shells on: docs/how/inside.md"]
+        said = [f"--inside adds nothing on {kind}, where the options of the job switch shells on: {page('how/inside')}"]
     if not policy:
         return documents, said
     policies, notes = find.find(Path.cwd(), home)

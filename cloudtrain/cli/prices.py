@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @options.argument(
     "names",
     "[LIST...]",
-    "Lists to download, as PROVIDER/REGION; providers: sagemaker, vertex, aws, gcp, runpod. "
-    "Default: all stored lists, and those that the targets in cloudtrain.toml need.",
+    "With refresh only: the lists to download, as PROVIDER/REGION. Providers: sagemaker, vertex, and aws, gcp, runpod for "
+    "machines that you rent there. Default: all stored lists, and those that the targets in cloudtrain.toml need.",
     nargs=-1,
 )
 @click.option(

@@ -35,7 +35,8 @@ def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_j
     """Delete runs: their files here, on platforms and on hosts.
 
     It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not ended. It
-    keeps uploaded sources, and the job's `output` folder with its checkpoints and models, because other runs may use them.
+    keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. On local,
+    SSH and Slurm without `output`, it deletes the run's checkpoints and models: copy them with `cloudtrain fetch` first.
 
     \b
     cloudtrain rm tiny-lm-261125 --dry-run

@@ -14,9 +14,9 @@ from cloudtrain.cli.view import options, runs, terminal
 def command(run_id: str | None, rank: int | None, as_json: bool) -> int:
     """Print the Python stacks of all ranks of a run.
 
-    The run continues meanwhile. cloudtrain sends a signal (SIGRTMIN+7) to each rank, and the rank writes its own stacks: no
-    debugger and no ptrace permission is needed. A rank that is not a Python process gets no signal; a line says so. The
-    exit code is 1 when a node did not answer, or no rank runs.
+    The run continues meanwhile. cloudtrain sends a signal (SIGRTMIN+7) to each rank, and the rank writes its own stacks. The
+    script needs no change for it, and no debugger or ptrace permission is needed. A rank that is not a Python process gets no
+    signal; a line says so. The exit code is 1 when a node did not answer, or no rank runs.
 
     \b
     cloudtrain stack

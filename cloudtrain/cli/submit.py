@@ -17,7 +17,8 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--key",
     metavar="KEY",
-    help="Idempotency key: submitting the same job again with this key returns the same run; another job is refused.",
+    help="Idempotency key: submitting the same job again with this key returns the same run. Another job, source or target is "
+    "refused.",
 )
 @click.option(
     "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
@@ -33,7 +34,7 @@ from cloudtrain.errors import BadRequest
     metavar="RUN",
     multiple=True,
     help="Start the job only after this run (its id, or the beginning of it) has SUCCEEDED; may be repeated. "
-    "If RUN fails, the job is cancelled.",
+    "If RUN ends in any other state, the job is cancelled. The background watcher of this computer starts the job.",
 )
 @options.force_option
 @options.json_option

@@ -147,9 +147,16 @@ def search(db: sqlite3.Connection, home: Path) -> str:
         name, handle, event = attempt.plan.backend, None, ""
         try:
             handle = registry.create_for(attempt.plan, home).find(attempt.attempt_id)
-            reason = "" if handle else f"the history was damaged, and {name} has no such job"
+            reason = (
+                ""
+                if handle
+                else f"the history was damaged and is repaired; {name} does not know this job: never started, or deleted"
+            )
         except CloudtrainError as error:
-            event, reason = SEARCHED, f"the history was damaged, and {name} gives no answer: {error.message}"
+            event, reason = (
+                SEARCHED,
+                f"the history was damaged and is repaired; {name} gives no answer about this job: {error.message}",
+            )
         found, unanswered = found + (handle is not None), unanswered + bool(event)
         state, ended_at = (State.QUEUED, None) if handle else (State.LOST, now())
         db.execute("BEGIN IMMEDIATE")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, page
 from cloudtrain.job import launchers
 
 CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator", "ModelTrainer")
@@ -166,7 +166,7 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
         if name in VERSIONS:
             versions.append(f"{name} {value}")
         elif not key and name not in NOTHING:
-            notes.append(f"{name}: {WITHOUT.get(name, 'not a key of a job file; see docs/sagemaker-options.md')}")
+            notes.append(f"{name}: {WITHOUT.get(name) or 'not a key of a job file; see ' + page('sagemaker-options')}")
         elif key and value is _COMPUTED:
             notes.append(COMPUTED_NOTE.format(key, ast.unparse(node)))
         elif key and value is not None:

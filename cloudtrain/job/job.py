@@ -45,7 +45,7 @@ class Job(JobModel):
     """One job: the job file's keys as keyword arguments and as attributes.
 
     Sections are mappings or their own classes: `Job(entrypoint="train.py", resources={"accelerators": "A100:8"})`.
-    It does not block. docs/spec.md lists the keys of the sections.
+    It does not block. The page "spec" of the documentation lists the keys of the sections.
 
     Raises:
         BadJob: The job is wrong; `problems` lists everything that was found.

@@ -67,7 +67,7 @@ class LimitsKeys(TypedDict, total=False):
 
 class ParallelismKeys(TypedDict, total=False):
     strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"]
-    """How the model is split over the ranks. Default: ddp, or none with one process; auto: cloudtrain chooses (docs/auto.md)."""
+    """How the model is split over the ranks. Default: ddp, or none with one process; auto: cloudtrain chooses."""
     tp_size: int
     """Number of ranks over which each layer is split (tensor parallel)."""
     pp_size: int
@@ -105,7 +105,7 @@ class ResourcesKeys(TypedDict, total=False):
     usd_per_hour: float | None
     """Price of a node in USD per hour, instead of the price list's; 0: it is free."""
     priced_as: str | None
-    """Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge (see docs/cost.md)."""
+    """Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge."""
 
 class RetryKeys(TypedDict, total=False):
     max_attempts: int

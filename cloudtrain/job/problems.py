@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from cloudtrain.errors import BadJob, Problem
+from cloudtrain.errors import BadJob, Problem, page
 from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def explain(
         message = f"this is a {tool} file, and not a job file"
         hint = (
             f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; "
-            "docs/scripts.md has an example"
+            f"{page('scripts')} has an example"
         )
         raise BadJob([located(Problem(message, "", hint), document)])  # what follows from that is not said too
     problems: list[Problem] = []

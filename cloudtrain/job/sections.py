@@ -65,7 +65,7 @@ class Resources(Spec):
 
     priced_as: str | None = Field(
         default=None,
-        description="Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge (see docs/cost.md).",
+        description="Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge.",
     )
 
     @field_validator("priced_as")
@@ -112,7 +112,7 @@ class Parallelism(Spec):
     strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"] = Field(
         default="none",
         description="How the model is split over the ranks. Default: ddp, or none with one process; auto: "
-        "cloudtrain chooses (docs/auto.md).",
+        "cloudtrain chooses.",
     )
     tp_size: Count = Field(default=1, description="Number of ranks over which each layer is split (tensor parallel).")
     pp_size: Count = Field(

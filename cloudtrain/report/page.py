@@ -75,7 +75,7 @@ def render(
     facts = {
         "reason": status.reason,
         "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
-        "said": verdict.deciding if verdict and verdict.where == "log" else "",
+        "log": verdict.deciding if verdict and verdict.where == "log" else "",
         "at": verdict.raised if verdict else "",
         "try": verdict.advice if verdict else "",
         "exit code": status.exit_code,

@@ -119,7 +119,7 @@ def runs(
     """Return the runs of the history that a filter selects, the newest first.
 
     Args:
-        filter: such as `state:failed label.team=vision hp.lr>=1e-3 metric.loss<0.5 since:7d words` (docs/runs.md).
+        filter: such as `state:failed label.team=vision hp.lr>=1e-3 metric.loss<0.5 since:7d words` (page "runs").
         sort: a column, such as `metric.loss` or `-hp.lr` (the highest first).
         columns: shown by the table of a notebook, such as `hp.lr,metric.loss.min,system.gpu`, and part of `to_pandas()`.
         limit: how many at most.

@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.errors import BadSource, StoreError
+from cloudtrain.errors import BadSource, StoreError, reinstall_command
 from cloudtrain.job.units import format_size
 from cloudtrain.source import archive, digests, limits, secrets
 from cloudtrain.source.archive import LINK, Entry
@@ -195,7 +195,7 @@ def runtime_files() -> list[tuple[str, Path]]:
     if folder is None:
         raise StoreError(
             "the installation of cloudtrain is incomplete: its entrypoints are missing",
-            "reinstall it: pip install --force-reinstall cloudtrain",
+            reinstall_command(),
         )
     files = []
     for at, folders, names in os.walk(folder):

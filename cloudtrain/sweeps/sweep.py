@@ -37,7 +37,7 @@ class Sweep:
         job: a job file, or its keys.
         parameters: the section `parameters` of a sweep file.
         home: where the history lives; None for the user's.
-        keys: the other keys of a sweep file (docs/how/sweep.md).
+        keys: the other keys of a sweep file (page "how/sweep" of the documentation).
 
     Raises:
         BadRequest: the sweep is wrong; the error lists all problems.

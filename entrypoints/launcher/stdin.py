@@ -25,7 +25,10 @@ def check_world(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]
     if cluster.launched:
         real = int(environ["WORLD_SIZE"])
         if real != manifest.world_size:
-            raise Refused(f"{manifest.world_size} processes were requested, but another launcher started {real}")
+            raise Refused(
+                f"{manifest.world_size} processes were requested in all (num_nodes x processes_per_node),"
+                f" but the launcher that started them (torchrun, mpirun, srun, the platform) started {real}"
+            )
     elif cluster.nodes is not None and not manifest.fewest_nodes <= cluster.nodes <= manifest.nodes:
         raise Refused(f"{manifest.nodes} nodes were requested, but {cluster.platform} gave {cluster.nodes}")
     elif not 0 <= cluster.node_rank < manifest.nodes:

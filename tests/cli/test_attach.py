@@ -25,7 +25,7 @@ def test_attach_shows_a_colleagues_run(project: Path, cli, shell, tmp_path: Path
     assert cli("ls").out.splitlines()[1].endswith("attached") and cli("ls", "--json").json[0]["attached"] == uri
     now = cli("show").out
     assert f"  attached   from {uri}" in now.splitlines()
-    told = ("why", "said", "world", "runs", "source", "model", "reason", "commit", "bundle")
+    told = ("why", "log", "world", "runs", "source", "model", "reason", "commit", "bundle")
     for line in shown.splitlines():
         if line.strip() and line.split()[0] in told:
             assert line in now.splitlines()

@@ -287,7 +287,7 @@ def test_the_page_lets_this_identity_into_a_cluster():
 
 def test_what_ci_installs_is_named(repository: Path, monkeypatch, capsys):
     assert main(["init", "--ci", "github", "--force"]) == 0
-    assert "give --wheel" in capsys.readouterr().out
+    assert "repeat with --wheel" in capsys.readouterr().out
     text = (repository / ci.PATHS["github"]).read_text()
     (install,) = {step["run"] for step in yaml.safe_load(text)["jobs"]["plan"]["steps"] if "pip" in step.get("run", "")}
     process = shell(install, {"CLOUDTRAIN": ""})

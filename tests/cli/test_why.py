@@ -16,10 +16,10 @@ def test_a_failed_run_says_why_wherever_it_is_shown(project, shell):
     assert waited.code == 1
     run_id = waited.out.split()[0]
     told = """\
-  why   file not found (rank 0) (missing-file)
-  said  log line {} of node 0: FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'
-  at    train.py, line 2
-  try   correct the path, or declare the file under inputs
+  why  file not found (rank 0) (missing-file)
+  log  line {} of node 0: FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'
+  at   train.py, line 2
+  try  correct the path, or declare the file under inputs
 """
     verdict = shell("show", run_id, "--json").json["verdict"]
     assert told.format(verdict["seq"]) in waited.out
@@ -44,9 +44,9 @@ def test_a_long_line_is_cut_and_a_reason_is_not_said_twice():
     long = Verdict("nan-loss", "it became NaN", "x" * 1000, "log", 2, 7, 5, "a lower learning rate", True)
     assert verdict_rows(long) == [
         ("why", "it became NaN (rank 5) (nan-loss)"),
-        ("said", "log line 7 of node 2: " + "x" * (LONGEST - 3) + "..."),
+        ("log", "line 7 of node 2: " + "x" * (LONGEST - 3) + "..."),
         ("try", "a lower learning rate (this changes the results)"),
     ]
     placed = Verdict("script-error", "its own", "KeyError: 'x'", "log", 0, 3, 0, raised="rows.py, line 12")
     assert verdict_rows(placed)[2] == ("at", "rows.py, line 12")
-    assert verdict_rows(Verdict("quota", "too much", "the platform's words", "reason"))[1] == ("said", "")
+    assert verdict_rows(Verdict("quota", "too much", "the platform's words", "reason"))[1] == ("log", "")

@@ -348,7 +348,8 @@ def test_another_launchers_rank_is_not_launched_again(tmp_path: Path):
             name: value for name, value in env.items() if name != "CLOUDTRAIN_NODE_RANK"
         }
         assert attempt.run() == [78]
-        assert attempt.status()["reason"] == "3 processes were requested, but another launcher started 2"
+        reason = attempt.status()["reason"]
+        assert reason.startswith("3 processes were requested in all") and reason.endswith(" started 2")
 
 
 @pytest.mark.parametrize("local_rank", ["0", "1"])

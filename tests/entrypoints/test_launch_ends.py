@@ -343,7 +343,7 @@ def test_a_request_while_requirements_are_installed_ends_that_too(tmp_path: Path
             wait_for(lambda: [text for text in attempt.texts(-1) if "Looking in indexes" in text], "pip")
             attempt.launchers[0].send_signal(signal.SIGTERM)
             assert attempt.wait() == [75]
-            assert attempt.status()["reason"] == "stopped by SIGTERM before training began"
+            assert attempt.status()["reason"] == "stopped by SIGTERM before the ranks started"
             nothing_left(attempt)
 
 

@@ -342,4 +342,4 @@ def test_a_request_before_all_have_joined_ends_the_wait(tmp_path: Path):
         wait_for(lambda: (attempt.status() or {}).get("control"), "node 0's address")
         attempt.launchers[0].send_signal(signal.SIGTERM)
         assert attempt.wait() == [75]
-        assert attempt.status()["reason"] == "stopped by SIGTERM before training began"
+        assert attempt.status()["reason"] == "stopped by SIGTERM before the ranks started"

@@ -259,7 +259,10 @@ def test_a_platform_without_an_answer_is_asked_again_by_doctor(sound, home, comm
     monkeypatch.setattr(LocalBackend, "find", no_answer)
     store = Store(home)
     (lost,) = {(run.status.state, run.status.reason) for run in store.runs()}
-    assert lost == (State.LOST, "the history was damaged, and local gives no answer: no route to host")
+    assert lost == (
+        State.LOST,
+        "the history was damaged and is repaired; local gives no answer about this job: no route to host",
+    )
     assert f"0 of {len(RUNS)} lost attempts were found" in store.warnings[0]
     assert "run `cloudtrain doctor` to ask again" in store.warnings[0] and len(store.warnings) == 1
     monkeypatch.setattr(LocalBackend, "find", real)
@@ -273,7 +276,7 @@ def test_a_run_that_its_platform_does_not_have_is_never_sent_again(sound, home):
     store = Store(home)
     (attempt,) = store.attempts(RUNS[0])
     assert attempt.status.state is State.LOST and attempt.handle is None
-    assert attempt.status.reason == "the history was damaged, and local has no such job"
+    assert attempt.status.reason.startswith("the history was damaged and is repaired; local does not know this job")
     assert RUNS[0] not in {attempt.run_id for attempt in store.unsettled()}
 
 

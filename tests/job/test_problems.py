@@ -189,7 +189,7 @@ def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch
             Job.load("job.yaml")
         assert f"job.yaml: this is a {tool} file, and not a job file" in str(caught.value.problems[0])
         assert len(caught.value.problems) == 1
-        assert "docs/scripts.md" in caught.value.problems[0].hint and "known are" not in str(caught.value)
+        assert 'the page "scripts"' in caught.value.problems[0].hint and "known are" not in str(caught.value)
 
 
 def test_a_job_file_with_a_mistyped_env_is_not_one_of_another_tool(tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def test_ranks_that_another_launcher_started_must_be_as_many(tmp_path, figure):
                 assert attempt.run() == [0]
                 assert json.loads(attempt.texts(0)[0])["WORLD_SIZE"] == str(asked)
             else:
-                assert refused(attempt) == f"{asked} processes were requested, but another launcher started {real}"
+                assert refused(attempt).startswith(f"{asked} processes were requested in all")
                 wrong += 1
     figure("wrong worlds refused with 78", wrong)
 

@@ -176,7 +176,10 @@ def _describe_error(status: int, server_message: str, failure: str) -> tuple[str
     if "exceeded quota" in text:
         return f"{failure}: the namespace's quota does not allow it: {text}", "see: kubectl describe quota"
     if status == 403:
-        return f"{failure}: permission denied: {text}", "docs/kubernetes.md lists the rules that you need"
+        return (
+            f"{failure}: permission denied: {text}",
+            "`cloudtrain permissions -t TARGET` prints the role that you need",
+        )
     if status == 400 and "strict decoding error" in text:
         return (
             f"{failure}: {text}",

@@ -191,7 +191,7 @@ class KubeDoctor:
         answer = self._api.call("POST", path, "permissions cannot be checked", body=review)
         if answer.json["status"].get("allowed"):
             return None
-        hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; docs/kubernetes.md has a role"
+        hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; `cloudtrain permissions -t TARGET` prints a role"
         return Problem(
             f"you have no permission to {verb} {resource} in {namespace}, which cloudtrain needs {purpose}", "", hint
         )

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, CONTAINER, OUTPUT, RUN, STARTED, UNPACK
-from cloudtrain.errors import Problem
+from cloudtrain.errors import Problem, page
 
 # Fields that an overlay may not change: the number of pods, how the Job is found, how its pods start and end.
 PROTECTED = (
@@ -49,7 +49,7 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
         protected += [["metadata", "labels", name], ["spec", "template", "metadata", "labels", name]]
     for path in protected:
         if _get_path(job, path) != _get_path(base, path):
-            hint = "docs/kubernetes.md lists the fields that cannot be changed"
+            hint = f"remove it; {page('kubernetes')} lists the fields that cannot be changed"
             yield Problem("may not be changed", f"{prefix}.{'.'.join(path)}", hint)
     pod = _get_path(job, ["spec", "template", "spec"])
     if not isinstance(pod, Mapping):

@@ -143,5 +143,5 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
         ]
     if SERVICE not in str(details.get("AssumeRolePolicyDocument")):
         message = f"SageMaker may not assume the role {role}: {SERVICE} is missing from its trust policy"
-        return [Problem(message, path, "docs/sagemaker.md")]
+        return [Problem(message, path, "cloudtrain doctor TARGET --policy trust prints the policy")]
     return []

@@ -110,7 +110,7 @@ def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     problems = toolkit.distribution_problems(job, options, "sagemaker")
     for name, what in (("role", "the ARN of a role that SageMaker may assume"), ("bucket", "a bucket for the source")):
         if not options.get(name):
-            hint = "cloudtrain init -t sagemaker looks for one in your account; see docs/sagemaker.md"
+            hint = "cloudtrain init -t sagemaker looks for one in your account"
             problems.append(Problem(f"is not given: {what}", f"options.sagemaker.{name}", hint))
     spot = job.resources.use_spot
     if spot and options.get("keep_alive_s"):

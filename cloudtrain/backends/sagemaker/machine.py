@@ -112,7 +112,9 @@ def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) 
         return str(image), []
     if job.trainer and machine is not None and not machine.accelerators:
         message = "is missing: the shared trainer needs an image with torch and transformers"
-        return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image sets it for a target")]
+        return "", [
+            Problem(message, "image", "`cloudtrain image push -t TARGET` builds one and writes it into the target")
+        ]
     if machine is not None and not machine.accelerators:
         message = "is missing: Hugging Face's training images are for GPUs only"
         return "", [Problem(message, "image", "set image: to one with Python 3.9 or newer")]

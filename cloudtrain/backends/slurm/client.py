@@ -153,7 +153,7 @@ def _query_first(
     if len(failures) == len(queries) or (controller_silent and not controller_answered):
         raise Unreachable(
             f"Slurm's commands do not run: {'; '.join(failures)}",
-            "run cloudtrain on a login node, or set options.slurm.login",
+            "wait if Slurm's controller is down; else run cloudtrain on a login node, or set options.slurm.login",
         )
     return None
 

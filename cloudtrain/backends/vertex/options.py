@@ -17,7 +17,7 @@ class VertexOptions(BaseModel):
     prefix: str = Field("cloudtrain", description="folder in the bucket")
     client: Literal["sdk", "rest"] = Field(
         "sdk",
-        description="library that submits the job: google-cloud-aiplatform if installed, or google-auth alone (rest)",
+        description="sdk: submit with google-cloud-aiplatform, where it is installed; rest: with google-auth alone",
     )
     image: str | None = Field(None, description="container image for jobs that do not set image")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")

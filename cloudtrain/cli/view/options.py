@@ -137,7 +137,8 @@ def target_option_with(help: str) -> Callable[[F], F]:
 
 
 WHERE = "Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml."
-target_option = target_option_with(f"{WHERE} The default is the job's own target.")
+OWN_TARGET = "The default is the job's own target."
+target_option = target_option_with(f"{WHERE} {OWN_TARGET}")
 sets_option = click.option(
     "--set",
     "sets",
@@ -152,8 +153,8 @@ ARGS = "Arguments of the script. Without JOB and SCRIPT, a program and its argum
 GPUS = "GPUs of each node, as in A100:8; short for --set resources.accelerators=..."
 
 
-def job_options(function: F, gpus: str = GPUS) -> F:
-    """Add the argument JOB and the options that override values of the job; `gpus` is the help of --gpus.
+def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f"{WHERE} {OWN_TARGET}") -> F:
+    """Add the argument JOB and the options that override values of the job; `gpus`, `args` and `target` are texts of the help.
 
     All but --target reach the function as one argument, `words`, a view.jobs.JobWords.
     """
@@ -167,8 +168,8 @@ def job_options(function: F, gpus: str = GPUS) -> F:
     for add in reversed(
         [
             argument("job", "[JOB|SCRIPT]", f"{JOB} Default: job.yaml or job.yml in this folder.", type=click.Path()),
-            argument("args", "[-- ARGS...]", ARGS, nargs=-1, type=click.UNPROCESSED),
-            target_option,
+            argument("args", "[-- ARGS...]", args, nargs=-1, type=click.UNPROCESSED),
+            target_option_with(target),
             sets_option,
             lambda function: layout(function, gpus),
             click.option("-m", "--module", metavar="MODULE", help="Run a module of the source, as python -m does."),
@@ -212,7 +213,7 @@ def layout(function: F, gpus: str = GPUS) -> F:
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Continue even if the job probably does not fit in the memory of its GPUs (docs/fit.md).",
+    help="Continue even if the job probably does not fit in the memory of its GPUs (`cloudtrain fit`).",
 )
 
 
@@ -239,7 +240,8 @@ def ending_options(function: F, of: str = "run") -> F:
                 "-y",
                 "--yes",
                 is_flag=True,
-                help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml.",
+                help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
+                "Where there is no terminal, such a run is refused without -y.",
             ),
         ]
     ):

@@ -15,10 +15,10 @@ def verdict_rows(verdict: Verdict | None) -> list[tuple[str, str]]:
     if verdict is None:
         return []
     excerpt = verdict.deciding if len(verdict.deciding) <= LONGEST else verdict.deciding[: LONGEST - 3] + "..."
-    location = f"log line {verdict.seq} of node {verdict.node}: " if verdict.where == "log" else ""
+    location = f"line {verdict.seq} of node {verdict.node}: " if verdict.where == "log" else ""
     return [
         ("why", f"{verdict.sentence} ({verdict.label})"),
-        ("said", location + excerpt if location else ""),  # the reason is printed already
+        ("log", location + excerpt if location else ""),  # the reason is printed already
         *([("at", verdict.raised)] if verdict.raised else []),
         ("try", verdict.advice),
     ]

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from cloudtrain.console import shell, text, widgets
 from cloudtrain.console.draft import Draft
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import CloudtrainError, page
 
 TEMPLATE = """\
 method: random
@@ -31,7 +31,9 @@ class NewSweep:
         from nicegui import ui
 
         with widgets.card(name="Sweep"), widgets.collapsible("Run a sweep of this job instead"):
-            ui.label("Keys of a sweep file (docs/how/sweep.md). Each trial is a run of this job.").classes("ct-dim")
+            ui.label(f"Keys of a sweep file, see {page('how/sweep')}. Each trial is a run of this job.").classes(
+                "ct-dim"
+            )
             self._text = ui.textarea("Sweep").props("outlined autogrow spellcheck=false stack-label data-field=sweep")
             self._text.classes("ct-mono").style("width: 100%")
             with ui.element("div").classes("ct-row"):

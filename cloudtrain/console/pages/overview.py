@@ -196,7 +196,7 @@ _VERDICT = {
     "since": "since",
     "platform": "platform",
     "why": "what happened",
-    "said": "it said",
+    "log": "in the log",
     "at": "raised at",
     "try": "try",
 }

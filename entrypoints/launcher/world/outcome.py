@@ -248,7 +248,7 @@ class ClusterState:
             if self.closed and not self._started
             else f"max_runtime ({self._manifest.max_runtime_s:g} s) was over",
         }
-        before = "" if self._started else " before training began"
+        before = "" if self._started else " before the ranks started"
         return Outcome(self.stopping, EXIT_RESUMABLE, "launcher", None, reasons[self.stopping or ""] + before)
 
     def _on(self, node: int, reason: str) -> str:

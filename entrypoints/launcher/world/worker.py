@@ -84,7 +84,9 @@ class Worker:
         self._report(kind="stop", state=state)
         self._stopping = self._stopping or state
         if not self._welcome:
-            self._settle(Outcome(state, EXIT_RESUMABLE, "launcher", None, "stopped by SIGTERM before training began"))
+            self._settle(
+                Outcome(state, EXIT_RESUMABLE, "launcher", None, "stopped by SIGTERM before the ranks started")
+            )
 
     def tick(self, beat: bool) -> None:
         now = time.monotonic()

@@ -205,7 +205,7 @@ class CheckpointManager:
         try:
             act()
         except (OSError, CheckpointException) as error:
-            problem = f"the checkpoint of step {step} could not be written: {error}"
+            problem = f"the checkpoint of step {step} could not be written to {self.folder}: {error}"
             self._report_later("alarm", step=step, reason=problem)
             return problem
         return None

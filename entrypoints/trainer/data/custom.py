@@ -50,7 +50,7 @@ class CustomTask(Task):
             if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise Unsupported(f"{name}() of {arguments.task} must return a dataset with __len__ and __getitem__")
         held = None if held_out is None else OwnSamples(held_out)
-        described = f"{len(train):,} samples, {len(held or ()):,} held out"
+        described = f"{len(train):,} samples to train on, {len(held or ()):,} held out"
         return cls(getattr(own, "tokenizer", None), OwnSamples(train), held, default_collate, [], described, own=own)
 
     def __post_init__(self) -> None:

@@ -150,7 +150,7 @@ class Classification(TextTask):
 
         learned = rows(train, arguments.max_train_samples)
         held = rows(held_out, arguments.max_eval_samples) if held_out else None
-        described = f"{len(learned):,} texts of {len(labels)} classes, {len(held or ()):,} texts held out"
+        described = f"{len(learned):,} texts of {len(labels)} classes to train on, {len(held or ()):,} held out"
         return cls(tokenizer, learned, held, partial(padded, pad=tokenizer.pad_token_id), labels, described)
 
     def scores(self, model: Any, batch: Any) -> torch.Tensor:

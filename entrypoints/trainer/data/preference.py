@@ -81,7 +81,7 @@ class PreferenceTuning(TextTask):
         """Return the task of these documents."""
         pairs, cut = _pairs(train, tokenizer, arguments.block_size, arguments.max_train_samples)
         held = _pairs(held_out, tokenizer, arguments.block_size, arguments.max_eval_samples)[0] if held_out else None
-        described = f"{len(pairs):,} pairs of answers, {len(held or ()):,} held out"
+        described = f"{len(pairs):,} pairs of answers to train on, {len(held or ()):,} held out"
         described += f"; {cut:,} have no answer within {arguments.block_size} tokens" if cut else ""
         return cls(
             tokenizer, pairs, held, partial(collated, pad=tokenizer.pad_token_id), [], described,

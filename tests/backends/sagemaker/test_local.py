@@ -196,7 +196,7 @@ def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> N
     request, store, _ = attempt(stored, "denied")
     with pytest.raises(BackendError, match="AWS denies s3:GetObject") as caught:
         store.download_inputs(request, lambda: False)
-    assert "docs/sagemaker.md" in caught.value.hint
+    assert "cloudtrain permissions" in caught.value.hint
     request, store, folder = attempt(stored, "cancelled")
     assert store.download_inputs(request, lambda: True) == request and not (folder / "inputs").exists()
 

@@ -180,7 +180,7 @@ def test_a_registry_that_refuses_says_why(paper: Place):
     backend, handle = paper.submitted(IMAGE)
     with pytest.raises(ApiError, match='permission denied: Permission "artifactregistry.*downloadArtifacts"') as caught:
         backend.images(handle)
-    assert caught.value.status == 403 and "docs/vertex.md" in caught.value.hint and paper.questions == 1
+    assert caught.value.status == 403 and "cloudtrain permissions" in caught.value.hint and paper.questions == 1
     paper.registry.token = "another"  # a simulator's address is sent no token
     with pytest.raises(ApiError, match="authentication failed") as caught:
         backend.images(handle)

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("quick")
             "gcloud services enable",
         ),
         (400, "Unsupported location us-moon1 for Vertex AI", "not available in this region", "options.vertex.region"),
-        (403, "Permission 'aiplatform.customJobs.create' denied", "permission denied", "docs/vertex.md"),
+        (403, "Permission 'aiplatform.customJobs.create' denied", "permission denied", "cloudtrain permissions"),
         (400, "Machine type is not supported", "Machine type is not supported", ""),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_request_before_the_start_needs_nobodys_answer():
     made = gang(started=False)
     made.join(0, "a", 1)
     made.stop("CANCELLED", 1.0)
-    assert made.decide(1) == Outcome("CANCELLED", 75, "launcher", None, "cancelled before training began")
+    assert made.decide(1) == Outcome("CANCELLED", 75, "launcher", None, "cancelled before the ranks started")
 
 
 @pytest.mark.parametrize(
