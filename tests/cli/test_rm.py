@@ -24,7 +24,10 @@ def store(home: Path) -> Store:
     with store.database.write() as db:
         db.execute("UPDATE runs SET ended_at = '2020-01-01T00:00:00Z' WHERE run_id = ?", (OLD,))
         db.execute("UPDATE runs SET ended_at = '2099-01-01T00:00:00Z' WHERE run_id = ?", (NEW,))
-        db.execute("UPDATE runs SET state = 'RUNNING', ended_at = NULL WHERE run_id = ?", (LIVE,))
+        live = (
+            "UPDATE runs SET state = 'RUNNING', ended_at = NULL, created_at = '2020-01-01T00:00:00Z' WHERE run_id = ?"
+        )
+        db.execute(live, (LIVE,))
         db.execute("UPDATE attempts SET state = 'RUNNING', ended_at = NULL WHERE run_id = ?", (LIVE,))
     return store
 
@@ -79,7 +82,8 @@ def test_a_live_run_is_refused_and_the_others_go(store: Store, cli, monkeypatch:
 def test_prune_takes_what_ended_longer_ago_and_no_live_run(store: Store, cli):
     shown = cli("prune", "--older", "30d", "--dry-run", "--json")
     assert [(row["run_id"], row["deleted"]) for row in shown.rows] == [(OLD, False)] and rows(store, OLD) > 0
-    assert [row["run_id"] for row in cli("prune", "--older", "30d", "--yes", "--json").rows] == [OLD]
+    pruned = cli("prune", "--older", "30d", "--yes", "--json")
+    assert ([row["run_id"] for row in pruned.rows], pruned.code, pruned.err) == ([OLD], 0, "")
     assert (rows(store, OLD), rows(store, NEW) > 0, rows(store, LIVE) > 0) == (0, True, True)
     assert "no run ended" in cli("prune", "--older", "30d", "--yes").out
     assert cli("prune", "--older", "soon").code == 2

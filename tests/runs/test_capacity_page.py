@@ -74,6 +74,7 @@ def kubernetes(tmp_path: Path) -> Iterator[Refusing]:
     with ground(tmp_path / "ground") as made:
         given = {"kubeconfig": str(made.cluster.kubeconfig), "image": "any:1", "poll_s": 0.1}
         yield {"backend": "kubernetes", **given, "node_selector": {"pool": "gpus"}}
+        assert made.cluster.objects.all("jobs") == [], "the Job that found no node is deleted"
 
 
 @pytest.mark.usefixtures("census")

@@ -1,4 +1,4 @@
-"""A cancelled run leaves nothing on the cluster: its Job is deleted once its log is here, and its results can be fetched."""
+"""A run that was cancelled or removed leaves nothing on the cluster; log and results of a cancelled one can be read."""
 
 from __future__ import annotations
 
@@ -51,6 +51,27 @@ def test_a_cancelled_job_is_deleted_and_its_log_and_results_stay(place: Ground, 
     assert "ready" in [line.text for line in run.logs()]
     assert (run.fetch(tmp_path / "results") / "outputs" / "kept").read_text() == "a result"
     assert objects.all("pods") == [] or wait_for(lambda: objects.all("pods") == [], "the pod that gave it out")
+
+
+def test_rm_deletes_an_ended_run_on_the_cluster_and_here(place: Ground, home: Path, cli):  # noqa: F811
+    (home / "code").mkdir(parents=True)
+    (home / "code" / "train.py").write_text("print(1)")
+    options = {"kubeconfig": str(place.cluster.kubeconfig), "image": "any:1", "poll_s": 0.1}
+    job = {"source": str(home / "code"), "entrypoint": "train.py", "num_nodes": 2}
+    first, second = (Submitter("kubernetes", watch=False, **options).submit(job, new=True) for _ in range(2))
+    for run in (first, second):
+        wait_for(lambda run=run: Watcher(run.store, run.run_id).run(until=lambda: True) and run.state.final, "its end")
+        assert run.state is State.SUCCEEDED and (home / "runs" / run.run_id).exists()
+    objects, own = place.cluster.objects, ("jobs", "pods", "services", "configmaps")
+    _, shown, _ = cli("rm", first.run_id, "--dry-run")
+    assert f"Job default/{first.run_id}-a1" in shown and len(objects.all("jobs")) == 2
+    assert cli("rm", first.run_id, "--yes")[0] == 0 and not (home / "runs" / first.run_id).exists()
+    assert [each["metadata"]["name"] for each in objects.all("jobs")] == [f"{second.run_id}-a1"]
+    assert cli("rm", second.run_id, "--yes", "--here")[0] == 0 and not (home / "runs" / second.run_id).exists()
+    (kept,) = objects.all("jobs")
+    wait_for(
+        lambda: all(kept["metadata"]["name"] in str(each) for name in own for each in objects.all(name)), "the rest"
+    )
 
 
 @pytest.mark.parametrize("lost", ["log", "answer"])
