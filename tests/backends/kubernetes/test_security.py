@@ -111,6 +111,10 @@ def test_cpus_are_limited_where_it_is_asked_for():
     pod = pod_of({"cpu_limits": True}, resources={"cpus": 8})
     assert [c["resources"]["limits"]["cpu"] for c in (*pod["initContainers"], *pod["containers"])] == ["8", "8"]
     assert "limits" not in pod_of({}, resources={"cpus": 8})["containers"][0]["resources"]
+    for options, limited in ({"cpu_limits": True}, True), ({}, False):
+        job = made({"output": "/data/out", "resources": {"cpus": 8}}, options | CLAIM).job
+        (fetch,) = fetch_pod.build_pod(job, "fetch", "/data/out/run", "5" * 64)["spec"]["containers"]
+        assert ("cpu" in fetch["resources"]["limits"]) is limited, "a quota counts the pod that reads results too"
 
 
 @pytest.mark.parametrize(

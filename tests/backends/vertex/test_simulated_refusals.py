@@ -95,6 +95,17 @@ def test_a_region_and_a_bucket_have_to_be_there(paper: Bench):
         paper.backend(region="us-middle1").find("a-run-a1")
 
 
+def test_the_server_refuses_such_machines_and_filters(paper: Bench):
+    plan, bundle = paper.plan("print(1)")
+    backend, job = paper.backend(), json.loads(json.dumps(plan.request["customJob"]))
+    (pool,) = job["jobSpec"]["workerPoolSpecs"]
+    pool["machineSpec"] = {"machineType": "a3-highgpu-8g", "acceleratorType": "NVIDIA_H100_80GB", "acceleratorCount": 4}
+    with pytest.raises(BackendError, match="is not supported for machine type"):
+        backend._jobs._create(backend._jobs._parent, job)
+    with pytest.raises(BackendError, match="Invalid filter"):
+        list(backend._jobs._list({"filter": 'labels.team!="nlp"'}))
+
+
 def test_a_refused_machine_is_not_blamed_on_the_region():
     text = 'POST https://x/v1/projects/p/locations/r/customJobs: Accelerator "A" is not supported for machine type "m".'
     answer = Answer(400, {}, json.dumps({"error": {"message": text}}).encode())
