@@ -237,6 +237,10 @@ def test_parts_on_the_disks_of_two_nodes_are_resumed_when_every_disk_has_all(tmp
     kept = {path.name for path in (disks / "0").glob("step-*")}
     assert len(kept) == 2 == len(list((disks / "1").glob("step-*"))), "both disks keep the same two"
     last = max(kept)
+    named = json.loads((disks / "0" / last / "COMPLETE").read_text())["files"].values()
+    assert {file.get("node", 0) for file in named} == {0, 1}, (
+        "node 0's launcher uploads it when node 1's parts are there"
+    )
     shutil.rmtree(disks / "0" / last)  # it was torn: the one before is resumed
     shutil.copytree(disks / "1", disks / "0", dirs_exist_ok=True)
     shutil.copytree(disks / "0", disks / "1", dirs_exist_ok=True)
