@@ -241,9 +241,9 @@ def test_parts_on_the_disks_of_two_nodes_are_resumed_when_every_disk_has_all(tmp
     assert {file.get("node", 0) for file in named} == {0, 1}, (
         "node 0's launcher uploads it when node 1's parts are there"
     )
-    shutil.rmtree(disks / "0" / last)  # it was torn: the one before is resumed
     shutil.copytree(disks / "1", disks / "0", dirs_exist_ok=True)
     shutil.copytree(disks / "0", disks / "1", dirs_exist_ok=True)
+    next((disks / "1" / last / "state").glob("*.distcp")).unlink()  # one disk lacks a part: the one before is resumed
     with Trainer(tmp_path / "again", args, 2, {**env, "CLOUDTRAIN_EPOCH": "2"}, script=script) as second:
         assert second.codes() == [0, 0], second.everything()
     assert f"resumed from {disks / '0' / min(kept)}" in second.output()
