@@ -63,6 +63,8 @@ def test_a_set_is_the_same_job():
 
 def test_a_name_that_makes_no_names_of_pods_is_refused():
     assert problems({"name": "n", "num_nodes": 2}, {"kind": "jobset"}) == []
+    attempt = 10**40  # a Job's name may be so long, that of a set may not
+    assert problems({}, {}, 1000, attempt) == [] and problems({}, {"kind": "jobset"}, 1000, attempt) == ["name"]
     long = made({"num_nodes": 1000}, {"kind": "jobset"})
     long.main["metadata"]["name"] = "n" * 50
     assert "at most 63" in check_jobset_name(long.main).message
