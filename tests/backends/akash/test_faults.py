@@ -307,6 +307,9 @@ def test_an_end_is_reported_when_the_lease_is_closed(live: Ground) -> None:
     waiting = wait_for(lambda: "billed" in (status := backend.status(handle)).reason and status, "its end")
     assert waiting.state is State.STOPPING and "ended SUCCEEDED, but its lease is still billed" in waiting.reason
     assert ended(live, handle).state is State.SUCCEEDED and live.simulator.active() == []
+    assert live.simulator.leases[handle.rpartition("/")[2]].starts == {"node-0": 1}, (
+        "a container that exits is started again"
+    )
 
 
 def test_looking_survives_errors_of_the_service(paper: Ground) -> None:
@@ -316,11 +319,13 @@ def test_looking_survives_errors_of_the_service(paper: Ground) -> None:
     assert paper.simulator.faults[-1].times == 0
 
 
-def test_a_source_that_cannot_be_fetched(live: Ground) -> None:
+def test_a_source_that_is_another_one(live: Ground) -> None:
     plan, bundle = live.plan("print(1)")
-    live.store.put(str(plan.request["source"]["uri"]).removeprefix("s3://bucket/"), b"something else")
+    _, other = live.plan("print('another source')", run_id="other")
+    live.store.put(str(plan.request["source"]["uri"]).removeprefix("s3://bucket/"), other.path.read_bytes())
     status = ended(live, live.backend().submit(plan, bundle))
-    assert (status.state, status.exit_code) == (State.FAILED, 78) and "the source" in status.reason
+    assert (status.state, status.exit_code) == (State.FAILED, 78)
+    assert status.reason == "node 0: the source is not what its digest says"
 
 
 # -- secrets -------------------------------------------------------------------------------------------------------------
