@@ -134,7 +134,7 @@ def page(visitor: BrowserContext, console: Console) -> Iterator[Page]:
 
 
 ROOT = Path(__file__).parents[2]
-FOLDER = r"/[^\s'\"]*/pytest-of-\w+/pytest-\d+/(popen-gw\d+/)?[^\s/'\";,:]+"
+FOLDER = r"/[^\s'\"]*/pytest-of-\w+/pytest-\d+/(popen-gw\d+/)?[^\s/'\";,:.]+"
 ELSEWHERE = """pairs => {
   const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = nodes.nextNode(); node; node = nodes.nextNode())

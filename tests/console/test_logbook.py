@@ -35,6 +35,15 @@ def test_a_window_of_what_was_found(book):
     assert (total, [line.text.split()[1] for line in lines]) == (11, ["297", "298", "299"])
 
 
+def test_a_line_has_the_number_that_logs_prints(book):
+    lines, _ = book.window(LineFilter(), 0, 1000)
+    first = lines[0].seq
+    assert first > 1, "events have numbers too"
+    assert [line.seq for line in lines] == sorted({line.seq for line in lines})
+    assert all(book.find(line.seq, line.node) == line.number for line in lines)
+    assert book.find(1, None) == 0 and book.find(10**9, 0) == book.find(1, 7) == book.count - 1
+
+
 @pytest.fixture(scope="module")
 def book(tmp_path_factory) -> Logbook:
     folder = tmp_path_factory.mktemp("book")

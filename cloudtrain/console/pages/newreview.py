@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from cloudtrain.cli.view import summary
+from cloudtrain.cli.view.request import shorten
 from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import format_problem
 from cloudtrain.console.draft import Draft, Review, resolve_below
@@ -121,7 +122,7 @@ class ReviewStep:
                 with ui.element("dd"):
                     ui.label(text.clean(value))
         shell.heading("Request", 3)
-        request_text = text.format_json(plan.request)
+        request_text = text.format_json(shorten(plan.request)[0])
         visible_text = request_text if len(request_text) <= LONGEST else request_text[:LONGEST] + "\n…"
         ui.label(visible_text).classes("ct-pre").props('tabindex=0 role="region" aria-label="Request"')
 

@@ -41,7 +41,7 @@ class RunLog:
                 self._origin_select = ui.select([ALL_NODES], value=ALL_NODES, label="From", on_change=self._on_origin)
                 self._origin_select.props("outlined dense").classes("ct-choice")
                 self._goto = ui.number(label="Line", min=1, format="%d").props("outlined dense").classes("ct-short")
-                self._goto.on("keydown.enter", lambda: self.go(int(self._goto.value or 1) - 1))
+                self._goto.on("keydown.enter", lambda: self._go_to(int(self._goto.value or 1)))
             with ui.element("div").classes("ct-row ct-tools"):
                 widgets.button("First", lambda: self._move(0))
                 widgets.button("Earlier", self._earlier)
@@ -80,12 +80,12 @@ class RunLog:
     def _draw_lines(self, lines: list[Line]) -> None:
         """Draw lines."""
         origins = [f"{line.node}:{line.rank}" if line.rank >= 0 else f"{line.node}:–" for line in lines]
-        widths = len(str(lines[-1].number + 1)) if lines else 0, max(map(len, origins), default=0)
+        widths = len(str(max((line.seq for line in lines), default=0))), max(map(len, origins), default=0)
         self._lines.props.update(
             lines=tuple(
                 (
                     line.number,
-                    f"{line.number + 1:>{widths[0]}}  {line.at}  {origin:<{widths[1]}}",
+                    f"{line.seq:>{widths[0]}}  {line.at}  {origin:<{widths[1]}}",
                     visible_text(line.text),
                 )
                 for line, origin in zip(lines, origins, strict=True)
@@ -129,6 +129,11 @@ class RunLog:
     async def _follow(self) -> None:
         self._follows = True
         await self._show_window("end")
+
+    async def _go_to(self, seq: int) -> None:
+        """Show the line with a number on its node: as `cloudtrain logs --number` prints it, of the node that is selected."""
+        book, node = self._logbook, self._filter.node
+        await self.go(await history.current().query(lambda _: book.find(seq, node)))
 
     async def go(self, number: int) -> None:
         """Show a line by its number, without a filter."""
