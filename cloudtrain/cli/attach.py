@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudtrain.cli.view import options, runs, summary, terminal
+from cloudtrain.job.units import format_count
 
 
 @options.command()
@@ -68,14 +69,14 @@ def _attach_all(uri: str, again: bool, as_json: bool) -> int:
 
     def progress(done: int, total: int) -> None:
         if total > done:
-            terminal.note(f"{done} of {total} runs read")
+            terminal.note(f"{done:,} of {format_count(total, 'run')} read")
 
     found = attach_all(uri, runs.open_history().home, again=again, progress=progress)
     if as_json:
         terminal.print_json(found._asdict(), indent=2)
         return 0
     total = sum(map(len, found[:5]))
-    terminal.print_lines(f"{total} runs below {uri}", style="bold")
+    terminal.print_lines(f"{format_count(total, 'run')} below {uri}", style="bold")
     terminal.print_pairs(
         [
             ("new", str(len(found.added))),
@@ -91,5 +92,5 @@ def _attach_all(uri: str, again: bool, as_json: bool) -> int:
     )
     for name, reason in list(found.unreadable.items())[:5]:
         terminal.note(f"{name}: {reason}")
-    terminal.print_pairs([("next", "cloudtrain ls --columns user,state,took")])
+    terminal.print_pairs([("next", "cloudtrain ls --columns user,took")])
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
+from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,7 @@ def command(first: str, second: str, as_json: bool) -> int:
         terminal.print_lines("", "patch", style="bold")
         terminal.print_lines(*(f"  {line}" for line in lines[:PATCH_LINES]))
         if len(lines) > PATCH_LINES:
-            terminal.print_lines(f"  ... and {len(lines) - PATCH_LINES} lines (--json has them all)")
+            terminal.print_lines(f"  ... and {format_count(len(lines) - PATCH_LINES, 'line')} (--json has them all)")
     return 0
 
 

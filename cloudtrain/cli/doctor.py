@@ -13,7 +13,7 @@ import click
 
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BadRequest, CloudtrainError, install_command
-from cloudtrain.job.units import format_size
+from cloudtrain.job.units import format_count, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend
@@ -147,14 +147,18 @@ def _check_policies() -> Iterator[Finding]:
         except CloudtrainError as error:
             yield Finding("policy", False, error.message, error.hint)
         else:
-            yield Finding("policy", True, f"{url}: {len(policy.rules)} rules, sha256 {policy.sha256[:12]}, pinned now")
+            yield Finding(
+                "policy",
+                True,
+                f"{url}: {format_count(len(policy.rules), 'rule')}, sha256 {policy.sha256[:12]}, pinned now",
+            )
     for path in targets.config_files(here, files.POLICY_FILE):
         try:
             policy = files.read(path)
         except CloudtrainError as error:
             yield Finding("policy", False, error.message, error.hint)
         else:
-            yield Finding("policy", True, f"{path}: {len(policy.rules)} rules")
+            yield Finding("policy", True, f"{path}: {format_count(len(policy.rules), 'rule')}")
     for point in changes.entry_points():
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 

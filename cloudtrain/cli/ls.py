@@ -13,7 +13,7 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.columns import find_column, format_cell
-from cloudtrain.job.units import format_number
+from cloudtrain.job.units import format_count, format_number
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
@@ -231,9 +231,8 @@ def _refresh_live(store: Store, records: Sequence[RunRecord]) -> None:
             terminal.note(f"warning: {record.run_id}: {error.message}")
     for (_, target), others in unreachable.items():
         if others:
-            terminal.note(
-                f"  {len(others)} more runs at {target} were not checked: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
-            )
+            listed = ", ".join(others[:3]) + ", ..." * (len(others) > 3)
+            terminal.note(f"  {format_count(len(others), 'more run')} at {target} not checked: {listed}")
 
 
 def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import click
 
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
+from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
     from cloudtrain.history.trials import SweepRecord, TrialRecord
@@ -227,7 +228,9 @@ def rerun_failed(sweep_id: str, as_json: bool) -> int:
     """
     sweep = _find(sweep_id)
     count = sweep.rerun_failed()
-    return _changed(sweep, as_json, f"repeats {count} trials" if count else "has no trial that failed twice")
+    return _changed(
+        sweep, as_json, f"repeats {format_count(count, 'trial')}" if count else "has no trial that failed twice"
+    )
 
 
 @command.command("best", cls=options.Command)

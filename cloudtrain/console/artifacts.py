@@ -34,7 +34,9 @@ class Artifact:
 def results_folder(run: Run) -> Path:
     """Return the local folder of a run's results; for a remote run the folder that a fetch fills."""
     record = run.record
-    if record.backend != "local":
+    if record.attached is not None and "://" not in record.attached:
+        return Path(record.attached)
+    if record.attached is not None or record.backend != "local":
         return run.store.home / FETCHED / run.run_id
     output = str(record.job.get("output") or "").removeprefix("file://")
     if "://" in output:
@@ -45,7 +47,7 @@ def results_folder(run: Run) -> Path:
 def describe_missing_folder(run: Run) -> str:
     """Say that the folder of a run of this machine is gone, with its log and files; "" where it is there."""
     folder = run.store.home / "runs" / run.run_id
-    if run.record.backend != "local" or folder.is_dir() or run.attempts[-1].handle is None:
+    if run.record.attached or run.record.backend != "local" or folder.is_dir() or run.attempts[-1].handle is None:
         return ""
     return f"The folder {folder} is missing: it was moved or deleted. Log, checkpoints and files of the run were in it."
 

@@ -65,7 +65,7 @@ def read(store: Store, query: Query, offset: int) -> Shown:
     """Return what the table shows. Blocking: live runs without a watcher are refreshed. Raises BadRequest."""
     if query.group:
         return _groups(store, query)
-    names = query.names or [name for name in USUAL if name != "loss"]
+    names = query.names or [*(name for name in USUAL if name != "loss"), "user"]
     wanted = replace(query, columns=",".join([*names, *(name for name in _HIDDEN if name not in names)]))
     rows, total = listing.read(store, wanted, limit=PAGE_SIZE, offset=offset)
     records = [row.record for row in rows]
@@ -78,7 +78,7 @@ def read(store: Store, query: Query, offset: int) -> Shown:
     if unwatched:
         rows, total = listing.read(store, wanted, limit=PAGE_SIZE, offset=offset)
     losses = {} if query.names else store.curves.last([row.record.run_id for row in rows])
-    shown = query.names or USUAL
+    shown = query.names or ((*USUAL, "user") if any(record.attached for record in records) else USUAL)
     lines = []
     for row in rows:
         record, values = row.record, dict(zip(wanted.names, row.values, strict=True))

@@ -17,6 +17,7 @@ from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
 from cloudtrain.history.file import Repaired, identity, locked, on_network
 from cloudtrain.history.journal import Entry, Journal
+from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -271,7 +272,7 @@ class Database:
 
             found, silent = labelled.all_entries(db, self.home)
         count = self.add_found(found)
-        listed = f"{count} more runs were found on the platforms by their labels" if count else ""
+        listed = f"{format_count(count, 'more run')} found on the platforms by label" if count else ""
         hint = ": `cloudtrain doctor TARGET` searches a target for runs again" if silent else ""
         return "; ".join(
             part for part in (listed, f"{', '.join(silent)} could not list runs{hint}" * bool(silent)) if part

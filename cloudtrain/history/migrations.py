@@ -303,6 +303,13 @@ _THIRTEENTH = (
     FILL_USAGE,
 )
 
+# Attached runs whose log and metrics were not copied since `attach --all` read their state.
+_FOURTEENTH = (
+    "CREATE TABLE unread_runs (run_id TEXT PRIMARY KEY REFERENCES runs) WITHOUT ROWID",
+    "INSERT INTO unread_runs SELECT run_id FROM runs WHERE identity LIKE 'attached:%'"
+    " AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.run_id = runs.run_id AND cursor IS NOT NULL)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -317,6 +324,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _ELEVENTH,
     _TWELFTH,
     _THIRTEENTH,
+    _FOURTEENTH,
 )
 
 

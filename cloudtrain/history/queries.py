@@ -226,6 +226,11 @@ class History:
             for run_id, identity, state in rows
         }
 
+    def is_unread(self, run_id: str) -> bool:
+        """Return whether a run is attached, and its log and metrics were not copied since its state was read."""
+        with self.database.read() as db:
+            return db.execute("SELECT 1 FROM unread_runs WHERE run_id = ?", (run_id,)).fetchone() is not None
+
     def names(self) -> list[str]:
         """Return up to 1,000 run ids, the newest first (shell completion)."""
         with self.database.read() as db:

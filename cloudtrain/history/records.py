@@ -127,6 +127,7 @@ def delete_rows(db: sqlite3.Connection, run_id: str) -> None:
         "run_values",
         "run_metrics",
         "run_usage",
+        "unread_runs",
         "marks",
         "runs",
     ):

@@ -36,6 +36,7 @@ TABLES = {
     "notices": ("attempt_id", "rowid"),
     "leases": ("run_id", "rowid"),
     "marks": ("run_id", "rowid"),
+    "unread_runs": ("run_id", "run_id"),
     "views": ("rowid", "rowid"),
     "watchers": ("host", "rowid"),
     "sweeps": ("rowid", "rowid"),

@@ -147,6 +147,7 @@ class Store(Leases):
     def attach_all(self, attempts: Sequence[AttachedAttempt]) -> None:
         """Add the newest attempts of attached runs with their states, many in one transaction; other runs stay.
 
+        The runs are marked: their logs and metrics are not in the history (`is_unread`).
         They are read from their output again, so no journal restores them.
         """
         with self.database.write() as db:
@@ -179,6 +180,12 @@ class Store(Leases):
                     (status.state.value, status.exit_code, status.reason, status.started_at, status.ended_at,
                      plan.run_id, identity),
                 )  # fmt: skip
+                db.execute(f"INSERT OR IGNORE INTO unread_runs SELECT run_id {mine}", (plan.run_id, identity))
+
+    def mark_read(self, run_id: str) -> None:
+        """Note that the log and the metrics of an attached run are in the history."""
+        with self.database.write() as db:
+            db.execute("DELETE FROM unread_runs WHERE run_id = ?", (run_id,))
 
     def overwrite_status(self, attempt_id: str, status: Status) -> None:
         """Set the status of an attached run's attempt, even over a final one: its own watcher decides, not this history."""

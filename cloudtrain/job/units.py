@@ -59,6 +59,11 @@ def usd_per_month(text: str) -> float:
     return usd(amount)
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 run`, `1,200 runs`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def format_size(count: float) -> str:
     """Format a number of bytes: 12 B, 3.4 kB, 2 MB, 80 GB."""
     units = iter(("B", "kB", "MB", "GB", "TB"))

@@ -56,6 +56,7 @@ def copy(store: Store, backend: ReadsOutputs, attempts: list[AttachedAttempt]) -
             collector.diagnose(store, record, status, backend)
         if status != record.status:
             store.overwrite_status(record.attempt_id, status)
+    store.mark_read(run_id)
 
 
 def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str) -> None:

@@ -32,7 +32,7 @@ def find_remains(run: Run, *, here: bool = False) -> Remains:
         BadRequest: the run is live.
         BackendError: its platform does not answer.
     """
-    if not run.refresh().state.final:
+    if not (run.record.status.state.final or run.refresh().state.final):
         raise BadRequest(
             f"{run.run_id} is still {run.record.status.state}: only ended runs can be removed",
             f"cloudtrain cancel {run.run_id} ends it first",

@@ -82,7 +82,8 @@ class Run:
         Where no watcher is alive it asks the platform (blocking), unless any process has asked in the last 5 s (30 s for a run
         older than 10 minutes), and starts a watcher. It starts no attempt itself, unless `may_send`. Where the platform
         did not answer it returns the last known status and calls `complain` (None: writes to standard error).
-        From a home that cannot be written it returns the stored status.
+        From a home that cannot be written it returns the stored status. Of an attached run it copies the log and metrics that
+        are not in the history yet.
 
         Args:
             complain: Called with each error instead of printing it.
@@ -92,15 +93,20 @@ class Run:
             The status of the run.
         """
         record = self.record
-        if record.status.state.final or self.store.database.read_only:
+        final = record.status.state.final
+        if self.store.database.read_only or (final and not (record.attached and self.store.is_unread(self.run_id))):
             return record.status
+        errors: list[CloudtrainError] = []
         if record.attached:
             from cloudtrain.runs import attached_history
 
-            attached_history.refresh(self.store, self.run_id, record.attached)
-            return self.record.status
-        errors: list[CloudtrainError] = []
-        if not self.store.watched(self.run_id):
+            try:
+                attached_history.refresh(self.store, self.run_id, record.attached)
+            except CloudtrainError as gone:
+                if not final:
+                    raise
+                errors.append(gone)  # its end is known, though its output is gone
+        elif not self.store.watched(self.run_id):
             self._look(errors, may_send)
         elif self.watch:
             watcher.give_missing(self.store, self.run_id)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.events import State
 from cloudtrain.history.trials import SweepRecord, TrialRecord
+from cloudtrain.job.units import format_count
 from cloudtrain.runs.spend import total
 from cloudtrain.sweeps.draw import Past
 from cloudtrain.sweeps.file import Metric, SweepFile
@@ -137,7 +138,7 @@ def outcome(
     if first and top and top.result and first.is_reached(top.result[0]):
         return "SUCCEEDED", f"the goal was reached: {first.name} {top.result[0]:.6g} by trial {top.number}"
     if len(broken := failed_twice(trials)) > sweep.max_failed:
-        return "FAILED", f"{len(broken)} trials failed twice (max_failed: {sweep.max_failed})"
+        return "FAILED", f"{format_count(len(broken), 'trial')} failed twice (max_failed: {sweep.max_failed})"
     drawn = sum(trial.retry_of is None for trial in trials)
     limit = None if sweep.budget.trials is None else sweep.budget.trials + record.extra
     spent_all = (

@@ -411,5 +411,5 @@ def test_ls_asks_a_place_that_does_not_answer_once(cli, home, project, monkeypat
     assert len(asked) == 4, asked
     assert shown.err.splitlines() == [
         f"warning: {ids[2]} shows the last known state: nobody answers",
-        f"  2 more runs at memory were not checked: {ids[1]}, {ids[0]}",
+        f"  2 more runs at memory not checked: {ids[1]}, {ids[0]}",
     ]

@@ -198,7 +198,7 @@ def test_the_command_that_repairs_a_history_lists_the_targets(waiting, capsys):
     spoil(me, run)
     shown, errors = me.command(capsys, "ls")
     assert [found["run_id"] for found in shown] == [run.run_id]
-    assert "; 1 more runs were found on the platforms by their labels" in errors and errors.count("\n") == 1
+    assert "; 1 more run found on the platforms by label" in errors and errors.count("\n") == 1
 
 
 def test_a_run_that_was_found_is_not_submitted_again(waiting, capsys):

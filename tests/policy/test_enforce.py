@@ -218,6 +218,31 @@ def test_the_admission_policy_takes_our_jobs_and_refuses_others(kind: str, admit
     assert len(messages({"kind": "Job", "metadata": {}, "spec": {"template": {"spec": {"containers": []}}}})) == 5
 
 
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_every_container_of_a_pod_needs_an_image_by_digest(kind: str, admit):
+    manifest, messages = admit
+    job = manifest()
+    job["spec"]["template"]["spec"].setdefault(kind, []).append({"name": "more", "image": "r/i:latest"})
+    (message,) = messages(job)
+    assert "images must be name@sha256:..." in message
+
+
+def test_the_api_server_refuses_in_the_targets_namespace_alone(tmp_path: Path):
+    (tmp_path / "p.toml").write_text(KUBE)
+    (policy, binding), _ = kubernetes.build_policy(of_file(tmp_path / "p.toml"), {**SPOT, "namespace": "ml"})
+    assert policy["spec"]["failurePolicy"] == "Fail", "an expression that fails lets no job through"
+    assert binding["spec"]["validationActions"] == ["Deny"], "not a warning"
+    assert binding["spec"]["matchResources"] == {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ml"}}
+    }
+    resources = {
+        (rule["apiGroups"][0], *rule["resources"]) for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+    }
+    assert resources == {("batch", "jobs"), ("jobset.x-k8s.io", "jobsets")}
+    for rule in policy["spec"]["matchConstraints"]["resourceRules"]:
+        assert set(rule["operations"]) == {"CREATE", "UPDATE"}
+
+
 def test_an_older_job_can_still_be_cancelled_under_a_newer_policy(admit):
     manifest, messages = admit
     old = manifest(image="r/i:latest")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.api import Facts
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.policy import files
+from cloudtrain.policy import checks, files
 from cloudtrain.policy.checks import Refused
 from cloudtrain.policy.files import BadPolicy
 from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.resume import send_copy, send_next
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
+from tests.policy.conftest import Cloud
 from tests.runs.steps import newest, watch
 
 TEAM = '[rules.team]\nwhy = "costs are split by team"\nlabels = {team = ["nlp", "vision"]}\n'
@@ -221,8 +224,6 @@ def refusal_on(target: str) -> list[str]:
 
 def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, monkeypatch):
     monkeypatch.delattr("tests.policy.conftest.Cloud.facts")
-    from cloudtrain.policy import checks
-
     policy = _policy(project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\n')
     plan = _plan_of_memory(project)
     found = checks.find_problems([policy], plan, MemoryBackend({}, project))
@@ -231,6 +232,28 @@ def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, mo
         "is not set",
         "is not known",
     ]
+
+
+@pytest.mark.parametrize("on", ["prod", "memory", "mem*"])
+def test_a_rule_is_for_a_target_or_for_a_backend(on: str, project: Path):
+    (project / "policy.toml").write_text(f'[rules.one]\non = ["lab", "{on}"]\nspot = true\n')
+    assert len(refusal("job.yaml")) == 1
+    (project / "policy.toml").write_text('[rules.one]\non = ["lab", "rod"]\nspot = true\n')
+    Planner().plan("job.yaml")
+
+
+def test_what_a_plan_leaves_open_is_refused(project: Path):
+    """The runtime that a plan does not name, a cost without a bound, and each image of several."""
+
+    class Pods(Cloud):
+        def facts(self, plan) -> Facts:
+            return Facts("1234", "eu-west-1", (), ("r/n@sha256:" + "0" * 64, "r/sidecar:1"), False)
+
+    policy = _policy(project, '[rules.a]\nmax_runtime = "23h"\nmax_cost = "9 USD"\nimage_by_digest = true\n')
+    plan = _plan_of_memory(project)
+    plan = replace(plan, job={**plan.job, "limits": {}}, price={"usd": 1}, at_most={"unbounded": "no end"})
+    found = checks.find_problems([policy], plan, Pods({}, project))
+    assert [problem.message.split(";")[0] for problem in found] == ["is 24h", "is unknown (no end)", "is r/sidecar:1"]
 
 
 def _policy(project: Path, text: str) -> files.Policy:

@@ -17,7 +17,9 @@ from cloudtrain.cli import main
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
+from cloudtrain.runs import attached_history
 from cloudtrain.runs.attach import attach_all
+from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
 from tests.stores import GCS, S3, running
@@ -51,6 +53,10 @@ def output(tmp_path: Path) -> Path:
     for number in range(5):
         write(folder, number, state="RUNNING" if number == 4 else "SUCCEEDED", user=("ann", "bob")[number % 2])
     return folder
+
+
+def write_history(folder: Path, number: int, **more: Any) -> None:
+    write(folder, number, f"history/{name(number)}-a1/20261120T101500.000000Z-x", **more)
 
 
 def write(folder: Path, number: int, base: str = "", **more: Any) -> None:
@@ -134,7 +140,7 @@ def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path,
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text(
-        'print(\'::cloudtrain::{"kind": "metric", "step": 1, "loss": 0.5}\')\nprint(\'here\')\n'
+        'print(\'::cloudtrain::{"kind": "metric", "step": 1, "loss": 0.5}\')\nprint(\'here\')\nprint(\'step 3 acc 0.25\')\n'
     )
     output = tmp_path / "runs"
     job = {"name": "team", "source": str(source), "entrypoint": "train.py", "output": str(output)}
@@ -147,10 +153,51 @@ def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path,
     other = tmp_path / "other"
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(other))
     assert attach_all(str(output), other).added == [run.run_id]
+    assert main(["metrics", run.run_id, "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert {"loss", "acc"} <= {json.loads(line)["name"] for line in shown.splitlines() if '"name"' in line}
     assert main(["logs", run.run_id]) == 0
     assert "here" in capsys.readouterr().out
     assert main(["show", run.run_id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "SUCCEEDED"
+
+
+def test_the_log_of_an_ended_run_is_copied_once_and_again_after_the_run_was_listed_again(
+    output: Path, home: Path, monkeypatch
+):
+    for number in range(5):
+        write_history(output, number, state="RUNNING" if number == 4 else "SUCCEEDED")
+    calls = []
+    refresh = attached_history.refresh
+    monkeypatch.setattr(attached_history, "refresh", lambda *args: calls.append(args[1]) or refresh(*args))
+    attach_all(str(output), home)
+    for _ in range(2):
+        assert Run.find(name(0), home).refresh().state is State.SUCCEEDED
+    assert calls == [name(0)], "it was read once, though its log is empty"
+    assert len(attach_all(str(output), home).ended) == 4
+    Run.find(name(0), home).refresh()
+    assert calls == [name(0)]
+
+    assert Run.find(name(4), home).refresh().state is State.RUNNING
+    write(output, 4)
+    write_history(output, 4)
+    assert attach_all(str(output), home).updated == [name(4)]
+    Run.find(name(4), home).refresh()
+    assert calls == [name(0), name(4), name(4)], "what it has logged before its end is read"
+    attach_all(str(output), home, again=True)
+    Run.find(name(0), home).refresh()
+    assert calls == [name(0), name(4), name(4), name(0)], "it may have been resumed"
+
+
+def test_an_ended_run_whose_output_is_gone_keeps_its_end(output: Path, home: Path, capsys):
+    attach_all(str(output), home)
+    output.rename(output.with_name("moved"))
+    assert Run.find(name(0), home).refresh().state is State.SUCCEEDED
+    assert "no run history found at" in capsys.readouterr().err
+    assert main(["show", name(0)]) == 0
+    assert "SUCCEEDED" in capsys.readouterr().out
+    assert main(["rm", name(0), "--yes"]) == 0
+    assert not Store(home).is_unread(name(0)), "its mark is deleted with it"
 
 
 def places(output: str):

@@ -8,6 +8,7 @@ from typing import Any
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.rules import parse_quantity, usage_of
 from cloudtrain.errors import CloudtrainError, Problem
+from cloudtrain.job.units import format_count
 
 REPEAT = "to repeat a submit that was cut off"
 # verb, API group, resource, purpose
@@ -160,7 +161,8 @@ class KubeDoctor:
         fitting = " that match the node_selector" if selector else ""
         fitting += self._other_values(selector) if selector and not counts else ""
         largest = f", at most {max(counts)} on one" if any(counts) else ""
-        return f"{sum(counts)} of {gpu_resource} on {len(counts)} nodes{fitting}{largest}; an autoscaler may add nodes"
+        nodes = format_count(len(counts), "node")
+        return f"{sum(counts)} of {gpu_resource} on {nodes}{fitting}{largest}; an autoscaler may add nodes"
 
     def _other_values(self, selector: Mapping[str, str]) -> str:
         """Return the values that nodes have for a selector's labels, where no node has those that it asks for."""

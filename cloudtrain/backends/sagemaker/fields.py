@@ -9,6 +9,7 @@ from cloudtrain.backends.plan import Facts
 from cloudtrain.backends.sagemaker import limits, toolkit
 from cloudtrain.errors import Problem
 from cloudtrain.job import units
+from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
     from cloudtrain.backends.machines import Machine
@@ -122,10 +123,9 @@ def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     if options.get("max_pending") and not MIN_PENDING_S <= units.duration_s(options["max_pending"]) <= MAX_PENDING_S:
         problems.append(Problem("must be from 30m to 28d", "options.sagemaker.max_pending"))
     if groups := options.get("instance_groups"):
-        if job.num_nodes != sum(group["count"] for group in groups):
-            message = (
-                f"is {job.num_nodes}, but the instance groups have {sum(group['count'] for group in groups)} machines"
-            )
+        machines = sum(group["count"] for group in groups)
+        if job.num_nodes != machines:
+            message = f"is {job.num_nodes}, but the instance groups have {format_count(machines, 'machine')}"
             problems.append(Problem(message, "num_nodes", "write the sum of options.sagemaker.instance_groups"))
         if job.resources.instance_type:
             message = "cannot be combined with options.sagemaker.instance_groups, which set the type of each group"

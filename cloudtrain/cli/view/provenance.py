@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.cli.view import terminal
 from cloudtrain.job.targets import submitter
+from cloudtrain.job.units import format_count
 from cloudtrain.report.packages import requirements
 from cloudtrain.runs.run_inputs import describe_input
 
@@ -87,7 +88,7 @@ def _patch(origin: Mapping[str, Any], run_id: str) -> str:
     if not text:
         return ""
     files = sum(line.startswith("diff --git ") for line in text.splitlines())
-    counts = f"{files} file{'s' * (files != 1)}, {len(text.splitlines())} lines"
+    counts = f"{format_count(files, 'file')}, {format_count(len(text.splitlines()), 'line')}"
     return f"{counts} (cloudtrain show {run_id} --patch)"
 
 
@@ -110,7 +111,7 @@ def _machines(run: Run) -> list[str]:
         parts = [str(facts["hostname"])] if facts.get("hostname") else []
         parts += [f"Python {facts['python']}"] if facts.get("python") else []
         parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
-        parts += [f"{facts['gpus']} GPUs"] if facts.get("gpus") else []
+        parts += [f"{facts['gpus']} GPU{'s' * (facts['gpus'] != 1)}"] if facts.get("gpus") else []
         parts += [str(facts["device"])] if facts.get("device") else []
         lines.append(f"node {node}: {', '.join(parts)}")
-    return lines[:8] + ([f"and {len(lines) - 8} nodes more"] if len(lines) > 8 else [])
+    return lines[:8] + ([f"and {format_count(len(lines) - 8, 'more node')}"] if len(lines) > 8 else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 from urllib.parse import urlencode
@@ -25,8 +26,10 @@ from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
 from cloudtrain.events import State
 from cloudtrain.history import table, usage
 from cloudtrain.history.store import Store
+from cloudtrain.job.units import format_count
 from cloudtrain.report import compare, comparison, plots
 from cloudtrain.report.compare import Row
+from cloudtrain.runs.run import Run
 
 MAX_RUNS = comparison.MAX_RUNS
 MOST_LISTED = 20  # runs that are listed without a click
@@ -67,7 +70,7 @@ async def show(
     with widgets.card("Runs"):
         _legend(ids[:MOST_LISTED], states, labels)
         if len(ids) > MOST_LISTED:
-            with widgets.collapsible(f"{len(ids) - MOST_LISTED} more runs"):
+            with widgets.collapsible(format_count(len(ids) - MOST_LISTED, "more run")):
                 _legend(ids[MOST_LISTED:], states, labels, MOST_LISTED)
     with widgets.card("Curves"):
         curves = charts.Curves(ids, labels=labels, style=style, on_style=keep)
@@ -117,7 +120,7 @@ def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str]
 
 def _section(section: str, rows: list[Row], labels: list[str]) -> None:
     if section == "request":
-        with widgets.collapsible(f"{len(rows)} values of the platform request"):
+        with widgets.collapsible(f"{format_count(len(rows), 'value')} of the platform request"):
             _table("Request", rows, labels)
     else:
         shell.heading(_TITLES[section], 3)
@@ -146,6 +149,9 @@ def _read(store: Store, ids: list[str]) -> tuple[list[Row], dict[str, State], di
     for run_id in ids:
         if store.get(run_id) is None:
             raise UnknownRun(f"no run has the id {text.clean(run_id)}", "see the list of runs")
+        if store.is_unread(run_id):
+            with suppress(CloudtrainError):  # its output is gone: the comparison has no metrics of it
+                Run(run_id, store).refresh(lambda _: None)
     states = {run_id: store.find(run_id).status.state for run_id in ids}
     return compare.among(store, ids), states, compare.describe_runs(store, ids), _differing(store, ids)
 

@@ -11,6 +11,7 @@ from cloudtrain.console import history, text, widgets
 from cloudtrain.console.runrows import run_link
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.job.targets import submitter
 from cloudtrain.job.units import format_size
 from cloudtrain.runs import asked, progress, spend
 from cloudtrain.runs.run import Run
@@ -34,6 +35,7 @@ class RunDetails:
     ]  # (created, started, ended) of each attempt, as fractions of the run's time
     events: tuple[str, ...]
     cancelling: bool
+    attached: bool  # submitted from another machine: it is cancelled and run again there
     chain: tuple[tuple[str, str], ...]  # label, and the id and state of a run before or after this one
 
 
@@ -53,6 +55,8 @@ def read_details(run: Run) -> RunDetails:
     outage = answer.outage if answer else ""
     facts = (
         ("job", record.name),
+        ("submitted by", submitter(record.job.get("labels") or {}) or "" if record.attached else ""),
+        ("attached", f"from {text.clean(record.attached, 300)}, read only" if record.attached else ""),
         ("backend", summary.describe_target(plan)),
         ("world", summary.describe_nodes(plan)),
         ("command", summary.describe_command(plan)),
@@ -83,6 +87,7 @@ def read_details(run: Run) -> RunDetails:
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
         tuple(timeline.event_lines(run, begin))[-MAX_EVENTS:],
         record.cancel_requested,
+        record.attached is not None,
         tuple(runs.chain_rows(run)),
     )
 

@@ -40,7 +40,7 @@ async def show(
     drawn_state: list[object] = []
 
     def draw_heading(details: RunDetails) -> None:
-        if drawn_state == [now := (details.status.state, details.cancelling)]:
+        if drawn_state == [now := (details.status.state, details.cancelling, details.attached)]:
             return  # keeps the keyboard focus on a button
         drawn_state[:] = [now]
         state.clear()
@@ -91,14 +91,14 @@ def _actions(run_id: str, details: RunDetails) -> None:
     from nicegui import ui
 
     state = details.status.state
-    if not state.final:
+    if not state.final and not details.attached:
         label = "Cancelling…" if details.cancelling else "Cancel"
         button = widgets.button(label, lambda: _cancel(run_id), "ct-danger", "stop")
         button.set_enabled(not details.cancelling)
-    elif state is not State.SUCCEEDED:
+    elif state.final and state is not State.SUCCEEDED:
         widgets.button("Resume", lambda: _run_action(run_id, Run.resume, "the next attempt starts"), icon="play_arrow")
     widgets.button("Report", lambda: _download_report(run_id), icon="download").tooltip("One HTML file to share")
-    if any(page.path == "/new" for page in PAGES):
+    if any(page.path == "/new" for page in PAGES) and not details.attached:
         widgets.button("Rerun with changes", lambda: ui.navigate.to(f"/new?run={quote(run_id)}"), icon="edit")
 
 

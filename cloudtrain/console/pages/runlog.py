@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudtrain.console import history, lists, logbook, text, widgets
 from cloudtrain.console.logbook import Line, LineFilter
+from cloudtrain.job.units import format_count
 
 WINDOW = 200  # lines on the page
 MAX_CHARACTERS = 2000  # characters of a line
@@ -70,7 +71,11 @@ class RunLog:
         self._drawn = state
         self._first = max(0, total - WINDOW) if self._follows else min(self._first, max(0, total - 1))
         self._update_origins()
-        count_text = f"{total:,} of {book.count:,} lines" if not line_filter.everything else f"{total:,} lines"
+        count_text = (
+            f"{total:,} of {format_count(book.count, 'line')}"
+            if not line_filter.everything
+            else format_count(total, "line")
+        )
         reading = "" if book.complete else ", following" if self._follows else ", more may come"
         begin = self._first + 1 if total else 0
         counted = f"{begin:,} to {self._first + len(lines):,} of {count_text}"

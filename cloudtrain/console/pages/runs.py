@@ -15,6 +15,7 @@ from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.history import marks, table
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
+from cloudtrain.job.units import format_count
 
 LONGEST = 1000  # characters of a filter
 
@@ -129,7 +130,11 @@ class Listing:
         )
         self._table.props["rows"] = runrows.selects(shown.lines, self._chosen)
         begin, end = self._offset + 1, self._offset + len(shown.lines)
-        counted = f"{shown.total:,} runs in {len(shown.lines):,} groups" if self._query.group else ""
+        counted = (
+            f"{format_count(shown.total, 'run')} in {format_count(len(shown.lines), 'group')}"
+            if self._query.group
+            else ""
+        )
         self._range_label.text = counted or (f"{begin:,} to {end:,} of {shown.total:,}" if shown.lines else "")
         self._newer.set_visibility(self._offset > 0 and not self._query.group)
         self._older.set_visibility(end < shown.total and not self._query.group)

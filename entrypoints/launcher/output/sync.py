@@ -137,7 +137,9 @@ class Sync:
         if not wanted:
             return
         size = store.format_bytes(sum(objects[name][0] for name in wanted))
-        self._log.say(f"output: downloading {len(wanted)} files of {top}, {size} from {self._store.uri}")
+        self._log.say(
+            f"output: downloading {len(wanted)} file{'s' * (len(wanted) != 1)} of {top}, {size} from {self._store.uri}"
+        )
 
         def fetch(name: str) -> None:
             path = os.path.join(folder, name)

@@ -77,7 +77,7 @@ def prepare_node(
         sync = open_output(manifest, cluster, environ, folders, log, keeper)
         check_resumable(manifest, cluster, folders["checkpoints"])
         if manifest.keep and (count := keeper.restore()):
-            log.say(f"keep: {count} files of earlier attempts were restored to the working directory")
+            log.say(f"keep: restored {count} file{'s' * (count != 1)} of earlier attempts to the working directory")
         inputs: dict[str, str] = {}
         if manifest.inputs:
             from . import inputs as job_inputs
