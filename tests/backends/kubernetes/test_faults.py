@@ -376,9 +376,9 @@ def test_doctor_counts_the_gpus_that_a_target_may_have(place: Ground, tmp_path: 
     machine = place.cluster.kubelet.node
     machine["status"]["allocatable"]["nvidia.com/gpu"] = "8"
     machine["metadata"]["labels"]["rack"] = "a"
-    assert place.backend().capacity().startswith("8 of nvidia.com/gpu on 1 nodes, at most 8 on one")
+    assert place.backend().capacity().startswith("8 of nvidia.com/gpu on 1 node, at most 8 on one")
     assert place.backend(node_selector={"rack": "b"}).capacity().startswith("0 of nvidia.com/gpu on 0 nodes that")
-    assert place.backend(gpu_resource="amd.com/gpu").capacity().startswith("0 of amd.com/gpu on 1 nodes;")
+    assert place.backend(gpu_resource="amd.com/gpu").capacity().startswith("0 of amd.com/gpu on 1 node;")
     place.cluster.denied.add(("list", "nodes"))
     assert place.backend().capacity() == "unknown: you have no permission to list nodes"
     place.cluster.denied.clear()
