@@ -218,7 +218,7 @@ def gpu_notes(job: Job, where: str) -> list[str]:
         return ["accelerators: 0 hides all GPUs from the ranks: they run on CPU (resources.accelerators)"]
     if job.resources.accelerators:
         return []
-    seen = f"each rank uses one GPU of {where}; with fewer GPUs than ranks, all ranks run on CPU"
+    seen = f"each rank gets one GPU of {where}; with fewer GPUs than ranks, all ranks run on CPU"
     return [f"{NO_GPUS}: {seen} (accelerators: 0 hides them)"]
 
 

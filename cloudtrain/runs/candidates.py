@@ -56,8 +56,8 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         )
     if not (first.job.get("limits") or {}).get("max_wait"):
         notes.append(
-            "limits.max_wait is not set: the run waits until the first target in the list has capacity,"
-            " and does not try the next ones"
+            "limits.max_wait is not set: a request that stays pending is not moved to the next target,"
+            " only one that is refused"
         )
     costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
     at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloudtrain.backends import checkpoints
@@ -32,8 +32,8 @@ def owned(folder: Path, run_id: str) -> Iterator[None]:
         raise BadRequest(
             f"{folder} already contains {taken[0]}/, which was not fetched from this run", "choose another folder"
         )
+    new = owner is None and not folder.exists()
     if owner is None:
-        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if new:
             (folder / ".gitignore").write_text("*\n")
@@ -42,11 +42,11 @@ def owned(folder: Path, run_id: str) -> Iterator[None]:
         yield
     finally:
         if owner is None:
-            _remove_mark_if_empty(folder)
+            _remove_mark_if_empty(folder, new=new)
 
 
-def _remove_mark_if_empty(folder: Path) -> None:
-    """Take the mark off a folder into which nothing came: another run may be fetched into it."""
+def _remove_mark_if_empty(folder: Path, *, new: bool) -> None:
+    """Take the mark off a folder into which nothing came: another run may be fetched into it. A new folder is removed."""
     for name in (*FETCHABLE, WORKDIR):
         for at, folders, names in os.walk(folder / name):
             if names or any((Path(at) / inner).is_symlink() for inner in folders):
@@ -55,6 +55,10 @@ def _remove_mark_if_empty(folder: Path) -> None:
         for at, _, _ in os.walk(folder / name, topdown=False):
             os.rmdir(at)  # noqa: PTH106 - only what is empty
     (folder / MARK).unlink(missing_ok=True)
+    if new:
+        (folder / ".gitignore").unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()
 
 
 def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Path:

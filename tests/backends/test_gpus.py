@@ -56,10 +56,12 @@ def notes(folder: Path, backend: str, **resources: object) -> str:
     return "\n".join(Planner(backend, **options).plan(job).notes)
 
 
-@pytest.mark.parametrize(("backend", "where"), [("local", "this machine"), ("ssh", "every machine")])
+@pytest.mark.parametrize(
+    ("backend", "where"), [("local", "this machine"), ("ssh", "its machine, of those that no other run holds")]
+)
 def test_the_plan_says_which(project, backend: str, where: str):  # noqa: F811
     (project / "train.py").write_text("import torch\n")
-    assert f"the job does not request GPUs: each rank uses one GPU of {where}" in notes(project, backend)
+    assert f"the job does not request GPUs: each rank gets one GPU of {where}" in notes(project, backend)
     assert "accelerators: 0 hides all GPUs" in notes(project, backend, accelerators=0)
 
 

@@ -61,7 +61,7 @@ def test_rows_of_the_right_shape_are_planned_and_the_training_reads_them(task, t
         (CHAT, [{"messages": "hello"}], ":1: messages: no list of messages"),
         (DPO, [{"prompt": "a", "chosen": "b"}], ":1: the row has no 'rejected'; it has: prompt, chosen (expected: "),
         (DPO, [{"prompt": "a", "chosen": TALK, "rejected": "c"}], ":1: prompt, chosen and rejected must be texts, or all"),
-        ({}, [{"content": "once"}], ":1: the row has no 'text'; it has: content (expected: {\"text\": \"...\"})"),
+        ({}, [{"content": "once"}], ":1: the row has no 'text'; it has: content; name your own with text_column (expected: "),
         ({}, [{"text": "once"}, "{'text': 'twice'}"], ":2: is not JSON: Expecting property name enclosed in double quotes"),
         ({}, ["[1, 2]"], ":1: the row is a list, not an object with columns"),
         (CLASSES, [{"text": "good"}], ":1: the row has no 'label'; it has: text"),
@@ -128,7 +128,7 @@ def test_other_kinds_of_files(tmp_path):
         plan(tmp_path, name, hyperparameters=CLASSES)
     write(tmp_path / "a.csv", "sentence,label", "good,1")
     assert (
-        "a.csv:2: the row has no 'text'; it has: sentence, label"
+        "a.csv:1: the row has no 'text'; it has: sentence, label"
         in refused(tmp_path, "a.csv", hyperparameters=CLASSES)[0]
     )
     assert "d.txt: chat reads rows: jsonl, csv or parquet" in refused(tmp_path, "d.txt", hyperparameters=CHAT)[0]
@@ -154,8 +154,8 @@ def test_folders_globs_columns_and_inputs(tmp_path, tmp_path_factory):
     write(far, {"content": "once"})
     [sentence] = refused(tmp_path, "", inputs={"train": str(far)})
     assert sentence == (
-        f"hyperparameters.dataset: --dataset input:train: {far}:1: the row has no 'text'; it has: content "
-        '(expected: {"text": "..."})'
+        f"hyperparameters.dataset: --dataset input:train: {far}:1: the row has no 'text'; it has: content; "
+        'name your own with text_column (expected: {"text": "..."})'
     )
     write(tmp_path / "data/a.jsonl", {"text": "once"})
     [sentence] = refused(tmp_path, "data/a.jsonl", inputs={"validation": str(far.parent)})

@@ -99,7 +99,7 @@ class SshBackend:
             problems.append(Problem(message, "num_nodes", "add machines, or lower num_nodes"))
         if problems:
             raise BadJob(problems)
-        notes = gpu_notes(job, "every machine without another run") + without_effect(
+        notes = gpu_notes(job, "its machine, of those that no other run holds") + without_effect(
             job, self.name, "cpus", "memory", "disk_gb"
         )
         if len(self.machines) > manifest.nodes:

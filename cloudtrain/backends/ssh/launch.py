@@ -71,9 +71,10 @@ def choose_machines(
 
 def _refuse_denied(errors: Sequence[CloudtrainError], plan: Plan) -> None:
     """Raise the first error of machines that refuse our login; as NoCapacity where the job names other candidates."""
-    if errors and len(plan.candidates) > 1:
-        raise NoCapacity("; ".join(_with_hint(error) for error in errors))
-    raise_first(errors)
+    refused = [error for error in errors if isinstance(error, BackendError)]
+    raise_first([error for error in errors if error not in refused])  # such as a missing package here
+    if refused:  # the fix goes into the message, which the history keeps
+        raise (NoCapacity if len(plan.candidates) > 1 else BackendError)("; ".join(map(_with_hint, refused)))
 
 
 def _with_hint(error: CloudtrainError) -> str:

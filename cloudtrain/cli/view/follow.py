@@ -48,10 +48,12 @@ def begin(
             for text in run.notes:
                 terminal.note(f"note: {text}")
             unknown = bool(run.attempts[-1].unanswered_since)
+            waits = False
             if unknown:
                 from cloudtrain.runs import send
 
-                action = "waits for" if send.is_unsent(run.attempts[-1]) else "was sent to"
+                waits = send.is_unsent(run.attempts[-1])
+                action = "waits for" if waits else "was sent to"
             _print_started(run, action, follow=follow, wait=wait, as_json=as_json)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
                 run.acknowledge()  # behind the flush: from here on the person knows the id
@@ -61,7 +63,7 @@ def begin(
                 code = follow_to_end(run, follow=follow, as_json=as_json, after=after)
                 run.acknowledge()  # its end was printed, also where its begin was not known
                 return code
-            return BackendError.exit_code if unknown else 0
+            return BackendError.exit_code if unknown and not waits else 0
         except KeyboardInterrupt as stop:
             run = run or _unprinted_run(store)
             if run is None:

@@ -262,7 +262,7 @@ def remarks(run: Run, what: str) -> list[str]:
 def not_kept_rows(run: Run) -> list[tuple[str, str]]:
     """Return the rows about files that a run's script wrote where nothing keeps them, and the command that copies them."""
     texts = remarks(run, "not_kept")
-    return [("not kept", text) for text in [*texts, *(workdir_command(run) if texts else [])]]
+    return [*(("not kept", text) for text in texts), *(("", text) for text in (workdir_command(run) if texts else []))]
 
 
 def workdir_command(run: Run) -> list[str]:

@@ -102,6 +102,8 @@ def _first_wrong(file: Path, arguments: Arguments) -> tuple[str, str] | None:
     try:
         for line, row in islice(_numbered(file), FIRST):
             if wrong := wrong_row(row, arguments):
+                if file.suffix.lower() in (".csv", ".tsv") and None not in row.values():
+                    line = 1  # the row has all columns of the header, which lacks one
                 return f":{line}", f"{wrong} (expected: {expected(arguments)})"
     except json.JSONDecodeError as error:
         return f":{error.lineno}", f"is not JSON: {error.msg} at column {error.colno}"
@@ -166,8 +168,13 @@ def wrong_row(row: Any, arguments: Arguments) -> str:
         prompt, chosen, rejected = (row[column] for column in ("prompt", "chosen", "rejected"))
         texts = all(isinstance(value, str) for value in (prompt, chosen, rejected))
         return "" if texts or all(map(are_messages, (prompt, chosen, rejected))) else NO_PAIR
-    columns = [text, *([arguments.label_column] if task == "sequence-classification" else [])]
-    return next((_lacks(column, row) for column in columns if row.get(column) is None), "")
+    columns = {text: "text_column"} | (
+        {arguments.label_column: "label_column"} if task == "sequence-classification" else {}
+    )
+    missing = {column: option for column, option in columns.items() if row.get(column) is None}
+    if not missing:
+        return ""
+    return f"{_lacks(', '.join(missing), row)}; name your own with {', '.join(missing.values())}"
 
 
 def _lacks(column: str, row: Mapping[str, Any]) -> str:

@@ -195,3 +195,24 @@ def test_the_error_says_what_is_wrong_with_each_machine(lab, closed, source, mon
     ):
         Submitter(watch=False).submit(Job.from_dict(job_of(source, target="far", num_nodes=2)))
     assert left_on(lab) == []
+
+
+def test_show_has_the_fix_and_no_other_cause(lab, source, tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(source)
+    hosts, more = _wrong_key(lab, {}, tmp_path)
+    configure(source, hosts, lab, **more)
+    code, _, printed = cli("submit", "train.py", "-t", "far")
+    assert code == 5 and "ssh-keyscan" in printed
+    shown = cli("show")[1]
+    assert "differs from the one in" in shown and "ssh-keyscan" in shown and "give no reason" not in shown
+
+
+def test_a_submit_that_waits_ends_with_zero(lab, closed, source, monkeypatch, cli):
+    monkeypatch.chdir(source)
+    configure(source, [closed], lab)
+    code, printed, _ = cli("submit", "train.py", "-t", "far", "--set", "limits.max_wait=1h")
+    assert code == 0 and "waits for far (ssh)" in printed
+    run_id = printed.split()[0]
+    assert cli("cancel", run_id)[0] == 0
+    shown = cli("show", run_id)[1]
+    assert "not sent" in shown and "refused" not in shown.replace("Connection refused", "")
