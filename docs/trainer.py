@@ -53,7 +53,8 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 ## Tasks and data
 
 - **Pretraining** packs documents into blocks. `streaming: true` reads jsonl, csv, parquet, text files and hub datasets without keeping them in memory. It needs
-  `max_steps`, and each rank reads the whole stream. It is shuffled by a buffer of `shuffle_buffer_size` documents; parquet, jsonl and csv rows in it are in memory.
+  `max_steps`. The ranks tokenize its documents in turns. Each rank still reads all rows of jsonl, csv, parquet and hub datasets, and only its own text files. It is
+  shuffled by a buffer of `shuffle_buffer_size` documents; rows in it are in memory.
 - **Tokens are kept**: from 32 MiB of text on, the ranks of a machine tokenize together, once, and keep the tokens in `~/.cache/cloudtrain/tokens`. The log has
   a progress bar. An interrupted start leaves its finished pieces to the next one. Later attempts and runs with the same text and tokenizer read the tokens
   memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container. `token_cache: none` keeps nothing. You may delete
@@ -171,7 +172,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | --- | --- |
 | the mean over all labels | two processes against one, with clipping and accumulation, within 1e-5 |
 | each feature of the page | `tests/entrypoints/test_train_features.py` and `tests/entrypoints/trainer`: each test fails where the feature does nothing |
-| a rank loads its shard | `benchmarks/model_start.py`: a Llama of 990 million parameters in bfloat16 files, 8 ranks, fsdp: the peak of anonymous memory above imports was 575 MB, drawn from scratch 669 MB, with a shard of 495 MB and a largest tensor of 262 MB (2026-11-25) |
+| a rank loads its shard | `benchmarks/model_start.py`: a Llama of 888 million parameters, 8 ranks, bfloat16 files or drawn: the peak of anonymous memory above imports is 0.46 to 0.89 of 1.3 x shard + one tensor with fsdp, zero3, `pp_size`, LoRA, and a task of your own on the meta device (`benchmarks/results/model_start.md`). zero3: 252 MB read and 394 MB drawn, with a shard of 222 MB in bfloat16 (2026-11-26). With fsdp and 990 million: 575 and 669 MB, with a shard of 495 MB (2026-11-25) |
 | LoRA | none, ddp, fsdp, hsdp, zero1 to zero3, cp against one process, 15 steps: losses within 3e-7, adapters within 5e-5, frozen weights bit-equal; killed and resumed bit-equal |
 | context parallel | in bf16, with hsdp, and with fsdp and tp on eight ranks: six steps by hand, losses within 1e-6 of one process |
 | `torch_compile` | backend aot_eager on CPU, with none and ddp |

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -99,6 +99,23 @@ def every_rank(mine: T, group: Any = None) -> list[T]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine, group=group)
     return gathered
+
+
+def share(work: Sequence[Callable[[], T]], group: Any = None) -> list[T]:
+    """Return what all the calls make, in their order, on every rank; each is done by one of them. Collective.
+
+    An error of one rank is raised on all.
+    """
+    ranks, mine, error = world_size(), list[T](), None
+    try:
+        mine = [make() for make in work[rank() :: ranks]]
+    except Exception as raised:
+        error = raised
+    found = every_rank((mine, error), group)
+    for _, raised_there in found:
+        if raised_there is not None:
+            raise raised_there
+    return [found[number % ranks][0][number // ranks] for number in range(len(work))]
 
 
 def check_same(name: str, mine: str) -> None:

@@ -15,6 +15,7 @@ import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def located(name: str, inputs: Mapping[str, str]) -> str:
 
 def stream(
     names: Sequence[str], columns: Columns, inputs: Mapping[str, str], buffer: int = 0, seed: int = 0
-) -> Iterator[str]:
-    """Yield the texts that names stand for; raises Unsupported.
+) -> Iterator[Document]:
+    """Yield the documents that names stand for, as they come; raises Unsupported.
 
     Args:
         names: Files, folders, globs, hub datasets or inputs.
@@ -89,8 +90,7 @@ def stream(
         seed: Of the drawing. The same buffer and seed give the same order on every rank and after a restart.
     """
     found = (document for name in names for document in _named(name, columns, inputs, lazily=True))
-    for document in shuffle(found, buffer, seed) if buffer > 1 else found:
-        yield document.read()
+    return shuffle(found, buffer, seed) if buffer > 1 else found
 
 
 def shuffle(items: Iterable[Document], buffer: int, seed: int) -> Iterator[Document]:
@@ -147,13 +147,13 @@ def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool 
     path = located(name, inputs)
     if os.path.isdir(path):
         for file in _files_below(Path(path)):
-            yield from _of_file(file, Path(path), columns, in_folder=True)
+            yield from _of_file(file, Path(path), columns, in_folder=True, lazily=lazily)
     elif os.path.isfile(path):
-        yield from _of_file(Path(path), Path(path).parent, columns)
+        yield from _of_file(Path(path), Path(path).parent, columns, lazily=lazily)
     elif matches := sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match)):
         above = Path(os.path.commonpath([os.path.dirname(match) or "." for match in matches]))
         for match in matches:
-            yield from _of_file(Path(match), above, columns)
+            yield from _of_file(Path(match), above, columns, lazily=lazily)
     elif path == name and not glob.has_magic(name) and like_hub_name(name):
         yield from _of_hub(name, columns, lazily)
     else:
@@ -184,9 +184,16 @@ def _holder(text: str) -> Callable[[], str]:
     return lambda: text
 
 
-def _of_file(file: Path, above: Path, columns: Columns, in_folder: bool = False) -> Iterator[Document]:
+def _of_file(
+    file: Path, above: Path, columns: Columns, in_folder: bool = False, lazily: bool = False
+) -> Iterator[Document]:
     """Yield a file's documents; one that was only found in a folder is left out when it holds no text."""
     key = Path(os.path.relpath(file, above)).as_posix()
+    if lazily and file.suffix.lower() in (".jsonl", ".ndjson"):
+        with open(file, encoding="utf-8-sig") as stream:
+            for number, line in enumerate(line for line in stream if line.strip()):
+                yield Document(f"{key}#{number}", partial(_text_of_line, file, key, columns, number, line))
+        return
     if file.suffix.lower() in _ROWS:
         try:
             yield from _documents(_rows(file), key, columns)
@@ -203,6 +210,15 @@ def _of_file(file: Path, above: Path, columns: Columns, in_folder: bool = False)
         raise Unsupported(f"{file} is not text")
     if not binary:
         yield Document(key, _reader(file))
+
+
+def _text_of_line(file: Path, key: str, columns: Columns, number: int, line: str) -> str:
+    """Return the text of one row of jsonl; raises Unsupported."""
+    try:
+        [document] = _documents([json.loads(line)], key, columns, number)
+    except ValueError as error:
+        raise Unsupported(f"{file} cannot be read: line {number + 1}: {error}") from None
+    return document.read()
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -227,9 +243,9 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
                 yield from (json.loads(line) for line in stream if line.strip())
 
 
-def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) -> Iterator[Document]:
+def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns, first: int = 0) -> Iterator[Document]:
     """Yield a document for each row, what is no text (a conversation) as JSON; raises Unsupported."""
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, first):
         if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
             turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
             row = {columns.text: turns}

@@ -204,11 +204,10 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
     """Return the task of texts that are read as they come; its tokenizer is trained on the first of them."""
     names, other, columns = _named(arguments, inputs)
 
-    def texts(epoch: int) -> Iterator[str]:
+    def texts(epoch: int) -> Iterator[Document]:
         return stream(names, columns, inputs, arguments.shuffle_buffer_size, arguments.seed + epoch)
 
-    first = (Document("", lambda text=text: text) for text in stream(names, columns, inputs))
-    tokenizer = tokenizers.load(name, take(first, FIRST_BYTES))
+    tokenizer = tokenizers.load(name, take(stream(names, columns, inputs), FIRST_BYTES))
     if tokenizer.eos_token_id is None:
         raise Unsupported("the tokenizer has no end-of-text token to put between documents")
     held = _blocks(arguments, tokenizer, load(other, columns, inputs)) if other else None

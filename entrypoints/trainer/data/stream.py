@@ -1,8 +1,8 @@
 """Streaming data: texts are read as they come and packed into blocks.
 
-Every rank reads the whole stream and takes its own blocks of each global batch: the order is the same on any world, and
-the place in it is two numbers, the document and the token in it at which the next block begins. A resumed run passes
-over the documents before, which are read but not tokenized again.
+The ranks read and tokenize documents in turns and hand each other the tokens; each takes its own blocks of a global batch.
+The order is the same on any world, and the place in it is two numbers, the document and the token in it at which the next
+block begins. A resumed run passes over the documents before, which are not tokenized again.
 """
 
 from __future__ import annotations
@@ -10,32 +10,41 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from .. import collectives
 from ..errors import Unsupported
 from .samples import EMPTY, Blocks, Item
+
+if TYPE_CHECKING:
+    from .documents import Document
+
+MOST = 4096  # documents that the ranks tokenize before they hand each other the tokens
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Texts:
-    """The texts of an epoch, `texts(epoch)`, and the tokenizer that makes blocks of them."""
+    """The documents of an epoch, `texts(epoch)`, and the tokenizer that makes blocks of them."""
 
-    def __init__(self, texts: Callable[[int], Iterator[str]], tokenizer: Any, block_size: int) -> None:
+    def __init__(self, texts: Callable[[int], Iterator[Document]], tokenizer: Any, block_size: int) -> None:
         self.texts, self.tokenizer, self.block_size = texts, tokenizer, block_size
 
     def __getitem__(self, index: int) -> Item:
         """Return a block of no meaning."""
         return Blocks(np.full(self.block_size, self.tokenizer.eos_token_id, np.int32), self.block_size)[EMPTY]
 
-    def tokens(self, text: str) -> Tokens:
+    def tokens(self, document: Document) -> Tokens:
         """Return the tokens of a document, end of text included."""
-        ids = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        ids = self.tokenizer(document.read(), add_special_tokens=False, return_attention_mask=False, verbose=False)[
+            "input_ids"
+        ]
         return np.asarray([*ids, self.tokenizer.eos_token_id], np.int32)
 
 
@@ -50,6 +59,8 @@ class StreamBatches:
     ) -> None:
         self.texts, self.per_device, self.world, self.rank, self.full = texts, per_device, world, rank, full
         self.global_batch = per_device * accumulation * world
+        self._group = collectives.cpu_group() if collectives.world_size() > 1 else None
+        self._known = [0, 0]  # documents that were tokenized, and their tokens
         self.go_to({"epoch": 0, "samples": 0, "document": 0, "offset": 0})
 
     @property
@@ -107,9 +118,12 @@ class StreamBatches:
 
     def _read(self, count: int) -> Tokens:
         """Return the next tokens, fewer only at the end of the stream."""
-        while self._ahead < count and (text := next(self._source, None)) is not None:
-            self._held.append(self.texts.tokens(text))
-            self._ahead += len(self._held[-1])
+        while self._ahead < count and (documents := list(islice(self._source, self._documents(count - self._ahead)))):
+            work = [partial(self.texts.tokens, document) for document in documents]
+            for tokens in collectives.share(work, self._group):
+                self._held.append(tokens)
+                self._ahead += len(tokens)
+                self._known = [self._known[0] + 1, self._known[1] + len(tokens)]
         if self._ahead <= 0:
             return np.zeros(0, np.int32)
         document, offset = self._read_to
@@ -121,3 +135,9 @@ class StreamBatches:
             document += 1
         self._read_to = (document, offset)
         return taken
+
+    def _documents(self, tokens: int) -> int:
+        """Return how many documents to read at once for so many tokens; at least one for each rank."""
+        documents, known = self._known
+        expected = tokens * documents // known if known else 0
+        return min(max(expected, collectives.world_size()), MOST)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -31,8 +36,16 @@ class Letters:
         return {"input_ids": [ord(letter) for letter in text]}
 
 
+def held(texts: list[str]) -> Iterator[documents.Document]:
+    return (documents.Document("", lambda text=text: text) for text in texts)
+
+
+def read(*args, **options) -> list[str]:
+    return [document.read() for document in documents.stream(*args, **options)]
+
+
 def batches(texts: list[str], size: int, per_device: int, accumulation: int, world: int, rank: int) -> StreamBatches:
-    return StreamBatches(Texts(lambda epoch: iter(texts), Letters(), size), per_device, accumulation, world, rank)
+    return StreamBatches(Texts(lambda epoch: held(texts), Letters(), size), per_device, accumulation, world, rank)
 
 
 def steps(stream: StreamBatches, few: int = 10**6) -> list[tuple[list[int], dict[str, int]]]:
@@ -104,13 +117,16 @@ def test_files_are_read_as_they_come(tmp_path: Path):
 
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": ')
     found = documents.stream([str(tmp_path / "a.jsonl")], documents.Columns(), {})
-    assert [next(found), next(found)] == ["one", "two"]
-    with pytest.raises(Unsupported, match="cannot be read"):
-        next(found)
+    assert [next(found).read(), next(found).read()] == ["one", "two"]
+    with pytest.raises(Unsupported, match="a.jsonl cannot be read: line 3"):
+        next(found).read()
+    (tmp_path / "d.jsonl").write_text('{"text": "one"}\n{"words": "two"}\n')
+    with pytest.raises(Unsupported, match="row 2 of d.jsonl has no 'text'"):
+        read([str(tmp_path / "d.jsonl")], documents.Columns(), {})
     pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) for number in range(9)]}), tmp_path / "b.parquet")
     (tmp_path / "c.txt").write_text("all of it")
     names = [str(tmp_path / "b.parquet"), "input:train/c.txt"]
-    assert list(documents.stream(names, documents.Columns(), {"train": str(tmp_path)})) == [
+    assert read(names, documents.Columns(), {"train": str(tmp_path)}) == [
         *map(str, range(9)),
         "all of it",
     ]
@@ -129,13 +145,13 @@ def rows(folder: Path, count: int) -> list[str]:
 
 def test_a_buffer_shuffles_a_stream_alike_everywhere_and_keeps_every_document(tmp_path: Path):
     names = rows(tmp_path, 200)
-    order = [int(text) for text in documents.stream(names, documents.Columns(), {}, 20, seed=3)]
+    order = [int(text) for text in read(names, documents.Columns(), {}, 20, seed=3)]
     assert sorted(order) == list(range(200)) and order != sorted(order)
     assert all(number <= place + 20 for place, number in enumerate(order)), "a document comes before it was read"
-    assert order == [int(text) for text in documents.stream(names, documents.Columns(), {}, 20, seed=3)]
-    assert order != [int(text) for text in documents.stream(names, documents.Columns(), {}, 20, seed=4)]
+    assert order == [int(text) for text in read(names, documents.Columns(), {}, 20, seed=3)]
+    assert order != [int(text) for text in read(names, documents.Columns(), {}, 20, seed=4)]
     for buffer in (0, 1):
-        in_order = documents.stream(names, documents.Columns(), {}, buffer, seed=3)
+        in_order = read(names, documents.Columns(), {}, buffer, seed=3)
         assert [int(text) for text in in_order] == list(range(200))
 
 
@@ -155,3 +171,69 @@ def test_a_shuffled_stream_resumes_at_its_place_and_each_epoch_has_another_order
         resumed = made()
         resumed.go_to(json.loads(json.dumps(second[at][1])))
         assert steps(resumed) == second[at + 1 :]
+
+
+RANKS = """
+import json, os, sys
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+import torch.distributed as dist
+from tests.entrypoints.trainer.data.test_stream import Letters, StreamBatches, Texts, documents, steps
+
+seen = []
+
+class Counting(Letters):
+    def __call__(self, text, **options):
+        seen.append(text)
+        return super().__call__(text)
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+texts = Texts(lambda epoch: documents.stream([sys.argv[3]], documents.Columns(), {}, 7, epoch), Counting(), 5)
+stream, error = StreamBatches(texts, 2, 1, ranks, rank), ""
+try:
+    learned = steps(stream)
+except Exception as raised:
+    learned, error = [], str(raised)
+found = [None] * ranks
+dist.all_gather_object(found, (seen, learned, error))
+if rank == 0:
+    print("FOUND", json.dumps(found), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+def three_ranks(file: Path) -> list:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    script = file.with_name("ranks.py")
+    script.write_text(RANKS)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, str(script), str(ENTRYPOINTS), str(ENTRYPOINTS.parent), str(file)],
+        env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(re.search(r"^FOUND (.*)$", done.stdout, re.MULTILINE)[1])
+
+
+def test_ranks_tokenize_a_stream_together(tmp_path: Path):
+    """Each document is read and tokenized by one rank; the global batches are those of one process."""
+    file = tmp_path / "a.jsonl"
+    texts = ["abcdefgh"[: number % 8] + "x" * (number % 11) + str(number) for number in range(90)]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    found = three_ranks(file)
+    assert sorted(text for seen, _, _ in found for text in seen) == sorted(texts)
+    assert all(20 <= len(seen) <= 40 for seen, _, _ in found)
+    shuffled = Texts(lambda epoch: documents.stream([str(file)], documents.Columns(), {}, 7, epoch), Letters(), 5)
+    one = steps(StreamBatches(shuffled, 6, 1, 1, 0))
+    assert len(one) == len(found[0][1]) > 20
+    for number, (whole, place) in enumerate(one):
+        assert [token for _, learned, _ in found for token in learned[number][0]] == whole
+        assert all(learned[number][1] == place for _, learned, _ in found)
+
+
+def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(20)) + '{"text": \n')
+    found = three_ranks(file)
+    assert all("a.jsonl cannot be read: line 21" in error for _, _, error in found)
