@@ -51,12 +51,17 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 @options.argument(
     "words",
     "[FILTER...]",
-    "List only runs for which all these terms hold. Default: all runs that are not archived.",
+    "List only runs for which all these terms hold. Archived runs are left out, unless a term is is:archived.",
     nargs=-1,
     shell_complete=_complete_filter,
 )
 @click.option(
-    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="List at most this many runs."
+    "-n",
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="List at most this many runs; --group takes all.",
 )
 @click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
               help="Sort all runs by this column, then list the first --limit of them; "

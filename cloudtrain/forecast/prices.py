@@ -87,14 +87,26 @@ def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[
     """Return the price of all nodes of a plan as `Plan.price` has it, None where it is not known.
 
     First comes the price that the job states, then the stored list of the machine's region, then the shipped table.
-    Spot machines count at the on-demand price.
+    Spot machines count at the on-demand price. Where the job states less than the known price, that one is there as
+    `known_usd_per_hour`: a policy's max_cost asks for it.
     """
-    nodes, resources = job.num_nodes, job.resources
+    resources, nodes = job.resources, job.num_nodes
+    known = _listed(backend.machine(plan) if isinstance(backend, HasMachine) else "", plan.price, nodes, home)
+    price: dict[str, Any] | None
     if resources.usd_per_hour is not None:
         usd = round(resources.usd_per_hour * nodes, 4)
-        return {"usd_per_hour": usd, "as_of": "", "source": "resources.usd_per_hour"}
-    shipped = None if resources.priced_as else plan.price
-    named = resources.priced_as or (backend.machine(plan) if isinstance(backend, HasMachine) else "")
+        price = {"usd_per_hour": usd, "as_of": "", "source": "resources.usd_per_hour"}
+    elif resources.priced_as:
+        price = _listed(resources.priced_as, None, nodes, home)
+    else:
+        return known
+    if price and known and known["usd_per_hour"] > price["usd_per_hour"]:
+        price["known_usd_per_hour"] = known["usd_per_hour"]
+    return price
+
+
+def _listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Path | None) -> dict[str, Any] | None:
+    """Return the price of machines `provider/region/machine`, or the shipped one where it is newer or nothing is named."""
     if not named:
         return dict(shipped) if shipped else None
     provider, region, machine = named.split("/", 2)

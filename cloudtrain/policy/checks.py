@@ -163,6 +163,14 @@ def _max_runtime(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Fou
 def _max_cost(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
     case = plan.at_most or {}
     usd, hint = case.get("usd"), f'write limits: {{max_cost: "{wanted}"}}'
+    price = plan.price or {}
+    if "known_usd_per_hour" in price:
+        key = "usd_per_hour" if plan.job["resources"].get("usd_per_hour") is not None else "priced_as"
+        stated, known = price["usd_per_hour"], price["known_usd_per_hour"]
+        message = (
+            f"makes {stated:.2f} USD an hour, the known price is {known:.2f}; under max_cost a job cannot state less"
+        )
+        yield f"resources.{key}", message, "remove it, or set usd_per_hour in the target"
     if usd is None and (plan.price or isinstance(backend, HasMachine)):
         why = case.get("unbounded") or "the price is not known"
         yield "limits.max_cost", f"is unknown ({why}); the policy allows at most {wanted}", hint

@@ -29,7 +29,19 @@ FLAGS = ("image_by_digest", "spot", "network_isolation")
 AMOUNTS = {"max_runtime": units.duration_s, "max_cost": units.usd}
 REQUIREMENTS = ("labels", *PATTERNS, *FLAGS, *AMOUNTS)
 # What a policy may set: not what a run trains.
-SETTABLE = ("labels", "resources", "limits", "options", "output", "env", "image", "retry", "checkpoint", "environment")
+SETTABLE = (
+    "audit",
+    "labels",
+    "resources",
+    "limits",
+    "options",
+    "output",
+    "env",
+    "image",
+    "retry",
+    "checkpoint",
+    "environment",
+)
 
 
 class BadPolicy(BadRequest):

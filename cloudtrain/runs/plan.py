@@ -190,7 +190,8 @@ class Planner:
         run, number = (earlier[-1].run_id, earlier[-1].number + 1) if earlier else (run_id(job.name, key), 1)
         plan = cap.plan_attempt(backend, job, bundle, run, number, earlier, self.home)
         if plan.price and plan.price["source"] == "resources.usd_per_hour" and resolved.target_prices:
-            plan = replace(plan, price={**plan.price, "source": f"usd_per_hour of the target {resolved.target}"})
+            stated = {key: value for key, value in plan.price.items() if key != "known_usd_per_hour"}
+            plan = replace(plan, price={**stated, "source": f"usd_per_hour of the target {resolved.target}"})
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         layout = job.parallelism

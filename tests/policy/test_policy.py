@@ -222,6 +222,31 @@ def refusal_on(target: str) -> list[str]:
     return [str(problem) for problem in error.value.problems]
 
 
+def test_a_job_cannot_state_less_than_the_known_price(project: Path):
+    sagemaker = {"role": "arn:aws:iam::123456789012:role/job", "region": "us-east-1", "bucket": "acme-runs"}
+    (project / "cloudtrain.toml").write_text(
+        "[targets.own]\nbackend = 'sagemaker'\nusd_per_hour = 0.5\n"
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in sagemaker.items())
+    )
+    (project / "policy.toml").write_text('[rules.cost]\nmax_cost = "5 USD"\n')
+    sets = ["resources.instance_type=ml.g5.xlarge", "limits.max_runtime=1h", "image=r/n:1"]
+    sets += [f"options.sagemaker.{key}={value}" for key, value in sagemaker.items()]
+    for cheap in ("resources.usd_per_hour=0.01", "resources.usd_per_hour=0"):
+        with pytest.raises(Refused) as error:
+            Planner("sagemaker").plan("job.yaml", sets=[*sets, cheap])
+        (text,) = map(str, error.value.problems)
+        assert cheap.partition("=")[0] in text and "a job cannot state less" in text, text
+    with pytest.raises(Refused, match="the price is not known"):
+        Planner("sagemaker").plan("job.yaml", sets=[*sets, "resources.priced_as=aws/us-east-1/g4dn.xlarge"])
+    Planner("sagemaker").plan("job.yaml", sets=[*sets, "resources.usd_per_hour=2"])
+    assert Planner("own").plan("job.yaml", sets=sets).price["usd_per_hour"] == 0.5, "the target may"
+
+
+def test_a_rule_sets_the_audit_in_the_output(project: Path):
+    (project / "policy.toml").write_text("[rules.all]\nset = {audit = true}\n")
+    assert Planner().plan("job.yaml", sets=["output=s3://acme/runs"]).job["audit"] is True
+
+
 def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, monkeypatch):
     monkeypatch.delattr("tests.policy.conftest.Cloud.facts")
     policy = _policy(project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\n')

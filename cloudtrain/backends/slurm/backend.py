@@ -20,7 +20,7 @@ from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.slices import Slices
-from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
+from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Problem, Unreachable
 from cloudtrain.events import PLATFORM, LogLine, State, Status
 from cloudtrain.nodes import logs, paths, rpc, transfer
 from cloudtrain.nodes.rpc import Agent, LocalAgent, RemoteAgent
@@ -107,7 +107,11 @@ class SlurmBackend:
         return request.time_limit(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
-        if handle := self.find(plan.attempt_id):
+        try:
+            handle = self.find(plan.attempt_id)
+        except NoService as error:  # nothing was sent
+            raise NotReached(f"the login node cannot be reached: {error.message}", error.hint, waits=False) from None
+        if handle:
             return handle
         folder, root = str(plan.request["folder"]), self.folder
         mode = paths.folder_mode(str(plan.request.get("umask", "077")))

@@ -149,7 +149,7 @@ on:
     branches: [{branch}]
 permissions: {{}}
 concurrency:
-  group: cloudtrain-${{{{ github.event_name }}}}-${{{{ github.ref }}}}
+  group: cloudtrain-${{{{ github.event_name == 'pull_request' && github.ref || github.sha }}}}   # each commit of {branch} runs
   cancel-in-progress: ${{{{ github.event_name == 'pull_request' }}}}
 env:
   CLOUDTRAIN: {_wheel(place)}   # what pip installs: the address of your wheel, or name==version of your index

@@ -149,7 +149,7 @@ sets_option = click.option(
 
 
 JOB = "A job file (.yaml, .yml, .json), or a script (.py, .sh)."
-ARGS = "Arguments of the script. Without JOB and SCRIPT, a program and its arguments, which run instead of a job file."
+ARGS = "Arguments of the script or --module. Without these and JOB, a program and its arguments: no job file is read."
 GPUS = "GPUs of each node, as in A100:8; short for --set resources.accelerators=..."
 
 
@@ -172,7 +172,12 @@ def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f
             target_option_with(target),
             sets_option,
             lambda function: layout(function, gpus),
-            click.option("-m", "--module", metavar="MODULE", help="Run a module of the source, as python -m does."),
+            click.option(
+                "-m",
+                "--module",
+                metavar="MODULE",
+                help="Run a module of the source, as python -m does, with ARGS. No job file is read.",
+            ),
             click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
             click.option(
                 "-e",

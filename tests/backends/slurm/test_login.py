@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.errors import NotReached
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.source.bundle import Bundle
 from tests.backends.slurm.test_ends import PATIENT
 from tests.conftest import WAIT_S, wait_for
@@ -41,6 +44,25 @@ def login(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> dict:
         "identity": str(lab.key),
         "known_hosts": str(lab.known_hosts),
     }
+    close_all()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "no address was found")]
+)
+def test_a_login_node_without_a_service_fails_the_run_at_once(address: str, said: str, tmp_path: Path) -> None:
+    pytest.importorskip("asyncssh")
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    with socket.socket() as holder:  # nothing listens on its port, and nothing else can
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        login = {"address": address, "port": port, "user": "root"}
+        job = {"name": "far", "source": str(tmp_path), "entrypoint": "train.py", "target": "slurm"}
+        submitter = Submitter(watch=False)
+        with pytest.raises(NotReached, match=f"the login node cannot be reached: .*{said}"):
+            submitter.submit({**job, "options": {"slurm": {"login": login, "folder": "/shared/cloudtrain"}}})
+    (run,) = submitter.store.runs()
+    assert run.status.state is State.FAILED and said in run.status.reason
     close_all()
 
 
