@@ -138,6 +138,14 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_sent(store, job,
     assert not sent
 
 
+def test_the_model_of_a_live_run_is_awaited(store, job, data, sent):
+    for files in ({}, {"weight.txt": "1"}):  # what a live run's folder has before the model is saved
+        run = trained(store, job, State.RUNNING, files)
+        (store.home / "runs" / run.run_id / "model").mkdir(exist_ok=True)
+        run.evaluate(data)
+        assert sent[-1][0].job["after"] == [run.run_id]
+
+
 def evaluated(store: Store, run: Run, job, results: list[tuple[int, bool, dict[str, float]]]) -> None:
     """End an evaluation of a run with these results."""
     plan = Planner("local", home=store.home).plan(job.replace(labels={"evaluates": run.run_id}))
