@@ -93,7 +93,7 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("reason", status.reason if status.state.final else ""),
             ("platform", run.unanswered()),
             ("watcher", _lacking(run)),
-            *_verdict_rows(run),
+            *why.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("attached", f"from {record.attached}" if record.attached else ""),
             ("backend", summary.describe_target(plan)),
@@ -149,14 +149,6 @@ def _lacking(run: Run) -> str:
         f"a next attempt needs {', '.join(stored.lacking)}, which the watcher does not have:"
         " any cloudtrain command from a shell that has it hands it over"
     )
-
-
-def _verdict_rows(run: Run) -> list[tuple[str, str]]:
-    """Return the verdict; none where the attempt was never sent and its reason is all that is known."""
-    verdict = run.verdict()
-    if verdict and run.attempts[-1].handle is None and verdict.label in ("unknown", "network"):
-        return []
-    return why.verdict_rows(verdict)
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:

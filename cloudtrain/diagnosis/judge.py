@@ -28,6 +28,7 @@ from cloudtrain.diagnosis.verdict import LAUNCHER_REASON, End, Verdict
 from cloudtrain.events import EXIT_REFUSED, LogLine, State
 
 _SYSTEM_PREFIXES = ("slurmstepd", "srun", "kernel")  # of lines in a rank's log that the rank did not write
+_REFUSAL = re.compile(r"[\w-]+\.py: \S")  # as entrypoints/trainer/errors.py prints it
 _LINES_BEFORE = 100  # lines before the deciding one that may contradict it
 _REASON_PARTS = re.compile(r'(?:ErrorMessage|error:|Error:) "|\\n')
 _STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
@@ -43,7 +44,9 @@ def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
         ranks.setdefault(line.rank, []).append(line)
     verdict = _diagnose(end, dict(ranks))
     if verdict.label == "unknown":
-        return _add_unknown_exception(verdict, end, ranks)
+        return verdict if verdict.where else _add_unknown_exception(verdict, end, ranks)
+    if verdict.label == "refused":
+        return verdict  # the entrypoint's own sentence: nothing is guessed
     rank, index = _find_deciding_line(verdict, ranks)
     tracebacks = find_tracebacks([clean_text(line) for line in ranks.get(rank, ())])
     traceback = next((traceback for traceback in tracebacks if traceback.index == index), None)
@@ -80,9 +83,16 @@ def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
         for part in _REASON_PARTS.split(text):
             if label := patterns.classify("log", part[:LONGEST]):
                 return _from_reason(label, text)
-    return _from_signal(end, ranks) or _unknown(
-        None if any(map(_follows_other_rank, ranks.values())) else end.failed_rank
-    )
+    if verdict := _from_signal(end, ranks) or _from_refusal(end, ranks):
+        return verdict
+    if end.by == "launcher" and reasons:
+        return state_reason(reasons[0])
+    return _unknown(None if any(map(_follows_other_rank, ranks.values())) else end.failed_rank)
+
+
+def state_reason(text: str) -> Verdict:
+    """Return the verdict on an end whose reason states the cause, where no class of failures describes it."""
+    return Verdict("unknown", "the reason states the cause", text[:LONGEST], "reason")
 
 
 def _from_state(label: str, reasons: Sequence[str]) -> Verdict:
@@ -155,6 +165,14 @@ def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
     fix = patterns.classes()["signal"].fixes.get(end.signal, verdict.change)
     what = f"a process was killed by {end.signal}; the log and the platform do not say why"
     return replace(verdict, what=what, rank=end.failed_rank, change=fix)
+
+
+def _from_refusal(end: End, ranks: Ranks) -> Verdict | None:
+    """Return the verdict on what the shared trainer or the evaluation refused with a sentence that no pattern matches."""
+    for line in reversed(ranks.get(end.rank_or_launcher, ())) if end.exit_code == EXIT_REFUSED else ():
+        if _REFUSAL.match(line.text):
+            return _from_line("refused", line, end.failed_rank)
+    return None
 
 
 def _unknown(rank: int | None = None) -> Verdict:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.diagnosis import patterns
-from cloudtrain.diagnosis.judge import judge
+from cloudtrain.diagnosis.judge import judge, state_reason
 from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import ESCAPE, Event, LogLine, Status
@@ -38,6 +38,11 @@ def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: I
     with_rank = (result for result in results if isinstance(result.get("failed_rank"), int))
     result = next(with_rank, results[0] if results else None)
     verdict = judge(End.from_status(status, result), lines)
+    if attempt.handle is None and verdict.label in (
+        "unknown",
+        "network",
+    ):  # never sent: its reason is all that is known
+        verdict = state_reason(status.reason)
     verdict = replace(verdict, deciding=clean_line(verdict.deciding), raised=clean_line(verdict.raised))
     if verdict.label == "missing-file" and (sentence := _not_sent(attempt, verdict.deciding)):
         verdict = replace(verdict, change=sentence)

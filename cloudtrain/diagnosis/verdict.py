@@ -74,6 +74,11 @@ class Verdict:
         return head + self.what + (f" (rank {self.rank})" if self.rank is not None else "")
 
     @property
+    def only_reason(self) -> bool:
+        """Whether the run's reason states the cause, and the verdict adds nothing to it."""
+        return self.label == "unknown" and self.where == "reason"
+
+    @property
     def advice(self) -> str:
         """The suggested change, marked where it changes the results."""
         return self.change + (" (this changes the results)" if self.changes_results else "")

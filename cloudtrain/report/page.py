@@ -74,7 +74,7 @@ def render(
     state = escape_text(status.state.value)
     facts = {
         "reason": status.reason,
-        "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
+        "why": f"{verdict.sentence} ({verdict.label})" if verdict and not verdict.only_reason else "",
         "log": verdict.deciding if verdict and verdict.where == "log" else "",
         "at": verdict.raised if verdict else "",
         "try": verdict.advice if verdict else "",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.cli.view.why import verdict_rows
 from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.ranks import LONGEST
@@ -37,7 +38,8 @@ def test_what_is_known_is_understood():
 
 def test_classes_are_those_of_the_corpus():
     text = (HERE / "README.md").read_text(encoding="utf-8").partition("## Classes")[2]
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | {"stalled"} == set(patterns.classes())
+    own = {"stalled", "refused"}  # what cloudtrain itself prints: the corpus has failures of others
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | own == set(patterns.classes())
     assert {row.label for table in patterns.tables().values() for row in table} <= set(patterns.classes())
 
 
@@ -240,6 +242,27 @@ def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained
         "data/rows.py, line 12",
     )
     assert verdict.sentence == "an exception that cloudtrain does not recognize (rank 0)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py: late.jsonl:23: messages: no message by the assistant",
+        "evaluate_model.py: --prompt needs a language model, this one is a classifier of texts",
+    ],
+)
+def test_what_the_shared_trainer_refuses_is_the_cause(line: str):
+    end = End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0)
+    verdict = judge(end, lines("data: 25 rows", line))
+    assert (verdict.label, verdict.deciding, verdict.where, verdict.rank) == ("refused", line, "log", 0)
+    assert verdict.sentence == "the script refused its arguments or its data (rank 0)"
+    assert judge(end._replace(exit_code=1), lines("data: 25 rows", line)).label == "unknown"
+
+
+def test_a_launchers_reason_is_the_cause():
+    verdict = judge(End(State.FAILED, 78, "the blue node has no left side", "launcher"), lines("ordinary", rank=-1))
+    assert verdict.only_reason and verdict.deciding == "the blue node has no left side" and not verdict_rows(verdict)
+    assert not judge(FAILED, lines("ordinary")).only_reason
 
 
 @pytest.mark.parametrize("part", ["known", "held_out", "doubtful", pytest.param("fresh", marks=pytest.mark.long)])

@@ -11,8 +11,8 @@ LONGEST = 400  # characters of a log line
 
 
 def verdict_rows(verdict: Verdict | None) -> list[tuple[str, str]]:
-    """Return the labels and values of a verdict to print; empty for None."""
-    if verdict is None:
+    """Return the labels and values of a verdict to print; empty for None, and where the reason states the cause."""
+    if verdict is None or verdict.only_reason:
         return []
     excerpt = verdict.deciding if len(verdict.deciding) <= LONGEST else verdict.deciding[: LONGEST - 3] + "..."
     location = f"line {verdict.seq} of node {verdict.node}: " if verdict.where == "log" else ""

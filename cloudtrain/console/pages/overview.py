@@ -152,7 +152,7 @@ class Overview:
         self._area.clear()
         with self._area:
             if any(value for _, value in details.verdict):
-                failed = len(details.verdict) > 3
+                failed = details.status.failed
                 name = "Why it failed" if failed else "How it ended" if details.status.state.final else "Status"
                 with widgets.card(name) as card:
                     card.classes("ct-verdict" if failed else "")

@@ -204,7 +204,9 @@ def test_show_has_the_fix_and_no_other_cause(lab, source, tmp_path, monkeypatch,
     code, _, printed = cli("submit", "train.py", "-t", "far")
     assert code == 5 and "ssh-keyscan" in printed
     shown = cli("show")[1]
-    assert "differs from the one in" in shown and "ssh-keyscan" in shown and "give no reason" not in shown
+    assert "differs from the one in" in shown and "ssh-keyscan" in shown and "(unknown)" not in shown
+    ended = "".join(cli("wait")[1:])
+    assert "ssh-keyscan" in ended and "give no reason" not in ended and "(unknown)" not in ended
 
 
 def test_a_submit_that_waits_ends_with_zero(lab, closed, source, monkeypatch, cli):
