@@ -182,6 +182,23 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24). 256 MB: 196.7 CPU s and 521 MiB, then 1.6 CPU s and 12 MiB (2026-11-25). 1 GB was not run |
 | MFU | against torch's count of operations: equal for language models, within 3% for classifiers and 5% with an adapter on small ones; a whole run on CPU with a GPU's peak put in |
 
+## What is its own, and why
+
+Read in the source of accelerate 1.15.0, transformers 5.23.0, torch 2.13.0 (2026-11-26).
+
+| part | reason |
+| --- | --- |
+| fsdp and hsdp, on torch's FSDP2 | Accelerate's `fsdp2_load_full_state_dict` takes the whole model from rank 0. Its `ParallelismConfig` takes FSDP2, several GPUs or DeepSpeed, so that data and tensor parallelism are refused on CPUs |
+| `tp_size`, with transformers' plans | the same refusal on CPUs; the plans are transformers' own |
+| `pp_size`, on torch.distributed.pipelining | Accelerate has no pipeline for training |
+| `cp_size` | Accelerate's is torch's experimental `context_parallel`, with FSDP2 and the attention kernels of GPUs |
+| the loop | transformers.Trainer has no pipeline, and cannot start in the middle of an epoch on another number of ranks with the same batches |
+| the order of samples, and kept tokens | a resumed run has the same global batches on any number of ranks, without a second tokenization |
+| reading and saving tensor by tensor | `save_pretrained` and Accelerate's `get_state_dict` hold the whole model on rank 0 |
+| the loss in chunks | a loss over the vocabulary holds the logits of a whole batch |
+
+Optimizers, schedules, models, tokenizers, adapters, trackers and ZeRO are torch's, transformers', peft's, Accelerate's and DeepSpeed's.
+
 ## How it is built
 
 - none and ddp are Accelerate's own. ZeRO is DeepSpeed through Accelerate; on CPU it uses gloo instead of DeepSpeed's shared-memory kernel.
