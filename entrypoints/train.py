@@ -261,12 +261,16 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
             logger.say(f"loaded the checkpoint with the best evaluation, {best.checkpoint}")
     if arguments.torch_compile:
         logger.say(f"model compiled by torch.compile with {arguments.torch_compile_backend}: {models.graphs()} graphs")
+    trained: Any
     if strategy.saves_in_parts:
-        trained = models.plain(accelerator.unwrap_model(strategy.model), arguments)
         bare = models.plain(strategy.bare, arguments)
         publish.save_in_parts(
             bare, strategy.tensors, task.tokenizer, model_folder, manager.epoch, manager.check_current
         )
+        if strategy.runs_whole:
+            trained = models.plain(accelerator.unwrap_model(strategy.model), arguments)
+        else:
+            trained = publish.load_small(model_folder) if context.rank == 0 and arguments.sample_tokens > 0 else None
         if strategy.context is not None:
             strategy.context.take_off()
     elif (trained := strategy.whole()) is not None:

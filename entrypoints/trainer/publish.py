@@ -17,6 +17,8 @@ from .tensor_files import TensorFormat, write
 if TYPE_CHECKING:
     import torch
 
+SMALL_BYTES = 2**30  # of a model that one rank may load to write a sample of its text
+
 
 def check_token() -> None:
     """Refuse before training what could not be uploaded after it."""
@@ -91,6 +93,15 @@ def save_in_parts(
                 bare.generation_config.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
+
+
+def load_small(folder: Path) -> Any:
+    """Return a language model that was saved, None where it takes more than SMALL_BYTES."""
+    from transformers import AutoModelForCausalLM
+
+    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) > SMALL_BYTES:
+        return None
+    return AutoModelForCausalLM.from_pretrained(folder)
 
 
 @contextmanager

@@ -228,6 +228,8 @@ class Strategy:
         """Whether the trained model is written tensor by tensor, by `tensors`, since no rank holds the whole."""
         return False
 
+    runs_whole = True  # whether each rank can run the model, alone or together with the others
+
     def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Return tensors of the trained model, whole and on the CPU on rank 0, None elsewhere; collective."""
         raise NotImplementedError

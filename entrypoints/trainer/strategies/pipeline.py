@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,13 +193,38 @@ class PipelineStrategy(ShardedStrategy):
             "stages": stages,
         }
 
+    runs_whole = False
+
     @property
-    def saves_in_parts(self) -> bool:
-        return False  # no rank could run the model for a sample of its text
+    def _leads(self) -> bool:
+        """Whether this rank speaks for its stages."""
+        return self.rank % (self.plan.world // self.plan.pipeline) == 0
+
+    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        self.reshard()
+        state, group = self.model.state_dict(), collectives.cpu_group()
+        mine = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} if self._leads else {}
+        holders: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
+        for rank, theirs in enumerate(collectives.every_rank(mine)):
+            for name, (shape, dtype) in theirs.items():
+                holders.setdefault(name, (rank, shape, dtype))
+        for name in names:
+            holder, shape, dtype = holders[name]
+            full = None
+            if name in state:
+                tensor = state[name]
+                full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                full = full.detach().cpu().contiguous()
+            if holder != 0 and self.rank == holder:
+                dist.send(full, 0, group=group)
+            elif holder != 0 and self.rank == 0:
+                full = torch.empty(shape, dtype=dtype)
+                dist.recv(full, holder, group=group)
+            yield name, full if self.rank == 0 else None
 
     def whole(self) -> Any:
         self.reshard()
-        leads = self.rank % (self.plan.world // self.plan.pipeline) == 0
+        leads = self._leads
         mine: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
