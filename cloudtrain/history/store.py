@@ -26,6 +26,7 @@ from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
 UNSENT = "unsent"  # the event of an open attempt of which nothing was sent: no machine was reached
+UNASKED = "unasked"  # the same of a key's run: nothing is sent before its platforms have answered whether they have it
 MOST_REASONS = 500  # of one attempt that are kept, the newest ones
 _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
@@ -45,6 +46,7 @@ class Store(Leases):
         key: str | None = None,
         parent: str | None = None,
         provenance: Mapping[str, Any] | None = None,
+        event: str = "",
     ) -> bool:
         """Store the intent to submit a run's first attempt, before anything is sent; False when the run exists.
 
@@ -71,7 +73,7 @@ class Store(Leases):
             ).rowcount
             if added and provenance:
                 db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(provenance)))
-            stored = bool(added) and self._add_attempt(db, plan, owner)
+            stored = bool(added) and self._add_attempt(db, plan, owner, event)
         if stored:
             self.database.record_attempt(plan, identity=identity, key=key, parent=parent)
         return stored
@@ -114,12 +116,13 @@ class Store(Leases):
             self.database.record_attempt(plan, **({"identity": RESUMED} if resume else {}))
         return stored
 
-    def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process | str) -> bool:
+    def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process | str, event: str = "") -> bool:
+        names = (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json())
         return bool(
             db.execute(
-                "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json(), str(owner), now(), State.QUEUED.value),
+                "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state, event)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*names, str(owner), now(), State.QUEUED.value, event),
             ).rowcount
         )
 
@@ -236,10 +239,10 @@ class Store(Leases):
             )
 
     def claim_unsent(self, attempt_id: str) -> bool:
-        """Remove the mark UNSENT before an attempt is sent; True where it had the mark."""
+        """Remove the mark UNSENT or UNASKED before an attempt is sent; True where it had one."""
         with self.database.write() as db:
-            query = "UPDATE attempts SET event = '' WHERE attempt_id = ? AND event = ? AND handle IS NULL"
-            return bool(db.execute(query, (attempt_id, UNSENT)).rowcount)
+            query = "UPDATE attempts SET event = '' WHERE attempt_id = ? AND event IN (?, ?) AND handle IS NULL"
+            return bool(db.execute(query, (attempt_id, UNSENT, UNASKED)).rowcount)
 
     def record_unanswered(self, attempt_id: str, reason: str, *, owner: str = "", event: str = "") -> None:
         """Record that the outcome of a submission is unknown, and since when; with the event UNSENT that nothing was sent.

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import Backend, HasLabels, Plan
-from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
-from cloudtrain.history.store import Store
+from cloudtrain.history.store import UNASKED, Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, chain, environment, keys, send, watcher
+from cloudtrain.runs import attempts, budgets, chain, environment, key_search, keys, send, watcher
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.send import Accepted, Outcome, Refused
@@ -49,6 +49,7 @@ class ExactlyOnce(Planner):
         self.confirm = confirm
         self.notes: list[str] = []  # warnings of the last submit, one sentence each
         self._sender: tuple[object, Backend] | None = None  # of the last submit
+        self._unasked: tuple[str, Unreachable] | None = None  # a run of a key whose platform did not answer, and why
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
@@ -58,13 +59,20 @@ class ExactlyOnce(Planner):
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
         held = chain.waits_for(self.store, plan)
+        unasked = self._unasked[1] if self._unasked and self._unasked[0] == plan.run_id else None
+        if unasked and held:
+            raise unasked
 
         def intent() -> bool:
             owner = chain.HELD if held else Process.here()
-            return self.store.intend(
-                plan, identity=identity(plan), owner=owner, key=key, parent=parent, provenance=origin
-            )
+            about: dict[str, Any] = {"key": key, "parent": parent, "provenance": origin}
+            event = UNASKED if unasked else ""
+            return self.store.intend(plan, identity=identity(plan), owner=owner, event=event, **about)
 
+        if unasked:
+            if not intent():
+                return self.existing(plan)
+            return self._finish_submit(plan.run_id, send.record_unasked(self.store, plan, unasked))
         if held:
             if not intent():
                 return self.existing(plan)
@@ -107,6 +115,7 @@ class ExactlyOnce(Planner):
         For interrupted submissions of other jobs the platform is asked only if backend and target are this job's. The
         others are listed in `notes`.
         """
+        self._unasked = None
         if key is not None:
             return self.existing(plan) if self.store.is_taken(plan.run_id) else self._on_platform(plan, key)
         mine: AttemptRecord | None = None
@@ -152,30 +161,24 @@ class ExactlyOnce(Planner):
     def _on_platform(self, plan: Plan, key: str) -> Submitted | None:
         """Return the run of a key that the platform knows and this history does not (another machine, CI).
 
-        An attempt that was refused for lack of machines left nothing there: the later ones are looked for as well.
+        Where it does not answer and `limits.max_wait` allows it, the run waits: `send_once` stores it, and sends nothing.
         """
-        from cloudtrain.runs import candidates
-
-        bases = candidates.bases(plan)
-        clients = [registry.create_for(base, self.home) for base in bases]
-        found: list[tuple[int, str] | None] = []  # of each attempt: which candidate's platform has it, and the handle
-        expected = len(bases) * int((plan.job.get("retry") or {}).get("max_attempts") or 1)
-        while len(found) < expected or found[-1] is not None:
-            name = f"{plan.run_id}-a{len(found) + 1}"
-            asked = ((at, client.find(name)) for at, client in enumerate(clients))
-            found.append(next(((at, handle) for at, handle in asked if handle is not None), None))
-        hits = [(number, *hit) for number, hit in enumerate(found, 1) if hit]
-        if not hits:
+        try:
+            found = key_search.search(plan, self.home)
+        except Unreachable as error:
+            if not send.max_wait_s(plan):
+                raise
+            self._unasked = plan.run_id, error
             return None
-        newest, at, last = hits[-1]
-        backend = clients[at]
-        if isinstance(backend, HasLabels):
-            keys.check_labels(key, bases[at], backend.labels(last))
+        newest = found.newest
+        if not newest:
+            return None
+        found.check_labels(key)
         handle: str | None
-        for number, hit in enumerate(found[:newest], 1):
+        for number, hit in enumerate(found.attempts[:newest], 1):
             at, handle = hit or (0, None)
-            backend = clients[at]
-            made = plan if (at, number) == (0, 1) else attempts.replan(bases[at], number, backend, self.home)[0]
+            backend = found.clients[at]
+            made = plan if (at, number) == (0, 1) else attempts.replan(found.bases[at], number, backend, self.home)[0]
             if number == 1 and not self.store.intend(made, identity=identity(plan), owner=Process.here(), key=key):
                 return self.existing(plan)
             if number > 1 and not self.store.next_attempt(made, owner=Process.here()):

@@ -7,7 +7,8 @@ Each submission has one of three outcomes, which is stored before it is returned
 - `Unknown`: the answer was lost. The attempt stays open, and nothing is sent again before `Backend.find` has answered.
 
 Where no machine could be reached, nothing was sent (`unsent`): the next candidate is tried, or the attempt is tried again
-until `limits.max_wait` is over.
+until `limits.max_wait` is over. A run of a `--key` is sent only after its platforms have answered whether they have it
+(`unasked` until then).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from cloudtrain.backends.manifest import unset_secrets
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history import audit
-from cloudtrain.history.store import UNSENT, Store
+from cloudtrain.history.store import UNASKED, UNSENT, Store
 from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, output_audit, retry
+from cloudtrain.runs import attempts, key_search, output_audit, retry
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
@@ -101,8 +102,7 @@ def send_attempt(
             if handle is not None:
                 return _record_accepted(store, plan, handle)
             if unset := unset_secrets(plan):
-                text = f"not submitted again: {unset} in this process"
-                return _record_not_sent(store, plan, backend, BackendError(text), again=again)
+                return _record_not_sent(store, plan, backend, _without_secrets(unset), again=again)
         row = audit.append(store.home, "submit", plan.run_id, attempt=plan.attempt, target=plan.target or plan.backend)
         try:
             with output_audit.copied(store.home, plan.job, row):
@@ -122,7 +122,37 @@ def send_again(store: Store, attempt: AttemptRecord, backend: Backend) -> Outcom
     def claim() -> bool:
         return store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here())
 
+    if attempt.status.event == UNASKED:
+        return _ask_and_send(store, attempt, backend, claim)
     return send_attempt(store, attempt.plan, backend, None, claim, again=True)
+
+
+def _ask_and_send(store: Store, attempt: AttemptRecord, backend: Backend, claim: Callable[[], bool]) -> Outcome | None:
+    """Look for the run of a key on its platforms, and send its first attempt where none has it; blocking."""
+    plan, key = attempt.plan, store.find(attempt.plan.run_id).key
+    try:
+        found = key_search.search(plan, store.home)
+        if found.newest and key is not None:
+            found.check_labels(key)
+    except Unreachable as error:
+        return record_unasked(store, plan, error)
+    except CloudtrainError as error:
+        return _record_refused(store, plan, error) if claim() else None
+    if not found.newest:
+        if unset := unset_secrets(plan):
+            return _record_refused(store, plan, _without_secrets(unset)) if claim() else None
+
+        def claim_unasked() -> bool:
+            return store.claim_unsent(attempt.attempt_id) and claim()
+
+        return send_attempt(store, plan, backend, None, claim_unasked)
+    if not claim():
+        return None
+    first = found.attempts[0]
+    if first is not None and first.candidate == 0 and found.newest == 1:
+        return _record_accepted(store, plan, first.handle)
+    text = f"the run of the key {key!r} was submitted from another machine, and attempt {found.newest} of it exists"
+    return _record_refused(store, plan, BackendError(text, "submit again with the same --key to follow it"))
 
 
 def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backend, *, may_send: bool) -> bool:
@@ -200,16 +230,17 @@ def is_wanted(run: RunRecord, attempt: AttemptRecord) -> bool:
 
 def is_unsent(attempt: AttemptRecord) -> bool:
     """Return whether an attempt waits for machines that could not be reached: nothing of it was sent anywhere."""
-    return attempt.handle is None and not attempt.status.state.final and attempt.status.event == UNSENT
+    return attempt.handle is None and not attempt.status.state.final and attempt.status.event in (UNSENT, UNASKED)
 
 
 def _patience_s(attempt: AttemptRecord) -> float:
     """Return for how many seconds a first submission is repeated."""
-    limit_s = _max_wait_s(attempt.plan) if is_unsent(attempt) else None
+    limit_s = max_wait_s(attempt.plan) if is_unsent(attempt) else None
     return ADOPTABLE_S if limit_s is None else limit_s
 
 
-def _max_wait_s(plan: Plan) -> float | None:
+def max_wait_s(plan: Plan) -> float | None:
+    """Return `limits.max_wait` of a plan in seconds; None where it is not set."""
     from cloudtrain.job.job import Job
 
     return Job.from_dict(plan.job).limits.max_wait_s
@@ -261,6 +292,10 @@ def _marked(attempt_id: str) -> Iterator[bool]:
             _SENDING.discard(attempt_id)
 
 
+def _without_secrets(unset: str) -> BackendError:
+    return BackendError(f"not submitted again: {unset} in this process")
+
+
 def _record_accepted(store: Store, plan: Plan, handle: str) -> Accepted:
     store.accept(plan.attempt_id, handle)
     return Accepted(handle)
@@ -284,7 +319,7 @@ def _record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
     if len(plan.candidates) > 1:
         return _record_refused(store, plan, NoCapacity(error.message, error.hint))
     attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
-    limit_s = _max_wait_s(plan)
+    limit_s = max_wait_s(plan)
     if limit_s is not None:
         if age_s(attempt) > limit_s:
             return _record_refused(store, plan, BackendError(_given_up(plan, error.message), error.hint))
@@ -292,7 +327,18 @@ def _record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
         return _record_refused(store, plan, error)
     tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
     reason = f"not sent yet{tries}: {error.message}"
-    store.record_unanswered(plan.attempt_id, reason, event=UNSENT)
+    # Another machine may submit the same key meanwhile: its platforms are asked again before the next try.
+    keyed = plan.attempt == 1 and store.find(plan.run_id).key is not None
+    store.record_unanswered(plan.attempt_id, reason, event=UNASKED if keyed else UNSENT)
+    return Unknown(error)
+
+
+def record_unasked(store: Store, plan: Plan, error: Unreachable) -> Unknown:
+    """Record that the platforms of a key's run could not be asked for it, so that nothing was sent."""
+    attempt = store.attempts(plan.run_id)[0]
+    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
+    asked = "with --key nothing is sent before all targets were asked for the key's run"
+    store.record_unanswered(plan.attempt_id, f"not sent yet{tries}: {error.message} ({asked})", event=UNASKED)
     return Unknown(error)
 
 

@@ -209,10 +209,12 @@ def test_show_has_the_fix_and_no_other_cause(lab, source, tmp_path, monkeypatch,
     assert "ssh-keyscan" in ended and "give no reason" not in ended and "(unknown)" not in ended
 
 
-def test_a_submit_that_waits_ends_with_zero(lab, closed, source, monkeypatch, cli):
+@pytest.mark.parametrize("keyed", [(), ("--key", "nightly")], ids=["", "key"])
+def test_a_submit_that_waits_ends_with_zero(keyed, lab, closed, source, monkeypatch, cli):
     monkeypatch.chdir(source)
     configure(source, [closed], lab)
-    code, printed, _ = cli("submit", "train.py", "-t", "far", "--set", "limits.max_wait=1h")
+    words = ("submit", "train.py", "-t", "far", "--set", "limits.max_wait=1h", *keyed)
+    code, printed, _ = cli(*words)
     assert code == 0 and "waits for far (ssh)" in printed
     run_id = printed.split()[0]
     assert cli("cancel", run_id)[0] == 0
