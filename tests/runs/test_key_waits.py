@@ -106,7 +106,9 @@ def test_the_wait_ends(submitter, job, platform):
     with submitter.store.database.write() as db:
         db.execute("UPDATE attempts SET created_at = ?", (before,))
     look(run)
-    assert run.state is State.FAILED and run.record.status.reason.endswith("not tried again after 20m (limits.max_wait)")
+    assert run.state is State.FAILED and run.record.status.reason.endswith(
+        "not tried again after 20m (limits.max_wait)"
+    )
     assert submitter.submit(job, sets=["limits.max_wait=20m"], key="nightly").attempts[0].handle  # the key is free
 
 
