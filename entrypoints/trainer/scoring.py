@@ -77,7 +77,7 @@ def _has_turns(path: Path, reading: Reading) -> bool:
     """Return whether the first row of a file is a conversation."""
     if path.suffix.lower() not in documents._ROWS:
         return False
-    row = next(iter(documents._rows(path)), {})
+    row = next((row for _, row in documents._rows(path)), {})
     return reading.messages_column in row or row.keys() >= documents._PAIR
 
 

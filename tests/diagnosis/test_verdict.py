@@ -247,7 +247,7 @@ def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained
 @pytest.mark.parametrize(
     "line",
     [
-        "train.py: late.jsonl:23: messages: no message by the assistant",
+        "train.py: the moon is not full",
         "evaluate_model.py: --prompt needs a language model, this one is a classifier of texts",
     ],
 )
@@ -257,6 +257,8 @@ def test_what_the_shared_trainer_refuses_is_the_cause(line: str):
     assert (verdict.label, verdict.deciding, verdict.where, verdict.rank) == ("refused", line, "log", 0)
     assert verdict.sentence == "the script refused its arguments or its data (rank 0)"
     assert judge(end._replace(exit_code=1), lines("data: 25 rows", line)).label == "unknown"
+    row = "train.py: data/late.jsonl:23: the assistant's answer is empty: there is nothing to learn"
+    assert judge(end, lines("data: 25 rows", row)).label == "bad-data"
 
 
 def test_a_launchers_reason_is_the_cause():

@@ -190,7 +190,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence(tmp_path):
     assert "model is no model of transformers" in refusal(run("--model", "model", "--data", data, folder=tmp_path))
     language_model(tmp_path / "model")
     other = write(tmp_path / "other.jsonl", [{"body": "x"}])
-    assert "row 1 of other.jsonl has no 'text'; it has: body" in refusal(
+    assert "other.jsonl:1: the row has no 'text'; it has: body" in refusal(
         run("--model", "model", "--data", other, folder=tmp_path)
     )
     weights = load_file(tmp_path / "model" / "model.safetensors")

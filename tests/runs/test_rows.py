@@ -55,10 +55,11 @@ def test_rows_of_the_right_shape_are_planned_and_the_training_reads_them(task, t
     ("task", "lines", "expected"),
     [
         (CHAT, [GOOD["chat"][0], {"messages": [{"role": "user", "content": "2+2?"}]}],
-         ":2: messages: no list of messages with role and content, one of them by the assistant (expected: {\"messages\": "),
+         ":2: messages: no message by the assistant: there is nothing to learn (expected: {\"messages\": "),
+        (CHAT, [GOOD["chat"][0], {"prompt": "2+2?", "completion": ""}], ":2: messages: the assistant's answer is empty"),
         (CHAT, [GOOD["chat"][0], "", {"question": "2+2?", "answer": "4"}],
          ":3: the row has no 'messages'; it has: question, answer (expected: "),
-        (CHAT, [{"messages": "hello"}], ":1: messages: no list of messages"),
+        (CHAT, [{"messages": "hello"}], ":1: messages: it is not a list of messages"),
         (DPO, [{"prompt": "a", "chosen": "b"}], ":1: the row has no 'rejected'; it has: prompt, chosen (expected: "),
         (DPO, [{"prompt": "a", "chosen": TALK, "rejected": "c"}], ":1: prompt, chosen and rejected must be texts, or all"),
         ({}, [{"content": "once"}], ":1: the row has no 'text'; it has: content; name your own with text_column (expected: "),
@@ -77,6 +78,22 @@ def test_a_wrong_row_is_refused_with_file_line_and_what_is_expected(task, lines,
     if task == {}:  # what reads them on the node refuses them too
         with pytest.raises((documents.Unsupported, ValueError)):
             documents.load(names, columns, {})
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".json"])
+def test_plan_and_training_name_the_same_line(ending, tmp_path, monkeypatch):
+    """Of a file as it is named in the job, counted from 1, blank lines too."""
+    monkeypatch.chdir(tmp_path)
+    texts = {".jsonl": '{"text": "a"}\n\n{"text": null}\n', ".csv": "other,text\na,b\nc\n",
+             ".json": '[{"text": "a"}, {"text": "b"}, {}]'}  # fmt: skip
+    file = Path("data/late" + ending)
+    file.parent.mkdir()
+    file.write_text(texts[ending])
+    [planned] = rows.problems(parse(["--dataset", str(file)]), {}, tmp_path)
+    assert planned.startswith(f"--dataset {file}: {file}:3: the row has no 'text'; it has: ")
+    for read in (documents.load, documents.stream):
+        with pytest.raises(documents.Unsupported, match=rf"^{file}:3: the row has no 'text'; it has: "):
+            [document.read() for document in read([str(file)], documents.Columns(), {})]
 
 
 @pytest.mark.parametrize("task", ["chat", "dpo"])

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from ..errors import Unsupported
 from ..labels import IGNORED
-from .rows import is_conversation
+from .rows import NO_MESSAGES, wrong_conversation
 from .samples import EMPTY, Item
 
 if TYPE_CHECKING:
@@ -57,13 +57,9 @@ def conversation(document: Document) -> list[Message]:
     try:
         messages = json.loads(document.read())
     except ValueError:
-        raise Unsupported(
-            f"{document.key} is not a conversation: chat reads rows of messages (role, content)"
-        ) from None
-    if not is_conversation(messages):
-        raise Unsupported(
-            f"{document.key} is not a conversation: it needs a list of role and content, one by the assistant"
-        )
+        raise Unsupported(f"{document.where}: {NO_MESSAGES}") from None
+    if wrong := wrong_conversation(messages):
+        raise Unsupported(f"{document.where}: {wrong}")
     return messages  # type: ignore[no-any-return]
 
 

@@ -37,6 +37,12 @@ class Document:
     key: str
     read: Callable[[], str]
     label: str | None = None
+    place: str = ""  # file and line of a row, for messages; "" for a whole file
+
+    @property
+    def where(self) -> str:
+        """Where the text is, for messages: file:line, counted from 1, or the file."""
+        return self.place or self.key
 
     @property
     def order(self) -> str:
@@ -191,12 +197,14 @@ def _of_file(
     key = Path(os.path.relpath(file, above)).as_posix()
     if lazily and file.suffix.lower() in (".jsonl", ".ndjson"):
         with open(file, encoding="utf-8-sig") as stream:
-            for number, line in enumerate(line for line in stream if line.strip()):
-                yield Document(f"{key}#{number}", partial(_text_of_line, file, key, columns, number, line))
+            lines = ((at, line) for at, line in enumerate(stream, 1) if line.strip())
+            for number, (at, line) in enumerate(lines):
+                read = partial(_text_of_line, file, key, columns, at, line)
+                yield Document(f"{key}#{number}", read, place=f"{file}:{at}")
         return
     if file.suffix.lower() in _ROWS:
         try:
-            yield from _documents(_rows(file), key, columns)
+            yield from _documents(_rows(file), key, columns, os.fspath(file))
         except (ValueError, UnicodeDecodeError, csv.Error) as error:
             raise Unsupported(f"{file} cannot be read: {error}") from None
         return
@@ -212,40 +220,59 @@ def _of_file(
         yield Document(key, _reader(file))
 
 
-def _text_of_line(file: Path, key: str, columns: Columns, number: int, line: str) -> str:
+def _text_of_line(file: Path, key: str, columns: Columns, at: int, line: str) -> str:
     """Return the text of one row of jsonl; raises Unsupported."""
-    try:
-        [document] = _documents([json.loads(line)], key, columns, number)
-    except ValueError as error:
-        raise Unsupported(f"{file} cannot be read: line {number + 1}: {error}") from None
+    [document] = _documents([(at, _row_of_line(file, at, line))], key, columns, os.fspath(file))
     return document.read()
 
 
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield a file's rows as they are read; a .json file alone is read whole."""
+def _row_of_line(file: Path, at: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise Unsupported(f"{file}:{at}: is not JSON: {error.msg} at column {error.colno}") from None
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield a file's rows as they are read, with their line, of parquet and .json with their number from 1.
+
+    A .json file alone is read whole.
+    """
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(file) as table:
+            first = 1
             for batch in table.iter_batches():
-                yield from batch.to_pylist()
+                yield from enumerate(batch.to_pylist(), first)
+                first += batch.num_rows
     elif suffix in (".csv", ".tsv"):
         with open(file, encoding="utf-8-sig", newline="") as stream:
             csv.field_size_limit(1 << 30)
-            yield from csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
+            reader = csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
+            for row in reader:
+                yield reader.line_num, row
     else:
         with open(file, encoding="utf-8-sig") as stream:
             if suffix == ".json":
                 whole = json.load(stream)
-                yield from whole if isinstance(whole, list) else [whole]
+                yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
             else:
-                yield from (json.loads(line) for line in stream if line.strip())
+                for at, line in enumerate(stream, 1):
+                    if line.strip():
+                        yield at, _row_of_line(file, at, line)
 
 
-def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns, first: int = 0) -> Iterator[Document]:
-    """Yield a document for each row, what is no text (a conversation) as JSON; raises Unsupported."""
-    for number, row in enumerate(rows, first):
+def _documents(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], key: str, columns: Columns, shown: str
+) -> Iterator[Document]:
+    """Yield a document for each row, what is no text (a conversation) as JSON; raises Unsupported.
+
+    Each row comes with its line; `shown` is the file, for messages.
+    """
+    for number, (at, row) in enumerate(rows):
+        place = f"{shown}:{at}"
         if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
             turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
             row = {columns.text: turns}
@@ -254,12 +281,12 @@ def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns, fi
                 columns_there = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
                 option = "label_column" if column == columns.label else "text_column, messages_column"
                 hint = "correct the data" if columns.together else f"set {option}, or correct the data"
-                raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {columns_there} ({hint})")
+                raise Unsupported(f"{place}: the row has no {column!r}; it has: {columns_there} ({hint})")
         text = {name: row[name] for name in columns.together} if columns.together else row[columns.text]
         if isinstance(text, list | dict):
             text = json.dumps(text, ensure_ascii=False)
         label = None if columns.label is None else str(row[columns.label])
-        yield Document(f"{key}#{number}", _holder(str(text)), label)
+        yield Document(f"{key}#{number}", _holder(str(text)), label, place)
 
 
 def like_hub_name(name: str) -> bool:
@@ -281,7 +308,8 @@ def _of_hub(name: str, columns: Columns, lazily: bool) -> Iterator[Document]:
         raise Unsupported(
             f"{name} is not a file here, and the hub dataset cannot be loaded: {_first_line(error)}"
         ) from None
-    yield from _documents(rows, f"{name}:{columns.split}", columns)
+    key = f"{name}:{columns.split}"
+    yield from _documents(enumerate(rows, 1), key, columns, key)
 
 
 def _first_line(error: Exception) -> str:

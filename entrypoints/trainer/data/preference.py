@@ -173,13 +173,13 @@ def _pairs(documents: Sequence[Document], tokenizer: Any, size: int, limit: int)
     pairs = []
     for document in documents:
         row = _row(document)
-        both = [_encoded(document.key, row["prompt"], row[name], tokenizer, size) for name in ("chosen", "rejected")]
+        both = [_encoded(document.where, row["prompt"], row[name], tokenizer, size) for name in ("chosen", "rejected")]
         if all(any(label != IGNORED for label in labels[1:]) for _, labels in both):
             pairs.append((both[0], both[1]))
     return Pairs(pairs), len(documents) - len(pairs)
 
 
-def _encoded(key: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> Tokens:
+def _encoded(where: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> Tokens:
     if isinstance(prompt, str) and isinstance(answer, str):
         begin, end = (
             tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in (prompt, answer)
@@ -193,6 +193,6 @@ def _encoded(key: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> T
                 "the chat template renders a prompt differently when its answer follows: use another template"
             )
     else:
-        raise Unsupported(f"{key}: {NO_PAIR}")
+        raise Unsupported(f"{where}: {NO_PAIR}")
     labels = [IGNORED] * len(begin) + ids[len(begin) :]
     return ids[:size], labels[:size]

@@ -23,17 +23,21 @@ FIRST = 20  # rows of a file
 MOST_FILES = 50  # of a folder
 WHOLE_BYTES = 16 << 20  # of a .json file, which can only be read whole
 _MESSAGES = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
-NO_TURNS = "no list of messages with role and content, one of them by the assistant"
+NO_MESSAGES = "it is not a list of messages with role and content"
 NO_PAIR = "prompt, chosen and rejected must be texts, or all three lists of role and content"
 
 
-def is_conversation(value: Any) -> bool:
-    """Return whether a value is a list of role and content, with an answer of the assistant."""
-    good = isinstance(value, list) and all(
+def wrong_conversation(value: Any) -> str:
+    """Return why a value is no conversation to learn from, "" where it is one."""
+    if not isinstance(value, list) or not all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in value
-    )
-    return good and any(message["role"] == "assistant" for message in value)
+    ):
+        return NO_MESSAGES
+    answers = [message["content"] for message in value if message["role"] == "assistant"]
+    if not answers:
+        return "no message by the assistant: there is nothing to learn"
+    return "" if any(map(str.strip, answers)) else "the assistant's answer is empty: there is nothing to learn"
 
 
 def are_messages(value: Any) -> bool:
@@ -160,7 +164,8 @@ def wrong_row(row: Any, arguments: Arguments) -> str:
             messages = [{"role": role, "content": content} for role, content in pair]
         if messages is None:
             return _lacks(arguments.messages_column, row)
-        return "" if is_conversation(_parsed(messages)) else f"{arguments.messages_column}: {NO_TURNS}"
+        wrong = wrong_conversation(_parsed(messages))
+        return f"{arguments.messages_column}: {wrong}" if wrong else ""
     if task == "dpo":
         for column in ("prompt", "chosen", "rejected"):
             if row.get(column) is None:

@@ -106,9 +106,19 @@ def test_prompt_and_completion_are_a_conversation(tmp_path: Path):
         data.load([str(tmp_path / "a.jsonl")], data.Columns("messages"), {})
 
 
-@pytest.mark.parametrize("text", ["words", "{}", "[]", '[{"role": "user"}]', '[{"role": "user", "content": "alone"}]'])
-def test_what_is_no_conversation_is_refused(text: str):
-    with pytest.raises(Unsupported, match=r"a.txt is not a conversation"):
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("words", "it is not a list of messages with role and content"),
+        ("{}", "it is not a list of messages with role and content"),
+        ('[{"role": "user"}]', "it is not a list of messages with role and content"),
+        ("[]", "no message by the assistant"),
+        ('[{"role": "user", "content": "alone"}]', "no message by the assistant"),
+        ('[{"role": "assistant", "content": " "}]', "the assistant's answer is empty: there is nothing to learn"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(text: str, problem: str):
+    with pytest.raises(Unsupported, match=f"^a.txt: {problem}"):
         chat.conversation(data.Document("a.txt", lambda: text))
 
 

@@ -63,10 +63,11 @@ def test_rows_of_every_format(tmp_path: Path):
 @pytest.mark.parametrize(
     "name, content, sentence",
     [
-        ("a.jsonl", '{"txt": "x"}', "row 1 of a.jsonl has no 'text'; it has: txt"),
-        ("a.jsonl", '{"text": ', "cannot be read"),
+        ("a.jsonl", '{"txt": "x"}', "a.jsonl:1: the row has no 'text'; it has: txt"),
+        ("a.jsonl", '\n{"text": ', "a.jsonl:2: is not JSON: Expecting value at column 10"),
+        ("a.jsonl", '{"text": "", "label": 1}\n\n{}', "a.jsonl:3: the row has no 'text'; it has: "),
         ("a.json", "[1]", "no columns at all"),
-        ("a.csv", "text\nx\n", "row 1 of a.csv has no 'label'; it has: text"),
+        ("a.csv", "text\nx\n", "a.csv:2: the row has no 'label'; it has: text"),
         ("a.txt", "words", "has no labels"),
     ],
 )
