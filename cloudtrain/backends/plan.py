@@ -126,10 +126,12 @@ class TimeLimit:
     Attributes:
         seconds: of one node, with restarts by the platform and the time between SIGTERM and SIGKILL; None without a bound.
         note: what is not in it, or why nothing bounds it; "" for neither.
+        parts: what a backend adds to limits.max_runtime, and why; "" where it adds little.
     """
 
     seconds: int | None
     note: str = ""
+    parts: str = ""
 
     @classmethod
     def of_launcher(cls, plan: Plan) -> TimeLimit:

@@ -202,7 +202,7 @@ def worst_case(
 
     Returns:
         `attempts` that may still be started, `attempt_s` of each on each node, `usd` of the run (None without a price),
-        `unbounded` (why there is no such figure) and `note` (what is not in it).
+        `unbounded` (why there is no such figure), `note` (what is not in it) and `parts` (what is added to max_runtime).
     """
     before = sum(old.status.event != "capacity" for old in earlier) if candidates else plan.attempt - 1
     left = max(1, plan.job["retry"]["max_attempts"] - before)
@@ -213,9 +213,10 @@ def worst_case(
         "usd": None,
         "unbounded": "",
         "note": limit.note,
+        "parts": limit.parts,
     }
     if limit.seconds is None:
-        return case | {"unbounded": limit.note, "note": ""}
+        return case | {"unbounded": limit.note, "note": "", "parts": ""}
     if plan.price and used.usd is not None:
         longest_s = min(attempts * limit.seconds, seconds_left(limits, plan.price, used))
         costs = [longest_s / HOUR_S * float(plan.price["usd_per_hour"])]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.errors import Problem
+from cloudtrain.job import units
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -44,7 +45,24 @@ def time_limit(plan: Plan) -> TimeLimit:
     if stopping.get("MaxWaitTimeInSeconds", 0) > stopping["MaxRuntimeInSeconds"]:
         wait = "the wait for spot machines is counted, which is not billed: SageMaker limits wait and run only together"
         note = f"{wait}; {note}"
-    return TimeLimit(longest_s + STOP_S + UPLOAD_S, note)
+    return TimeLimit(longest_s + STOP_S + UPLOAD_S, note, _describe_parts(plan, longest_s))
+
+
+def _describe_parts(plan: Plan, longest_s: int) -> str:
+    """Return what is added to limits.max_runtime for the longest time, and who shares it."""
+    run_s, most_s = float(plan.manifest["max_runtime_s"]), plan.request["StoppingCondition"]["MaxRuntimeInSeconds"]
+    parts = [
+        (run_s, "of limits.max_runtime"),
+        (most_s - run_s, "that cloudtrain adds for downloads and the last checkpoint"),
+        (longest_s - most_s, "of waiting for spot machines"),
+        (STOP_S, "to stop"),
+        (UPLOAD_S, "to upload results"),
+    ]
+    summed = " + ".join(f"{units.format_duration(seconds)} {why}" for seconds, why in parts if seconds > 0)
+    total = units.format_duration(longest_s + STOP_S + UPLOAD_S)
+    attempts = int(plan.job["retry"]["max_attempts"])
+    shared = f"; SageMaker's own retries share it: the {attempts} attempts cost as one" if attempts > 1 else ""
+    return f"the {total} of an attempt are {summed}{shared if plan.retries == 'platform' else ''}"
 
 
 def find_problems(request: Mapping[str, Any], job: Job) -> list[Problem]:

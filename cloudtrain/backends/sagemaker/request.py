@@ -161,8 +161,12 @@ def build_request(
     if job.resources.use_spot:
         wait_s = int(request["StoppingCondition"].get("MaxWaitTimeInSeconds") or 0)
         notes.append(f"SageMaker itself replaces interrupted spot machines, until {_deadline(wait_s, job, options)}")
+        if job.limits.max_wait and options.get("max_wait"):
+            notes.append("limits.max_wait has no effect: options.sagemaker.max_wait, the deadline, goes before it")
         if job.limits.capped:
-            notes.append("with limits.max_cost or max_total_runtime, waiting for spot machines counts as running time")
+            cap = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
+            unused = f": limits.max_wait ({job.limits.max_wait}) adds nothing" if job.limits.max_wait else ""
+            notes.append(f"under {cap} waiting for spot machines counts as running time{unused}")
     elif job.limits.max_wait:
         notes.append("limits.max_wait has no effect: SageMaker supports it for spot jobs only (resources.use_spot)")
     price = total_price(machine, job.num_nodes, options)
@@ -175,7 +179,7 @@ def _deadline(wait_s: int, job: Job, options: Mapping[str, Any]) -> str:
     if options.get("max_wait"):
         return f"{total}options.sagemaker.max_wait)"
     if job.limits.capped:
-        return f"{total}the cap)"
+        return f"{total}limits.max_runtime and the time that cloudtrain adds; a cap allows no time for waiting besides)"
     waits = "limits.max_wait" if job.limits.max_wait else "the default wait of 24h"
     return f"{total}limits.max_runtime, the time that cloudtrain adds, and {waits})"
 

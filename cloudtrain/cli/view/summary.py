@@ -32,6 +32,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
             *(("policy", _describe_policy(policy)) for policy in plan.policies),
+            ("note", str((plan.at_most or {}).get("parts") or "") if describe_cost(plan) else ""),
             *(("note", text) for text in plan.notes),
         ]
     )

@@ -177,9 +177,41 @@ def orders_of(built: request.BuiltRequest):
 
 @pytest.mark.parametrize("name", ["spot", "vpc_and_keys"])
 def test_the_limit_of_spot_machines_says_that_it_counts_the_wait(name: str) -> None:
-    plan = SimpleNamespace(request=made(*CASES[name]).request)
+    about = {"manifest": {"max_runtime_s": 3600}, "job": {"retry": {"max_attempts": 1}}, "retries": "platform"}
+    plan = SimpleNamespace(request=made(*CASES[name]).request, **about)
     note = limits.time_limit(plan).note  # type: ignore[arg-type]
     assert ("the wait for spot machines is counted, which is not billed" in note) == (name == "spot")
+
+
+def test_the_longest_time_of_an_attempt_is_added_up() -> None:
+    spot = {"accelerators": "A10G", "use_spot": True}
+    built = made({"resources": spot, "limits": {"max_runtime": "2h", "max_wait": "30m"}})
+    about = {"manifest": {"max_runtime_s": 7200}, "job": {"retry": {"max_attempts": 3}}, "retries": "platform"}
+    limit = limits.time_limit(SimpleNamespace(request=built.request, **about))  # type: ignore[arg-type]
+    assert limit.seconds == 2 * 3600 + (15 + 30 + 2 + 10) * 60
+    assert limit.parts == (
+        "the 2h 57m of an attempt are 2h of limits.max_runtime + 15m that cloudtrain adds for downloads and the last"
+        " checkpoint + 30m of waiting for spot machines + 2m to stop + 10m to upload results;"
+        " SageMaker's own retries share it: the 3 attempts cost as one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "cap", "said"),
+    [
+        ({"max_wait": "4h"}, {}, "limits.max_wait has no effect: options.sagemaker.max_wait, the deadline, goes before it"),
+        ({}, {"max_total_runtime": "4h"}, "under limits.max_total_runtime waiting for spot machines counts as running time:"
+         " limits.max_wait (30m) adds nothing"),
+        ({}, {"max_cost": "9 USD"}, "under limits.max_cost waiting for spot machines counts as running time:"
+         " limits.max_wait (30m) adds nothing"),
+    ],
+)  # fmt: skip
+def test_a_wait_that_adds_nothing_is_said(options: dict, cap: dict, said: str) -> None:
+    spot = {"accelerators": "A10G", "use_spot": True}
+    built = made({"resources": spot, "limits": {"max_runtime": "2h", "max_wait": "30m", **cap}}, options)
+    assert said in built.notes
+    without = made({"resources": spot, "limits": {"max_runtime": "2h", **cap}}, options)
+    assert not any("limits.max_wait" in note for note in without.notes)
 
 
 def test_arguments_of_any_kind_arrive_through_hyperparameters() -> None:
