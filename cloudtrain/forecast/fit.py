@@ -18,6 +18,8 @@ FITS, NOT, PERHAPS = "fits", "does not fit", "may not fit"
 PROBABLY = "probably fits"  # how a line words PERHAPS where the whole band is below the GPU's memory
 # Needed memory over the arithmetic: its own error below, the allocator's slack and the CUDA context above (docs/fit.md).
 LOW, HIGH, CONTEXT = 0.95, 1.25, 2 * GIB
+MOST_GPUS = 512  # that are tried for what fits
+LORA = 16  # rank of an adapter: the trainer's default
 UNMEASURED = (0.7, 1.5)  # what the arithmetic may be off by where nothing was compared
 
 
@@ -82,6 +84,8 @@ def answer(found: Training, gpu: str) -> Fit:
     if memory and not found.open:
         verdict = FITS if high <= memory else NOT if low > memory else PERHAPS
     changes = () if verdict == FITS else tuple(_changes(found, high))
+    if memory and all(most > memory for _, _, most in changes) and verdict != FITS:
+        changes += tuple(_enough(found, gpu, memory))
     return Fit(verdict, gpu, memory, low, high, made.terms, made.where, found.open, changes)
 
 
@@ -112,6 +116,30 @@ def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:
         least = needed(replace(found, step=other))
         if least[1] < high:
             yield (text, *least)
+
+
+def _enough(found: Training, gpu: str, memory: int) -> Iterator[tuple[str, int, int]]:
+    """Yield what fits where no single change does: LoRA on one GPU, and the fewest GPUs of the type with FSDP."""
+    step, names = found.step, found.names
+    if step.tensor * step.pipeline * step.context > 1:
+        return
+    precision = "bf16" if step.precision == "no" else step.precision
+    less = replace(step, precision=precision, checkpointing=True, strategy="none", shards=1)
+    texts = [names["bf16"]] * (precision != step.precision) + [names["checkpointing"]] * (not step.checkpointing)
+    if "peft" in names and not step.lora:
+        least = needed(training.changed(found, replace(less, lora=LORA), 1))
+        if least[1] <= memory:
+            yield (f"fits: {gpu} x 1 with {', '.join([*texts, names['peft']])}", *least)
+    single = replace(less, batch=1, accumulation=step.accumulation * step.batch)
+    smaller = [f"{names['batch']}: 1, {step.batch} times the accumulation"]
+    for batched, more in ((less, []), (single, smaller))[: 1 + (step.batch > 1)]:
+        for count in (1 << power for power in range(MOST_GPUS.bit_length())):
+            strategy = ["parallelism.strategy: fsdp"] if count > 1 else []
+            other = replace(batched, strategy="fsdp", shards=count) if count > 1 else batched
+            least = needed(training.changed(found, other, count))
+            if least[1] <= memory:
+                yield (f"fits: {gpu} x {count} with {', '.join([*texts, *more, *strategy])}", *least)
+                return
 
 
 def _band(low: int, high: int) -> str:

@@ -154,9 +154,8 @@ def find(name: str, folder: Path) -> Shape | str:
     if short not in NAMED:
         near = get_close_matches(short, NAMED, 3, 0.6)
         known = f"; known by name: {', '.join(near)}" if near else ""
-        return (
-            f"the sizes of {name} are unknown: there is no config.json in a folder or in the Hugging Face cache{known}"
-        )
+        where = "there is no config.json in a folder or in the Hugging Face cache"
+        return f"the sizes of {name} are unknown: {where}, and nothing has checked that name{known}"
     family, hidden, inner, layers, heads, key_heads, width, vocabulary, tied = NAMED[short]
     kind = FAMILIES[family]
     positions = {"gpt2": 1024, "bert": 512}.get(family, 0)

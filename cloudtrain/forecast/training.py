@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MEASURED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")
 _TRAINER = {
     "bf16": "bf16: true", "batch": "per_device_train_batch_size", "checkpointing": "gradient_checkpointing: true",
+    "peft": "use_peft: true",
 }  # fmt: skip
 _OWN = {"bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient checkpointing"}
 
@@ -141,6 +142,13 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
 def spread(found: Training, step: Step, ranks: int) -> Training:
     """Return a training of one process, or with ddp, spread in another way."""
     reasons = dict.fromkeys((*found.open, *_open(found.shape, step, 0.0)))
+    return replace(found, step=step, ranks=ranks, open=tuple(reasons))
+
+
+def changed(found: Training, step: Step, ranks: int) -> Training:
+    """Return a training with another step: what was never compared with a measurement is that of the new one."""
+    before = set(_open(found.shape, found.step, 0.0))
+    reasons = dict.fromkeys((*(why for why in found.open if why not in before), *_open(found.shape, step, 0.0)))
     return replace(found, step=step, ranks=ranks, open=tuple(reasons))
 
 

@@ -66,6 +66,50 @@ def test_what_would_need_less_is_said_and_does():
     )
 
 
+@pytest.mark.parametrize("gpus", ["A100-80GB:1", "L4:1", "A100-40GB:8"])
+def test_what_fits_is_named_where_no_single_change_does(gpus: str):
+    found = asked(gpus, None, bf16=False, per_device_train_batch_size=8)
+    assert isinstance(found, fit.Fit)
+    text, low, high = found.changes[-1]
+    count = int(text.partition(" x ")[2].split()[0])
+    assert text.startswith(f"fits: {gpus.partition(':')[0]} x {count} with ") and text.endswith("strategy: fsdp")
+    single = "per_device_train_batch_size: 1, 8 times the accumulation" in text
+    batch = (
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+        if single
+        else {"per_device_train_batch_size": 8}
+    )
+    changed = {"bf16": True, "gradient_checkpointing": True, **batch}
+    assert single == (gpus == "L4:1")
+    applied = asked(f"{gpus.partition(':')[0]}:{count}", {"strategy": "fsdp"}, **changed)
+    assert isinstance(applied, fit.Fit) and (applied.answer, applied.low, applied.high) == (fit.FITS, low, high)
+    half = asked(f"{gpus.partition(':')[0]}:{count // 2}", {"strategy": "fsdp"} if count > 2 else None, **changed)
+    assert isinstance(half, fit.Fit) and half.answer != fit.FITS, "it is the smallest number"
+
+
+def test_a_plan_says_in_one_line_that_a_name_was_not_checked(cli, tmp_path: Path):  # noqa: F811
+    job = {"name": "t", "trainer": True, "source": str(tmp_path), "target": "local"}
+    job |= {"hyperparameters": EIGHT_B | {"model": "meta-llama/Llama-3.1-8"}, "resources": {"accelerators": "H100:1"}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    said = cli("plan", str(tmp_path / "job.yaml"))
+    lines = [line for line in said.out.splitlines() if "unknown" in line]
+    assert (
+        said.code == 0
+        and len(lines) == 1
+        and "unknown, as the time is: the sizes of meta-llama/Llama-3.1-8" in lines[0]
+    )
+    assert "nothing has checked that name; known by name: llama-3.1-8b" in lines[0]
+
+
+def test_lora_is_named_where_it_fits_on_one_gpu():
+    found = asked("A100-80GB:1", None, bf16=False)
+    assert isinstance(found, fit.Fit)
+    text, low, high = next(change for change in found.changes if "use_peft" in change[0])
+    applied = asked("A100-80GB:1", None, bf16=True, gradient_checkpointing=True, use_peft=True)
+    assert isinstance(applied, fit.Fit) and (applied.low, applied.high) == (low, high)
+    assert applied.memory and high <= applied.memory and text.startswith("fits: A100-80GB x 1 with bf16: true, ")
+
+
 def test_sizes_are_those_of_the_driver():
     assert devices.size_bytes("A100") == devices.size_bytes("A100-40GB") == 40960 << 20, "the smallest that is meant"
     assert devices.size_bytes("h100") == 81559 << 20 and devices.size_bytes("TPU") is None

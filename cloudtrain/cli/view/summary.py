@@ -27,8 +27,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("limit", f"{describe_limit(plan)} (limits.max_runtime), {_describe_attempts(plan)} (retry.max_attempts)"),
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
-            ("fit", str((plan.fit or {}).get("line", ""))),
-            ("time", str((plan.time or {}).get("line", ""))),
+            *_forecast_rows(plan),
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
             *(("policy", _describe_policy(policy)) for policy in plan.policies),
@@ -38,6 +37,14 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
     )
     if plan.candidates:
         _print_candidates(plan)
+
+
+def _forecast_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows on memory and time; one where both are unknown for the same reason."""
+    fit, time = (str((found or {}).get("line", "")) for found in (plan.fit, plan.time))
+    if fit == time and fit.startswith("unknown: "):
+        return [("fit", f"unknown, as the time is: {fit.removeprefix('unknown: ')}")]
+    return [("fit", fit), ("time", time)]
 
 
 def _print_candidates(plan: Plan) -> None:
