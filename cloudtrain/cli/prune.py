@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
 from cloudtrain.cli.rm import delete, dry_run_option, here_option, yes_option
@@ -9,6 +12,9 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import FINAL
 from cloudtrain.job import units
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.packages import Package
 
 
 @options.command()
@@ -60,14 +66,12 @@ def _delete_packages(older_s: float, *, dry_run: bool, yes: bool, as_json: bool)
     from cloudtrain.runs import packages
 
     store = runs.open_history()
-    unused, kept = packages.find_unused(store, older_s)
-    total = sum(package.size_bytes for package in unused)
-    summary = f"{len(unused)} package{'s' * (len(unused) != 1)}, {units.format_size(total)}"
+    found = packages.find_packages(store, older_s)
+    unused, kept = [one for one in found if not one.kept], [one for one in found if one.kept]
+    summary = _describe(unused)
     if not as_json:
-        sizes = [(units.format_size(package.size_bytes), package) for package in unused]
-        terminal.print_pairs([(size, f"{package.sha256[:12]}  {package.source}") for size, package in sizes])
-        more = "used within the last hour, or by a run or sweep that has not ended" if not older_s else "still used"
-        terminal.print_lines(f"{summary}; {kept} kept" + (f" ({more})" if kept else ""))
+        terminal.print_pairs([(units.format_size(one.size_bytes), _describe_one(one)) for one in found])
+        terminal.print_lines(summary + (f"; kept: {_describe(kept)}" if kept else ""))
     if unused and not dry_run:
         terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(summary)
         packages.delete(store, unused)
@@ -77,6 +81,17 @@ def _delete_packages(older_s: float, *, dry_run: bool, yes: bool, as_json: bool)
         row = {"sha256": package.sha256, "size_bytes": package.size_bytes, "source": package.source}
         terminal.print_json({**row, "deleted": not dry_run})
     return 0
+
+
+def _describe_one(package: Package) -> str:
+    why = f"(kept: {package.kept})" if package.kept else ""
+    return "  ".join(text for text in (package.sha256[:12], package.source, why) if text)
+
+
+def _describe(found: Sequence[Package]) -> str:
+    """Return how many packages there are, and their bytes together."""
+    size = units.format_size(sum(package.size_bytes for package in found))
+    return f"{units.format_count(len(found), 'package')}, {size}"
 
 
 MOST = 1_000_000  # runs of one history

@@ -9,7 +9,7 @@ import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.job.units import format_size
+from cloudtrain.job.units import format_count, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.runs.remove import Remains
@@ -59,8 +59,10 @@ def delete(selected: Sequence[Run], *, dry_run: bool, here: bool, yes: bool, as_
     for _, remains in () if as_json else found:
         _print_remains(remains)
     total = sum(size or 0 for _, remains in found for size in remains.places.values())
+    sentence = f"{format_count(len(found), 'run')}, {format_size(total)}"
+    if found and dry_run and not as_json:
+        terminal.print_lines(sentence)
     if found and not dry_run:
-        sentence = f"{len(found)} run{'s' * (len(found) != 1)}, {format_size(total)}"
         terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence)
     for run, remains in found:
         try:

@@ -30,30 +30,37 @@ class Package:
     size_bytes: int
     source: str
     idle_s: float  # since it was last packaged or used by a submit
+    kept: str = ""  # why it is not to be deleted
 
 
-def find_unused(store: Store, older_s: float = 0.0) -> tuple[list[Package], int]:
-    """Return the packages that no live run or sweep needs, the largest first, and how many others there are.
+def find_packages(store: Store, older_s: float = 0.0) -> list[Package]:
+    """Return the packages of a home, the largest first; `kept` of each says why it stays, "" where it is not needed.
 
     Args:
         store: the history; its home has the packages.
-        older_s: leave out packages that were used within so many seconds, RECENT_S at least.
+        older_s: keep packages that were used within so many seconds, RECENT_S at least.
     """
     folder, needed = store.home / "bundles", _needed(store)
     files: dict[str, list[Path]] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(path.name):
             files.setdefault(match[1], []).append(path)
-    unused = []
+    found = []
     for sha256, paths in files.items():
         facts = [path.lstat() for path in paths]
         idle_s = time.time() - max(fact.st_mtime for fact in facts)
-        if sha256 not in needed and idle_s > max(older_s, RECENT_S):
-            bundle = Bundle.stored(folder, sha256)
-            source = bundle.source if bundle else ""
-            size = sum(fact.st_size for fact in facts)
-            unused.append(Package(sha256, tuple(sorted(paths)), size, source, idle_s))
-    return sorted(unused, key=lambda package: -package.size_bytes), len(files) - len(unused)
+        kept = ""
+        if sha256 in needed:
+            kept = "used by a run or sweep that has not ended"
+        elif idle_s <= RECENT_S:
+            kept = "used within the last hour"
+        elif idle_s <= older_s:
+            kept = "used within the time of --older"
+        bundle = Bundle.stored(folder, sha256)
+        source = bundle.source if bundle else ""
+        size = sum(fact.st_size for fact in facts)
+        found.append(Package(sha256, tuple(sorted(paths)), size, source, idle_s, kept))
+    return sorted(found, key=lambda package: (package.kept, -package.size_bytes))
 
 
 def delete(store: Store, packages: Sequence[Package]) -> None:

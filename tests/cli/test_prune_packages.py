@@ -50,13 +50,23 @@ def two(tmp_path: Path, home: Path):
     live.cancel(BOUND_S)
 
 
-def test_what_no_live_run_needs_is_listed_and_deleted(two, home, cli):
+def test_what_no_live_run_needs_is_listed_and_deleted(two, tmp_path, home, cli):
     ended, live = two
-    assert cli("prune", "--packages", "--dry-run").out.startswith("0 packages, 0 B; 2 kept (used within the last hour")
+    *listed, total = cli("prune", "--packages", "--dry-run").out.splitlines()
+    assert total.startswith("0 packages, 0 B; kept: 2 packages, ") and total.endswith("kB")
+    reasons = {row.split()[2]: row.partition("(kept: ")[2] for row in listed}
+    assert reasons == {digest(ended)[:12]: "used within the last hour)",
+                       digest(live)[:12]: "used by a run or sweep that has not ended)"}  # fmt: skip
+    assert "used within the last hour" in cli("prune", "--packages", "--older", "1s", "--dry-run").out
     make_idle(home, 2)
     shown = cli("prune", "--packages", "--dry-run")
-    assert digest(ended)[:12] in shown.out and digest(live)[:12] not in shown.out
-    assert "1 package, " in shown.out and "; 1 kept" in shown.out and archives(home) == {digest(ended), digest(live)}
+    assert shown.out.splitlines()[0].endswith(f"{digest(ended)[:12]}  {tmp_path / 'a'}")
+    assert f"{digest(live)[:12]}  {tmp_path / 'b'}  (kept: used by a run" in shown.out
+    assert (
+        "\n1 package, " in shown.out
+        and "; kept: 1 package, " in shown.out
+        and archives(home) == {digest(ended), digest(live)}
+    )
     refused = cli("prune", "--packages")
     assert (
         refused.code == 2 and "nothing was deleted" in refused.err and archives(home) == {digest(ended), digest(live)}
@@ -82,7 +92,10 @@ def test_a_submit_and_a_sweep_keep_their_package(two, tmp_path, home, cli):
     ended, _ = two
     make_idle(home, 48)
     assert submit(tmp_path / "a", "print('done')\n").wait(BOUND_S).state is State.SUCCEEDED
-    assert "0 packages" in cli("prune", "--packages", "--older", "1d", "--dry-run").out  # it was used just now
+    used = cli("prune", "--packages", "--older", "1d", "--dry-run").out
+    assert "0 packages" in used and "(kept: used within the last hour)" in used
+    make_idle(home, 5)
+    assert "(kept: used within the time of --older)" in cli("prune", "--packages", "--older", "1d", "--dry-run").out
     make_idle(home, 48)
     assert "1 package," in cli("prune", "--packages", "--older", "1d", "--dry-run").out
     SweepHistory(home).add("sweep-1", "s", {"bundle": digest(ended)})
@@ -93,4 +106,4 @@ def test_what_to_delete_must_be_said(home, cli):
     assert cli("prune").code == 2
     assert cli("prune", "--packages", "--here").code == 2
     assert cli("prune", "--packages", "--older", "soon").code == 2
-    assert cli("prune", "--packages", "--dry-run").out == "0 packages, 0 B; 0 kept\n"
+    assert cli("prune", "--packages", "--dry-run").out == "0 packages, 0 B\n"

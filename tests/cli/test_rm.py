@@ -42,7 +42,9 @@ def rows(store: Store, run_id: str) -> int:
 def test_sizes_are_shown_and_nothing_is_deleted_without_a_yes(store: Store, cli):
     shown = cli("rm", OLD, "--dry-run")
     assert (shown.code, rows(store, OLD) > 0) == (0, True)
-    assert f"5 MB  {store.home / 'runs' / OLD}" in shown.out
+    assert f"5 MB  {store.home / 'runs' / OLD}" in shown.out and shown.out.endswith("\n1 run, 5 MB\n")
+    assert cli("rm", OLD, NEW, "--dry-run").out.endswith("\n2 runs, 10 MB\n")
+    assert cli("prune", "--older", "30d", "--dry-run").out.endswith("\n1 run, 5 MB\n")
     refused = cli("rm", OLD)
     assert refused.code == 2 and "1 run, 5 MB: nothing was deleted" in refused.err and "--yes" in refused.err
     assert (store.home / "runs" / OLD / "model" / "weights").exists()
