@@ -86,10 +86,16 @@ def _runs_of(names: tuple[str, ...]) -> list[str | None]:
         if not is_sweep:
             found.append(name)
             continue
-        trials = [trial.run_id for trial in history.trials(name) if trial.run_id]
-        if not trials:
-            raise BadRequest(f"{name} has no trial that was submitted", f"cloudtrain sweep show {name}")
-        found += trials
+        trials = history.trials(name)
+        there = [trial.run_id for trial in trials if trial.run_id and not trial.deleted]
+        if not there:
+            what = (
+                "the runs of its trials were deleted"
+                if any(trial.deleted for trial in trials)
+                else "none was submitted"
+            )
+            raise BadRequest(f"{name} has no trial to report: {what}", f"cloudtrain sweep show {name}")
+        found += there
     return found
 
 

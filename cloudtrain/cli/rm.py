@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
 from cloudtrain.job.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -37,15 +37,43 @@ def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_j
     It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not ended. It
     keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. On local,
     SSH and Slurm without `output`, it deletes the run's checkpoints and models: copy them with `cloudtrain fetch` first.
+    The whole id of a sweep that has ended stands for the sweep and the runs of its trials.
 
     \b
     cloudtrain rm tiny-lm-261125 --dry-run
     """
-    return delete([runs.find(run_id) for run_id in run_ids], dry_run=dry_run, here=here, yes=yes, as_json=as_json)
+    selected: list[Run] = []
+    sweeps: list[str] = []
+    for text in run_ids:
+        trials = _runs_of_sweep(text)
+        if trials is not None:
+            sweeps.append(text)
+        selected += [runs.find(text)] if trials is None else trials
+    return delete(selected, sweeps, dry_run=dry_run, here=here, yes=yes, as_json=as_json)
 
 
-def delete(selected: Sequence[Run], *, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Print what runs have left, ask, and delete it; returns the exit code of the last error, else 0."""
+def _runs_of_sweep(sweep_id: str) -> list[Run] | None:
+    """Return the runs of an ended sweep's trials; None where no sweep has this id. Raises BadRequest for a live one."""
+    from cloudtrain.history.trials import SweepHistory
+
+    history = SweepHistory(runs.open_history().home)
+    try:
+        sweep = history.find(sweep_id)
+    except UnknownRun:
+        return None
+    if sweep.sweep_id != sweep_id:
+        return None
+    if sweep.live:
+        hint = f"cloudtrain sweep stop {sweep_id} ends it first"
+        raise BadRequest(f"{sweep_id} is still {sweep.state}: only ended sweeps can be removed", hint)
+    return [runs.find(trial.run_id) for trial in history.trials(sweep_id) if trial.run_id and not trial.deleted]
+
+
+def delete(
+    selected: Sequence[Run], sweeps: Sequence[str] = (), *, dry_run: bool, here: bool, yes: bool, as_json: bool
+) -> int:
+    """Print what runs have left, ask, and delete it, then the sweeps; returns the exit code of the last error, else 0."""
+    from cloudtrain.history.trials import SweepHistory
     from cloudtrain.runs import remove
 
     code, found = 0, []
@@ -53,16 +81,17 @@ def delete(selected: Sequence[Run], *, dry_run: bool, here: bool, yes: bool, as_
         try:
             found.append((run, remove.find_remains(run, here=here)))
         except CloudtrainError as error:
-            if len(selected) == 1:
+            if len(selected) == 1 and not sweeps:
                 raise
             code = _print_error(run, error)
     for _, remains in () if as_json else found:
         _print_remains(remains)
     total = sum(size or 0 for _, remains in found for size in remains.places.values())
     sentence = f"{format_count(len(found), 'run')}, {format_size(total)}"
-    if found and dry_run and not as_json:
+    sentence += "".join(f", and the sweep {sweep_id}" for sweep_id in sweeps)
+    if (found or sweeps) and dry_run and not as_json:
         terminal.print_lines(sentence)
-    if found and not dry_run:
+    if (found or sweeps) and not dry_run:
         terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence)
     for run, remains in found:
         try:
@@ -76,6 +105,10 @@ def delete(selected: Sequence[Run], *, dry_run: bool, here: bool, yes: bool, as_
             terminal.print_json({**about, "deleted": not dry_run})
         elif not dry_run:
             terminal.print_lines(f"deleted {remains.run_id}")
+    for sweep_id in sweeps if not dry_run and not code else ():  # while a run of it is left, it stays
+        SweepHistory(runs.open_history().home).delete(sweep_id)
+        if not as_json:
+            terminal.print_lines(f"deleted {sweep_id}")
     return code
 
 

@@ -178,12 +178,16 @@ def _trial_row(trial: TrialRecord, searched: list[str], metrics: int) -> tuple[s
     repeats = f"repeats trial {trial.retry_of}" if trial.retry_of else ""
     failed = trial.reason if trial.state and trial.state.final and trial.state.value != "SUCCEEDED" else ""
     note = trial.stopped or "; ".join(text for text in (repeats, failed) if text)
-    return (str(trial.number), trial.state or "not sent", *values, *params, trial.run_id or "", note)
+    state = "deleted" if trial.deleted else trial.state or "not sent"
+    return (str(trial.number), state, *values, *params, trial.run_id or "", note)
 
 
 def _print_best(sweep: Sweep) -> None:
     if best := sweep.best:
-        terminal.print_lines(f"  best: {sweep.best_text}", f"        cloudtrain fetch {best.run_id} -o best")
+        use = "its run was deleted" if best.deleted else f"cloudtrain fetch {best.run_id} -o best"
+        terminal.print_lines(f"  best: {sweep.best_text}", f"        {use}")
+    if deleted := sum(trial.deleted for trial in sweep.trials):
+        terminal.print_lines(f"  deleted: {format_count(deleted, 'run')}; their results are kept here")
 
 
 def _change(name: str, help: str, how: str) -> None:
@@ -251,7 +255,9 @@ def best(sweep_id: str | None, as_json: bool) -> int:
     sweep = _find(sweep_id)
     found = sweep.best
     if found is None:
-        raise BadRequest(f"no trial of {sweep.sweep_id} has a result yet", f"cloudtrain sweep show {sweep.sweep_id}")
+        deleted = sum(trial.deleted for trial in sweep.trials)
+        more = f"; {format_count(deleted, 'run')} of it were deleted" if deleted else " yet"
+        raise BadRequest(f"no trial of {sweep.sweep_id} has a result{more}", f"cloudtrain sweep show {sweep.sweep_id}")
     job = job_of_trial(sweep.file, found.params)
     if as_json:
         terminal.print_json({"run": found.run_id, "result": found.result, "params": dict(found.params), "job": job})
@@ -315,6 +321,7 @@ def _trial_json(trial: TrialRecord) -> dict[str, Any]:
         "params": dict(trial.params),
         "result": trial.result,
         "target": trial.target,
+        "deleted": trial.deleted,
         "retry_of": trial.retry_of,
         "stopped": trial.stopped,
     }

@@ -212,6 +212,12 @@ class Store(Leases):
             live = f"SELECT 1 FROM runs WHERE run_id = ? AND state NOT IN ({placeholders(_FINAL)})"
             if db.execute(live, (run_id, *_FINAL)).fetchone():
                 return False
+            # A sweep keeps the result of its trial: without the run, nothing else says that this one was cancelled.
+            cancelled = "SELECT 1 FROM runs WHERE run_id = ? AND state = 'CANCELLED'"
+            db.execute(
+                f"UPDATE trials SET stopped = 'cancelled' WHERE run_id = ? AND stopped = '' AND EXISTS ({cancelled})",
+                (run_id, run_id),
+            )
             delete_rows(db, run_id)
             newest = db.execute("SELECT attempt_id FROM attempts ORDER BY rowid DESC LIMIT 1").fetchone()
             self.database.journal.forget(run_id, newest[0] if newest else "")

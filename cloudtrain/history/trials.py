@@ -67,6 +67,11 @@ class TrialRecord:
     state: State | None
     reason: str
 
+    @property
+    def deleted(self) -> bool:
+        """Whether its run was deleted from the history; its result stays."""
+        return self.run_id is not None and self.state is None
+
 
 @repaired
 class SweepHistory:
@@ -151,6 +156,16 @@ class SweepHistory:
                 " reason = '', ended_at = NULL WHERE sweep_id = ?",
                 (trials, sweep_id),
             )
+
+    def delete(self, sweep_id: str) -> bool:
+        """Delete a sweep and its trials, not their runs; False where it has not ended."""
+        with self.database.write() as db:
+            row = db.execute(f"{_SWEEPS} WHERE sweep_id = ?", (sweep_id,)).fetchone()
+            if row is not None and _sweep(row).live:
+                return False
+            db.execute("DELETE FROM trials WHERE sweep_id = ?", (sweep_id,))
+            db.execute("DELETE FROM sweeps WHERE sweep_id = ?", (sweep_id,))
+        return True
 
     # -- trials -------------------------------------------------------------------------------------------------------
 

@@ -78,6 +78,9 @@ class Driver:
             if trial.run_id is None:
                 self._submit(trial)
                 moved = True
+            elif trial.deleted:
+                self.history.end_trial(self.sweep_id, trial.number, None)
+                moved = True
             elif trial.state is not None and trial.state.final:
                 self._end(trial, trials)
                 moved = True

@@ -38,7 +38,7 @@ def spent(store: Store, trials: Sequence[TrialRecord]) -> Spent:
         attempts = store.attempts(trial.run_id)
         used = total(attempts, store.home)
         hours, usd = hours + used.node_s / 3600, usd + used.usd
-        if not trial.ended:
+        if not trial.ended and attempts:
             promised += max(0.0, float((attempts[-1].plan.at_most or {}).get("usd") or 0.0) - used.usd)
     return Spent(hours, usd, promised)
 
@@ -68,12 +68,15 @@ def result_of(store: Store, run_id: str | None, metrics: Sequence[Metric]) -> li
 
 
 def succeeded(trial: TrialRecord) -> bool:
+    """Return whether a trial has succeeded; of a deleted run only its result says so, which a failed one never has."""
+    if trial.deleted:
+        return trial.result is not None and not trial.stopped
     return trial.ended and trial.state is State.SUCCEEDED
 
 
 def failed(trial: TrialRecord) -> bool:
     """Return whether a trial ended by itself, without a result that counts."""
-    return trial.ended and not trial.stopped and trial.state not in (State.SUCCEEDED, State.CANCELLED)
+    return trial.ended and not trial.stopped and not succeeded(trial) and trial.state is not State.CANCELLED
 
 
 def failed_twice(trials: Sequence[TrialRecord]) -> list[TrialRecord]:

@@ -63,10 +63,11 @@ def start(project: Path, home: Path, census: Path):
 
     yield start
     for sweep in started:
-        if sweep.record.live:
-            sweep._history.set_state(sweep.sweep_id, "RUNNING", old=("PAUSED",))
-            sweep.stop()
-        sweep.wait(WAIT_S)
+        if sweep.sweep_id in {record.sweep_id for record in sweep._history.sweeps()}:  # else the test has removed it
+            if sweep.record.live:
+                sweep._history.set_state(sweep.sweep_id, "RUNNING", old=("PAUSED",))
+                sweep.stop()
+            sweep.wait(WAIT_S)
         wait_for(lambda sweep=sweep: not drivers(sweep), "the end of its process")
 
 

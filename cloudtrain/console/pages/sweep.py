@@ -73,7 +73,7 @@ def read(store: Store, sweep_id: str) -> Shown:
     return Shown(
         sweep_id, record.state, record.reason, file.method, tuple(metric.name for metric in file.metrics),
         not file.metrics or file.metrics[0].goal == "minimize", searched, trials, sweep.best_text,
-        best.run_id if best else None, standing.describe_spent(sweep.spent),
+        best.run_id if best and not best.deleted else None, standing.describe_spent(sweep.spent),
     )  # fmt: skip
 
 
@@ -157,7 +157,8 @@ class SweepPage:
             ui.label(f"the newest {MOST_TRIALS} of {len(now.trials)}").classes("ct-dim ct-small")
 
         def state(trial: Trial) -> Callable[[], object]:
-            return lambda: widgets.state(trial.state) if trial.state else ui.label("not sent")
+            word = "deleted" if trial.run_id else "not sent"
+            return lambda: widgets.state(trial.state) if trial.state else ui.label(word)
 
         def link(trial: Trial) -> Callable[[], None]:
             run_id = trial.run_id or ""
@@ -167,7 +168,7 @@ class SweepPage:
             (
                 trial.number, state(trial), *(f"{value:.6g}" for value in trial.values),
                 *("" for _ in now.metrics[len(trial.values):]), *(format_value(value) for value in trial.params),
-                link(trial) if trial.run_id else "", trial.note,
+                link(trial) if trial.state else trial.run_id or "", trial.note,
             )
             for trial in now.trials[-MOST_TRIALS:][::-1]
         ]  # fmt: skip
