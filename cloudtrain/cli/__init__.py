@@ -35,7 +35,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "eval": "Evaluate the model of a run, in a job of its own.",
         "sweep": "Run a job many times with different hyperparameters.",
         "cancel": "Cancel runs, and stop all their processes, containers and pods.",
-        "rm": "Delete runs here, on hosts and on platforms; files in buckets stay.",
+        "rm": "Delete runs here, on hosts and platforms; not files in buckets.",
         "prune": "Delete old runs with their files, or packaged sources.",
     },
     "Inspect runs": {

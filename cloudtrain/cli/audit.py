@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
 
 from cloudtrain.cli.view import options, terminal
+from cloudtrain.errors import BadRequest
 
 
 @options.command()
@@ -14,35 +18,62 @@ from cloudtrain.cli.view import options, terminal
     "A run's id or the beginning of ids, or the address of a run's folder in its output. Default: all runs.",
     shell_complete=options.complete_runs,
 )
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Only what was done on this date or later (2026-11-01), or not longer ago than this (7d, 12h).",
+)
 @options.json_option
-def command(run_id: str | None, as_json: bool) -> int:
+def command(run_id: str | None, since: str | None, as_json: bool) -> int:
     """Print who submitted, cancelled or deleted runs, or used exec.
 
     It prints the audit log of this computer. Its lines are never changed or removed, also when a run is deleted. Each attempt
-    that was sent has a line, those of `resume` and of retries too. For an attached run, and for an address, it prints the
-    audit log in the run's output instead; jobs with `audit: true` write one.
+    that was sent has a line, those of `resume` and of retries too. `try again` is a submit whose earlier tries sent nothing,
+    as no machine could be reached. For an attached run, and for an address, it prints the audit log in the run's output
+    instead; jobs with `audit: true` write one.
 
     \b
     cloudtrain audit
+    cloudtrain audit --since 7d
     cloudtrain audit tiny-lm-261125 --json
     cloudtrain audit s3://acme-runs/nlp/tiny-lm-261125-101500-x1y2
     """
     from cloudtrain.history import audit
-    from cloudtrain.job import targets
 
-    rows: Sequence[Mapping[str, object]]
-    if uri := _output_of(run_id or ""):
-        from cloudtrain.runs import output_audit
-
-        rows = output_audit.read(uri)
-    else:
-        rows = list(audit.read(targets.home(), run_id or ""))
+    start = options.parse_start(since, "--since")
+    found = _read(run_id or "")
+    rows = [row for row in found if str(row.get("at", "")) >= start]
     if as_json:
         terminal.print_json(rows, indent=2)
         return 0
-    texts = [tuple(str(row.get(name, "")) for name in audit.FIELDS) for row in rows]
-    terminal.print_table(audit.FIELDS, texts, spare=("detail", "target"))
+    if not rows:
+        terminal.print_lines("the audit log has no such line")
+        return 0
+    names = [name for name in audit.FIELDS if any(row.get(name) not in (None, "") for row in rows)]
+    texts = [tuple(str(row.get(name, "")) for name in names) for row in rows]
+    terminal.print_table(names, texts, spare=[name for name in ("detail", "target") if name in names])
     return 0
+
+
+def _read(run_id: str) -> Sequence[Mapping[str, object]]:
+    """Return the lines of a run, of all runs, or of an address; raises BadRequest where an address has no audit log."""
+    from cloudtrain.history import audit
+    from cloudtrain.job import targets
+
+    uri = _output_of(run_id)
+    if not uri:
+        rows = list(audit.read(targets.home(), run_id))
+        if rows or not run_id or not Path(run_id).is_dir():
+            return rows
+        uri = run_id
+    from cloudtrain.runs import output_audit
+
+    if not (found := output_audit.read(uri)):
+        raise BadRequest(
+            f"{uri} has no audit log: it is not the folder of one run in its output, or the job had no `audit: true`",
+            "name the folder of one run, <output>/<run>",
+        )
+    return found
 
 
 def _output_of(run_id: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date
 from typing import TYPE_CHECKING
 
 import click
@@ -54,7 +53,9 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
 
     store = runs.open_history()
     by = [_column(store, name) for name in dict.fromkeys(columns)]
-    groups = spend.sums(spend.shares(store, _start(since, "--since"), _start(until, "--until")), *by)
+    groups = spend.sums(
+        spend.shares(store, options.parse_start(since, "--since"), options.parse_start(until, "--until")), *by
+    )
     if as_json:
         terminal.print_json([_json(group, by) for group in groups], indent=2)
     elif not groups:
@@ -108,18 +109,3 @@ def _json(group: Sum, by: Sequence[str]) -> dict[str, object]:
         "unpriced_node_s": round(group.unpriced_s),
         "estimate": group.estimate,
     }
-
-
-def _start(since: str | None, option: str) -> str:
-    """Return a day, or a duration before now, as the time of an attempt; raises BadParameter."""
-    import time
-
-    if since is None:
-        return ""
-    try:
-        if re.fullmatch(r"\d{4}-\d\d-\d\d", since):
-            return date.fromisoformat(since).isoformat()
-        return units.format_time(time.time() - units.duration_s(since))
-    except ValueError:
-        hint = "write a date such as 2026-11-01, or a duration such as 30d"
-        raise click.BadParameter(f"{since!r}: {hint}", param_hint=option) from None

@@ -32,7 +32,7 @@ here_option = click.option(
 @yes_option
 @options.json_option
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Delete runs here, on hosts and on platforms; files in buckets stay.
+    """Delete runs here, on hosts and platforms; not files in buckets.
 
     It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not ended. It
     keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. On local,

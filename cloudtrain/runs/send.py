@@ -103,7 +103,7 @@ def send_attempt(
                 return _record_accepted(store, plan, handle)
             if unset := unset_secrets(plan):
                 return _record_not_sent(store, plan, backend, _without_secrets(unset), again=again)
-        row = audit.append(store.home, "submit", plan.run_id, attempt=plan.attempt, target=plan.target or plan.backend)
+        row = _log(store, plan)
         try:
             with output_audit.copied(store.home, plan.job, row):
                 handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
@@ -290,6 +290,17 @@ def _marked(attempt_id: str) -> Iterator[bool]:
     finally:
         if mine:
             _SENDING.discard(attempt_id)
+
+
+def _log(store: Store, plan: Plan) -> dict[str, object]:
+    """Add a line to the audit log before an attempt is sent: another word where the tries before it sent nothing."""
+    attempt = next(found for found in store.attempts(plan.run_id) if found.number == plan.attempt)
+    waited = attempt.tries and any(
+        (row.get("what"), row.get("attempt")) == ("submit", plan.attempt) for row in audit.read(store.home, plan.run_id)
+    )
+    what, detail = ("try again", "the tries before sent nothing") if waited else ("submit", "")
+    target = plan.target or plan.backend
+    return audit.append(store.home, what, plan.run_id, attempt=plan.attempt, target=target, detail=detail)
 
 
 def _without_secrets(unset: str) -> BackendError:

@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.cli import main
-from cloudtrain.errors import BadJob, DiskError
+from cloudtrain.errors import BadJob, DiskError, NotReached
 from cloudtrain.events import State
 from cloudtrain.history import audit
 from cloudtrain.runs import output_audit
@@ -58,6 +58,52 @@ def test_submits_retries_cancels_and_deletions_are_logged(submitter: Submitter, 
     assert main(["audit"]) == 0
     assert "cancel" in capsys.readouterr().out
     assert main(["audit", "other"]) == 0
+
+
+def test_tries_that_sent_nothing_do_not_look_like_submissions(
+    submitter: Submitter, tmp_path: Path, home: Path, monkeypatch
+):
+    real, answers = MemoryBackend.submit, [NotReached("0 of 1 nodes can be reached") for _ in range(3)]
+
+    def submit(*given):
+        if answers:
+            raise answers.pop()
+        return real(*given)
+
+    monkeypatch.setattr(MemoryBackend, "submit", submit)
+    monkeypatch.setattr("cloudtrain.runs.retry.OUTAGE_S", 0.0)
+    run = submitter.submit(job(tmp_path, limits={"max_wait": "1h"}))
+    for _ in range(3):
+        watch(run)
+    assert run.attempts[0].handle
+    rows = [(row["what"], row.get("detail")) for row in audit.read(home, run.run_id)]
+    assert rows == [("submit", None), *[("try again", "the tries before sent nothing")] * 3]
+
+
+def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path, home: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for address in (str(tmp_path / "runs"), "./runs", "runs"):
+        assert main(["audit", address]) == 2
+        said = capsys.readouterr()
+        assert "runs has no audit log: it is not the folder of one run" in said.err and said.out == ""
+    assert main(["audit", "unknown"]) == 0 and "no such line" in capsys.readouterr().out
+
+
+def test_the_time_and_the_columns_of_a_table(home: Path, capsys, monkeypatch):
+    home.mkdir(parents=True)
+    for moment, run in (("2026-11-01T10:00:00.000000Z", "old-1"), ("2026-11-20T10:00:00.000000Z", "new-1")):
+        monkeypatch.setattr(audit, "now", lambda moment=moment: moment)
+        audit.append(home, "submit", run, attempt=1, target="memory")
+    assert main(["audit", "--since", "2026-11-02"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["at", "who", "what", "run", "attempt", "target"], "detail is empty in all lines"
+    assert len(printed) == 2 and "new-1" in printed[1]
+    audit.append(home, "cancel", "old-1", detail="by hand")
+    assert main(["audit", "--since", "2026-10-01", "--json"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["old-1", "new-1", "old-1"]
+    assert main(["audit", "old"]) == 0 and "detail" in capsys.readouterr().out.splitlines()[0]
+    assert main(["audit", "--since", "yesterday"]) == 2 and "--since" in capsys.readouterr().err
 
 
 def test_an_exec_is_logged_without_its_command(submitter: Submitter, tmp_path: Path, home: Path):
