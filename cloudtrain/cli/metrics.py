@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.errors import UnknownRun
 from cloudtrain.job.units import format_number
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def command(
     """
     if as_csv + as_json + plot > 1:
         raise click.UsageError("--csv, --json and --plot cannot be combined")
-    selected = [runs.find(text) for text in run_ids or (None,)]
+    selected = _find_runs(run_ids)
     for run in selected:
         run.refresh()
     summaries = {run.run_id: run.store.curves.summary(run.run_id, rank) for run in selected}
@@ -73,6 +74,22 @@ def command(
     elif any(summaries.values()):
         _print_summary(summaries)
     return int(any(errors))
+
+
+def _find_runs(run_ids: Sequence[str]) -> list[Run]:
+    """Return the runs that are named, the newest for none; of a metric's name in place of a run the hint has --name."""
+    found: list[Run] = []
+    for text in run_ids or (None,):
+        try:
+            found.append(runs.find(text))
+        except UnknownRun as error:
+            run = found[-1] if found else runs.find(None)
+            names = {row.name for row in run.store.curves.summary(run.run_id, None)}
+            if text not in names:
+                raise
+            given = f"{run_ids[0]} " if found else ""
+            raise UnknownRun(error.message, f"{text} is a metric: cloudtrain metrics {given}--name {text}") from None
+    return found
 
 
 def _explain_missing(run: Run, name: str | None, rank: int | None, names: Sequence[str]) -> bool:

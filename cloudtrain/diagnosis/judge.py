@@ -110,7 +110,8 @@ def _from_reasons(end: End, reasons: Sequence[str], launcher_lines: Sequence[Log
     for text in reasons:
         if text.startswith("AlgorithmError"):
             continue  # SageMaker quotes a part of the script's output, which the log has in full
-        if "cannot be installed" in text and (finding := _diagnose_pip(launcher_lines)):
+        built = patterns.classify("launcher", text[:LONGEST]) == "build-requirement"  # said by our launcher, not by pip
+        if "cannot be installed" in text and not built and (finding := _diagnose_pip(launcher_lines)):
             return _from_line(finding.label, finding.line, None)
         if end.by == "launcher" and (label := patterns.classify("launcher", text[:LONGEST])):
             return _from_reason(label, text)

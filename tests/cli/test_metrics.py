@@ -47,6 +47,13 @@ def resumed(home) -> str:
     return "r-1"
 
 
+def test_a_metrics_name_in_place_of_a_run_is_explained(cli, resumed):
+    for words, right in ((["loss"], "cloudtrain metrics --name loss"), (["r-1", "loss"], "metrics r-1 --name loss")):
+        done = cli("metrics", *words)
+        assert done.code == 2 and "no run has the id or prefix 'loss'" in done.err and right in done.err
+    assert "cloudtrain ls" in cli("metrics", "lost").err
+
+
 def test_rank_0_is_the_default_everywhere_and_all_are_apart(cli, resumed):
     for words in ([], ["--rank", "0"]):
         rows = cli("metrics", resumed, "--json", *words).rows

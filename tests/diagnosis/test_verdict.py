@@ -38,7 +38,11 @@ def test_what_is_known_is_understood():
 
 def test_classes_are_those_of_the_corpus():
     text = (HERE / "README.md").read_text(encoding="utf-8").partition("## Classes")[2]
-    own = {"stalled", "refused"}  # what cloudtrain itself prints: the corpus has failures of others
+    own = {
+        "stalled",
+        "refused",
+        "build-requirement",
+    }  # what cloudtrain itself prints: the corpus has failures of others
     assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | own == set(patterns.classes())
     assert {row.label for table in patterns.tables().values() for row in table} <= set(patterns.classes())
 
@@ -259,6 +263,16 @@ def test_what_the_shared_trainer_refuses_is_the_cause(line: str):
     assert judge(end._replace(exit_code=1), lines("data: 25 rows", line)).label == "unknown"
     row = "train.py: data/late.jsonl:23: the assistant's answer is empty: there is nothing to learn"
     assert judge(end, lines("data: 25 rows", row)).label == "bad-data"
+
+
+def test_a_build_requirement_that_is_not_there_needs_a_wheel():
+    reason = (
+        "offline.txt cannot be installed: Could not find a version that satisfies the requirement setuptools>=40.8.0"
+    )
+    reason += " (from versions: none): it is a build requirement of ./mine; name a wheel of ./mine instead"
+    said = lines("      ERROR: No matching distribution found for setuptools>=40.8.0", rank=-1)
+    verdict = judge(End(State.FAILED, 78, reason, "launcher"), said)
+    assert (verdict.label, verdict.where) == ("build-requirement", "reason") and "pip wheel --no-deps" in verdict.change
 
 
 def test_a_launchers_reason_is_the_cause():

@@ -176,9 +176,25 @@ def run(command: list[str], path: str, environ: Mapping[str, str], log: Log | No
 
 
 def conflict(lines: list[str]) -> str:
-    """Return pip's own error message as one line."""
+    """Return pip's own error message as one line; where build requirements are not found, what to do instead."""
     if any("No space left on device" in line or "Disk quota exceeded" in line for line in lines):
         return "the disk is full"
     errors = [line[len("ERROR: ") :].rstrip(".") for line in lines if line.startswith("ERROR: ")]
+    # What a subprocess of pip printed is indented, and tells more than pip's own last lines about it.
+    nested = [line.strip()[len("ERROR: ") :] for line in lines if re.match(r"\s+ERROR: ", line)]
+    if nested and any("subprocess-exited-with-error" in line for line in lines):
+        building = any(re.search(r"build dependencies .*(not run successfully|error)", line) for line in lines)
+        reached = not any(re.search("Retrying|connection broken|Could not fetch", line) for line in lines)
+        if building and reached:  # else the network is the cause
+            package = [line.split()[1] for line in lines if re.match(r"(Processing|Collecting) \S", line)][-1:]
+            name = package[0] if package else "a package"
+            return f"{nested[0]}: it is a build requirement of {name}; name a wheel of {name} instead"
+        return nested[0]
     causes = [line.strip() for line in lines if re.match(r"\s+(The user requested|\S+ .*depends on) ", line)]
-    return "; ".join([*errors[:1], *causes]) or (lines[-1] if lines else "pip printed nothing")
+    return "; ".join([*errors[:1], *causes]) or _last_telling(lines)
+
+
+def _last_telling(lines: list[str]) -> str:
+    """Return the last line that says what happened: no note, and no reference to other lines."""
+    telling = [line for line in lines if line.strip() and not re.match(r"note: |hint: |╰─> |│ ", line)]
+    return telling[-1].removeprefix("× ") if telling else "pip printed nothing"

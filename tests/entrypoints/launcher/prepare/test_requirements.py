@@ -261,3 +261,26 @@ def test_a_failure_is_told_in_pips_words():
         == "the disk is full"
     )
     assert requirements.conflict(["some last words"]) == "some last words"
+    assert requirements.conflict([]) == "pip printed nothing"
+    told = ["error: subprocess-exited-with-error", "", "× python setup.py egg_info did not run successfully.",
+            "│ exit code: 1", "╰─> See above for output.", "",
+            "note: This error originates from a subprocess, and is likely not a problem with pip."]  # fmt: skip
+    assert requirements.conflict(told) == "python setup.py egg_info did not run successfully."
+
+
+def test_a_package_whose_build_requirements_are_not_there_needs_a_wheel(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools>=40.8.0"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "mine"\nversion = "1"\n'
+    )
+    (tmp_path / "offline.txt").write_text("--no-index\n./mine\n")
+    environ = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+    command = [sys.executable, *requirements.PIP, "install", "--dry-run", "-r", "offline.txt"]
+    code, lines = requirements.run(command, str(tmp_path / "offline.txt"), environ)
+    assert code == 1
+    assert requirements.conflict(lines) == (
+        "Could not find a version that satisfies the requirement setuptools>=40.8.0 (from versions: none): "
+        "it is a build requirement of ./mine; name a wheel of ./mine instead"
+    )
+    assert "wheel" not in requirements.conflict(["WARNING: Retrying (Retry(total=4)) after connection broken", *lines])
