@@ -56,8 +56,8 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         )
     if not (first.job.get("limits") or {}).get("max_wait"):
         notes.append(
-            "limits.max_wait is not set: a request that stays pending is not moved to the next target,"
-            " only one that is refused"
+            "limits.max_wait is not set: the next target is tried at once where one refuses the run or cannot be"
+            " reached; a request that stays pending is not moved"
         )
     costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
     at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}

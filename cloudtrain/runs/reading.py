@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,13 +34,15 @@ class Refresher:
     attempt. Call `tick` often and `close` at the end.
     """
 
-    def __init__(self, store: Store, run_id: str, refresh: Callable[[], Status], *, watch: bool) -> None:
+    def __init__(
+        self, store: Store, run_id: str, refresh: Callable[[], Status], *, watch: bool, reason: str = ""
+    ) -> None:
         self._store, self._run_id, self.refresh, self._watch = store, run_id, refresh, watch
         self._watcher: Watcher | None = None
         began = time.monotonic()
         self._next_look, self._next_mark = began + (LOOK_S if watch else 0.0), began
         self._without_answer = False
-        self._reason = ""
+        self._reason = _without_tries(reason)  # that was printed last
 
     def tick(self) -> None:
         """Do what is due; blocks for a look at the platform where nobody else watches the run."""
@@ -92,10 +95,15 @@ class Refresher:
     def _report_wait(self) -> None:
         """Say why the run waits, when the platform gives another reason."""
         status = self._store.find(self._run_id).status
-        reason = status.reason if status.state is State.QUEUED else ""
+        reason = _without_tries(status.reason) if status.state is State.QUEUED else ""
         if reason and reason != self._reason:
             _say(f"{self._run_id} is QUEUED: {reason}")
         self._reason = reason
+
+
+def _without_tries(reason: str) -> str:
+    """Return a reason without the number of tries, which alone is nothing new."""
+    return re.sub(r", tried \d+ times", "", reason, count=1)
 
 
 def read_run(

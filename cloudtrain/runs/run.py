@@ -40,6 +40,7 @@ class Run:
         self.adopted = adopted  # submit found this run half submitted and finished it, or the key was known
         self.watch = watch  # whether to start a detached watcher where none is alive
         self.notes: list[str] = []  # of its submit or last resume, one line each
+        self.printed_reason = ""  # why it waits, as its caller has printed it: a reader does not repeat it
 
     @classmethod
     def find(cls, text: str | None = None, home: Path | None = None) -> Run:
@@ -143,6 +144,7 @@ class Run:
             self.run_id,
             lambda: self.refresh(lambda _: None, may_send=not self.watch),
             watch=self.watch or self.record.attached is not None,
+            reason=self.printed_reason,
         )
 
     def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:

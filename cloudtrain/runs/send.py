@@ -27,7 +27,7 @@ from cloudtrain.history import audit
 from cloudtrain.history.store import UNASKED, UNSENT, Store
 from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, key_search, output_audit, retry
+from cloudtrain.runs import attempts, failover, key_search, output_audit, retry
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
@@ -366,12 +366,21 @@ def _record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused
     store.record(plan.attempt_id, status=status)
     waiting = retry.allowed(store, plan, status)
     if waiting:
-        reason = retry.waits_for_capacity(store, plan, status) or f"{status.reason}; another attempt follows"
+        reason = retry.waits_for_capacity(store, plan, status) or f"{status.reason}; {_following(store, plan, status)}"
         store.set_status(plan.run_id, Status(State.QUEUED, None, reason))
     else:
         reason_shown = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
         store.set_status(plan.run_id, replace(status, reason=reason_shown))
     return Refused(error, waiting=waiting)
+
+
+def _following(store: Store, plan: Plan, status: Status) -> str:
+    """Return that another attempt follows, and where: the target, and its GPUs where only these differ."""
+    plans = failover.next_plans(store, plan, status)[0] if failover.has_candidates(plan) else []
+    if not plans:
+        return "another attempt follows"
+    target, gpus = plans[0].target, plans[0].job["resources"]["accelerators"]
+    return f"another attempt follows on {target}" + (f" ({gpus})" if gpus and target == plan.target else "")
 
 
 def _record_unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:

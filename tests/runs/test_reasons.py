@@ -104,6 +104,17 @@ def test_commands_and_the_console_show_why_a_run_waits(run: Run, capsys):
     assert "SageMaker" not in capsys.readouterr().out, "a run that runs waits for nothing"
 
 
+def test_a_reader_repeats_nothing_for_the_number_of_tries(run: Run, capsys, monkeypatch):
+    monkeypatch.setattr(reading, "MARK_S", 0.0)
+    run.printed_reason = "not sent yet: refused; another attempt follows on west"
+    refresher = run._refresher()
+    for text in ("not sent yet: refused; another attempt follows on west", "not sent yet, tried 2 times: closed",
+                 "not sent yet, tried 3 times: closed"):  # fmt: skip
+        at(run, State.QUEUED, text)
+        refresher.tick()
+    assert capsys.readouterr().err == f"{run.run_id} is QUEUED: not sent yet: closed\n"
+
+
 def test_a_reader_that_waits_says_why_once(run: Run, capsys, monkeypatch):
     monkeypatch.setattr(reading, "MARK_S", 0.0)
     refresher = reading.Refresher(run.store, run.run_id, run.refresh, watch=True)

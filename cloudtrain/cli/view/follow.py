@@ -59,6 +59,7 @@ def begin(
                 run.acknowledge()  # behind the flush: from here on the person knows the id
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
+                run.printed_reason = reason
             if follow or wait:
                 code = follow_to_end(run, follow=follow, as_json=as_json, after=after)
                 run.acknowledge()  # its end was printed, also where its begin was not known
