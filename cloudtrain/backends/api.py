@@ -169,6 +169,15 @@ class HasCapacity(Protocol):
 
 
 @runtime_checkable
+class HasMachineChecks(Protocol):
+    """A backend whose `check` looks at each machine of its target."""
+
+    def checked_machines(self) -> Mapping[str, str]:
+        """Return what the last `check` found on each machine, by its name, in one line for doctor; asks nobody."""
+        ...
+
+
+@runtime_checkable
 class HasImages(Protocol):
     """A backend that can report the container images of an attempt's nodes; called when it starts to run and at its end."""
 

@@ -210,12 +210,14 @@ def _check_package(package: str, extra: str) -> Finding:
 
 
 def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
-    from cloudtrain.backends.api import HasCapacity
+    from cloudtrain.backends.api import HasCapacity, HasMachineChecks
     from cloudtrain.job import targets
 
     instance, kind, instance_options = _create(name, options)
     problems = instance.check()
     subject = f"{kind} {name}"
+    for machine, found in instance.checked_machines().items() if isinstance(instance, HasMachineChecks) else ():
+        yield Finding(f"machine {machine}", None, found)
     for problem in problems:
         path = f"{problem.path}: " if problem.path else ""
         yield Finding(subject, False, path + problem.message, problem.hint)

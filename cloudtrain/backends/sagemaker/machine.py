@@ -117,7 +117,7 @@ def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) 
         ]
     if machine is not None and not machine.accelerators:
         message = "is missing: Hugging Face's training images are for GPUs only"
-        return "", [Problem(message, "image", "set image: to one with Python 3.9 or newer")]
+        return "", [Problem(message, "image", "add --gpus A10G:1, or set image: to one with Python 3.9 or newer")]
     default_image = images.default_image(options.get("region") or "")
     if default_image is None:
         if not (region := options.get("region")):

@@ -76,6 +76,7 @@ class SshBackend:
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
         self.host_to_host = options.get("host_to_host") is not False
         self.machines = [Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
+        self._checked: dict[str, str] = {}  # by machine, what the last `check` found there
         identity = [[machine.to_dict() for machine in self.machines], lease, self.lost_after_s]
         self.group = f"ssh {json.dumps(identity, sort_keys=True)}"
 
@@ -325,9 +326,13 @@ class SshBackend:
 
         if not self.machines:
             return [Problem("no machines are set", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]")]
-        return check_machines(
+        problems, self._checked = check_machines(
             [(machine.label, machine.agent, machine.internal) for machine in self.machines], self.root
         )
+        return problems
+
+    def checked_machines(self) -> dict[str, str]:
+        return dict(self._checked)
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudtrain.backends.ssh.launch import clock_offset_s
 from cloudtrain.errors import CloudtrainError, Problem
+from cloudtrain.job.units import format_count, format_size
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.nodes.ssh import call_all
 
@@ -17,8 +18,8 @@ FREE_BYTES = 1 << 30
 _Machine = tuple[str, RemoteAgent, str]  # label, place, address by which the others see it
 
 
-def check_machines(machines: Sequence[_Machine], root: str) -> list[Problem]:
-    """Return the problems that keep a job from running on these machines; blocking, some seconds."""
+def check_machines(machines: Sequence[_Machine], root: str) -> tuple[list[Problem], dict[str, str]]:
+    """Return the problems that keep a job from running on these machines, and a line on each; blocking, some seconds."""
     answers = call_all(lambda machine: _measure_facts(machine[1], root), machines)
     problems = []
     reachable = []
@@ -31,12 +32,27 @@ def check_machines(machines: Sequence[_Machine], root: str) -> list[Problem]:
     counts = {answer["gpus"] for answer in answers if isinstance(answer, dict)}
     if len(counts) > 1:
         problems.append(Problem(f"the machines have different numbers of GPUs: {sorted(counts)}"))
-    return problems + list(_check_connections(reachable))
+    lines = {label: _describe(answer) for (label, _, _), answer in zip(machines, answers, strict=True)}
+    return problems + list(_check_connections(reachable)), lines
 
 
 def _measure_facts(agent: RemoteAgent, root: str) -> dict[str, Any]:
     facts: dict[str, Any] = agent.ask("facts", root=root).value
     return {**facts, "skew_s": abs(clock_offset_s(agent))}
+
+
+def _describe(answer: dict[str, Any] | CloudtrainError) -> str:
+    """Return what was found on a machine, in one line."""
+    if isinstance(answer, CloudtrainError):
+        return "not reached"
+    facts = [
+        f"Python {'.'.join(map(str, answer['python']))}",
+        f"torch {answer['torch']}" if answer["torch"] else "no torch",
+        format_count(answer["gpus"], "GPU"),
+        f"{format_size(answer['free_bytes'])} free",
+        f"its clock differs by {answer['skew_s']:.0f} s" if answer["skew_s"] else "its clock is right",
+    ]
+    return f"reached: {', '.join(facts)}"
 
 
 def _check_machine(label: str, facts: dict[str, Any]) -> Iterator[Problem]:

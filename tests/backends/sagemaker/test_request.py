@@ -226,6 +226,12 @@ def test_the_containers_command_fits_and_is_python() -> None:
     assert len(request.UNPACK) <= limits.MAX_ARGUMENT
 
 
+def test_a_job_without_gpus_and_image_gets_both_ways() -> None:
+    built = made({"image": None, "resources": {"cpus": 4}})
+    (problem,) = [problem for problem in built.problems if problem.path == "image"]
+    assert "for GPUs only" in problem.message and problem.hint.startswith("add --gpus A10G:1, or set image: ")
+
+
 def test_a_machine_with_gpus_gives_its_ranks() -> None:
     built = made({"resources": {"instance_type": "ml.g5.12xlarge"}})
     assert (orders_of(built).gpus_per_node, orders_of(built).processes_per_node) == (4, 4)

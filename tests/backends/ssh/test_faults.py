@@ -385,7 +385,12 @@ def test_doctor(lab, home):
     wrong["hosts"][0] |= {"internal": "127.0.0.1"}  # an address that the others do not reach it by
     wrong["hosts"][1] |= {"setup": ["export PYTHONPATH=/root/clock"]}
     wrong["hosts"][2] |= {"python": "/usr/bin/python3", "internal": "10.255.0.9"}
-    found = [problem.message for problem in SshBackend(wrong, home / "runs").check()]
+    checked = SshBackend(wrong, home / "runs")
+    found = [problem.message for problem in checked.check()]
+    lines = checked.checked_machines()
+    assert len(lines) == 3 and all(line.startswith("reached: Python 3.") for line in lines.values())
+    assert "its clock differs by 100 s" in lines[f"root@{late.address}"]
+    assert "no torch, 0 GPUs" in lines[f"root@{lab.hosts[2].address}"]
     for part in (
         f"{late.address}: its clock differs by 100 s from this machine's",
         f"{lab.hosts[2].address}: /usr/bin/python3 cannot import torch",

@@ -220,3 +220,13 @@ def test_a_submit_that_waits_ends_with_zero(keyed, lab, closed, source, monkeypa
     assert cli("cancel", run_id)[0] == 0
     shown = cli("show", run_id)[1]
     assert "not sent" in shown and "refused" not in shown.replace("Connection refused", "")
+
+
+def test_doctor_has_a_line_for_each_machine(lab, closed, source, monkeypatch, cli):
+    monkeypatch.chdir(source)
+    configure(source, [closed, {"address": lab.hosts[0].address}], lab)
+    code, printed, _ = cli("doctor", "far")
+    lines = {line.split()[2]: line for line in printed.splitlines() if line.split()[1:2] == ["machine"]}
+    assert code == 1 and len(lines) == 2
+    assert lines[f"root@127.0.0.1:{closed['port']}"].endswith("not reached")
+    assert "reached: Python 3." in lines[f"root@{lab.hosts[0].address}"]
