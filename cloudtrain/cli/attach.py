@@ -20,7 +20,8 @@ from cloudtrain.job.units import format_count
 def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
     """Add a run that was submitted elsewhere to the history here.
 
-    `show`, `logs` and `metrics` then work on it as on a run of your own. Repeat the command to read what is new since then.
+    `show`, `logs` and `metrics` then work on it as on a run of your own: each reads what is new. Repeat the command to add
+    a later attempt.
     The run cannot be cancelled or rerun from this computer. When it has ended, `cloudtrain resume` can start its next attempt
     from here, with the job and the source in its output.
 

@@ -55,8 +55,9 @@ def command() -> None:
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait until the sweep has ended. The exit code is 0 when all its trials have run, its budget is used, or a trial has "
-    "reached `target` of the metric; 1 when it FAILED; 130 when it was stopped.",
+    help="Wait until the sweep has ended. The exit code is 0 when all its trials have ended, its budget is used, or a trial "
+    "has reached `target` of the metric; 1 when more than max_failed trials failed twice, or none succeeded; 130 when it was "
+    "stopped. A single failed trial does not change it.",
 )
 @options.json_option
 def start(file: str, target: str | None, key: str | None, wait: bool, as_json: bool) -> int:
