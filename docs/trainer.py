@@ -180,7 +180,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | a task of your own, DPO | two ranks with ddp, fsdp and zero1 to zero3 against one process, six steps with clipping and two micro-batches, 13 and 12 held-out samples: losses and metrics within 1e-5. hsdp was not run |
 | DPO | loss and reward accuracy of a trained model against the formula, computed without batches from the two saved models |
 | speed | `benchmarks/gpu.py --cpu`, a small GPT-2 in bf16 on one CPU, three rounds on a busy machine (2026-11-25): a step took 1.013 of the fastest's CPU time (a bare torch loop); start to the first step took 0.67 of transformers.Trainer's. Its GPU form was never run |
-| kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24). 256 MB: 196.7 CPU s and 521 MiB, then 1.6 CPU s and 12 MiB (2026-11-25). 1 GB was not run |
+| kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24). 250 MB: 209.6 CPU s and 523 MiB, then 1.6 CPU s and 13 MiB. 1 GB: 680.7 CPU s and 558 MiB, then 4.4 CPU s and 15 MiB (2026-11-26) |
 | MFU | against torch's count of operations: equal for language models, within 3% for classifiers and 5% with an adapter on small ones; a whole run on CPU with a GPU's peak put in |
 
 ## What is its own, and why
