@@ -108,7 +108,7 @@ def test_a_name_that_another_job_has_is_not_adopted(bench: Bench) -> None:
 REFUSALS = {
     "expired": ("CreateTrainingJob", 400, "ExpiredTokenException", "", "credentials have expired", "aws sso login"),
     "unknown": ("PutObject", 403, "InvalidAccessKeyId", "", "does not accept the credentials", "AWS_PROFILE"),
-    "denied": ("CreateTrainingJob", 400, "AccessDeniedException", "", "denies sagemaker:CreateTrainingJob", "permissions -t"),
+    "denied": ("CreateTrainingJob", 400, "AccessDeniedException", "", "denies sagemaker:CreateTrainingJob", "needs"),
     "denied role": (
         "CreateTrainingJob",
         400,
@@ -117,7 +117,7 @@ REFUSALS = {
         "denies iam:PassRole on arn:aws:iam::1:role/r",
         "allow iam:PassRole",
     ),
-    "denied bucket": ("PutObject", 403, "AccessDenied", "", "denies s3:PutObject", "permissions -t"),
+    "denied bucket": ("PutObject", 403, "AccessDenied", "", "denies s3:PutObject", "permissions"),
     "quota": ("CreateTrainingJob", 400, "ResourceLimitExceeded", "limit is 0", "quota", "Service Quotas"),
     "capacity": ("CreateTrainingJob", 400, "CapacityError", "none left", "insufficient capacity", "try again"),
     "busy": ("CreateTrainingJob", 400, "ThrottlingException", "", "to send fewer requests", "some minutes"),
