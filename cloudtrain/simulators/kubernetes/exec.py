@@ -99,4 +99,5 @@ class Program:
 
 
 def _own_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a container, also where the simulator runs under nohup
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
