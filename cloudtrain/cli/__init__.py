@@ -21,7 +21,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "init": "Write a job file for a script, or for the shared trainer.",
         "plan": "Print what would be submitted, and submit nothing.",
         "fit": "Show on which GPUs a training fits, and how to use less memory.",
-        "package": "Show which files of a source would be packaged, and why.",
+        "package": "Show how much of a source would be packaged, or which files.",
         "schema": "Print the JSON schema of the job file.",
         "doctor": "Check this machine and a target for problems.",
         "image": "Build and push the image of the shared trainer.",

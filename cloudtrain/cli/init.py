@@ -70,8 +70,8 @@ def command(
     writes [targets.sagemaker] with region, account, profile, bucket and role. A target that cloudtrain.toml has already is
     used as it is.
 
-    With `--ci` it writes a CI file. CI then plans each change and prints its cost, and submits a run for each commit on main.
-    The file holds no cloud credentials.
+    With `--ci` it writes a CI file, and no job file. CI then plans each change and prints its cost, and submits a run for
+    each commit on main. The file holds no cloud credentials.
 
     \b
     cloudtrain init

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--why", metavar="FILE", help="Print why this file is packaged, or why it is not.")
 @options.json_option
 def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -> int:
-    """Show which files of a source would be packaged, and why.
+    """Show how much of a source would be packaged, or which files.
 
     Without --list only the number of files and their size are printed. In a git repository, `cloudtrain submit` packages all
     files that git does not ignore, new files too; elsewhere all files that no .gitignore excludes. It never packages files

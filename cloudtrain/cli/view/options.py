@@ -149,7 +149,10 @@ sets_option = click.option(
 
 
 JOB = "A job file (.yaml, .yml, .json), or a script (.py, .sh)."
-ARGS = "Arguments of the script or --module. Without these and JOB, a program and its arguments: no job file is read."
+ARGS = (
+    "Arguments of SCRIPT or of --module. Where no JOB, SCRIPT or --module is given: a program and its arguments, and no job "
+    "file is read."
+)
 GPUS = "GPUs of each node, as in A100:8; short for --set resources.accelerators=..."
 
 
