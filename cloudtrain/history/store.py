@@ -117,14 +117,14 @@ class Store(Leases):
         return stored
 
     def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process | str, event: str = "") -> bool:
-        names = (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json())
-        return bool(
-            db.execute(
-                "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state, event)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*names, str(owner), now(), State.QUEUED.value, event),
-            ).rowcount
-        )
+        added = db.execute(
+            "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json(), str(owner), now(), State.QUEUED.value),
+        ).rowcount
+        if added and event:
+            db.execute("UPDATE attempts SET event = ? WHERE attempt_id = ?", (event, plan.attempt_id))
+        return bool(added)
 
     def attach(self, plan: Plan, handle: str, created_at: str, uri: str, provenance: Mapping[str, Any]) -> None:
         """Add an attempt of an attached run (submitted elsewhere); existing rows stay."""

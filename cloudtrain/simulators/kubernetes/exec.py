@@ -99,5 +99,7 @@ class Program:
 
 
 def _own_terminal() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a container, also where the simulator runs under nohup
+    # As in a container, also where the simulator's process ignores or blocks the signal (nohup, a launcher's thread).
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -62,7 +62,10 @@ class Frames:
         """Yield messages until the client closes the connection, or is gone."""
         parts = b""
         while True:
-            head = self._read.read(2)
+            try:
+                head = self._read.read(2)
+            except ConnectionError:  # it was killed with data that it had not read
+                return
             if len(head) < 2:
                 return
             size = head[1] & 0x7F

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.simulators.kubernetes.server import Cluster
+from cloudtrain.simulators.kubernetes.websocket import Frames
 from tests.conftest import WAIT_S, wait_for
 
 POD = "sleeper"
@@ -197,6 +200,18 @@ def test_a_client_that_is_gone_leaves_no_terminal_behind(cluster: Cluster, pod: 
     os.kill(terminal._pid, signal.SIGKILL)
     terminal.end()
     wait_for(lambda: has_ended(pid), "the end of the shell")
+
+
+def test_a_client_that_is_killed_with_unread_data_ends_the_messages():
+    """Its connection is reset then, where another client's is only at its end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as read:
+            connection.sendall(b"never read")
+            wait_for(lambda: select.select([client], [], [], 0)[0], "the data")
+            client.close()
+            assert list(Frames(connection, read).messages()) == []
 
 
 def has_ended(pid: int) -> bool:
