@@ -21,9 +21,8 @@ def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
     """Add a run that was submitted elsewhere to the history here.
 
     `show`, `logs` and `metrics` then work on it as on a run of your own: each reads what is new in its attempts. Repeat
-    the command to add a later attempt.
-    The run cannot be cancelled or rerun from this computer. When it has ended, `cloudtrain resume` can start its next attempt
-    from here, with the job and the source in its output.
+    the command to add a later attempt. What runs elsewhere cannot be cancelled or rerun from this computer. When it has
+    ended, `cloudtrain resume` can start its next attempt from here, with the job and the source in its output.
 
     With --all, URI is the `output` in the job files of a team. All runs below it are added: all these commands, `ls`,
     `costs` and the console work on each. When you repeat it, it reads new runs, and those that had not ended. Nothing is

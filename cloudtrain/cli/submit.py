@@ -63,9 +63,10 @@ def command(
     Ctrl-C ends this command with exit code 130, and a run that was submitted continues (see --on-interrupt).
 
     A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C during
-    the upload. The next submit of the same job file, source and target finishes that submission and starts no second run.
-    If the interrupted submit is older than 15 minutes, or its run has failed, the exit code is 2. Then add --adopt to
-    finish it and take its run, or --new to start a second one. `cloudtrain resume` starts the next attempt of a failed run.
+    the upload. The next submit of the same job (with the same --set and arguments), source and target finishes that
+    submission and starts no second run. If the interrupted submit is older than 15 minutes, or its run has failed, the exit
+    code is 2. Then add --adopt to finish it and take its run, or --new to start a second one. `cloudtrain resume` starts
+    the next attempt of a failed run.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

@@ -137,7 +137,7 @@ def target_option_with(help: str) -> Callable[[F], F]:
 
 
 WHERE = "Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml."
-OWN_TARGET = "The default is the job's own target."
+OWN_TARGET = "The default is the job's own target; without one it is local."
 target_option = target_option_with(f"{WHERE} {OWN_TARGET}")
 sets_option = click.option(
     "--set",
