@@ -173,7 +173,7 @@ class HasMachineChecks(Protocol):
     """A backend whose `check` looks at each machine of its target."""
 
     def checked_machines(self) -> Mapping[str, str]:
-        """Return what the last `check` found on each machine, by its name, in one line for doctor; asks nobody."""
+        """Return what the last `check` found on each machine, by its name, in one line for doctor; connects to nothing."""
         ...
 
 

@@ -223,23 +223,9 @@ class PipelineStrategy(ShardedStrategy):
             yield name, full if self.rank == 0 else None
 
     def whole(self) -> Any:
-        self.reshard()
-        leads = self._leads
-        mine: dict[str, torch.Tensor] = {}
-        for name, tensor in self.model.state_dict().items():
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if leads:
-                mine[name] = full.detach().cpu().contiguous()
-        theirs = collectives.every_rank({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
-        group = collectives.cpu_group()
-        for source, tensors in enumerate(theirs):
-            for name, (shape, dtype) in tensors.items() if source else ():
-                if self.rank == source:
-                    dist.send(mine[name], 0, group=group)
-                elif self.rank == 0:
-                    mine[name] = torch.empty(shape, dtype=dtype)
-                    dist.recv(mine[name], source, group=group)
-        return filled(self.bare, mine) if self.rank == 0 else None
+        held = collectives.every_rank(list(self.model.state_dict()) if self._leads else [])
+        state = dict(self.tensors(list(dict.fromkeys(name for names in held for name in names))))
+        return filled(self.bare, state) if self.rank == 0 else None
 
     def reshard(self) -> None:
         """Let FSDP put back what an evaluation left whole."""
