@@ -33,6 +33,8 @@ PLACES = {  # a file or folder -> the tests beside it
     "cloudtrain/history": ("tests/history", "tests/runs", "tests/cli"),
     "cloudtrain/diagnosis": ("tests/diagnosis", "tests/cli"),
     "cloudtrain/runs/send.py": ("tests/runs",),
+    "cloudtrain/runs/outcomes.py": ("tests/runs",),
+    "cloudtrain/runs/open_attempt.py": ("tests/runs",),
     "cloudtrain/runs/submit.py": ("tests/runs", "tests/cli/test_submit.py"),
     "cloudtrain/cli": ("tests/cli", "tests/runs"),
     "entrypoints/launcher": ("tests/entrypoints/launcher", "tests/entrypoints", "tests/backends/local"),

@@ -152,7 +152,7 @@ def _lacking(run: Run) -> str:
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:
-    from cloudtrain.runs import chain, send
+    from cloudtrain.runs import chain, open_attempt
 
     if attempt.status.state is State.CANCELLED:
         return "not sent"
@@ -162,7 +162,7 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
         return "not sent yet"
     if attempt.unanswered_since is None:
         return "not accepted yet"
-    if send.is_unsent(attempt):
+    if open_attempt.is_unsent(attempt):
         return f"not sent yet (tries: {attempt.tries})"
     return f"unknown since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
 

@@ -16,7 +16,7 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import evaluation_results, failover, policies, retry, send, spend, watch_log
+from cloudtrain.runs import evaluation_results, failover, outcomes, policies, retry, send, spend, watch_log
 from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
@@ -182,9 +182,9 @@ class AttemptEnds:
         outcome = send.send_attempt(
             self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=Process.here())
         )
-        if isinstance(outcome, send.Unknown):
+        if isinstance(outcome, outcomes.Unknown):
             self._complain(outcome.error)
-        if isinstance(outcome, send.Refused) and not outcome.waiting:
+        if isinstance(outcome, outcomes.Refused) and not outcome.waiting:
             newest = self.store.attempts(self.run_id)[-1]
             self.collector.diagnose(self.store, newest, newest.status, backend)
             self._notify(newest, newest.status, final=True)

@@ -121,7 +121,7 @@ def _end(store: Store, attempt: AttemptRecord, status: Status) -> bool:
 
 
 def _send(store: Store, attempt: AttemptRecord) -> bool:
-    from cloudtrain.runs import attempts, policies, send
+    from cloudtrain.runs import attempts, outcomes, policies, send
 
     try:
         plan = _final_plan(store, attempt.plan)
@@ -133,7 +133,7 @@ def _send(store: Store, attempt: AttemptRecord) -> bool:
     except CloudtrainError as error:
         return _end(store, attempt, Status(State.FAILED, None, f"not sent: {error.message}"))
     outcome = send.send_attempt(store, plan, backend, None, lambda: store.begin_held(plan, Process.here()))
-    if isinstance(outcome, send.Unknown):
+    if isinstance(outcome, outcomes.Unknown):
         raise outcome.error
     return outcome is not None
 

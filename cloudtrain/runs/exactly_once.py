@@ -15,10 +15,21 @@ from cloudtrain.history.store import UNASKED, Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, chain, environment, key_search, keys, send, watcher
+from cloudtrain.runs import (
+    attempts,
+    budgets,
+    chain,
+    environment,
+    key_search,
+    keys,
+    open_attempt,
+    outcomes,
+    send,
+    watcher,
+)
 from cloudtrain.runs.keys import identity
+from cloudtrain.runs.outcomes import Accepted, Outcome, Refused
 from cloudtrain.runs.plan import Planner
-from cloudtrain.runs.send import Accepted, Outcome, Refused
 from cloudtrain.source import provenance
 from cloudtrain.source.bundle import Bundle
 
@@ -72,7 +83,7 @@ class ExactlyOnce(Planner):
         if unasked:
             if not intent():
                 return self.existing(plan)
-            return self._finish_submit(plan.run_id, send.record_unasked(self.store, plan, unasked))
+            return self._finish_submit(plan.run_id, outcomes.record_unasked(self.store, plan, unasked))
         if held:
             if not intent():
                 return self.existing(plan)
@@ -121,7 +132,7 @@ class ExactlyOnce(Planner):
         mine: AttemptRecord | None = None
         not_checked: list[str] = []
         for attempt in self.store.unsettled():
-            free = send.is_free(attempt)
+            free = open_attempt.is_free(attempt)
             if chain.is_held(attempt) and not keys.same(attempt.plan, plan):
                 continue  # nothing of it was sent
             if attempt.handle is not None and (not free or attempt.owner == str(Process.here())):
@@ -142,8 +153,8 @@ class ExactlyOnce(Planner):
         if mine is None:
             return None
         run = self.store.find(mine.run_id)
-        if not adopt and (run.status.failed or send.age_s(mine) > send.ADOPTABLE_S):
-            _raise_undecided(run, send.age_s(mine))
+        if not adopt and (run.status.failed or open_attempt.age_s(mine) > open_attempt.ADOPTABLE_S):
+            _raise_undecided(run, open_attempt.age_s(mine))
         return self._finish(mine)
 
     def _look_for(self, attempt: AttemptRecord, plan: Plan) -> bool:
@@ -166,7 +177,7 @@ class ExactlyOnce(Planner):
         try:
             found = key_search.search(plan, self.home)
         except Unreachable as error:
-            if not send.max_wait_s(plan):
+            if not open_attempt.max_wait_s(plan):
                 raise
             self._unasked = plan.run_id, error
             return None
@@ -209,7 +220,7 @@ class ExactlyOnce(Planner):
     def _finish(self, attempt: AttemptRecord) -> Submitted:
         """Return the run of an attempt that is stored, its submission finished unless another process does that."""
         outcome: Outcome | None = None
-        unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
+        unsent = attempt.handle is None and not attempt.status.state.final and open_attempt.is_free(attempt)
         unsent = unsent and not chain.is_held(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
             backend = registry.create_for(attempt.plan, self.home)

@@ -15,7 +15,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attached_source, attempts, budgets, policies, retry, send, watcher
+from cloudtrain.runs import attached_source, attempts, budgets, outcomes, policies, retry, send, watcher
 from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.plan import Planner
 
@@ -70,7 +70,7 @@ def send_next(
         return store.next_attempt(plan, owner=Process.here(), resume=True)
 
     outcome = send.send_attempt(store, plan, backend, bundle, intent)
-    if isinstance(outcome, send.Refused) and not outcome.waiting:
+    if isinstance(outcome, outcomes.Refused) and not outcome.waiting:
         raise outcome.error
     if watch and outcome is not None:
         watcher.start(store, plan)

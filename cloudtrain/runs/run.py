@@ -16,7 +16,7 @@ from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import asked, attempts, fetched, output_audit, reading, send, watcher
+from cloudtrain.runs import asked, attempts, fetched, open_attempt, output_audit, reading, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
@@ -130,12 +130,14 @@ class Run:
         newest = self.attempts[-1]
         answer = asked.last(self.store.home, self.run_id)
         outage = self.watch and answer is not None and answer.shared and bool(answer.error)
-        if not (outage and send.needs_watcher(self.record, newest)) and not (answer and answer.is_fresh(newest)):
+        if not (outage and open_attempt.needs_watcher(self.record, newest)) and not (
+            answer and answer.is_fresh(newest)
+        ):
             from cloudtrain.runs.watch import Watcher  # who finds a living watcher needs none
 
             Watcher(self.store, self.run_id, complain=errors.append, may_send=may_send).run(until=lambda: True)
             newest = self.attempts[-1]
-        if self.watch and not self.record.status.state.final and send.needs_watcher(self.record, newest):
+        if self.watch and not self.record.status.state.final and open_attempt.needs_watcher(self.record, newest):
             watcher.start(self.store, newest.plan, instead=True)
 
     def _refresher(self) -> reading.Refresher:

@@ -22,7 +22,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, chain, failover, retry, send, watch_log, watcher
+from cloudtrain.runs import asked, chain, failover, open_attempt, retry, send, watch_log, watcher
 from cloudtrain.runs.attempt_end import AttemptEnds
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.pace import NOTICE_S, Pace
@@ -124,9 +124,9 @@ class Watcher(AttemptEnds):
             and not attempt.status.state.final
             and not self._may_send
             and not chain.is_held(attempt)
-            and send.is_wanted(run, attempt)
+            and open_attempt.is_wanted(run, attempt)
         ):
-            return Look.SEND if send.is_free(attempt) and retry.outage_is_over(attempt) else Look.SAME
+            return Look.SEND if open_attempt.is_free(attempt) and retry.outage_is_over(attempt) else Look.SAME
         backend = self._backend(attempt)
         try:
             if log_only and attempt.handle is not None:
@@ -143,7 +143,7 @@ class Watcher(AttemptEnds):
         """Return when an attempt is to be looked at."""
         if attempt.handle not in self._paces:
             followed = Spool(self.store.home, self.run_id, attempt.number).is_followed
-            self._paces = {attempt.handle: Pace(backend, followed, send.age_s(attempt))}
+            self._paces = {attempt.handle: Pace(backend, followed, open_attempt.age_s(attempt))}
         return self._paces[attempt.handle]
 
     def _own_backend(self, attempt: AttemptRecord) -> Backend:

@@ -50,9 +50,9 @@ def begin(
             unknown = bool(run.attempts[-1].unanswered_since)
             waits = False
             if unknown:
-                from cloudtrain.runs import send
+                from cloudtrain.runs import open_attempt
 
-                waits = send.is_unsent(run.attempts[-1])
+                waits = open_attempt.is_unsent(run.attempts[-1])
                 action = "waits for" if waits else "was sent to"
             _print_started(run, action, follow=follow, wait=wait, as_json=as_json)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
