@@ -53,6 +53,7 @@ class Manifest:
     grace_s: int = 30
     stall_s: int | None = None  # no limit; left out of the JSON then
     idle_s: int | None = None
+    silence_s: int | None = None
     join_s: int | None = None  # how long nodes wait for each other; the launcher's own limit; left out likewise
     form: str = "script"  # what argv is: "script", "command" or "shell"; as the next ones left out where default
     setup: str = ""
@@ -116,6 +117,7 @@ class Manifest:
             grace_s=job.limits.grace_s,
             stall_s=job.limits.stall_s,
             idle_s=job.limits.idle_s,
+            silence_s=job.limits.silence_s,
             join_s=job.limits.max_wait_s if job.num_nodes > 1 else None,
             about=about or {},
         )
@@ -126,7 +128,7 @@ class Manifest:
         del data["about"]  # a plan has the same data elsewhere
         data["argv"], data["resume_args"] = list(self.argv), list(self.resume_args)
         data["keep"] = list(self.keep)
-        for name in ("stall_s", "idle_s", "join_s", "form", "setup", "resume_args", "compat", "keep"):
+        for name in ("stall_s", "idle_s", "silence_s", "join_s", "form", "setup", "resume_args", "compat", "keep"):
             if data[name] in (None, "", [], "script"):
                 del data[name]
         for name, default in (("rank_env", True), ("hyperparameters", None), ("aip_env", False)):

@@ -67,7 +67,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
         " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
         " resources.priced_as",
         "Limits": "limits.max_runtime limits.max_cost limits.max_total_runtime retry.max_attempts"
-        " | limits.grace limits.stall limits.idle limits.max_wait retry.on_events",
+        " | limits.grace limits.stall limits.max_silence limits.idle limits.max_wait retry.on_events",
         "Environment": "env secrets",
     },
     Step.SOURCE: {
@@ -89,7 +89,8 @@ _LABELS = {
     "retry.max_attempts": "Attempts", "retry.on_events": "Retry after", "limits.max_runtime": "Longest run",
     "limits.max_cost": "Maximum cost", "limits.max_total_runtime": "Maximum time of all attempts",
     "resources.usd_per_hour": "Price of a node (USD per hour)", "resources.priced_as": "Machine in a price list",
-    "limits.grace": "Grace", "limits.stall": "Longest silence", "limits.idle": "Maximum time without GPU use",
+    "limits.grace": "Grace", "limits.stall": "Maximum time without output and work",
+    "limits.max_silence": "Maximum time without output", "limits.idle": "Maximum time without GPU use",
     "checkpoint.every": "Every",
     "prefer": "Try first", "checkpoint.keep": "Kept", "checkpoint.required": "Required by later attempts",
     "limits.max_wait": "Maximum wait for machines", "env": "Environment variables", "source": "Folder or git address",

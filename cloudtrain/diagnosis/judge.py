@@ -98,7 +98,7 @@ def state_reason(text: str) -> Verdict:
 def _from_state(label: str, reasons: Sequence[str]) -> Verdict:
     """Return the verdict of a state that names the class itself."""
     matching = [text for text in reasons if patterns.classify("reason", text) in (label, "stalled")]
-    if any("limits.stall" in text or "limits.idle" in text for text in matching):
+    if any(patterns.classify("reason", text) == "stalled" for text in matching):
         label = "stalled"
     if late := [text for text in reasons if patterns.classify("launcher", text[:LONGEST]) == "capacity"]:
         label, matching = "capacity", late

@@ -60,6 +60,8 @@ class LimitsKeys(TypedDict, total=False):
     """End the attempt as hung after this time without output while a rank is idle, such as 30m."""
     idle: str | None
     """End the attempt as hung after this time with all GPUs used less than 5 %, such as 1h."""
+    max_silence: str | None
+    """End the attempt as hung after this time without a line from any rank, busy or not, such as 1h."""
     max_total_runtime: str | None
     """Maximum total time of all attempts of a run, such as 6h; without it only each attempt is limited."""
     max_cost: str | None

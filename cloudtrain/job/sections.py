@@ -191,6 +191,10 @@ class Limits(Spec):
         default=None,
         description="End the attempt as hung after this time with all GPUs used less than 5 %, such as 1h.",
     )
+    max_silence: Duration | None = Field(
+        default=None,
+        description="End the attempt as hung after this time without a line from any rank, busy or not, such as 1h.",
+    )
 
     max_total_runtime: Duration | None = Field(
         default=None,
@@ -224,6 +228,10 @@ class Limits(Spec):
     @property
     def idle_s(self) -> int | None:
         return duration_s(self.idle) if self.idle else None
+
+    @property
+    def silence_s(self) -> int | None:
+        return duration_s(self.max_silence) if self.max_silence else None
 
     @property
     def max_runtime_s(self) -> int:

@@ -35,6 +35,7 @@ class Manifest:
     grace_s: float
     stall_s: float | None = None  # left out where there is no limit
     idle_s: float | None = None
+    silence_s: float | None = None
     join_s: float | None = None  # how long nodes wait for each other; left out where it is the default
     form: str = "script"  # what argv is: a script, a "command" that runs once per node, or a "shell" text in argv[0]
     compat: str = ""  # "skypilot" or "dstack": whose node variables a command gets too

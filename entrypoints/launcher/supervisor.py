@@ -255,7 +255,9 @@ class Supervisor:
         manifest, prepared = self._manifest, self._prepared
         assert prepared is not None, "the ranks start when every node is ready"
         count = manifest.processes_per_node
-        if limit_s := min((each for each in (manifest.stall_s, manifest.idle_s) if each), default=None):
+        if limit_s := min(
+            (each for each in (manifest.stall_s, manifest.idle_s, manifest.silence_s) if each), default=None
+        ):
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         if self._end_at is None and isinstance(self._peers, Coordinator):
             self._end_at = time.monotonic() + manifest.max_runtime_s

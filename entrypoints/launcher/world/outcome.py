@@ -18,9 +18,10 @@ EXIT_FINAL = 1  # on Kubernetes, in place of a code that starts the pod again
 SETTLE_S = 1.0  # how long the message of another node's earlier failure may take
 SIGNAL_S = 3.0  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
-# What an attempt that does nothing, or whose GPUs do nothing, is asked to stop with; it is LOST: it may be tried again.
-STALLED, IDLE = "STALLED", "IDLE"
-HUNG = (STALLED, IDLE)
+# What an attempt that hangs is asked to stop with: nothing happens, no GPU works, no line is printed. It is LOST, and may
+# be tried again.
+STALLED, IDLE, SILENT = "STALLED", "IDLE", "SILENT"
+HUNG = (STALLED, IDLE, SILENT)
 CLOCKS_AGREE_S = 1.0  # below this a difference between clocks is taken for the time of travel
 
 Outcome = namedtuple("Outcome", "state exit_code by failed_rank reason", defaults=("launcher", None, ""))
@@ -123,9 +124,9 @@ class ClusterState:
 
     @property
     def hung(self) -> str | None:
-        """STALLED or IDLE where a limit of the job is reached.
+        """STALLED, SILENT or IDLE where a limit of the job is reached.
 
-        STALLED: no rank of any node has printed a line, and one has used no CPU. IDLE: no node has used its GPUs.
+        SILENT: no rank of any node has printed a line. STALLED: and one has used no CPU. IDLE: no node has used its GPUs.
         """
         going = [number for number, node in self._nodes.items() if not node.ended]
         if self._decided or self.stopping or not going or any(n not in self._signs for n in going):
@@ -134,6 +135,8 @@ class ClusterState:
         silent_s = min(quiet_s, max(self._signs[number][1] for number in going))
         if self._manifest.stall_s and silent_s >= self._manifest.stall_s:
             return STALLED
+        if self._manifest.silence_s and quiet_s >= self._manifest.silence_s:
+            return SILENT
         gpus_idle_s = min(self._signs[number][2] for number in going)
         return IDLE if self._manifest.idle_s and gpus_idle_s >= self._manifest.idle_s else None
 
@@ -259,4 +262,6 @@ def hung_reason(state: str, manifest: Manifest) -> str:
     """Return why an attempt that hangs is ended."""
     if state == STALLED:
         return f"nothing happened for {manifest.stall_s:g} s (limits.stall)"
+    if state == SILENT:
+        return f"no rank printed a line for {manifest.silence_s:g} s (limits.max_silence)"
     return f"the GPUs were not used for {manifest.idle_s:g} s (limits.idle)"

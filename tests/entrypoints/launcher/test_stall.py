@@ -13,7 +13,7 @@ import pytest
 from launcher import processes
 from launcher.stall import StallDetector
 from launcher.usage import Usage
-from launcher.world.outcome import IDLE, STALLED, ClusterState, Outcome, Start
+from launcher.world.outcome import IDLE, SILENT, STALLED, ClusterState, Outcome, Start
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.events import State
@@ -74,15 +74,28 @@ def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, censu
     assert verdict is not None and (verdict.label, verdict.where) == ("stalled", "reason")
 
 
-def gang(nodes: int = 2, stall_s: float | None = 60.0, idle_s: float | None = None) -> ClusterState:
-    """Return a gang whose nodes have started."""
+def test_an_endless_loop_is_retried_and_the_log_has_its_stack(tmp_path, home, census):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(
+        'import os, time\nprint("begun", flush=True)\ndef never_ends():\n    while True:\n'
+        "        sum(range(100_000))\n        time.sleep(0.01)\n"  # busy enough, and cheap
+        'if os.environ["CLOUDTRAIN_ATTEMPT"] == "1":\n    never_ends()\n'
+    )
+    job = {"name": "spins", "source": str(project), "entrypoint": "train.py", "limits": {"max_silence": f"{LIMIT_S}s"}}
+    run = Submitter(target="local").submit({**job, "retry": {"max_attempts": 2}})
+    assert run.wait(WAIT_S).state is State.SUCCEEDED
+    assert [attempt.status.state for attempt in run.attempts] == [State.LOST, State.SUCCEEDED]
+    assert run.attempts[0].status.reason == f"no rank printed a line for {LIMIT_S} s (limits.max_silence)"
+    assert any("in never_ends" in line.text for line in run.logs())
+
+
+def gang(nodes: int = 2, stall_s: int | None = 60, idle_s: int | None = None, silence_s: int | None = None):
+    """Return the state of a cluster whose nodes have started."""
     from launcher import manifest
 
-    made = ClusterState(
-        manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, stall_s=stall_s, idle_s=idle_s).encode()),
-        100.0,
-        100.0,
-    )
+    limits = {"stall_s": stall_s, "idle_s": idle_s, "silence_s": silence_s}
+    made = ClusterState(manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, **limits).encode()), 100.0, 100.0)
     for node in range(nodes):
         made.join(node, f"node-{node}", 1)
         made.ready(node)
@@ -119,6 +132,21 @@ def test_who_has_ended_waits_for_nothing_and_without_a_limit_nobody_does():
     assert not without.hung
 
 
+def test_silence_of_all_ranks_ends_an_attempt_whose_processors_are_busy():
+    attempt = gang(stall_s=None, silence_s=60)
+    attempt.idle(0, 61, 0, 0)
+    assert not attempt.hung, "the other node was not heard of yet"
+    attempt.idle(1, 59, 0, 0)
+    assert not attempt.hung, "a rank of it has printed a line"
+    attempt.idle(1, 61, 0, 0)
+    assert attempt.hung == SILENT
+    attempt.stop(SILENT, 0.0)
+    for node in range(2):
+        attempt.end(node)
+    reason = "no rank printed a line for 60 s (limits.max_silence)"
+    assert attempt.decide(1.0) == Outcome("LOST", None, "launcher", None, reason)
+
+
 def test_what_has_stalled_is_lost_once():
     attempt = gang()
     for node in range(2):
@@ -131,7 +159,7 @@ def test_what_has_stalled_is_lost_once():
 
 
 def test_gpus_that_do_nothing_on_any_node_end_the_attempt():
-    attempt = gang(stall_s=None, idle_s=60.0)
+    attempt = gang(stall_s=None, idle_s=60)
     attempt.idle(0, 0, 0, 61)
     assert not attempt.hung, "the other node was not heard of yet"
     attempt.idle(1, 0, 0, 1)
