@@ -130,7 +130,8 @@ With fsdp, hsdp, tp and pp each rank writes its own part of a checkpoint. Severa
 
 - With fsdp, hsdp, zero3, `tp_size` and `pp_size` each rank loads only its part, from safetensors or drawn tensor by tensor; LoRA too. Your own task classes
   do so where `model()` builds [on the meta device](how/own-task.md#a-model-that-is-too-large-for-each-rank). Each rank builds the whole model first, and the log
-  has a line, for quantized models, models without safetensors and experts that transformers packs. `train_distributed` sends the whole model, 1 GiB at most.
+  has a line, for quantized models, models without safetensors and experts that transformers packs. `train_distributed` sends the
+  parameters as safetensors, of any size; each rank loads its part, and the log has a line where it cannot.
 - With fsdp, hsdp, zero3, `tp_size` and `pp_size` the trained model is written one tensor at a time. With LoRA rank 0 gathers the whole model. With `pp_size`
   rank 0 loads the saved model to write a sample of its text, up to 1 GiB; a larger one gets no sample.
 - `cp_size` keeps keys and values of one layer whole on each rank, and needs three to five bytes for each pair of tokens in a chunk.

@@ -43,6 +43,8 @@ def find_refusals(
         inputs = None if in_memory or job.setup else {name: _here(value, local) for name, value in job.inputs.items()}
         found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory, source, inputs)
         problems = [Problem(sentence, _path(sentence)) for sentence in found]
+        if in_memory and local:
+            problems += _missing_folders(job)
         return problems + _version_problems(parallelism, world, nodes, images)
     if job.form == "script" and source is not None:
         try:
@@ -58,6 +60,14 @@ def find_notes(job: Job, parallelism: Mapping[str, Any], source: Path) -> list[s
         return []
     found = module("trainer.preview").whole_model_note(job.argv()[1:], parallelism, source)
     return [found] if found else []
+
+
+def _missing_folders(job: Job) -> list[Problem]:
+    """Return which folders of data in memory this machine, which is the node, does not have."""
+    paths = {name: Path(_here(value, True)) for name, value in job.inputs.items() if _here(value, True)}
+    hint = "write it with save_to_disk of datasets"
+    found = [(name, path) for name, path in paths.items() if not (path / "state.json").is_file()]
+    return [Problem(f"{path} is not a folder that save_to_disk wrote", f"inputs.{name}", hint) for name, path in found]
 
 
 def _here(value: Input, local: bool) -> str:

@@ -22,7 +22,8 @@ from cloudtrain.errors import BadRequest, MissingExtra, RunFailed
 from cloudtrain.events import MARK, State, Status
 from cloudtrain.source.node_code import IN_MEMORY as ENTRYPOINT
 from cloudtrain.source.node_code import module
-from cloudtrain.training.shipping import check, load, make_synthetic, ship, sizes_of
+from cloudtrain.training import checks
+from cloudtrain.training.shipping import load, make_synthetic, ship, sizes_of
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -99,7 +100,8 @@ class DistributedTraining:
         Args:
             model: a torch module or a transformers model, trained in place; or `{"model_name": ...}`, a small synthetic one.
             data: `data[i]` is a sequence whose last item is the target, or a dictionary of the model's arguments with
-                `labels`. An `IterableDataset` yields such samples in the same order every time, and needs `max_steps`.
+                `labels`. An `IterableDataset` yields such samples in the same order every time, and needs `max_steps`;
+                each rank reads its own shards where `num_shards` or `get_worker_info()` gives some.
                 A text is the address (s3://, gs://, a path on the nodes) of a folder that `save_to_disk` of the library
                 `datasets` wrote: data of any size. `{"samples": n, "features": m}` is synthetic data of that size.
             nodes: how many nodes train.
@@ -139,21 +141,18 @@ class DistributedTraining:
             name, model, size = make_synthetic(model, data)
         else:
             name, size = type(model).__name__, sizes_of(model, loss)
-            check(model, data)
-            if eval_data is not None:
-                check(model, eval_data)
-        parts = {
-            "loss": loss,
-            "optimizer": optimizer,
-            "collate": collate,
-            "communication_hook": self.communication_hook(),
-        }
+        functions = {"loss": loss, "optimizer": optimizer, "collate": collate}
+        if not synthetic:
+            self._check(model, data, eval_data, functions, nodes, use_gpus, batch_size, options)
+        parts = {**functions, "communication_hook": self.communication_hook()}
         sets, job = _divide(options)
         addresses = {key: given for key, given in (("data", data), ("eval_data", eval_data)) if isinstance(given, str)}
         job["inputs"] = {**job.get("inputs", {}), **addresses}
         datasets = {"data": None if synthetic else data, "eval_data": eval_data}
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            ship(Path(folder), model, {key: each for key, each in datasets.items() if key not in addresses}, parts)
+            sent = {key: each for key, each in datasets.items() if key not in addresses}
+            for note in ship(Path(folder), model, sent, parts):
+                self.log(note)
             settings = {
                 "num_train_epochs": epochs,
                 "per_device_train_batch_size": batch_size,
@@ -228,6 +227,43 @@ class DistributedTraining:
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
+    def _check(
+        self,
+        model: Any,
+        data: Any,
+        eval_data: Any,
+        functions: Mapping[str, Any],
+        nodes: int,
+        use_gpus: bool | str,
+        batch_size: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Raise BadRequest for what would fail on the nodes, as far as this machine can know."""
+        checks.check_model(model)
+        checks.check_functions(**functions)
+        own_collate, parallelism = functions["collate"] is not None, options.get("parallelism")
+        if eval_data is not None and not isinstance(eval_data, str):
+            checks.check_evaluation(eval_data, own_collate)
+        if options.get("fp16") and not use_gpus:
+            raise BadRequest("fp16 needs a GPU", "pass use_gpus=True, or bf16=True instead")
+        if options.get("dataloader_drop_last") and hasattr(data, "__len__") and not isinstance(data, str):
+            accumulation = options.get("gradient_accumulation_steps", 1)
+            if len(data) < (batch := batch_size * accumulation * nodes):
+                raise BadRequest(
+                    f"{len(data):,} samples are fewer than one batch of {batch:,}, and dataloader_drop_last drops it",
+                    "remove dataloader_drop_last, or reduce batch_size",
+                )
+        own_loss = not sizes_of(model, functions["loss"])
+        if not own_loss:
+            checks.check_layout(model, parallelism, batch_size)
+        if isinstance(data, str):
+            return
+        samples = checks.read_samples(data, own_collate=own_collate)
+        strategy = parallelism.get("strategy", "ddp") if isinstance(parallelism, Mapping) else parallelism or "ddp"
+        ddp = strategy == "ddp" and (nodes != 1 or options.get("processes_per_node", 1) != 1)
+        if reason := checks.try_batch(model, samples, functions, own_loss, batch_size, bool(use_gpus), ddp):
+            self.log(f"the first batch is tried on the nodes only: {reason}")
+
     def _submit(self, source: str, nodes: int, use_gpus: bool | str, settings: Mapping[str, Any], more: Any) -> Run:
         from cloudtrain.job.job import Job
         from cloudtrain.runs.submit import Submitter
@@ -236,7 +272,7 @@ class DistributedTraining:
         wanted = {
             "name": "distributed-training",
             "source": source,
-            "allow_large": ["shipped/**"],  # bounded here already
+            "allow_large": ["shipped/**"],
             "entrypoint": ENTRYPOINT,
             "num_nodes": nodes,
             "hyperparameters": settings,

@@ -1,63 +1,32 @@
 """Model and data in memory become files of a job's source, and the trained model is loaded from what comes back.
 
-A transformers model and a `datasets.Dataset` are saved as files of their own kinds. Everything else is pickled on the
-user's machine, with the classes of the script, notebook and own modules in it (entrypoints/trainer/pickled.py reads it).
+A transformers model that its configuration makes again, and a `datasets.Dataset`, are saved as files of their own kinds.
+Of any other model the parameters are written as safetensors, tensor by tensor, and the rest is pickled on the user's machine,
+with the classes of the script, notebook and own modules in it (pickling.py; entrypoints/trainer/pickled.py reads it).
 What comes back is safetensors: nothing that a node wrote is unpickled.
 """
 
 from __future__ import annotations
 
-import os
+import copy
+import json
 import shutil
-import site
-import sys
-import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
+from cloudtrain.source.node_code import module
+from cloudtrain.training import pickling
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
-MAX_BYTES = 1 << 30  # of model and data together: every node gets its own copy of them
+LARGE_BYTES = 1 << 30  # of what is sent: more gets a line, every node receives its own copy
 MAX_SYNTHETIC = 1 << 32  # of made-up numbers, which every rank holds in memory
 HIDDEN = 64  # width of a synthetic model
-HERE = "save the data to a bucket (save_to_disk of `datasets`) and pass its URI, or write a job with `inputs`"
-
-
-def check(model: Any, data: Any) -> None:
-    """Raise BadRequest for what is no model, or no dataset."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise BadRequest(
-            f"a {type(model).__name__} is not a model that can be trained",
-            'pass a torch module, or {"model_name": ...} for a synthetic one',
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise BadRequest(f"{type(model).__name__} has no parameter to train")
-    if isinstance(data, str):
-        return
-    if not isinstance(data, torch.utils.data.IterableDataset) and not (
-        hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    ):
-        raise BadRequest(
-            f"a {type(data).__name__} is not a map-style dataset and not an IterableDataset",
-            "pass a dataset with __len__ and __getitem__, such as a list",
-        )
-    first = next(iter(data), None) if isinstance(data, torch.utils.data.IterableDataset) or not len(data) else data[0]
-    if first is None:
-        raise BadRequest("the dataset is empty")
-    if not isinstance(sample := first, list | tuple | Mapping):
-        raise BadRequest(
-            f"a sample of the data is a {type(sample).__name__}, which cannot be trained on",
-            "return (input, ..., target), or a dictionary with labels",
-        )
 
 
 def make_synthetic(model: Any, data: Any) -> tuple[str, Any, dict[str, int]]:
@@ -93,7 +62,7 @@ def sizes_of(model: Any, loss: Any) -> dict[str, Any]:
     if (
         loss is not None
         or not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-        or not _of_transformers(model)
+        or not type(model).__module__.startswith("transformers.")
     ):
         return {}
     config, heads = model.config, model.config.num_attention_heads
@@ -106,113 +75,113 @@ def sizes_of(model: Any, loss: Any) -> dict[str, Any]:
     }
 
 
-def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Write what the ranks need below a folder; raises BadRequest when it is too large or cannot be pickled."""
+def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
+    """Write what the ranks need below a folder and return what the user may want to know, a sentence each.
+
+    Raises:
+        BadRequest: something cannot be pickled, or there is no room for it.
+    """
     import cloudpickle
 
     shipped = folder / "shipped"
     shipped.mkdir()
+    notes, stored, whole_bytes = [], dict[str, Any](), 0
     rest = {name: part for name, part in parts.items() if part is not None}
-    if _of_transformers(model):
-        model.save_pretrained(shipped / "model")
-    else:
-        rest["model"] = _on_cpu(model)
-    for name, data in datasets.items():
-        if type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk"):
-            data.save_to_disk(shipped / name)
-        elif data is not None:
-            rest[name] = data
-    if rest:
-        with open(shipped / "parts.pkl", "wb") as stream, _own_modules_by_value():
-            try:
-                cloudpickle.dump(rest, _Bounded(stream))
-            except BadRequest:
-                raise
-            except Exception as error:  # whatever an object's own __reduce__ raises
-                raise BadRequest(f"model or data cannot be pickled: {type(error).__name__}: {error}") from error
-        shutil.copytree(
-            Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
-        )
-    size = sum(file.stat().st_size for file in shipped.rglob("*") if file.is_file())
-    if size > MAX_BYTES:
-        raise BadRequest(_too_large(), HERE)
-
-
-class _Bounded:
-    """A file to write to that refuses to grow beyond what may be sent."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.left = stream, MAX_BYTES
-
-    def write(self, piece: Any) -> int:
-        self.left -= memoryview(piece).nbytes
-        if self.left < 0:
-            raise BadRequest(_too_large(), HERE)
-        return self.stream.write(piece)
-
-
-def _too_large() -> str:
-    return f"model and data are over {MAX_BYTES >> 20:,} MiB, and every node would receive a copy"
-
-
-def _of_transformers(model: Any) -> bool:
-    """Return whether a model is a class of the library itself, which loads again without a pickle."""
-    return type(model).__module__.startswith("transformers.") and hasattr(model, "save_pretrained")
-
-
-def _on_cpu(model: Any) -> Any:
-    if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
-        return model
-    from copy import deepcopy
-
-    return deepcopy(model).to("cpu")
-
-
-@contextmanager
-def _own_modules_by_value() -> Iterator[None]:
-    """Let classes of the user's own modules be pickled whole: the nodes have what is installed, and no more."""
-    import cloudpickle
-
-    installed = _installed()
-    before = cloudpickle.list_registry_pickle_by_value()
-    mine = [
-        module
-        for name, module in list(sys.modules.items())
-        if name not in before
-        and _is_own(name, module)
-        and not os.path.realpath(str(module.__file__)).startswith(installed)
-    ]
-    for module in mine:
-        cloudpickle.register_pickle_by_value(module)
     try:
-        yield
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
+        if rebuilds(model):
+            model.save_pretrained(shipped / "model")
+            frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+            (shipped / "frozen.json").write_text(json.dumps(frozen), "utf-8")
+        else:
+            rest["model"] = model
+            stored, reason = pickling.stored_parameters(model)
+            if reason:
+                whole_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
+                notes.append(f"each rank loads the whole model: {reason}")
+            else:
+                _write_parameters(shipped / "weights", stored)
+        for name, data in datasets.items():
+            if type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk"):
+                data.save_to_disk(shipped / name)
+            elif data is not None:
+                rest[name] = data
+        if rest:
+            with open(shipped / "parts.pkl", "wb") as stream:
+                pickling.dump(rest, stream, stored, pickling.MAX_BYTES + whole_bytes)
+            shutil.copytree(
+                Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
+            )
+    except OSError as error:
+        raise BadRequest(f"model and data cannot be written in {folder.parent}: {error}", "set TMPDIR") from error
+    size = sum(file.stat().st_size for file in shipped.rglob("*") if file.is_file())
+    if size > LARGE_BYTES:
+        notes.append(f"model and data take {size / 1e9:,.1f} GB of the bundle, of which every node receives a copy")
+    return notes
 
 
-def _is_own(name: str, module: Any) -> bool:
-    """Return whether a module is a file's, and not ours; the script itself is pickled by value anyhow."""
-    return (
-        isinstance(module, ModuleType)
-        and bool(getattr(module, "__file__", None))
-        and module.__name__ == name
-        and name != "__main__"
-        and name.partition(".")[0] != "cloudtrain"
-    )
+def rebuilds(model: Any) -> bool:
+    """Return whether a model of transformers is, but for its values, what its class makes of its configuration."""
+    import torch
+
+    if not (type(model).__module__.startswith("transformers.") and hasattr(model, "save_pretrained")):
+        return False
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    changed = any(any(map(vars(each).get, hooks)) or "forward" in vars(each) for each in model.modules())
+    checkpointing = any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
+    if changed or checkpointing or model.config._attn_implementation not in (None, "sdpa"):
+        return False
+    if not module("trainer.publish").saves_in_parts(model):  # its files have other tensors than the model
+        return False
+    try:
+        with torch.device("meta"):
+            again = type(model)(copy.deepcopy(model.config))
+    except Exception:  # of the constructor of any model
+        return False
+
+    def outline(of: Any) -> list[tuple[str, Any]]:
+        return [(name, each.shape) for name, each in of.state_dict().items()]
+
+    classes = [type(each) for each in model.modules()]
+    return classes == [type(each) for each in again.modules()] and outline(model) == outline(again)
 
 
-def _installed() -> tuple[str, ...]:
-    """Return the folders of what is installed, and of Python itself."""
-    paths = {path for name, path in sysconfig.get_paths().items() if name.endswith("lib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return tuple(os.path.realpath(path) + os.sep for path in paths)
+def _write_parameters(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Write parameters as safetensors files, one after the other."""
+    files = module("trainer.tensor_files")
+    folder.mkdir()
+    formats = {name: files.TensorFormat(tuple(each.shape), each.dtype) for name, each in stored.items()}
+    files.write(folder, formats, ((name, each.detach().cpu()) for name, each in stored.items()))
 
 
 def load(run: Run, model: Any) -> None:
-    """Put what the run has trained into the model."""
-    from safetensors.torch import load_model
-
+    """Put what the run has trained into the model, one tensor after the other."""
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-        fetched = run.fetch(Path(folder) / "run", ["model"])
-        load_model(model, fetched / "model" / "model.safetensors")
+        fetched = run.fetch(Path(folder) / "run", ["model"]) / "model"
+        if (adapter := fetched / "adapter_model.safetensors").exists():
+            from peft import set_peft_model_state_dict
+            from safetensors.torch import load_file
+
+            set_peft_model_state_dict(model, load_file(adapter))
+        elif not read_values(model, fetched):  # transformers gives the tensors of some models other names in files
+            model.load_state_dict(type(model).from_pretrained(fetched).state_dict())
+
+
+def read_values(model: Any, folder: Path) -> bool:
+    """Put the tensors of a folder's safetensors files into a model; return False, before any, where names differ."""
+    import torch
+    from safetensors import safe_open
+
+    state = model.state_dict(keep_vars=True)
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(path, "pt")) for path in sorted(folder.glob("*.safetensors"))]
+        names = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        held = {id(state[name]) for name in names if name in state}
+        ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
+        missing = [name for name, each in state.items() if id(each) not in held and name not in ignored]
+        known = {state[name].data_ptr() for name in names if name in state}
+        if any(state[name].data_ptr() not in known for name in missing) or names.keys() - state.keys():
+            return False
+        with torch.no_grad():
+            for name, file in names.items():
+                state[name].copy_(file.get_tensor(name))
+    return True

@@ -1,6 +1,7 @@
 """Train a pickled model: the script of `cloudtrain.DistributedTraining`.
 
-    shipped/model/      a transformers model as save_pretrained wrote it (its weights are safetensors, no pickle)
+    shipped/model/      a transformers model as save_pretrained wrote it; frozen.json names what is not trained
+    shipped/weights/    the parameters of any other model, safetensors
     shipped/data/       a dataset of the library datasets as save_to_disk wrote it; eval_data/ likewise
     shipped/parts.pkl   everything else, by cloudpickle: module, datasets, loss, optimizer, collate, communication hook
     cloudpickle/        the very version that wrote it
@@ -14,7 +15,6 @@ its digest is part of the bundle's. What goes back is safetensors alone.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +48,8 @@ def prepare(arguments: InMemoryArguments, inputs: Mapping[str, str]) -> Any:
 
 def unpacked(folder: Path, arguments: InMemoryArguments, inputs: Mapping[str, str]) -> dict[str, Any]:
     """Return what came with the job, by name; raises Unsupported where this Python cannot read it."""
+    from trainer import in_memory_model
+
     parts: dict[str, Any] = {}
     if (folder / "parts.pkl").exists():
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -57,14 +59,9 @@ def unpacked(folder: Path, arguments: InMemoryArguments, inputs: Mapping[str, st
             )
         sys.path.insert(0, str(folder.parent))  # where cloudpickle lies
         with open(folder / "parts.pkl", "rb") as stream:
-            parts = pickle.load(stream)
+            parts = in_memory_model.unpickled(stream, folder / "weights", arguments.seed)
     if (folder / "model").is_dir():
-        import json
-
-        import transformers
-
-        [name] = json.loads((folder / "model" / "config.json").read_text())["architectures"]
-        parts["model"] = getattr(transformers, name).from_pretrained(folder / "model")
+        parts["model"] = in_memory_model.outlined(folder / "model", folder / "frozen.json", arguments.seed)
     for name in ("data", "eval_data"):
         if (path := Path(inputs.get(name) or folder / name)).is_dir():
             import datasets

@@ -47,6 +47,24 @@ def of(plan: ParallelismPlan, rank: int) -> ContextParallel | None:
     return ContextParallel(plan.context, plan.context_rank(rank), mine)
 
 
+def check_family(config: Any, size: int) -> None:
+    """Raise Unsupported for a model whose sequences are not split over so many ranks, as its configuration says."""
+    if config.model_type not in FAMILIES:
+        families = ", ".join(sorted(FAMILIES))
+        raise Unsupported(f"cp_size {size}: {config.model_type} is not supported; supported models: {families}")
+    if kind := rope(getattr(config, "rope_parameters", None)):
+        raise Unsupported(
+            f"cp_size {size}: positions of the type {kind} depend on the sequence length, "
+            "so the sequence cannot be split"
+        )
+    longest = getattr(config, "max_position_embeddings", None) or 2 * size
+    if 2 * size > longest:
+        raise Unsupported(
+            f"cp_size {size} splits each sequence into {2 * size} chunks, and the model's sequences have at most "
+            f"{longest} tokens: set cp_size to {longest // 2} or less, or use a model with longer sequences"
+        )
+
+
 class ContextParallel:
     """A rank's place among those that share its sequences, which are the group."""
 
@@ -77,22 +95,7 @@ class ContextParallel:
         """Raise Unsupported unless the model is of a family that was compared, and says of a short sequence in parts what it
         says of a whole one. Collective."""
         model, config = self._model, self._model.config.get_text_config()
-        if config.model_type not in FAMILIES:
-            families = ", ".join(sorted(FAMILIES))
-            raise Unsupported(
-                f"cp_size {self.size}: {config.model_type} is not supported; supported models: {families}"
-            )
-        if kind := rope(getattr(config, "rope_parameters", None)):
-            raise Unsupported(
-                f"cp_size {self.size}: positions of the type {kind} depend on the sequence length, "
-                "so the sequence cannot be split"
-            )
-        longest = getattr(config, "max_position_embeddings", None) or 2 * self.size
-        if 2 * self.size > longest:
-            raise Unsupported(
-                f"cp_size {self.size} splits each sequence into {2 * self.size} chunks, and the model's sequences have at most "
-                f"{longest} tokens: set cp_size to {longest // 2} or less, or use a model with longer sequences"
-            )
+        check_family(config, self.size)
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
         ids = torch.arange(length, device=device)[None] % config.vocab_size
         part = self.part({"input_ids": ids, "labels": ids})

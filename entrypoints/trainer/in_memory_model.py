@@ -1,0 +1,69 @@
+"""Models that came with the job without values: each rank reads its part of every parameter from safetensors files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from . import collectives, pretrained
+from .weights import Recorder, Weights
+
+
+def unpickled(stream: IO[bytes], weights: Path, seed: int) -> dict[str, Any]:
+    """Return what was pickled, by name; the model has its parameters on the meta device and their values in `weights`.
+
+    The pickle was made on the user's machine and belongs to the job's source.
+    """
+    parts: dict[str, Any] = _Unpickler(stream).load()
+    if weights.is_dir():
+        model, files = parts["model"], pretrained.find(str(weights))
+        stored = {id(parameter): partial(files.slice, name) for name, parameter in model.named_parameters()}
+        model.initial_weights = Weights.of(model, Recorder(), seed, stored)
+    return parts
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes the parameters that the pickle refers to, without values; each once."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream)
+        self._made: dict[str, nn.Parameter] = {}
+
+    def persistent_load(self, pid: tuple[str, tuple[int, ...], torch.dtype, bool]) -> nn.Parameter:
+        name, shape, dtype, learns = pid
+        if name not in self._made:
+            self._made[name] = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), learns)
+        return self._made[name]
+
+
+def outlined(folder: Path, frozen: Path, seed: int) -> Any:
+    """Return a model that `save_pretrained` wrote, without values, or whole where a line of the log says why."""
+    import transformers
+
+    [name] = json.loads((folder / "config.json").read_text("utf-8"))["architectures"]
+    kind: Any = getattr(transformers, name)
+    try:
+        recorder = Recorder()
+        files = pretrained.find(str(folder))
+        config = pretrained.config(str(folder), {})
+        with recorder.recording():
+            model = kind._from_config(config, dtype=getattr(config, "dtype", None) or torch.float32)
+        stored = files.match(model, mismatched=False)
+        pretrained.add_generation_config(model, str(folder))
+        values = Weights.of(model, recorder, seed, stored)
+        if values.unknown:
+            raise pretrained.Whole(f"its files have no {values.unknown[0]}")
+        model.initial_weights = values
+    except pretrained.Whole as reason:
+        if collectives.rank() == 0:
+            print(f"each rank loads the whole model before it is sharded: {reason}", flush=True)
+        model = kind.from_pretrained(folder)
+    for name in json.loads(frozen.read_text("utf-8")) if frozen.exists() else ():
+        model.get_parameter(name).requires_grad_(False)
+    return model
