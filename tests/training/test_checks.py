@@ -156,7 +156,7 @@ def test_an_image_that_is_too_old_is_refused(tmp_path: Path):
 
     parallelism, image = {"tp_size": 2}, "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
     job = Job(
-        source=str(tmp_path), entrypoint=IN_MEMORY, parallelism=parallelism,
+        source=str(tmp_path), entrypoint=IN_MEMORY, parallelism=parallelism, processes_per_node=2,
         hyperparameters={"language_model": True, "num_attention_heads": 2},
     )  # fmt: skip
     [problem] = find_refusals(job, parallelism, 2, 1, images=[image])
