@@ -69,12 +69,15 @@ def library_versions(text: str) -> dict[str, str]:
 
     AWS: pytorch-training:2.8.0-gpu-py312, huggingface-pytorch-training:2.8.0-transformers4.56.2-gpu-py312-cu129
     (https://github.com/aws/deep-learning-containers, 2026-11). Google: huggingface-pytorch-training-cu121.2-3.transformers.4-42
-    (https://github.com/huggingface/Google-Cloud-Containers, 2026-11).
+    (https://github.com/huggingface/Google-Cloud-Containers, 2026-11). PyTorch: pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime
+    (https://hub.docker.com/r/pytorch/pytorch/tags, 2026-11).
     """
     reference = parse_reference(text)
     name, tag = reference.name.rpartition("/")[2], reference.tag
     if name.endswith("pytorch-training") and (found := _AWS.match(tag)):
         return {key: value for key, value in found.groupdict().items() if value}
+    if reference.name == "pytorch/pytorch" and (found := _AWS.match(reference.tag)):
+        return {"torch": found["torch"]}
     if found := _GOOGLE.fullmatch(name):
         return {key: value.replace("-", ".") for key, value in found.groupdict().items()}
     return {}
