@@ -217,6 +217,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     resumed = manager.resume(training)
     model_folder = Path(context.model_dir)
     publish.withdraw(model_folder, manager.epoch)
+    if trackers.begin(accelerator, arguments, context):
+        logger.accelerator = accelerator
     if resumed is not None:
         position, mine = resumed
         loop.step, first_loss = position["step"], position["first_loss"]
@@ -226,11 +228,10 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         if mine:
             meter.set_state(mine["meter"])
     elif held_out is not None and arguments.eval_on_start:
-        first_loss = evaluate(strategy, held_out)["eval_loss"]
+        scores = evaluate(strategy, held_out)
+        first_loss = scores["eval_loss"]
         logger.say(f"held-out loss {first_loss:.3f} before training")
-        logger.metrics(0, eval_loss=first_loss)
-    if trackers.begin(accelerator, arguments, context):
-        logger.accelerator = accelerator
+        logger.metrics(0, **scores)
     if resumed is not None:
         strategy.settle(lambda: one_loss(strategy, task))
     # Each rank drops out its own, but those that share the same samples, tokens and layers.

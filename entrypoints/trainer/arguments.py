@@ -168,6 +168,10 @@ class Arguments:
     hub_model_id: str = _is("", "Repository to upload to: owner/name.")
     hub_private_repo: bool = _is(False, "Make that repository private when it is created.")
 
+    def __post_init__(self) -> None:
+        # The built-in task; of a class of the source the one that it derives from, which only the node knows.
+        self.kind = "" if self.own_task else self.task
+
     @property
     def own_loss(self) -> bool:
         """Whether the loss needs the whole model and whole samples."""
@@ -186,7 +190,7 @@ class Arguments:
     @property
     def writes(self) -> bool:
         """Whether what is learned is to write on."""
-        return self.task != "sequence-classification" and not self.own_task
+        return self.kind not in ("sequence-classification", "")
 
     @property
     def mixed_precision(self) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .errors import Unsupported
+
 
 def evaluate(strategy: Any, batches: Any) -> dict[str, float]:
     """Return the results over held-out samples, each counted once; collective, waits for the device."""
@@ -32,10 +34,19 @@ def joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
     for batch in batches:
         for name, value in batch.items():
             values.setdefault(name, []).append(value)
-    return {
-        name: torch.cat(each) if isinstance(each[0], torch.Tensor) else [one for part in each for one in part]
-        for name, each in values.items()
-    }
+    return {name: _in_one(name, each) for name, each in values.items()}
+
+
+def _in_one(name: str, parts: list[Any]) -> Any:
+    if not isinstance(parts[0], torch.Tensor):
+        return [row for part in parts for row in part]
+    shapes = {tuple(part.shape[1:]) if part.dim() else "none" for part in parts}
+    if len(shapes) > 1 or "none" in shapes:
+        raise Unsupported(
+            f"predictions() gives {name!r} rows of the shapes {', '.join(sorted(map(str, shapes)))}: return one row "
+            "for each sample, and a list of them where their shapes differ"
+        )
+    return torch.cat(parts)
 
 
 def describe(scores: dict[str, float]) -> str:

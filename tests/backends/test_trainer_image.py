@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import re
@@ -145,6 +146,38 @@ def test_the_repository_of_ecr_is_made_once_with_a_login(simulator: Simulator, h
         assert simulator.calls.count("ecr:CreateRepository") == made
     named = simulator.call("ecr", "describe_repositories")["repositories"]
     assert [each["repositoryName"] for each in named] == ["cloudtrain-train"]
+
+
+# What docker prints when it pushes; each call is kept with what it read.
+DOCKER = """#!/bin/sh
+{ echo "$@"; [ "$1" != login ] || { cat; echo; }; } >>"$0.calls"
+[ "$1" != push ] || echo "7: digest: sha256:DIGEST size: 528"
+"""
+
+
+def test_one_command_makes_the_repository_logs_in_pushes_and_writes_the_digest(
+    simulator: Simulator,  # noqa: F811
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No registry answers under ECR's name here, so a stand-in takes docker's commands."""
+    lines = ["[targets.prod]", 'backend = "sagemaker"', f'region = "{REGION}"', f'endpoint = "{simulator.url}"']
+    project.write_text("\n".join(lines))
+    program = project.parent / "docker"
+    program.write_text(DOCKER.replace("DIGEST", "ab" * 32))
+    program.chmod(0o755)
+    monkeypatch.setattr("cloudtrain.backends.docker.PROGRAM", str(program))
+    assert main(["image", "push", "-t", "prod", "--image", "team/trainer:7"]) == 0, capsys.readouterr()
+    token = simulator.call("ecr", "get_authorization_token")["authorizationData"][0]["authorizationToken"]
+    password = base64.b64decode(token).decode().removeprefix("AWS:")
+    place = f"{HOST}/cloudtrain-train:7"
+    said = [f"tag team/trainer:7 {place}", f"login --username AWS --password-stdin {HOST}", password, f"push {place}"]
+    assert Path(f"{program}.calls").read_text().split("\n") == [*said, ""]
+    assert "ecr:CreateRepository" in simulator.calls
+    pinned = f"{HOST}/cloudtrain-train@sha256:{'ab' * 32}"
+    assert project.read_text() == "\n".join([*lines, f'image = "{pinned}"', ""])
+    assert pinned in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

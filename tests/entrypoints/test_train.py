@@ -70,7 +70,7 @@ def test_classification_learns_from_a_table(tmp_path: Path, world: int):
 
 
 def read_wandb(file: Path):
-    """Return the run record of an offline file, and the names of the tables that were logged."""
+    """Return the run record of an offline file, the names of the tables that were logged, and the values of each step."""
     from wandb.proto import wandb_internal_pb2
 
     records = []
@@ -79,7 +79,12 @@ def read_wandb(file: Path):
         records[-1].ParseFromString(data)
     items = [item for record in records for item in record.history.item]
     names = {(item.key or item.nested_key[0]) for item in items if "table-file" in item.value_json}
-    return next(record.run for record in records if record.HasField("run")), sorted(names)
+    steps = {
+        record.history.step.num: {(item.key or item.nested_key[0]): item.value_json for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    }
+    return next(record.run for record in records if record.HasField("run")), sorted(names), steps
 
 
 def test_trackers_hear_of_it(tmp_path: Path):
@@ -108,9 +113,10 @@ def test_trackers_hear_of_it(tmp_path: Path):
     done = train(tmp_path / "run", args, WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
     found = [path.name for path in (tmp_path / "run" / "outputs").rglob("*") if path.is_file()]
     assert any(name.startswith("events.out.tfevents") for name in found)
-    run, tables = read_wandb(next((tmp_path / "run" / "outputs").rglob("*.wandb")))
+    run, tables, steps = read_wandb(next((tmp_path / "run" / "outputs").rglob("*.wandb")))
     assert (run.project, run.entity, run.run_group, list(run.tags)) == ("my-project", "my-team", "first", ["a", "b"])
     assert tables == ["samples"]
+    assert steps[0].keys() >= {"eval_loss", "eval_perplexity"} and steps[3].keys() >= {"loss", "eval_perplexity"}
 
     (table,) = (row for row in done.events("media") if row["name"] == "samples")
     assert table["shown"]["columns"] == ["prompt", "text"] and [row[0] for row in table["shown"]["rows"]] == [

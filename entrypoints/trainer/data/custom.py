@@ -8,10 +8,6 @@ The class has `model()`, `train_data()` and `loss(model, batch)`; it may have `e
 from __future__ import annotations
 
 import hashlib
-import importlib
-import json
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +19,7 @@ from .. import collectives, meta_device
 from .. import model as models
 from ..errors import Unsupported
 from .in_memory import Samples, moved
-from .tasks import Task
+from .tasks import Task, load_class, options, weighed
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -36,7 +32,6 @@ class CustomTask(Task):
     """Wraps an object of the user's class. A batch is the number of samples that count, and the user's own batch."""
 
     own: Any = None
-    own_loss: ClassVar[bool] = True
     unit: ClassVar[str] = "samples"
 
     @classmethod
@@ -49,6 +44,8 @@ class CustomTask(Task):
         for name, data in (("train_data", train), ("eval_data", held_out)):
             if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise Unsupported(f"{name}() of {arguments.task} must return a dataset with __len__ and __getitem__")
+        if hasattr(own, "metrics") and not hasattr(own, "predictions"):
+            raise Unsupported(f"the task {arguments.task} has metrics(), but no predictions() that it is computed of")
         held = None if held_out is None else OwnSamples(held_out)
         described = f"{len(train):,} samples to train on, {len(held or ()):,} held out"
         return cls(getattr(own, "tokenizer", None), OwnSamples(train), held, default_collate, [], described, own=own)
@@ -84,8 +81,20 @@ class CustomTask(Task):
         return model
 
     def optimizer(self, model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
-        """Return AdamW of the user's parameter groups, or of all that is trained."""
-        groups = self.own.parameter_groups(model) if hasattr(self.own, "parameter_groups") else None
+        """Return AdamW of the user's parameter groups, or of all that is trained.
+
+        Raises Unsupported where a parameter that is trained is in no group.
+        """
+        if not hasattr(self.own, "parameter_groups"):
+            return models.optimizer(model, arguments)
+        groups = [{**group, "params": list(group["params"])} for group in self.own.parameter_groups(model)]
+        grouped = {id(parameter) for group in groups for parameter in group["params"]}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in grouped:
+                raise Unsupported(
+                    f"parameter_groups() of {arguments.task} leaves out {name}: add it to a group, or set its "
+                    "requires_grad to False in model()"
+                )
         return models.optimizer(model, arguments, groups)
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
@@ -106,7 +115,7 @@ class CustomTask(Task):
 
     def losses(self, model: Any, batch: Any) -> torch.Tensor:
         """Return the loss of a batch, weighed so that the mean is that of the global batch."""
-        return self._loss(model, batch)[0] * self.count(model, batch)
+        return weighed(self._loss(model, batch)[0], self.count(model, batch))
 
     def scores(self, model: Any, batch: Any) -> torch.Tensor:
         """Return (loss, what it is the mean of), and keep the predictions."""
@@ -114,11 +123,17 @@ class CustomTask(Task):
         count = self.count(model, batch)
         if self.gathers and int(batch[0]) > 0:
             self.predicted.append(moved(self.own.predictions(outputs, batch[1]), "cpu"))
-        return torch.stack([loss * count, count]).double()[None]
+        return torch.stack([weighed(loss, count), count]).double()[None]
 
     def _loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, Any]:
         made = self.own.loss(model, batch[1])
-        return made if isinstance(made, tuple) else (made, None)
+        loss, outputs = made if isinstance(made, tuple) else (made, None)
+        if loss.numel() != 1:
+            raise Unsupported(
+                f"loss() of the task {type(self.own).__name__} must return the mean loss, one number, "
+                f"not a tensor of shape {tuple(loss.shape)}"
+            )
+        return loss.reshape(()), outputs
 
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return the user's metrics of all held-out samples."""
@@ -139,30 +154,3 @@ class OwnSamples(Samples):
     def fingerprint(self) -> str:
         """Return the number of samples."""
         return str(len(self))
-
-
-def load_class(name: str) -> Any:
-    """Return the class that `module:Class` names, from the source; raises Unsupported where it is not there."""
-    module, _, own = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(1, os.getcwd())
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise Unsupported(f"--task {name}: there is no module {error.name} in the source") from None
-    if not hasattr(found, own):
-        raise Unsupported(f"--task {name}: the module {module} has no {own}")
-    return getattr(found, own)
-
-
-def options(pairs: list[str]) -> dict[str, Any]:
-    """Return the options of name=value pairs; a value is JSON, or else text."""
-    made = {}
-    for name, _, text in (pair.partition("=") for pair in pairs):
-        try:
-            made[name] = json.loads(text)
-        except ValueError:
-            made[name] = text
-    return made

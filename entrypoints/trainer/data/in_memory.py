@@ -16,7 +16,7 @@ from ..labels import IGNORED
 from . import shards
 from .samples import EMPTY
 from .stream import StreamBatches
-from .tasks import Task
+from .tasks import Task, weighed
 
 MISSING = object()  # where a reader has ended
 
@@ -136,7 +136,6 @@ class InMemoryTask(Task):
     """Any module by any loss. A batch is the number of samples that count, and the user's own batch."""
 
     parts: dict[str, Any] = field(default_factory=dict)
-    own_loss: ClassVar[bool] = True
     unit: ClassVar[str] = "samples"
 
     def __post_init__(self) -> None:
@@ -186,7 +185,7 @@ class InMemoryTask(Task):
 
     def losses(self, model: Any, batch: Any) -> torch.Tensor:
         """Return the loss of a batch, weighed so that the mean is that of the global batch."""
-        return loss_of(model, batch[1], self.loss)[0] * self.count(model, batch)
+        return weighed(loss_of(model, batch[1], self.loss)[0], self.count(model, batch))
 
     def scores(self, model: Any, batch: Any) -> torch.Tensor:
         """Return (loss, labels or samples that count, right ones, those that could be)."""
@@ -195,7 +194,7 @@ class InMemoryTask(Task):
         right = torch.zeros(2, device=loss.device)
         if target is not None and not target.is_floating_point() and outputs.dim() == target.dim() + 1 == 2:
             right = torch.stack([(outputs.argmax(-1) == target).sum(), count]) * (count > 0)
-        return torch.stack([loss * count, count, *right]).double()[None]
+        return torch.stack([weighed(loss, count), count, *right]).double()[None]
 
     def summary(self, sums: list[float]) -> dict[str, float]:
         """Return the mean loss, and the accuracy of classes."""
@@ -216,7 +215,6 @@ class Labelled(Samples):
 class InMemoryLanguageTask(InMemoryTask):
     """A language model of transformers by its labels: every strategy can spread that."""
 
-    own_loss: ClassVar[bool] = False
     unit: ClassVar[str] = "tokens"
     to_device, count, size = Task.to_device, Task.count, Task.size
     losses, scores, summary = Task.losses, Task.scores, Task.summary

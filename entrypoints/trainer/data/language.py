@@ -60,6 +60,8 @@ class TextTask(Task):
 class CausalLM(TextTask):
     """The next token of a text."""
 
+    kind: ClassVar[str] = "causal-lm"
+
     @classmethod
     def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
         """Return the task with its samples, or of a stream; collective."""
@@ -89,6 +91,8 @@ class CausalLM(TextTask):
 
 class Chat(TextTask):
     """The answers of conversations."""
+
+    kind: ClassVar[str] = "chat"
 
     @classmethod
     def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:
@@ -121,6 +125,7 @@ class Chat(TextTask):
 class Classification(TextTask):
     """The class of a text."""
 
+    kind: ClassVar[str] = "sequence-classification"
     gathers: ClassVar[bool] = True
 
     @classmethod
@@ -183,7 +188,7 @@ def macro_f1(predictions: torch.Tensor, labels: torch.Tensor) -> float:
 def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], list[str], Columns]:
     """Return the names of what is trained on and of what is held out, and the columns of both."""
     label = None if arguments.writes else arguments.label_column
-    turns, together = arguments.task == "chat", ("prompt", "chosen", "rejected") if arguments.task == "dpo" else ()
+    turns, together = arguments.kind == "chat", ("prompt", "chosen", "rejected") if arguments.kind == "dpo" else ()
     text = arguments.messages_column if turns else arguments.text_column
     columns = Columns(text, label, turns, arguments.dataset_config, arguments.dataset_split, together)
     names = arguments.dataset or (["input:train"] if "train" in inputs else [])

@@ -64,7 +64,7 @@ class PreferenceTuning(TextTask):
 
     beta: float = 0.1
     batch_size: int = 8  # of the pass that asks the reference model
-    own_loss: ClassVar[bool] = True
+    kind: ClassVar[str] = "dpo"
 
     @classmethod
     def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:

@@ -1,12 +1,15 @@
 """Task, the trainer's interface to what is learned, and the built-in tasks by name.
 
-A built-in task is a class of this interface. A class of the job's source (`--task mypkg.task:MyTask`) is wrapped in one
-by custom.py.
+A built-in task is a class of this interface, and its name is short for `module:Class`. A class of the job's source
+(`--task mypkg.task:MyTask`) may derive from one. Any other is wrapped in CustomTask (custom.py).
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,7 +50,7 @@ class Task:
     described: str = ""
     predicted: list[dict[str, Any]] = field(default_factory=list)  # by `scores`, a batch each, of this rank's samples
     table: list[dict[str, Any]] = field(default_factory=list)  # rows of `samples`, of the newest evaluation
-    own_loss: ClassVar[bool] = False  # it needs the whole model, and whole samples
+    kind: ClassVar[str] = ""  # the built-in task that it is, or derives from
     unit: ClassVar[str] = "tokens"  # of `size`
     gathers: ClassVar[bool] = False  # `scores` appends to `predicted`, of which `metrics` are made
 
@@ -66,6 +69,11 @@ class Task:
 
     def prepared(self, strategy: Any) -> None:
         """Use the model as the strategy has wrapped it, before the first step and before a checkpoint is read. Collective."""
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether loss and scores are those of this class: a part of the logits at a time is enough for them."""
+        return type(self).losses is Task.losses and type(self).scores is Task.scores
 
     def stream(self, **batching: Any) -> StreamBatches:
         """Return this rank's batches of a stream, `train`."""
@@ -106,15 +114,58 @@ class Task:
         return []
 
 
+def weighed(loss: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Return a mean loss times what it is the mean of: 0 where that is nothing, of which the mean is not a number."""
+    return torch.where(count > 0, loss, 0.0) * count
+
+
+def load_class(name: str) -> Any:
+    """Return the class that `module:Class` names, from the source; raises Unsupported where it is not there."""
+    module, _, own = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(1, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise Unsupported(f"--task {name}: there is no module {error.name} in the source") from None
+    if not hasattr(found, own):
+        raise Unsupported(f"--task {name}: the module {module} has no {own}")
+    return getattr(found, own)
+
+
+def options(pairs: list[str]) -> dict[str, Any]:
+    """Return the options of name=value pairs; a value is JSON, or else text."""
+    made = {}
+    for name, _, text in (pair.partition("=") for pair in pairs):
+        try:
+            made[name] = json.loads(text)
+        except ValueError:
+            made[name] = text
+    return made
+
+
 def task_class(name: str) -> type[Task]:
-    """Return the class of a built-in task, or the one that wraps a class of the source."""
-    module, _, own = CLASSES.get(name, "trainer.data.custom:CustomTask").partition(":")
-    return getattr(importlib.import_module(module), own)  # type: ignore[no-any-return]
+    """Return the class of a task, built in or of the source; the one that wraps it where it does not derive from Task."""
+    found = load_class(CLASSES.get(name, name))
+    if isinstance(found, type) and issubclass(found, Task):
+        return found
+    from .custom import CustomTask
+
+    return CustomTask
 
 
 def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
     """Return the task with its samples; collective. Raises Unsupported when ranks would not see the same."""
-    task = task_class(arguments.task).prepare(arguments, inputs)
+    kind = task_class(arguments.task)
+    arguments.kind = kind.kind
+    task = kind.prepare(arguments, inputs)
+    if kind.kind:
+        for name, value in options(arguments.task_args).items():
+            if not hasattr(task, name):
+                raise Unsupported(f"--task_args {name}: the class {kind.__name__} has no attribute {name}")
+            setattr(task, name, value)
     if arguments.streaming:
         return task
     if len(task.train) == 0:

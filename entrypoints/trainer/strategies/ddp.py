@@ -47,7 +47,7 @@ class Strategy:
         weights.fill(bare, self.device)
         if self.context is not None:
             self.context.put_on(bare)
-        self.chunked = None if self.task.own_loss else chunked_loss.of(bare, self.plan.tensor)
+        self.chunked = chunked_loss.of(bare, self.plan.tensor) if self.task.of_labels else None
         self.optimizer = make_optimizer(bare)
         self.model, self.stepper = self.accelerator.prepare(bare, self.optimizer)
 

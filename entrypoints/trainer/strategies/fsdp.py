@@ -35,7 +35,7 @@ class ShardedStrategy(Strategy):
             split_layers(bare, self.mesh["tensor"])
         if self.context is not None:
             self.context.put_on(bare)
-        self.chunked = None if self.task.own_loss else chunked_loss.of(bare, self.plan.tensor)
+        self.chunked = chunked_loss.of(bare, self.plan.tensor) if self.task.of_labels else None
         if self._fully:
             shard(bare, bare, self.mesh, self.plan, str(self.accelerator.mixed_precision))
         materialize(bare, self.device, self.plan.offload)

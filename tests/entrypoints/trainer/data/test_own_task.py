@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, train
+from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts, train
 
 from trainer import preview  # isort: skip
+from trainer.data import tasks  # isort: skip
 from trainer.data.language import macro_f1  # isort: skip
 
 assert ENTRYPOINTS
@@ -163,7 +164,7 @@ def test_a_task_of_ones_own_is_trained_by_its_class(alone: Callable[[str], Train
     last = results(done)[-1]
     draw = torch.Generator().manual_seed(5)
     rows = [torch.rand(2 + number % 5, generator=draw) for number in range(50)]
-    assert last["eval_samples"] == 13
+    assert last["eval_samples"] == results(done)[0]["eval_samples"] == 13
     (table,) = (row for row in done.events("media") if row["name"] == "predictions")
     assert [float(name) for (name,) in table["shown"]["rows"]] == pytest.approx(
         sorted(float(row[0]) for row in rows[:13])
@@ -223,6 +224,51 @@ def test_a_resumed_run_has_the_same_reference_model(tmp_path: Path, pairs: Path,
     assert min(again.losses()) == 4 and again.losses()[4] != pytest.approx(math.log(2), abs=1e-3)
     whole = alone("dpo").losses()
     assert again.losses() == {step: whole[step] for step in (4, 5, 6)}
+
+
+DERIVED = """
+from trainer.data.language import CausalLM
+from trainer.data.preference import PreferenceTuning
+
+
+class Mine(PreferenceTuning):
+    def metrics(self, predictions):
+        raise NotImplementedError
+
+
+class Scaled(CausalLM):
+    scale = 1
+
+    def losses(self, model, batch):
+        return self.scale * super().losses(model, batch)
+"""
+
+
+def test_a_class_that_derives_from_a_built_in_one_goes_the_same_way(tmp_path: Path, pairs: Path, alone):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "derived.py").write_text(DERIVED)
+    args = [*preferences(pairs), SIZE, "4"]
+    args[args.index("dpo")] = "derived:Mine"
+    done = train(tmp_path / "run", args)
+    assert results(done) == results(alone("dpo"))
+    tables = [[row["name"] for row in run.events("media")] for run in (done, alone("dpo"))]
+    assert tables[0] == tables[1] == ["samples"]
+
+
+def test_the_loss_of_a_derived_class_is_what_is_learned(tmp_path: Path):
+    """A language model's own loss is made in chunks, without the method that the class has replaced."""
+    (tmp_path / "derived.py").write_text(DERIVED)
+    args = [*TINY, "--dataset", str(texts(tmp_path / "texts")), "--task", "derived:Scaled", "--max_steps", "2"]
+    args += ["--task_args", "scale=0"]
+    rows = results(train(tmp_path, args))
+    assert [row["loss"] for row in rows if "loss" in row] == [0, 0]
+    assert rows[0]["eval_loss"] == rows[-1]["eval_loss"] > 1
+
+
+@pytest.mark.parametrize("name", sorted(tasks.CLASSES))
+def test_the_name_of_a_built_in_task_is_short_for_its_class(name: str):
+    kind = tasks.task_class(name)
+    assert kind is tasks.task_class(tasks.CLASSES[name]) and kind.kind == name
 
 
 @pytest.mark.parametrize("task", ["dpo", "mypkg.task:Sums"])
