@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,12 @@ def test_held_out_samples_count_once_whatever_the_world(tmp_path: Path, samples:
     (tmp_path / "held.txt").write_text((folder / "text0.txt").read_text()[: 40 * samples - 11])
     args = [*TINY, "--dataset", str(folder), "--eval_dataset", str(tmp_path / "held.txt"), "--max_steps", "1"]
     args += ["--per_device_eval_batch_size", "2", "--max_eval_samples", str(samples)]
-    found = [train(tmp_path / str(world), args, world).held_out()[0] for world in (1, 2)]
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    found = [train(tmp_path / str(world), args, world).events("metric")[0] for world in (1, 2)]
+    assert found[0]["eval_loss"] == pytest.approx(found[1]["eval_loss"], abs=1e-6)
+    for scores in found:
+        assert scores["eval_perplexity"] == pytest.approx(math.exp(scores["eval_loss"])), (
+            "of the mean, no mean of its own"
+        )
 
 
 def test_a_world_that_is_not_what_was_promised_is_refused(tmp_path: Path):
