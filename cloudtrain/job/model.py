@@ -177,7 +177,8 @@ class JobModel(Spec):
         head = self.entrypoint or SHARED_TRAINER
         if isinstance(head, str):
             head = ["-m", head[3:]] if head.startswith("-m ") else [head]
-        return [*head, *argv(self.hyperparameters, self.arg_style), *self.args]
+        style = "hf" if self.trainer else self.arg_style  # some of its flags are on where they are not given
+        return [*head, *argv(self.hyperparameters, style), *self.args]
 
     @property
     def form(self) -> Literal["script", "command", "shell"]:

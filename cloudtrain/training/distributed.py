@@ -274,6 +274,7 @@ class DistributedTraining:
             "source": source,
             "allow_large": ["shipped/**"],
             "entrypoint": ENTRYPOINT,
+            "arg_style": "hf",  # some of its flags are on where they are not given
             "num_nodes": nodes,
             "hyperparameters": settings,
             "resources": gpus,

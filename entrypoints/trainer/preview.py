@@ -120,15 +120,19 @@ def whole_model_note(argv: Sequence[str], parallelism: Mapping[str, Any], source
         return ""
     path = arguments.task.partition(":")[0].replace(".", "/")
     for file in (source / f"{path}.py", source / path / "__init__.py"):
-        if file.is_file() and not any(
-            isinstance(node, ast.Constant) and node.value == "meta"
-            for node in ast.walk(ast.parse(file.read_text("utf-8")))
-        ):
+        if file.is_file() and not any(map(_has_model_without_values, ast.walk(ast.parse(file.read_text("utf-8"))))):
             return (
                 f"--task {arguments.task}: each rank builds the whole model in host memory before it keeps its shard; "
                 'build it below torch.device("meta") in model(), and each rank loads its shard alone'
             )
     return ""
+
+
+def _has_model_without_values(node: ast.AST) -> bool:
+    """Return whether this speaks for a model on the meta device: its name, or a built-in task to derive from."""
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").startswith("trainer.data")
+    return isinstance(node, ast.Constant) and node.value == "meta"
 
 
 def refusals(arguments: Any, parallelism: Mapping[str, Any], world: int, nodes: int) -> Iterator[str]:

@@ -98,6 +98,12 @@ def test_the_whole_file(tmp_path):
     assert (made.retry.max_attempts, made.parallelism.strategy) == (5, "fsdp")
 
 
+def test_the_trainer_is_told_true_and_false():
+    """Some of its flags are on where they are not given."""
+    made = Job.load("trainer: true\nhyperparameters: {bf16: true, assistant_only_loss: false, seed: null}")
+    assert made.argv()[1:] == ["--bf16", "true", "--assistant_only_loss", "false"]
+
+
 def test_the_least_file():
     made = Job.load("trainer: true")
     assert made.name == fit_name(Path.cwd().name)

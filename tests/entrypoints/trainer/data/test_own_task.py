@@ -321,6 +321,7 @@ def test_a_plan_refuses_a_class_that_the_source_does_not_have(tmp_path: Path, ta
         ("whole:Sums", "zero3", True),
         ("whole:Sums", "ddp", False),
         ("mypkg.task:Empty", "fsdp", False),
+        ("derived:Mine", "fsdp", False),
         ("dpo", "fsdp", False),
     ],
 )
@@ -328,6 +329,7 @@ def test_a_plan_says_that_each_rank_builds_the_whole_model(tmp_path: Path, task:
     (tmp_path / "mypkg").mkdir()
     (tmp_path / "mypkg" / "task.py").write_text(TASK)
     (tmp_path / "whole.py").write_text(TASK.partition("class Empty")[0])
+    (tmp_path / "derived.py").write_text(DERIVED)
     found = preview.whole_model_note(["--task", task], {"strategy": strategy}, tmp_path)
     assert bool(found) == said and ("each rank builds the whole model" in found) == said
 

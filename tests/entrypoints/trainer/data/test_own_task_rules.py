@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,24 @@ def test_predictions_are_rows_of_one_shape_or_lists():
     for odd in (torch.ones(1, 4), torch.tensor(1.0)):
         with pytest.raises(Unsupported, match=r"predictions\(\) gives 'a' rows of the shapes .*a list of them"):
             joined([*rows, {"a": odd, "b": []}])
+
+
+def test_the_class_of_the_page_that_derives_from_a_built_in_one():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    page = (Path(__file__).parents[4] / "docs" / "how" / "own-task.md").read_text()
+    named: dict[str, Any] = {}
+    exec(page.partition('```python title="smooth.py"')[2].partition("```")[0], named)
+    task = named["Smooth"](None, [], None, None)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes))
+    ids = torch.arange(20).view(2, 10) % 11
+    batch = {"input_ids": ids, "labels": torch.where(ids == 3, -100, ids)}
+    loss = task.losses(model, batch)
+    assert not task.of_labels, "its loss needs whole logits"
+    task.smoothing = 0.0
+    plain = tasks.Task.losses(task, model, batch).sum()
+    assert torch.isclose(task.losses(model, batch), plain) and not torch.isclose(loss, plain)
 
 
 def test_metrics_without_predictions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
