@@ -32,6 +32,8 @@ CLASSES = {
     "dpo": "trainer.data.preference:PreferenceTuning",
 }
 
+WRAPPER = "trainer.data.custom:CustomTask"
+
 Samples = Any  # Blocks, Rows, Turns; a stream's Texts, which have no length
 
 
@@ -151,9 +153,7 @@ def task_class(name: str) -> type[Task]:
     found = load_class(CLASSES.get(name, name))
     if isinstance(found, type) and issubclass(found, Task):
         return found
-    from .custom import CustomTask
-
-    return CustomTask
+    return load_class(WRAPPER)  # type: ignore[no-any-return]
 
 
 def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
