@@ -63,11 +63,11 @@ class Breaks(Points):
         return super().__getitem__(index)
 
 
-def one_process(model: torch.nn.Module, data: Points, global_batch: int, epochs: int) -> list[float]:
+def one_process(model: torch.nn.Module, data: Points, global_batch: int, epochs: int, seed: int = 42) -> list[float]:
     """Train as one process would with plain torch, on the same global batches; return the losses."""
     from trainer.data.samples import GlobalBatches
 
-    order = GlobalBatches(len(data), global_batch, accumulation=1, world=1, rank=0, seed=42, drop_last=False)
+    order = GlobalBatches(len(data), global_batch, accumulation=1, world=1, rank=0, seed=seed, drop_last=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(epochs):
@@ -88,9 +88,18 @@ def test_three_nodes_learn_what_one_process_learns(census: Path, tmp_path: Path,
     caplog.set_level(logging.INFO, logger="cloudtrain.training")
     model, data = Wave(), Points()
     alone = copy.deepcopy(model)
-    expected = one_process(alone, data, global_batch=24, epochs=4)
+    expected = one_process(alone, data, global_batch=24, epochs=4, seed=7)
     result = DistributedTraining(target="local").train_distributed(
-        model, data, nodes=3, use_gpus=False, epochs=4, batch_size=8, learning_rate=1e-2, logging_steps=1, **LIMIT
+        model,
+        data,
+        nodes=3,
+        use_gpus=False,
+        epochs=4,
+        batch_size=8,
+        learning_rate=1e-2,
+        seed=7,
+        logging_steps=1,
+        **LIMIT,
     )
     run = Run.find(result["run_id"])
     worlds = [event for event in run.store.events(run.run_id, "world") if "pid" in event.data]
@@ -241,6 +250,39 @@ def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_pa
     assert [attempt.status.state for attempt in run.attempts] == [State.FAILED, State.SUCCEEDED]
 
 
+class TornOnce(Points):
+    """Data of which one sample fails once, when it is read for the second epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.read, self.torn = folder / "read", folder / "torn"
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 40:
+            if self.read.exists() and not self.torn.exists():
+                self.torn.touch()
+                raise OSError("sample 40 is torn")
+            self.read.touch()
+        return super().__getitem__(index)
+
+
+@pytest.mark.train
+def test_a_run_that_fails_after_a_checkpoint_resumes_by_default_and_learns_the_same(census: Path, tmp_path: Path):
+    model = Wave()
+    alone = copy.deepcopy(model)
+    expected = one_process(alone, Points(), global_batch=16, epochs=2)
+    result = DistributedTraining(target="local").train_distributed(
+        model, TornOnce(tmp_path), processes_per_node=2, epochs=2, batch_size=8, learning_rate=1e-2, logging_steps=1,
+        save_steps=1, **LIMIT,
+    )  # fmt: skip
+    run = Run.find(result["run_id"])
+    assert [attempt.status.state for attempt in run.attempts] == [State.FAILED, State.SUCCEEDED]
+    assert any("resum" in line.text for line in run.logs() if line.rank == 0)
+    assert result["final_loss"] == pytest.approx(expected[-1], abs=1e-5)
+    for name, value in alone.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, atol=1e-5), name
+
+
 class Stream(torch.utils.data.IterableDataset):
     """The samples of Points, one after the other."""
 
@@ -299,7 +341,7 @@ CANNOT = {
     ),
     "a stream without an end": ({"data": Stream()}, "--streaming needs --max_steps"),
     "compressed shards": (
-        {"gradient_compression": "bf16", "parallelism": {"strategy": "fsdp"}},
+        {"gradient_compression": "fp16", "parallelism": {"strategy": "fsdp"}},
         "--gradient_compression works with strategy ddp, not with fsdp",
     ),
     "a batch of no ranks": ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1"),

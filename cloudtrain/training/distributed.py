@@ -246,6 +246,8 @@ class DistributedTraining:
             checks.check_evaluation(eval_data, own_collate)
         if options.get("fp16") and not use_gpus:
             raise BadRequest("fp16 needs a GPU", "pass use_gpus=True, or bf16=True instead")
+        if options.get("gradient_compression") == "bf16" and not use_gpus:
+            raise BadRequest("gradient_compression='bf16' needs a GPU", "pass use_gpus=True, or 'fp16' instead")
         if options.get("dataloader_drop_last") and hasattr(data, "__len__") and not isinstance(data, str):
             accumulation = options.get("gradient_accumulation_steps", 1)
             if len(data) < (batch := batch_size * accumulation * nodes):

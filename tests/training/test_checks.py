@@ -123,6 +123,7 @@ REFUSED = {
     "a stream held out": ({"eval_data": Stream()}, "eval_data is an IterableDataset, which has no length"),
     "nothing held out": ({"eval_data": []}, "eval_data is empty"),
     "fp16 without a GPU": ({"fp16": True}, "fp16 needs a GPU"),
+    "bf16 between CPUs": ({"gradient_compression": "bf16"}, "gradient_compression='bf16' needs a GPU"),
     "all dropped": ({"dataloader_drop_last": True}, "8 samples are fewer than one batch of 32"),
     "no folder": ({"data": "/nowhere/rows"}, "/nowhere/rows is not a folder that save_to_disk wrote"),
     "no plan for layers": (
@@ -147,6 +148,12 @@ def test_what_cannot_be_trained_is_refused_before_submit(home: Path, case: str):
     with pytest.raises(CloudtrainError, match=sentence) as refused:
         DistributedTraining(target="local").train_distributed(options.pop("model")(), **options)
     assert refused.value.exit_code == 2 and not (home / "runs").exists()
+
+
+def test_a_gpu_on_a_machine_without_one_is_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # where no nvidia-smi is
+    with pytest.raises(CloudtrainError, match="is GPU:1, 1 GPU in all, and this machine shows no GPU"):
+        DistributedTraining(target="local").train_distributed(Net(), DATA, nodes=1, use_gpus=True)
 
 
 def test_an_image_that_is_too_old_is_refused(tmp_path: Path):

@@ -107,7 +107,10 @@ def test_data_that_every_rank_would_hold_has_a_limit_and_parameters_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pickling, "MAX_BYTES", 20_000)
-    shipping.ship(tmp_path, torch.nn.Linear(100, 100), {}, {})
+    from datasets import Dataset as Table
+
+    shipping.ship(tmp_path, torch.nn.Linear(100, 100), {"data": Table.from_dict({"x": ["text"] * 9000})}, {})
+    assert (tmp_path / "shipped" / "data" / "state.json").exists(), "it is memory-mapped, not unpickled"
     (tmp_path / "more").mkdir()
     with pytest.raises(BadRequest, match="the data is over 0 MiB, and every rank would hold a copy"):
         shipping.ship(tmp_path / "more", torch.nn.Linear(1, 1), {"data": [torch.ones(9000)]}, {})

@@ -67,6 +67,8 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, arguments: Arg
             raise Unsupported("the job has no GPU, but ACCELERATE_USE_CPU is off: remove it from the job's env")
         if mixed_precision == "fp16":
             raise Unsupported("--fp16 needs a GPU; on CPU use --bf16")
+        if arguments.gradient_compression == "bf16":
+            raise Unsupported("--gradient_compression bf16 needs NCCL and a GPU; on CPU use fp16")
         # transformers imports DeepSpeed where it is installed, which would warn in the log that there is no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if plan.carrier == "deepspeed":
