@@ -90,8 +90,8 @@ def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[s
     try:
         if rebuilds(model):
             model.save_pretrained(shipped / "model")
-            frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
-            (shipped / "frozen.json").write_text(json.dumps(frozen), "utf-8")
+            if frozen := [name for name, each in model.named_parameters() if not each.requires_grad]:
+                (shipped / "frozen.json").write_text(json.dumps(frozen), "utf-8")
         else:
             rest["model"] = model
             stored, reason = pickling.stored_parameters(model)
