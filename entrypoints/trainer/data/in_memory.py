@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,7 +12,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from .. import collectives
 from .. import model as models
+from ..errors import Unsupported
 from ..labels import IGNORED
 from . import shards
 from .samples import EMPTY
@@ -165,6 +168,8 @@ class InMemoryTask(Task):
         """Return this rank's batches of an iterable dataset."""
         batches = SampleStream(self.train, **batching)
         self.described += batches.described
+        if batches.readers == 1:
+            check_same_stream(repr(self.train.sample(0)))
         batches.collate = self.collate  # type: ignore[method-assign]
         return batches
 
@@ -231,6 +236,16 @@ def make_task(parts: dict[str, Any], own_loss: bool) -> Task:
     task.described = f"{len(data):,} samples" if hasattr(data, "__len__") else "a stream of samples"
     task.described += f", {len(held_out):,} held out" if held_out is not None else ""
     return task
+
+
+def check_same_stream(first: str) -> None:
+    """Raise Unsupported where ranks that read a whole stream find other samples in it; collective."""
+    found = collectives.every_rank(re.sub("0x[0-9a-f]+", "", first))
+    if odd := [rank for rank, each in enumerate(found) if each != found[0]]:
+        raise Unsupported(
+            f"rank {odd[0]} reads another first sample than rank 0: an IterableDataset yields the same samples on each rank, "
+            "or asks torch.utils.data.get_worker_info() for its part"
+        )
 
 
 def moved(batch: Any, device: Any) -> Any:

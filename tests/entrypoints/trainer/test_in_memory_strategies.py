@@ -204,6 +204,23 @@ def test_ranks_that_read_shards_of_unequal_length_end_an_epoch_together(tmp_path
     assert "data: a stream of samples, of which each rank reads its own shards" in trainer.output()
 
 
+class ByRank(torch.utils.data.IterableDataset):
+    """Divides its samples itself: of what a rank reads, others would take most."""
+
+    def __iter__(self):
+        import os
+
+        return map(sample, range(11)[int(os.environ["RANK"]) :: 2])
+
+
+def test_a_stream_that_differs_between_ranks_is_refused(tmp_path: Path):
+    shipping.ship(tmp_path, Net(), {"data": ByRank()}, {})
+    args = ["--streaming", "--max_steps=2"]
+    with Trainer(tmp_path, args, 2, script=ENTRYPOINTS / "trainer" / "pickled.py") as trainer:
+        assert trainer.codes() == [78, 78], trainer.everything()
+    assert "rank 1 reads another first sample than rank 0" in trainer.output()
+
+
 def test_an_adapter_comes_back(tmp_path: Path):
     from peft import LoraConfig, get_peft_model
 
