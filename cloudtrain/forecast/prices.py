@@ -76,7 +76,7 @@ def is_price(usd: object) -> bool:
     return isinstance(usd, int | float) and not isinstance(usd, bool) and 0 < usd < HIGHEST_USD
 
 
-def stored(home: Path) -> Iterator[PriceList]:
+def stored_lists(home: Path) -> Iterator[PriceList]:
     """Yield the stored lists, by name."""
     for path in sorted((home / "prices").glob("*+*.json")):
         if found := load(home, path.stem.replace("+", "/", 1)):
@@ -91,13 +91,13 @@ def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[
     `known_usd_per_hour`: a policy's max_cost asks for it.
     """
     resources, nodes = job.resources, job.num_nodes
-    known = _listed(backend.machine(plan) if isinstance(backend, HasMachine) else "", plan.price, nodes, home)
+    known = listed(backend.machine(plan) if isinstance(backend, HasMachine) else "", plan.price, nodes, home)
     price: dict[str, Any] | None
     if resources.usd_per_hour is not None:
         usd = round(resources.usd_per_hour * nodes, 4)
         price = {"usd_per_hour": usd, "as_of": "", "source": "resources.usd_per_hour"}
     elif resources.priced_as:
-        price = _listed(resources.priced_as, None, nodes, home)
+        price = listed(resources.priced_as, None, nodes, home)
     else:
         return known
     if price and known and known["usd_per_hour"] > price["usd_per_hour"]:
@@ -105,7 +105,7 @@ def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[
     return price
 
 
-def _listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Path | None) -> dict[str, Any] | None:
+def listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Path | None) -> dict[str, Any] | None:
     """Return the price of machines `provider/region/machine`, or the shipped one where it is newer or nothing is named."""
     if not named:
         return dict(shipped) if shipped else None
@@ -114,11 +114,11 @@ def _listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Pat
     home_region = SHIPPED.get(provider)
     if price and region != home_region:
         price["estimate"] = f"the price of {home_region}"
-    listed = load(home, f"{provider}/{region}") if home else None
-    usd_of_one = listed.usd_per_hour.get(machine) if listed else None
-    if listed and usd_of_one is not None and (not price or price.get("estimate") or price["as_of"] <= listed.as_of):
-        price = {"usd_per_hour": round(usd_of_one * nodes, 6), "as_of": listed.as_of, "source": listed.source}
-        price |= {"estimate": listed.estimate} if listed.estimate else {}
+    stored = load(home, f"{provider}/{region}") if home else None
+    usd_of_one = stored.usd_per_hour.get(machine) if stored else None
+    if stored and usd_of_one is not None and (not price or price.get("estimate") or price["as_of"] <= stored.as_of):
+        price = {"usd_per_hour": round(usd_of_one * nodes, 6), "as_of": stored.as_of, "source": stored.source}
+        price |= {"estimate": stored.estimate} if stored.estimate else {}
     return price | {"machine": f"{nodes} x {machine}, {region}"} if price else None
 
 

@@ -163,19 +163,35 @@ def _max_runtime(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Fou
 def _max_cost(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
     case = plan.at_most or {}
     usd, hint = case.get("usd"), f'write limits: {{max_cost: "{wanted}"}}'
-    price = plan.price or {}
-    if "known_usd_per_hour" in price:
-        key = "usd_per_hour" if plan.job["resources"].get("usd_per_hour") is not None else "priced_as"
-        stated, known = price["usd_per_hour"], price["known_usd_per_hour"]
-        message = (
-            f"makes {stated:.2f} USD an hour, the known price is {known:.2f}; under max_cost a job cannot state less"
-        )
-        yield f"resources.{key}", message, "remove it, or set usd_per_hour in the target"
+    yield from _understated("max_cost", plan)
     if usd is None and (plan.price or isinstance(backend, HasMachine)):
         why = case.get("unbounded") or "the price is not known"
         yield "limits.max_cost", f"is unknown ({why}); the policy allows at most {wanted}", hint
     elif usd is not None and usd > units.usd(wanted):
         yield "limits.max_cost", f"allows {usd:.2f} USD; the policy allows at most {wanted}", hint
+
+
+def _max_usd_per_hour(wanted: float, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    yield from _understated("max_usd_per_hour", plan)
+    usd = (plan.price or {}).get("usd_per_hour")
+    if usd is None and isinstance(backend, HasMachine):
+        hint = "set usd_per_hour in the target, or choose a machine of `cloudtrain prices list`"
+        yield "resources", f"cost an unknown sum an hour; the policy allows at most {wanted:g} USD", hint
+    elif usd is not None and usd > wanted:
+        hint = "ask for fewer nodes, or a cheaper machine of `cloudtrain prices list`"
+        yield "resources", f"cost {usd:.2f} USD an hour; the policy allows at most {wanted:g} USD", hint
+
+
+def _understated(rule: str, plan: Plan) -> Found:
+    """Yield the problem of a job that states a lower price than the known one."""
+    price = plan.price or {}
+    if "known_usd_per_hour" in price:
+        key = "usd_per_hour" if plan.job["resources"].get("usd_per_hour") is not None else "priced_as"
+        stated, known = price["usd_per_hour"], price["known_usd_per_hour"]
+        message = (
+            f"makes {stated:.2f} USD an hour, the known price is {known:.2f}; under {rule} a job cannot state less"
+        )
+        yield f"resources.{key}", message, "remove it, or set usd_per_hour in the target"
 
 
 _CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {
@@ -191,6 +207,7 @@ _CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {
     "network_isolation": _network_isolation,
     "max_runtime": _max_runtime,
     "max_cost": _max_cost,
+    "max_usd_per_hour": _max_usd_per_hour,
 }
 
 

@@ -27,7 +27,8 @@ POLICY_FILE = "policy.toml"
 PATTERNS = ("targets", "backends", "accounts", "regions", "instance_types", "output")
 FLAGS = ("image_by_digest", "spot", "network_isolation")
 AMOUNTS = {"max_runtime": units.duration_s, "max_cost": units.usd}
-REQUIREMENTS = ("labels", *PATTERNS, *FLAGS, *AMOUNTS)
+NUMBERS = ("max_usd_per_hour",)
+REQUIREMENTS = ("labels", *PATTERNS, *FLAGS, *AMOUNTS, *NUMBERS)
 # What a policy may set: not what a run trains.
 SETTABLE = (
     "audit",
@@ -161,6 +162,10 @@ def _requirement(key: str, value: Any) -> Any:
             AMOUNTS[key](value if isinstance(value, str) else "")
         except ValueError as error:
             raise ValueError(f"is not such an amount; {error}") from None
+        return value
+    if key in NUMBERS:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ValueError(f"is not such an amount; write a number above 0: {key} = 20")
         return value
     near = nearest(key, [*REQUIREMENTS, "why", "on", "set"])
     raise ValueError("is not known; " + (f"did you mean {near}?" if near else f"use {', '.join(REQUIREMENTS)}"))

@@ -36,6 +36,13 @@ def test_the_price_line_is_what_plan_prints_after_a_refresh(provider, home: Path
     assert today in capsys.readouterr().out.splitlines()
 
 
+def test_the_machines_of_the_page_are_listed(home: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words, _, shown = PAGE.partition("$ cloudtrain prices list ")[2].partition("\n")
+    assert main(["prices", "list", *words.split()]) == 0
+    assert capsys.readouterr().out.splitlines() == shown.partition("\n```")[0].splitlines()
+
+
 def test_the_lists_that_the_page_names_can_be_asked_for(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = re.findall(r"^cloudtrain prices refresh ([a-z]\S+)", PAGE, re.MULTILINE)

@@ -155,6 +155,47 @@ def test_refresh_reads_the_lists_that_targets_need(tmp_path: Path, monkeypatch):
     assert wanted == ["runpod/US", "sagemaker/eu-west-1", "vertex/us-central1"]
 
 
+def test_list_shows_machines_with_their_prices_the_cheapest_first(home: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cloudtrain.toml").write_text('[targets.prod]\nbackend = "sagemaker"\nregion = "eu-west-1"\n')
+    store(home, "sagemaker/eu-west-1", {"ml.g5.12xlarge": 9.9, "ml.new.large": 2.5, "ml.m5.large": 0.1}, f"{TODAY}")
+
+    def shown(*words: str) -> list[dict]:
+        assert main(["prices", "list", *words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    rows = shown("-t", "prod")
+    known = [row["usd_per_hour"] for row in rows if row["usd_per_hour"] is not None]
+    assert known == sorted(known) and rows[0]["machine"] == "ml.m5.large"
+    (big,) = [row for row in rows if row["machine"] == "ml.g5.12xlarge"]
+    assert (big["gpu"], big["gpus"], big["gpu_memory_gb"], big["vcpus"], big["memory_gb"]) == ("A10G", 4, 24, 48, 192)
+    assert (big["list"], big["usd_per_hour"], big["estimate"]) == ("sagemaker/eu-west-1", 9.9, "")
+    assert any(row["machine"] == "ml.new.large" and row["gpus"] is None for row in rows), "only the list has it"
+    assert {row["estimate"] for row in rows if row["machine"] == "ml.g5.2xlarge"} == {"the price of us-east-1"}
+    assert rows == shown("sagemaker/eu-west-1") == shown(), "the lists of the targets, without a name"
+    assert {(row["gpu"], row["gpus"]) for row in shown("--gpus", "A100:8")} == {("A100-40GB", 8), ("A100-80GB", 8)}
+    assert {row["machine"] for row in shown("--max-usd-per-hour", "0.1")} == {"ml.m5.large"}
+    assert shown("--sort", "gpu-memory")[0]["gpu"] == "B300"
+    assert main(["prices", "list", "--gpus", "A10G", "-t", "prod"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["machine", "GPUs"] and "ml.g5.12xlarge" in "".join(lines)
+    for words, wrong in (
+        (["list", "-t", "local"], "has no price list"),
+        (["list", "aws/us-east-1"], "cloudtrain prices refresh aws/us-east-1"),
+        (["list", "--gpus", "K8"], "no machine"),
+        (["refresh", "--gpus", "T4"], "--gpus"),
+    ):
+        assert main(["prices", *words]) == 2 and wrong in capsys.readouterr().err, words
+
+
+def test_machines_rented_by_hand_have_the_facts_of_the_platforms_types(home: Path, capsys):
+    store(home, "aws/us-east-1", {"g5.12xlarge": 5.67})
+    store(home, "gcp/us-central1", {"n1-standard-8+NVIDIA_TESLA_T4:1": 0.73})
+    assert main(["prices", "list", "aws/us-east-1", "gcp/us-central1", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["gpu"], first["gpus"], second["gpu"], second["gpus"]) == ("T4", 1, "A10G", 4)
+
+
 def test_prices_lists_what_is_stored(home: Path, capsys):
     store(home, "sagemaker/eu-west-1", {"ml.g5.2xlarge": 1.69, "ml.m5.large": 0.1}, f"{TODAY - timedelta(5)}")
     assert main(["prices"]) == 0

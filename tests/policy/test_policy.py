@@ -52,6 +52,7 @@ WRONG = {  # a rule, the key that it refuses, and settings with which it does no
     "network_isolation = true": ("options.memory.isolate", ["options.memory.isolate=true"]),
     'max_runtime = "2h"': ("limits.max_runtime", ["limits.max_runtime=2h"]),
     'max_cost = "10 USD"': ("limits.max_cost", ["resources.usd_per_hour=1", "limits.max_runtime=1h"]),
+    "max_usd_per_hour = 10": ("resources", ["resources.usd_per_hour=10"]),
     'labels = {team = "*"}': ("labels.team", ["labels.team=x"]),
 }
 
@@ -124,6 +125,7 @@ def test_what_a_rule_sets_wins_over_set_and_over_options_from_python(project: Pa
             "policy.toml:2: rules.a.max_runtimes: is not known (did you mean max_runtime?)",
         ),
         ("[rules.a]\nspot = false", "policy.toml:2: rules.a.spot: can only be true"),
+        ("[rules.a]\nmax_usd_per_hour = '5 USD'", "policy.toml:2: rules.a.max_usd_per_hour: is not such an amount"),
         ("[rules.a]\nmax_cost = 5", "policy.toml:2: rules.a.max_cost: is not such an amount"),
         ("[rules.a]\nregions = []", "policy.toml:2: rules.a.regions: allows nothing"),
         ("[rules.a]\nwhy = 'x'", "policy.toml:1: rules.a: requires nothing"),
@@ -240,6 +242,21 @@ def test_a_job_cannot_state_less_than_the_known_price(project: Path):
         Planner("sagemaker").plan("job.yaml", sets=[*sets, "resources.priced_as=aws/us-east-1/g4dn.xlarge"])
     Planner("sagemaker").plan("job.yaml", sets=[*sets, "resources.usd_per_hour=2"])
     assert Planner("own").plan("job.yaml", sets=sets).price["usd_per_hour"] == 0.5, "the target may"
+
+
+def test_the_price_of_an_hour_is_that_of_all_nodes_and_must_be_known(project: Path):
+    (project / "policy.toml").write_text("[rules.price]\nmax_usd_per_hour = 3\n")
+    options = {"role": "arn:aws:iam::123456789012:role/job", "region": "us-east-1", "bucket": "acme-runs"}
+    sets = ["image=r/n:1", *(f"options.sagemaker.{key}={value}" for key, value in options.items())]
+    two = ["resources.instance_type=ml.g5.xlarge", "num_nodes=2"]
+    Planner("sagemaker").plan("job.yaml", sets=[*sets, two[0]])
+    for more, wrong in (
+        (["num_nodes=3"], r"cost 4\.2\d USD an hour; the policy allows at most 3 USD"),
+        (["resources.instance_type=ml.unheard.of", "resources.accelerators=A10G:1"], "cost an unknown sum an hour"),
+        (["resources.usd_per_hour=0.01"], "under max_usd_per_hour a job cannot state less"),
+    ):
+        with pytest.raises(Refused, match=wrong):
+            Planner("sagemaker").plan("job.yaml", sets=[*sets, *two, *more])
 
 
 def test_a_rule_sets_the_audit_in_the_output(project: Path):
