@@ -90,7 +90,7 @@ def test_iam_denies_what_rules_refuse_and_requests_without_the_key(rules):
     for key, value in BAD.items():
         assert denied(policy, {**GOOD, key: value}), key
     assert {note.split(" enforce ")[1].split(" (")[0] for note in notes} == {
-        "backends", "max_cost", "max_usd_per_hour", "output", "image_by_digest", "set resources.use_spot",
+        "backends", "max_cost", "output", "image_by_digest", "set resources.use_spot",
     }  # fmt: skip
     sids = [statement["Sid"] for statement in policy["Statement"]]
     assert len(set(sids)) == len(sids) and all(sid.isalnum() for sid in sids)
