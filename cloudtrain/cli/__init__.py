@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "doctor": "Check this machine and a target for problems.",
         "image": "Build and push the image of the shared trainer.",
         "permissions": "Print the least permissions that a target needs.",
-        "prices": "Show the price lists that plans use, or refresh them.",
+        "prices": "Show price lists and machines with their prices, or refresh the lists.",
     },
     "Run it": {
         "submit": "Submit a job file, a script or a plan.",

@@ -80,7 +80,7 @@ def command(
     google_key_env: str | None,
     as_json: bool,
 ) -> int:
-    """Show the price lists that plans use, list machine types with their prices, or refresh the lists.
+    """Show price lists and machines with their prices, or refresh the lists.
 
     No command but `cloudtrain prices refresh` downloads prices. When a download fails, the stored list stays.
 
