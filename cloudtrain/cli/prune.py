@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.option("--older", metavar="TIME", help="Delete the runs that ended longer ago than this: 30d, 12h.")
+@click.option(
+    "--older",
+    metavar="TIME",
+    help="Delete the runs that ended longer ago than this: 30d, 12h. Units: d, h, m (minutes), s; a month is 30d.",
+)
 @click.option(
     "--packages",
     is_flag=True,
@@ -47,7 +52,11 @@ def command(older: str | None, packages: bool, dry_run: bool, here: bool, yes: b
     try:
         age_s = 0.0 if older is None else float(units.duration_s(older))
     except ValueError as error:
-        raise BadRequest(f"--older {older}: {error}", "write 30d or 12h") from None
+        hint = "write 30d or 12h; a month is no unit: write 30d"
+        raise BadRequest(f"--older {older}: {error}", hint) from None
+    if older and re.fullmatch(r"\s*\d+\s*m\s*", older, re.IGNORECASE):
+        minutes = units.format_count(int(age_s) // 60, "minute")
+        terminal.note(f"--older {older} is {minutes}; a month is no unit: write 30d")
     if packages:
         return _delete_packages(age_s, dry_run=dry_run, yes=yes, as_json=as_json)
     from cloudtrain.runs.run import Run

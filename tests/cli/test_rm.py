@@ -50,6 +50,14 @@ def test_sizes_are_shown_and_nothing_is_deleted_without_a_yes(store: Store, cli)
     assert (store.home / "runs" / OLD / "model" / "weights").exists()
 
 
+def test_minutes_are_named_because_m_could_be_months(store: Store, cli):
+    shown = cli("prune", "--older", "1m", "--dry-run")
+    assert shown.code == 0 and "--older 1m is 1 minute; a month is no unit: write 30d" in shown.err
+    assert "minute" not in cli("prune", "--older", "30d", "--dry-run").err
+    refused = cli("prune", "--older", "1mo", "--dry-run")
+    assert refused.code == 2 and "a month is no unit: write 30d" in refused.err
+
+
 def test_a_deleted_run_is_gone_here_and_is_not_restored(store: Store, cli):
     with store.database.write() as db:
         db.execute("INSERT INTO provenance VALUES (?, '{}')", (OLD,))
