@@ -116,7 +116,7 @@ def attach(uri: str, home: Path | None = None) -> Run:
 
     Args:
         uri: The run's folder in its job's output, <output>/<run id>: a path, s3:// or gs://.
-        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.local/share/cloudtrain.
 
     Returns:
         The run. It can be read and resumed, but not cancelled.

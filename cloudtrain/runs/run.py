@@ -48,7 +48,7 @@ class Run:
 
         Args:
             text: The run's id or a unique prefix of it; None for the newest run.
-            home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+            home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.local/share/cloudtrain.
 
         Returns:
             The run.

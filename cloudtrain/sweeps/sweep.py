@@ -66,7 +66,7 @@ class Sweep:
 
         Args:
             sweep_id: The sweep's id or a unique prefix of it; None for the newest sweep.
-            home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+            home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.local/share/cloudtrain.
 
         Returns:
             The sweep.

@@ -68,7 +68,7 @@ class DistributedTraining:
 
     Args:
         target: A backend or a target of cloudtrain.toml; None for the default.
-        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.cloudtrain.
+        home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.local/share/cloudtrain.
         options: The other arguments of Submitter.
     """
 

@@ -203,19 +203,20 @@ class LocalBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         try:
-            return dict(json.loads((Path(handle) / "labels.json").read_text()))
+            return dict(json.loads((self._folder(handle) / "labels.json").read_text()))
         except (OSError, ValueError):
             return {}
 
     def status(self, handle: str) -> Status:
         from cloudtrain.backends.local.status import read_attempt
 
-        return read_attempt(Path(handle), _node_folders(Path(handle)))
+        folder = self._folder(handle)
+        return read_attempt(folder, _node_folders(folder))
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         from cloudtrain.nodes.logs import tail
 
-        nodes = _node_folders(Path(handle))
+        nodes = _node_folders(self._folder(handle))
         return tail(
             [node / "log" for node in nodes],
             after=after,
@@ -224,13 +225,13 @@ class LocalBackend:
         )
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
-        count = len(_node_folders(Path(handle)))
+        count = len(_node_folders(self._folder(handle)))
         if node >= count:
             raise BackendError(f"there is no node {node}: the attempt has {count}, from 0 to {count - 1}")
         return Shell((self.python, *words))
 
     def cancel(self, handle: str) -> None:
-        folder = Path(handle)
+        folder = self._folder(handle)
         nodes = _node_folders(folder)
         if not folder.is_dir() or (self.status(handle).state.final and not any(map(supervisor.has_leftovers, nodes))):
             return
@@ -241,27 +242,36 @@ class LocalBackend:
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.backends.download import copy_tree
 
-        request = json.loads((Path(handle) / "request.json").read_text())
+        folder = self._folder(handle)
+        request = json.loads((folder / "request.json").read_text())
         run_dir = Path(request["nodes"][0]["env"]["CLOUDTRAIN_RUN_DIR"])
+        if run_dir == Path(handle).parent:  # the job names no output
+            run_dir = folder.parent
         into.mkdir(parents=True, exist_ok=True)
         if WORKDIR in what:
-            for node in _node_folders(Path(handle)):
+            for node in _node_folders(self._folder(handle)):
                 copy_tree(node / "source", into / WORKDIR / node.name, leave_out=[".cloudtrain"])
         for name in what:
             if (run_dir / name).is_dir():
                 copy_tree(run_dir / name, into / name)
         return into
 
+    def _folder(self, handle: str) -> Path:
+        """Return an attempt's folder. After the home was moved it is below the home of now."""
+        folder = Path(handle)
+        moved = self.workdir / folder.parent.name / folder.name
+        return moved if not folder.is_dir() and moved.is_dir() else folder
+
     def remains(self, handle: str) -> dict[str, int | None]:
         from cloudtrain.nodes import removal
 
-        folder = Path(handle).parent
+        folder = self._folder(handle).parent
         return {str(folder): size} if (size := removal.measure(folder)) is not None else {}
 
     def remove(self, handle: str) -> None:
         from cloudtrain.nodes import removal
 
-        folder = Path(handle).parent
+        folder = self._folder(handle).parent
         try:
             removal.remove_run(folder.parent, folder.name)
         except OSError as error:
@@ -298,9 +308,9 @@ def _base_environment(plan: Plan) -> dict[str, str]:
 
 
 def _node_folders(folder: Path) -> list[Path]:
-    """Return the folders of an attempt's nodes, as they were requested."""
+    """Return the folders of the nodes of an attempt."""
     try:
         request = json.loads((folder / "request.json").read_text())
     except (OSError, ValueError):
         return []
-    return [Path(node["folder"]) for node in request["nodes"]]
+    return [folder / Path(node["folder"]).name for node in request["nodes"]]  # the home may have been moved

@@ -1,0 +1,58 @@
+"""A home that was moved to another folder: its local runs have their logs and results, are resumed and deleted there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.cli import main
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from tests.conftest import WAIT_S, dismiss_watcher
+
+SCRIPT = """\
+import os
+from pathlib import Path
+print("attempt", os.environ["CLOUDTRAIN_ATTEMPT"], os.listdir(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]), flush=True)
+Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"], "kept.txt").touch()
+Path(os.environ["CLOUDTRAIN_MODEL_DIR"], "model.txt").write_text("trained")
+raise SystemExit(os.environ["CLOUDTRAIN_ATTEMPT"] == "1")
+"""
+
+
+def test_local_runs_are_read_fetched_resumed_and_deleted(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SCRIPT)
+    first = Submitter(target="local").submit({"source": str(project), "entrypoint": "train.py"})
+    assert first.wait(WAIT_S).state is State.FAILED
+    first.store.database.close()
+    dismiss_watcher(home)
+    moved = tmp_path / "disk" / "cloudtrain"
+    moved.parent.mkdir()
+    home.rename(moved)
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(moved))
+
+    page = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
+    (live,) = re.findall(r"`cloudtrain (ls state:\S+)` lists none", page)
+    assert main(live.split()) == 0 and capsys.readouterr().out == "no run matches\n"
+    named = {
+        name.partition("/")[0]
+        for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(.+?)`", row)
+    }
+    assert {path.name for path in moved.iterdir()} - {".gitignore", "history.lock", "watch.starting"} <= named
+
+    run = Run.find(first.run_id)
+    assert [line.text for line in run.logs() if line.rank == 0] == ["attempt 1 []"]
+    assert (run.fetch(tmp_path / "out") / "model" / "model.txt").read_text() == "trained"
+    resumed = run.resume()
+    assert resumed.wait(WAIT_S).state is State.SUCCEEDED
+    assert [line.text for line in resumed.logs() if line.rank == 0] == ["attempt 1 []", "attempt 2 ['kept.txt']"]
+    dismiss_watcher(moved)
+    assert not home.exists(), "nothing was written to the old place"
