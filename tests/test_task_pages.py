@@ -112,6 +112,17 @@ def follow(page: Path, project: Path, do: Callable[[str], str | None]) -> None:
 RUN_AS_A_WHOLE = DOCS / "how" / "evaluate.md"  # its later jobs read what the first one has left
 
 
+def test_the_page_has_every_variable_that_the_command_reads():
+    page = (DOCS / "reference" / "variables.md").read_text()
+    code = [path.read_text() for path in (DOCS.parent / "cloudtrain").rglob("*.py") if "testing" not in path.parts]
+    read = set(
+        re.findall(r"""environ(?:\.get\(|\[)["'](CLOUDTRAIN_\w+|XDG_\w+|HF_\w+|NO_COLOR)["']""", "\n".join(code))
+    )
+    assert {"CLOUDTRAIN_HOME", "CLOUDTRAIN_CONFIG_HOME", "HF_HOME"} <= read
+    own = {"CLOUDTRAIN_NODE_DIR", "CLOUDTRAIN_SIMULATED"}  # set by cloudtrain itself, for processes that it starts
+    assert [name for name in sorted(read - own) if f"`{name}" not in page] == []
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page != RUN_AS_A_WHOLE], ids=lambda page: f"{page.parent.name}/{page.stem}"
 )
