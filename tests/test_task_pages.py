@@ -176,9 +176,23 @@ def test_the_notebook_runs_and_names_what_is_there(project: Path, capsys: pytest
     assert list(curve.x) == [10, 20, 30, 40, 50]
     printed = capsys.readouterr().out
     assert "{'step': 50, 'loss': 0.0003}" in printed and "SUCCEEDED 0.0003" in printed
-    (call,) = (node for node in ast.walk(ast.parse(third)) if isinstance(node, ast.Call) and len(node.args) == 2)
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(third))
+        if getattr(getattr(node, "func", None), "attr", "") == "train_distributed"
+    )
     accepted = inspect.signature(DistributedTraining.train_distributed).parameters
     assert {word.arg for word in call.keywords} <= set(accepted)
+
+
+def test_what_pages_tell_to_submit_is_shown_on_a_page():
+    """An installed cloudtrain has no folder `examples`: the files are on pages, and are those of the repository."""
+    named = [path.name for path in DOCS.rglob("*.md") if re.search(r"(?<!`)examples/\w", path.read_text())]
+    assert named == []
+    shown = {block.title: block.text for page in PAGES for block in blocks(page)}
+    for title, example in {"quickstart.yaml": "job.yaml", "tune.yaml": "sweep.yaml"}.items():
+        kept = yaml.safe_load((DOCS.parent / "examples" / "quickstart" / example).read_text())
+        assert yaml.safe_load(shown[title]) == ({**kept, "job": "quickstart.yaml"} if "job" in kept else kept), title
 
 
 def cells() -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import click
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import JobInput, parse_job_words
-from cloudtrain.cli.view.summary import print_plan
+from cloudtrain.cli.view.summary import print_manifest, print_plan
 
 
 @options.command()
@@ -70,6 +70,8 @@ def command(
 
         terminal.print_lines("", f"written to {output}; cloudtrain submit {shlex.quote(output)} sends it")
     else:
+        if verbose:
+            print_manifest(plan)
         _print_request(plan.request, verbose)
     return 0
 

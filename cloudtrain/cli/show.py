@@ -127,6 +127,8 @@ def _print_run(run: Run, verbose: bool) -> None:
     terminal.print_lines("", "job")
     job = record.job if verbose else _without_defaults(record.job)
     terminal.print_pairs((key, _inline(value)) for key, value in job.items() if key not in _SHOWN_ABOVE)
+    if verbose:
+        summary.print_manifest(plan)
 
 
 def _describe_used(run: Run, newest: AttemptRecord) -> str:

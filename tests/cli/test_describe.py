@@ -42,7 +42,9 @@ def test_plan_for_people_is_a_summary_and_the_request(cli, project):
     (node,) = json.loads(request)["nodes"]
     assert node["argv"][1:] == [".cloudtrain/launch.py"] and "CLOUDTRAIN_" not in request
     assert "\x1b" not in shown.out
-    whole = cli("plan", "train.py", "--key", "k", "--verbose").out.partition("request:\n")[2]
+    verbose = cli("plan", "train.py", "--key", "k", "--verbose").out
+    manifest, _, whole = verbose.partition("encoded):\n")[2].partition("\nrequest:\n")
+    assert json.loads(manifest) == cli("plan", "train.py", "--key", "k", "--json").json["manifest"]
     assert json.loads(whole) == cli("plan", "train.py", "--key", "k", "--json").json["request"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import json
 import os
 import pty
 import struct
@@ -179,7 +180,8 @@ def test_show_for_people(cli, ids):
         assert text in shown
     job = shown.partition("\njob\n")[2]
     assert "labels" in job and "max_runtime" not in job and "strategy" not in job, "defaults"
-    assert "max_runtime: 24h" in cli("show", ids["failed"], "--verbose").out.partition("\njob\n")[2]
+    job, _, manifest = cli("show", ids["failed"], "--verbose").out.partition("\njob\n")[2].partition("encoded):\n")
+    assert "max_runtime: 24h" in job and json.loads(manifest)["run_id"] == ids["failed"]
 
 
 def test_a_job_that_says_nothing_is_shown_as_nothing():

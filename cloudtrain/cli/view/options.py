@@ -126,7 +126,8 @@ rank_option = click.option(
 verbose_option = click.option(
     "--verbose",
     is_flag=True,
-    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests.",
+    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, the "
+    "launcher's manifest.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

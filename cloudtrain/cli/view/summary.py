@@ -39,6 +39,14 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
         _print_candidates(plan)
 
 
+def print_manifest(plan: Plan) -> None:
+    """Print what the launcher is told to run, which a request has encoded (CLOUDTRAIN_MANIFEST_0, ct_manifest_0)."""
+    import json
+
+    terminal.print_lines("", "manifest (what the launcher runs; the request has it encoded):")
+    terminal.print_coloured_json(json.dumps(dict(plan.manifest), indent=2, ensure_ascii=False) + "\n")
+
+
 def _forecast_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the rows on memory and time; one where both are unknown for the same reason."""
     fit, time = (str((found or {}).get("line", "")) for found in (plan.fit, plan.time))
