@@ -272,6 +272,24 @@ def test_kubernetes_clients_take_the_identity_of_ci(system: str, tmp_path: Path,
     server.shutdown()
 
 
+@pytest.mark.usefixtures("census")
+def test_the_loop_over_job_files_submits_all_and_has_the_first_bad_exit_code(project: Path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "how" / "ci.md").read_text()
+    (project / "train_all.sh").write_text(page.partition('title="train_all.sh"\n')[2].partition("```")[0])
+    (project / "end.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    (project / "jobs").mkdir()
+    for name, arguments in {"a-fails": "['3']", "b-ends": "['0']"}.items():
+        text = f"name: {name}\nsource: ..\nentrypoint: end.py\nargs: {arguments}\n"
+        (project / "jobs" / f"{name}.yaml").write_text(text)
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    monkeypatch.setenv("COMMIT", "abc")
+    done = subprocess.run(
+        ["sh", "train_all.sh"], cwd=project, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    printed = re.findall(r"^(a-fails|b-ends)-\w+: exit code (\d+)$", done.stdout, re.MULTILINE)
+    assert (done.returncode, printed) == (3, [("a-fails", "3"), ("b-ends", "0")]), done.stdout + done.stderr
+
+
 def test_the_page_lets_this_identity_into_a_cluster():
     import kubernetes_validate
 
