@@ -195,6 +195,16 @@ def test_what_pages_tell_to_submit_is_shown_on_a_page():
         assert yaml.safe_load(shown[title]) == ({**kept, "job": "quickstart.yaml"} if "job" in kept else kept), title
 
 
+def test_the_sweep_of_the_picture_is_the_one_that_is_printed():
+    from PIL import Image
+
+    page = (DOCS / "how" / "sweep.md").read_text()
+    with Image.open(DOCS / "pictures" / "sweep.png") as picture:
+        assert f"`show` printed:\n\n```text\n{picture.text['sweep']}  SUCCEEDED" in page
+    (best,) = re.findall(r"^        (cloudtrain fetch \S+ -o best)$", page, re.MULTILINE)
+    assert f"\n{best}\n```\n\n`show` printed" in page
+
+
 def cells() -> list[tuple[str, str]]:
     """Return what stands as code in the right cells of the migrations' tables: (page, text)."""
     found = []
