@@ -40,7 +40,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
 
 
 def print_manifest(plan: Plan) -> None:
-    """Print what the launcher is told to run, which a request has encoded (CLOUDTRAIN_MANIFEST_0, ct_manifest_0)."""
+    """Print what the launcher will run, which a request has encoded (CLOUDTRAIN_MANIFEST_0, ct_manifest_0)."""
     import json
 
     terminal.print_lines("", "manifest (what the launcher runs; the request has it encoded):")
