@@ -132,7 +132,8 @@ With fsdp, hsdp, tp and pp each rank writes its own part of a checkpoint. Severa
   do so where `model()` builds [on the meta device](how/own-task.md#a-model-that-is-too-large-for-each-rank). Each rank builds the whole model first, and the log
   has a line, for quantized models, models without safetensors and experts that transformers packs. `train_distributed` sends the
   parameters as safetensors, of any size; each rank loads its part, and the log has a line where it cannot.
-- With fsdp, hsdp, zero3, `tp_size` and `pp_size` the trained model is written one tensor at a time. With LoRA rank 0 gathers the whole model. With `pp_size`
+- With fsdp, hsdp, zero3, `tp_size` and `pp_size` the trained model is written one tensor at a time. With LoRA only the adapter is gathered,
+  and `merge_adapter` merges one layer at a time; where an adapter is on tied embeddings, rank 0 gathers the whole model for that. With `pp_size`
   rank 0 loads the saved model to write a sample of its text, up to 1 GiB; a larger one gets no sample.
 - `cp_size` keeps keys and values of one layer whole on each rank, and needs three to five bytes for each pair of tokens in a chunk.
 - It needs torch 2.8, transformers 4.56 and accelerate 1.10. `tp_size`, `pp_size` and `cp_size` need torch 2.13, transformers 5.23 and accelerate 1.15. A plan

@@ -69,7 +69,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     import torch
     import transformers
     from accelerate.utils import set_seed
-    from trainer import mfu, publish, trackers
+    from trainer import lora, mfu, publish, trackers
     from trainer import model as models
     from trainer.best import BestEvaluation
     from trainer.checkpoints.files import folder_of
@@ -263,20 +263,20 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     if arguments.torch_compile:
         logger.say(f"model compiled by torch.compile with {arguments.torch_compile_backend}: {models.graphs()} graphs")
     trained: Any
-    if strategy.saves_in_parts:
-        bare = models.plain(strategy.bare, arguments)
-        publish.save_in_parts(
-            bare, strategy.tensors, task.tokenizer, model_folder, manager.epoch, manager.check_current
-        )
+    place = task.tokenizer, model_folder, manager.epoch, manager.check_current
+    if publish.saves_in_parts(strategy.bare, arguments.merge_adapter):
+        publish.save_in_parts(models.plain(strategy.bare), strategy.tensors, *place, merge=arguments.merge_adapter)
         if strategy.runs_whole:
-            trained = models.plain(accelerator.unwrap_model(strategy.model), arguments)
+            trained = models.plain(accelerator.unwrap_model(strategy.model))
         else:
             trained = publish.load_small(model_folder) if context.rank == 0 and arguments.sample_tokens > 0 else None
         if strategy.context is not None:
             strategy.context.take_off()
     elif (trained := strategy.whole()) is not None:
-        trained = models.plain(trained, arguments)
-        publish.save(trained, task.tokenizer, model_folder, manager.epoch, manager.check_current)
+        trained = models.plain(trained)
+        if arguments.merge_adapter:
+            trained = lora.merged(trained)
+        publish.save(trained, *place)
     # Of a model in parts all ranks write the samples together.
     if trained is not None and task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
         samples = [

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .errors import Unsupported
 
+BASE = ".base_layer."  # in the name of a tensor that a layer's adapter changes
+
 if TYPE_CHECKING:
+    import torch
+
     from .arguments import Arguments
 
 
@@ -36,3 +44,71 @@ def adapted(model: Any, arguments: Arguments) -> Any:
 def merged(model: Any) -> Any:
     """Return the plain model that a model with an adapter stands for."""
     return model.merge_and_unload()
+
+
+def is_adapted(model: Any) -> bool:
+    """Return whether a model is one of peft's, with an adapter in it."""
+    return (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel)
+
+
+def adapter_names(bare: Any) -> list[str]:
+    """Return the names of those tensors that peft saves, in a model with an adapter but without values."""
+    from peft import get_peft_model_state_dict
+
+    state = bare.state_dict()
+    saved = {id(tensor) for tensor in get_peft_model_state_dict(bare, state).values()}
+    return [name for name, tensor in state.items() if id(tensor) in saved]
+
+
+def parted(bare: Any) -> tuple[Any, dict[str, str]]:
+    """Return the plain model below a model without values, and for each of its tensors the name of that in the latter."""
+    copied = copy.deepcopy(bare)
+    names = {id(tensor): name for name, tensor in copied.state_dict(keep_vars=True).items()}
+    plain = copied.unload()
+    return plain, {name: names[id(tensor)] for name, tensor in plain.state_dict(keep_vars=True).items()}
+
+
+def merges_in_parts(bare: Any) -> bool:
+    """Return whether each layer can be merged alone: none with an adapter shares its matrix with another one."""
+    state = bare.state_dict(keep_vars=True)
+    ids = [id(tensor) for tensor in state.values()]
+    return not any(BASE in name and ids.count(id(tensor)) > 1 for name, tensor in state.items())
+
+
+def merged_tensors(
+    bare: Any, sources: dict[str, str], tensors: Callable[[list[str]], Iterator[tuple[str, torch.Tensor | None]]]
+) -> Callable[[list[str]], Iterator[tuple[str, torch.Tensor | None]]]:
+    """Return what yields the tensors of the merged model, one layer after the other.
+
+    Args:
+        bare: the model with the adapter, without values.
+        sources: what `parted` has returned.
+        tensors: returns tensors of the trained model by name, whole and on the CPU on rank 0, None elsewhere; collective.
+    """
+
+    def merge(names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        groups = [_layer(bare, sources[name]) for name in names]
+        found = tensors([each for group in groups for each in group])
+        for name, group in zip(names, groups, strict=True):
+            yield name, _merged(bare, sources[name], dict(islice(found, len(group))))
+
+    return merge
+
+
+def _layer(bare: Any, source: str) -> list[str]:
+    """Return the names of the tensors that a tensor of the merged model is made of."""
+    path, changed, _ = source.partition(BASE)
+    return [f"{path}.{own}" for own in bare.get_submodule(path).state_dict()] if changed else [source]
+
+
+def _merged(bare: Any, source: str, found: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
+    path, changed, own = source.partition(BASE)
+    if not changed or found[source] is None:
+        return found[source]
+    layer = copy.deepcopy(bare.get_submodule(path))
+    # Merging changes the matrix in place, which may be what the trained model has.
+    state = {name.removeprefix(f"{path}."): tensor.clone() for name, tensor in found.items() if tensor is not None}
+    found.clear()
+    layer.load_state_dict(state, assign=True)
+    layer.merge()
+    return layer.base_layer.get_parameter(own).detach()  # type: ignore[no-any-return]

@@ -107,15 +107,11 @@ def compiled(model: torch.nn.Module, arguments: Arguments) -> None:
         model.compile(backend=arguments.torch_compile_backend, mode=arguments.torch_compile_mode or None)
 
 
-def plain(model: Any, arguments: Arguments) -> Any:
-    """Return the trained model as it is saved: not compiled any more, the adapter merged where that is wished."""
+def plain(model: Any) -> Any:
+    """Return the trained model as it is saved: not compiled any more."""
     model._compiled_call_impl = None
     if hasattr(model, "config"):
         model.config.use_cache = True
-    if arguments.merge_adapter:
-        from . import lora
-
-        return lora.merged(model)
     return model
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from . import collectives
+from . import collectives, lora
 from .errors import Unsupported
 from .tensor_files import TensorFormat, write
 
@@ -43,11 +43,20 @@ def save(model: Any, tokenizer: Any, folder: Path, epoch: int, check_current: Ca
             tokenizer.save_pretrained(partial)
 
 
-def saves_in_parts(model: Any) -> bool:
-    """Return whether a model without values can be written tensor by tensor as it would be written whole."""
+def saves_in_parts(model: Any, merge: bool = False) -> bool:
+    """Return whether a model without values can be written tensor by tensor as it would be written whole.
+
+    Args:
+        model: None where each rank has the whole.
+        merge: whether its adapter is merged into it.
+    """
     import torch
     from transformers import PreTrainedModel
 
+    if model is None:
+        return False
+    if lora.is_adapted(model):
+        return not merge or (lora.merges_in_parts(model) and saves_in_parts(lora.parted(model)[0]))
     if not isinstance(model, PreTrainedModel):
         state = model.state_dict()  # its modules may keep more than tensors there
         return not hasattr(model, "save_pretrained") and all(isinstance(each, torch.Tensor) for each in state.values())
@@ -65,13 +74,28 @@ def save_in_parts(
     folder: Path,
     epoch: int,
     check_current: Callable[[], None],
+    merge: bool = False,
 ) -> None:
-    """Write a model of which every rank has a part, one whole tensor after the other; collective.
+    """Write a model of which every rank has a part, one whole tensor after the other, or its adapter alone; collective.
 
     Args:
         bare: the model without values.
         tensors: returns tensors by name, whole and on the CPU on rank 0, None elsewhere; collective.
+        merge: whether its adapter is merged into it.
     """
+    if merge:
+        adapted = bare
+        bare, sources = lora.parted(adapted)
+        tensors = lora.merged_tensors(adapted, sources, tensors)
+    elif lora.is_adapted(bare):
+        names = collectives.from_rank_0(lambda: lora.adapter_names(bare))
+        state = dict(tensors(names))
+        if collectives.rank() == 0:
+            with _published(folder, epoch, check_current) as partial:
+                bare.save_pretrained(partial, state_dict=state)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(partial)
+        return
     formats: dict[str, TensorFormat] = {}
     seen: set[int] = set()
     ignored = getattr(bare, "_keys_to_ignore_on_save", None) or ()

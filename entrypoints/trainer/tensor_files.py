@@ -63,6 +63,7 @@ def write(
                 if (name, TensorFormat(tuple(tensor.shape), tensor.dtype)) != (expected, formats[expected]):
                     raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, the header has {expected}")
                 out.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                del tensor  # before the next one is there
     if len(files) > 1:
         places = {name: file for file, held in zip(names, files, strict=True) for name in held}
         total = sum(each.size_bytes for each in formats.values())

@@ -31,6 +31,7 @@ class Strategy:
     stepper: Any  # Accelerate's
     parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
     tied: tuple[str, str] | None = None  # snapshot.Training.tied
+    bare: Any = None  # the model without values where a rank has a part of it; None where each has the whole
     chunked: chunked_loss.ChunkedLoss | None = None  # None: the logits are whole
     task: Task  # whose loss is minimised
 
@@ -223,16 +224,16 @@ class Strategy:
     def reshard(self) -> None:
         """Give back what a forward pass left whole."""
 
-    @property
-    def saves_in_parts(self) -> bool:
-        """Whether the trained model is written tensor by tensor, by `tensors`, since no rank holds the whole."""
-        return False
-
     runs_whole = True  # whether each rank can run the model, alone or together with the others
 
     def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Return tensors of the trained model, whole and on the CPU on rank 0, None elsewhere; collective."""
-        raise NotImplementedError
+        """Return tensors of the trained model, whole and on the CPU on rank 0, None elsewhere; collective.
+
+        One at a time: each is let go of before the next one is gathered.
+        """
+        state = self.accelerator.unwrap_model(self.model).state_dict()
+        for name in names:
+            yield name, state[name].detach().cpu() if self.rank == 0 else None
 
     def whole(self) -> Any:
         """Return the trained model as a plain one on rank 0, None elsewhere; collective."""

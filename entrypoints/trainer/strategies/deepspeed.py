@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import collectives, publish, weights
+from .. import collectives, weights
 from ..errors import Unsupported
 from .ddp import Batch, Strategy
 from .fsdp import filled, skeleton
@@ -17,6 +17,9 @@ from .fsdp import filled, skeleton
 if TYPE_CHECKING:
     from ..arguments import Arguments
     from .mesh import ParallelismPlan
+
+
+LOOSE_BYTES = 1 << 26  # of whole parameters between two calls of `_give_back_memory`
 
 
 def options(plan: ParallelismPlan, arguments: Arguments) -> dict[str, Any]:
@@ -95,10 +98,15 @@ class DeepSpeedStrategy(Strategy):
         holder = torch.nn.Module()
         holder.register_parameter("first", first)
         Init(holder, config_dict_or_path=self.accelerator.state.deepspeed_plugin.deepspeed_config, dtype=first.dtype)
+        loose = 0
         for parameter, load in found[1:]:
             parameter.data = load()
+            loose += parameter.nbytes
             first.convert_to_zero_parameters(param_list=[parameter])
-            _give_back_memory()
+            if loose > LOOSE_BYTES:
+                _give_back_memory()
+                loose = 0
+        _give_back_memory()
         return optimizer
 
     def settle(self, loss: Callable[[], Any]) -> None:
@@ -138,14 +146,15 @@ class DeepSpeedStrategy(Strategy):
             return super().parts()
         return [("shard:flat", each.ds_numel, each.ds_tensor.ds_numel) for each in self.model.parameters()]
 
-    @property
-    def saves_in_parts(self) -> bool:
-        return self.bare is not None and publish.saves_in_parts(self.bare)
-
     def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
+        if self.bare is None:
+            yield from super().tensors(names)
+            return
+        # From here on the ranks write together, and transformers would gather parameters itself.
+        forget()
         module = self.model.module
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -160,8 +169,6 @@ class DeepSpeedStrategy(Strategy):
                     full = parameter.data.clone()
             yield name, full.detach().to("cpu", like[name].dtype) if self.rank == 0 else None
             del full
-        # From here on the ranks write together, and transformers would gather parameters itself.
-        forget()
 
     def whole(self) -> Any:
         if self.bare is None:

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
-from .. import chunked_loss, publish, weights
+from .. import chunked_loss, lora, weights
 from ..errors import Unsupported
 from .ddp import Strategy
 from .mesh import check_division
@@ -38,6 +44,9 @@ class ShardedStrategy(Strategy):
         self.chunked = chunked_loss.of(bare, self.plan.tensor) if self.task.of_labels else None
         if self._fully:
             shard(bare, bare, self.mesh, self.plan, str(self.accelerator.mixed_precision))
+            if lora.is_adapted(bare) and hasattr(bare, "generate"):
+                # It calls the model below, past the root's own hooks.
+                register_fsdp_forward_method(bare, "generate")
         materialize(bare, self.device, self.plan.offload)
         # In this mode it puts on nothing but the precision: it would wrap the model in DDP.
         self.model = self.accelerator.prepare_model(bare, device_placement=False, evaluation_mode=True)
@@ -77,17 +86,11 @@ class ShardedStrategy(Strategy):
             )
         return "FSDP2" if self._fully else "DTensor"
 
-    @property
-    def saves_in_parts(self) -> bool:
-        return publish.saves_in_parts(self.bare)
-
     def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
         self.reshard()
         state = self.model.state_dict()
         for name in names:
-            tensor = state[name]
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            yield name, full.detach().cpu() if self.rank == 0 else None
+            yield name, whole_on(self.rank == 0, state[name])
 
     def whole(self) -> Any:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -102,6 +105,12 @@ class ShardedStrategy(Strategy):
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def whole_on(here: bool, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor whole and on the CPU, or None where it is not wanted; collective over the tensor's mesh."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu() if here else None
 
 
 def mesh_of(plan: ParallelismPlan, device: torch.device) -> DeviceMesh:

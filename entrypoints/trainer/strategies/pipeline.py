@@ -26,6 +26,7 @@ from .fsdp import (
     skeleton,
     split_layers,
     untie,
+    whole_on,
 )
 from .stages import check_cut, cut
 
@@ -210,17 +211,14 @@ class PipelineStrategy(ShardedStrategy):
                 holders.setdefault(name, (rank, shape, dtype))
         for name in names:
             holder, shape, dtype = holders[name]
-            full = None
-            if name in state:
-                tensor = state[name]
-                full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-                full = full.detach().cpu().contiguous()
-            if holder != 0 and self.rank == holder:
-                dist.send(full, 0, group=group)
+            full = whole_on(self.rank in (0, holder), state[name]) if name in state else None
+            if holder != 0 and self.rank == holder and full is not None:
+                dist.send(full.contiguous(), 0, group=group)
             elif holder != 0 and self.rank == 0:
                 full = torch.empty(shape, dtype=dtype)
                 dist.recv(full, holder, group=group)
             yield name, full if self.rank == 0 else None
+            del full
 
     def whole(self) -> Any:
         held = collectives.every_rank(list(self.model.state_dict()) if self._leads else [])

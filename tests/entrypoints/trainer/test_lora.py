@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -33,12 +34,15 @@ NAMES = [name if name in ("ddp", "fsdp") else pytest.param(name, marks=pytest.ma
 # What the trainer has at its end is kept before the adapter is merged or parted from it.
 KEEPING = """
 import os, sys, torch, train
-from trainer import model
-real = model.plain
-def plain(trained, arguments):
-    torch.save(trained.state_dict(), os.environ["KEPT"])
-    return real(trained, arguments)
-model.plain = plain
+from trainer.loop import Loop
+real = Loop.run
+def run(self, **given):
+    stopped, strategy = real(self, **given), self.strategy
+    state = dict(strategy.tensors(list(strategy.accelerator.unwrap_model(strategy.model).state_dict())))
+    if strategy.rank == 0:
+        torch.save(state, os.environ["KEPT"])
+    return stopped
+Loop.run = run
 sys.exit(train.main())
 """
 
@@ -107,6 +111,7 @@ def test_an_adapter_learns_as_on_one_process(tmp_path: Path, base: Path, one: Tr
         key.removeprefix("base_model.model.").replace(".base_layer", ""): key for key in second if "lora" not in key
     }
     assert before.keys() <= stayed.keys() and all(torch.equal(before[key], second[stayed[key]]) for key in before)
+    assert sample(one) == sample(many), "the text was written without the adapter, or by a part of the model"
     folder = tmp_path / "run" / "model"
     assert [path.name for path in folder.glob("*.safetensors")] == ["adapter_model.safetensors"]
     assert len(load_file(folder / "adapter_model.safetensors")) == 2 * 7 * 2
@@ -120,6 +125,10 @@ def test_an_adapter_learns_as_on_one_process(tmp_path: Path, base: Path, one: Tr
     third = torch.load(tmp_path / "run" / "2.pt")
     assert second.keys() == third.keys() and all(torch.equal(second[key], third[key]) for key in second)
     check_it_loads(base / "base" / "model", folder, tmp_path / "run" / "model")
+
+
+def sample(run: Trainer) -> str:
+    return re.search(r"^sample:\n((?: {4}.*\n)+)", run.output(), re.MULTILINE)[1]
 
 
 def check_it_loads(base: Path, adapter: Path, whole: Path) -> None:

@@ -84,6 +84,54 @@ def test_a_model_in_parts_is_written_as_transformers_writes_it(tmp_path: Path, f
     assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+def test_an_adapter_is_merged_layer_by_layer_as_peft_merges_it(tmp_path: Path, family: str):
+    """The adapter alone, and the merged model, are what peft writes of the whole; the trained model stays as it was."""
+    from trainer import lora
+    from trainer import model as models
+    from trainer.strategies.fsdp import skeleton
+
+    from tests.entrypoints.trainer.test_weights import SIZES, Words
+
+    wanted = Arguments(**SIZES, model_type=family, use_peft=True, lora_target_modules=["all-linear"])
+    model = models.build(wanted, Words(), [])
+    for name, parameter in model.named_parameters():
+        parameter.data += torch.randn_like(parameter) * ("lora_B" in name or "bias" in name)
+    bare, state = skeleton(model), model.state_dict()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    model.save_pretrained(tmp_path / "theirs")
+    asked = []
+
+    def tensors(names: list[str]):
+        for name in names:
+            asked.append(name)
+            yield name, state[name]
+
+    rest = tensors, None
+    publish.save_in_parts(bare, *rest, tmp_path / "mine", 1, lambda: None)
+    assert asked and all("lora" in name for name in asked), "the model below was gathered"
+    first, second = (load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("mine", "theirs"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+    publish.save_in_parts(bare, *rest, tmp_path / "merged", 1, lambda: None, merge=True)
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    lora.merged(model).save_pretrained(tmp_path / "whole")
+    first, second = (load_file(tmp_path / folder / "model.safetensors") for folder in ("merged", "whole"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_adapter_of_a_shared_matrix_is_merged_in_the_whole_model():
+    from trainer import model as models
+
+    from tests.entrypoints.trainer.test_weights import SIZES, Words
+
+    for targets, alone in ((["q_proj"], True), (["q_proj", "embed_tokens"], False)):
+        wanted = Arguments(**SIZES, use_peft=True, lora_target_modules=targets)
+        model = models.outline(wanted, Words(), [])
+        assert publish.saves_in_parts(model) and publish.saves_in_parts(model, merge=True) == alone
+    assert not publish.saves_in_parts(None)
+
+
 def test_packed_experts_are_written_by_transformers():
     from transformers import AutoConfig, AutoModelForCausalLM
 
