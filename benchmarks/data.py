@@ -1,12 +1,14 @@
 """Memory and time of a rank's training data: the first start tokenizes, the second one reads what is kept.
 
-    python benchmarks/data.py 16 64       # MB of text; each in a process of its own
+    python benchmarks/data.py 16 64                 # MB of text; each in a process of its own
+    python benchmarks/data.py --task chat 16 64     # MB of conversations, in one jsonl file
 
 Memory is the peak of RssAnon above that after imports: pages of files that are mapped are not part of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import subprocess
@@ -16,6 +18,10 @@ import threading
 import time
 from pathlib import Path
 
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}{% endgeneration %}{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+)
 ENTRYPOINTS = Path(__file__).parents[1] / "entrypoints"
 
 
@@ -28,6 +34,20 @@ def write_texts(folder: Path, megabytes: int) -> None:
         (folder / f"{number:05d}.txt").write_text(" ".join(chosen)[:1_000_000])
 
 
+def write_conversations(folder: Path, megabytes: int) -> None:
+    """Write a jsonl file of conversations of about a KB each, alike everywhere."""
+    draw = random.Random(7)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(5000)]
+    left = megabytes * 1_000_000
+    with open(folder / "00000.jsonl", "w") as stream:
+        while left > 0:
+            turns = [
+                (role, " ".join(draw.choices(words, k=draw.randint(20, 60)))) for role in ("user", "assistant") * 2
+            ]
+            line = json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n"
+            left -= stream.write(line)
+
+
 def train_tokenizer(file: Path, base: str) -> None:
     """Write a tokenizer, trained on one file, to `tokenizer` below a folder."""
     from tokenizers import ByteLevelBPETokenizer
@@ -35,9 +55,9 @@ def train_tokenizer(file: Path, base: str) -> None:
 
     bare = ByteLevelBPETokenizer()
     bare.train([str(file)], vocab_size=1024, special_tokens=["<end>"], show_progress=False)
-    PreTrainedTokenizerFast(tokenizer_object=bare._tokenizer, eos_token="<end>").save_pretrained(
-        Path(base, "tokenizer")
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare._tokenizer, eos_token="<end>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(Path(base, "tokenizer"))
 
 
 def anonymous() -> int:
@@ -46,14 +66,14 @@ def anonymous() -> int:
         return next(int(line.split()[1]) for line in stream if line.startswith("RssAnon"))
 
 
-def measure(texts: str, tokenizer: str, cache: str) -> dict[str, float]:
+def measure(task: str, texts: str, tokenizer: str, cache: str) -> dict[str, float]:
     """Return what the data of one rank takes."""
     sys.path[0] = str(ENTRYPOINTS)  # not this folder, whose names are those of packages
     import transformers  # noqa: F401
     from trainer.arguments import parse
     from trainer.data import tasks
 
-    arguments = ["--dataset", texts, "--tokenizer", tokenizer, "--token_cache", cache]
+    arguments = ["--task", task, "--dataset", texts, "--tokenizer", tokenizer, "--token_cache", cache]
     arguments = parse([*arguments, "--validation_split_percentage", "1"])
     before, peak, done = anonymous(), 0, threading.Event()
 
@@ -65,26 +85,31 @@ def measure(texts: str, tokenizer: str, cache: str) -> dict[str, float]:
     thread = threading.Thread(target=watch)
     thread.start()
     begun, used = time.monotonic(), time.process_time()
-    task = tasks.prepare(arguments, {})
+    prepared = tasks.prepare(arguments, {})
     spent = {"seconds": time.monotonic() - begun, "cpu_s": time.process_time() - used}
     done.set()
     thread.join()
-    return {"tokens": len(task.train.tokens), "peak_mib": peak / 1024, **spent}
+    tokens = getattr(prepared.train, "rows", prepared.train).tokens
+    return {"tokens": len(tokens), "peak_mib": peak / 1024, **spent}
 
 
-def main(sizes: list[str]) -> None:
+def main(task: str, sizes: list[str]) -> None:
     sys.path.pop(0)  # this folder, whose names are those of packages
     for size in sizes:
         with tempfile.TemporaryDirectory() as base:
             texts = Path(base, "texts")
             texts.mkdir()
-            write_texts(texts, int(size))
-            train_tokenizer(texts / "00000.txt", base)
+            (write_conversations if task == "chat" else write_texts)(texts, int(size))
+            words = Path(base, "words.txt")
+            with open(sorted(texts.iterdir())[0]) as stream:
+                words.write_text(stream.read(1_000_000))
+            train_tokenizer(words, base)
             for start in ("first", "second"):
                 command = [
                     sys.executable,
                     __file__,
                     "measure",
+                    task,
                     str(texts),
                     str(Path(base, "tokenizer")),
                     str(Path(base, "cache")),
@@ -92,7 +117,7 @@ def main(sizes: list[str]) -> None:
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 row = json.loads(done.stdout.splitlines()[-1])  # before it, progress
                 print(
-                    f"{size} MB, {start} start: {row['tokens']:,} tokens, peak {row['peak_mib']:,.0f} MiB, "
+                    f"{task}, {size} MB, {start} start: {row['tokens']:,} tokens, peak {row['peak_mib']:,.0f} MiB, "
                     f"{row['cpu_s']:.1f} CPU s, {row['seconds']:.1f} s",
                     flush=True,
                 )
@@ -100,6 +125,10 @@ def main(sizes: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "measure":
-        print(json.dumps(measure(*sys.argv[2:5])))
+        print(json.dumps(measure(*sys.argv[2:6])))
     else:
-        main(sys.argv[1:])
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("--task", default="causal-lm", choices=("causal-lm", "chat"), help="task of the trainer")
+        parser.add_argument("sizes", nargs="+", help="MB of text")
+        given = parser.parse_args()
+        main(given.task, given.sizes)

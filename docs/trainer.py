@@ -55,10 +55,10 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 - **Pretraining** packs documents into blocks. `streaming: true` reads jsonl, csv, parquet, text files and hub datasets without keeping them in memory. It needs
   `max_steps`. The ranks tokenize its documents in turns. Each rank still reads all rows of jsonl, csv, parquet and hub datasets, and only its own text files. It is
   shuffled by a buffer of `shuffle_buffer_size` documents; rows in it are in memory.
-- **Tokens are kept**: from 32 MiB of text on, the ranks of a machine tokenize together, once, and keep the tokens in `~/.cache/cloudtrain/tokens`. The log has
-  a progress bar. An interrupted start leaves its finished pieces to the next one. Later attempts and runs with the same text and tokenizer read the tokens
+- **Tokens are kept**, for all built-in tasks. From 32 MiB of text on, the ranks of a machine tokenize together, once, and keep the tokens in
+  `~/.cache/cloudtrain/tokens`. The log has a progress bar. An interrupted start leaves its finished pieces to the next one. Later attempts and runs with the same text and tokenizer read the tokens
   memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container. `token_cache: none` keeps nothing. You may delete
-  the folder at any time. Pretraining only.
+  the folder at any time. Rows of jsonl, csv and hub datasets stay in their files. Rows of parquet and .json files are in memory.
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
 - **Rows are checked by `plan`**: it reads the first 20 rows of each data file that this machine has. A wrong one is refused with file, line and what is expected.

@@ -6,6 +6,7 @@ answers count, and of a classifier each text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from .arguments import Arguments
-from .data import documents
-from .data.language import CausalLM, Chat, Classification
-from .data.samples import Rows, padded
+from .data import documents, row_files
+from .data.language import CausalLM, Chat, Classification, labelled
+from .data.samples import padded
 from .data.tasks import Task
 from .data.token_cache import NEVER
 from .errors import Unsupported
@@ -41,7 +42,7 @@ def prepare(path: Path, saved: Saved, reading: Reading) -> Task:
     length = getattr(saved.model.config, "max_position_embeddings", None) or reading.block_size
     size = min(reading.block_size, length)
     chat = not saved.classifies and saved.tokenizer.chat_template is not None and _has_turns(path, reading)
-    columns = documents.Columns(
+    columns = row_files.Columns(
         reading.messages_column if chat else reading.text_column,
         reading.label_column if saved.classifies else None,
         turns=chat,
@@ -75,13 +76,13 @@ def score(task: Task, saved: Saved, batch_size: int) -> dict[str, float]:
 
 def _has_turns(path: Path, reading: Reading) -> bool:
     """Return whether the first row of a file is a conversation."""
-    if path.suffix.lower() not in documents._ROWS:
+    if path.suffix.lower() not in row_files.ENDINGS:
         return False
-    row = next((row for _, row in documents._rows(path)), {})
-    return reading.messages_column in row or row.keys() >= documents._PAIR
+    row = next((row for _, row in row_files.numbered_rows(path)), {})
+    return reading.messages_column in row or row.keys() >= row_files.PAIR
 
 
-def _classification(found: list[documents.Document], saved: Saved, size: int, limit: int) -> Task:
+def _classification(found: Sequence[row_files.Document], saved: Saved, size: int, limit: int) -> Task:
     """Return the samples with the classes of the model, not those that the file happens to have."""
     config, found = saved.model.config, found if limit < 0 else found[:limit]
     index = {str(name): number for name, number in (config.label2id or {}).items()}
@@ -95,8 +96,6 @@ def _classification(found: list[documents.Document], saved: Saved, size: int, li
                 f"the label {strange!r} of the data is not one of the model's labels: {', '.join(names[:10])}"
             )
         index = numbers
-    texts = [document.read() for document in found]
-    ids = saved.tokenizer(texts, truncation=True, max_length=size)["input_ids"] if texts else []
+    rows = labelled(found, saved.tokenizer, size, index, NEVER)
     pad = saved.tokenizer.pad_token_id
-    rows = Rows([row or [pad] for row in ids], [index[str(document.label)] for document in found])
     return Classification(saved.tokenizer, rows, None, partial(padded, pad=pad), list(index))

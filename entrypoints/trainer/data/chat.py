@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import Dataset
 
 from ..errors import Unsupported
 from ..labels import IGNORED
 from .rows import NO_MESSAGES, wrong_conversation
 from .samples import EMPTY, Item
+from .token_cache import NEVER
+from .token_rows import Encoder, Row, TokenRows, token_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
-    from .documents import Document
+    from .row_files import Document
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 # ChatML, for tokenizers that were trained here; {% generation %} marks what an assistant says.
@@ -37,19 +37,18 @@ Message = dict[str, str]
 class Turns(Dataset[Item]):
     """Conversations of their own lengths; labels are the tokens that are learned, the others are ignored."""
 
-    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> None:
-        self.ids, self.labels = ids, labels
+    def __init__(self, rows: TokenRows) -> None:
+        self.rows = rows
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> Item:
-        ids, labels = torch.tensor(self.ids[max(index, 0)]), torch.tensor(self.labels[max(index, 0)])
-        return {"input_ids": ids, "labels": torch.full_like(labels, IGNORED) if index == EMPTY else labels}
+        return self.rows.item(max(index, 0), index != EMPTY)
 
     def fingerprint(self) -> str:
         """Return a hash of all samples."""
-        return hashlib.sha256(repr((list(map(list, self.ids)), list(map(list, self.labels)))).encode()).hexdigest()
+        return self.rows.fingerprint()
 
 
 def conversation(document: Document) -> list[Message]:
@@ -92,18 +91,26 @@ def encoded(tokenizer: Any, messages: list[Message], answers_only: bool) -> tupl
 
 
 def samples(
-    documents: Sequence[Document], tokenizer: Any, block_size: int, answers_only: bool, limit: int
+    documents: Sequence[Document],
+    tokenizer: Any,
+    block_size: int,
+    answers_only: bool,
+    limit: int,
+    folder: str = NEVER,
 ) -> tuple[Turns, int]:
-    """Return the conversations, each cut at `block_size` tokens, and how many were left out: nothing to learn in them."""
+    """Return the conversations, each cut at `block_size` tokens, and how many were left out: nothing to learn in them.
+
+    `folder` is where their tokens are kept (token_cache.py).
+    """
     documents = documents if limit < 0 else documents[:limit]
-    ids, labels = [], []
-    for document in documents:
-        tokens, goal = encoded(tokenizer, conversation(document), answers_only)
-        tokens, goal = tokens[:block_size], goal[:block_size]
-        if any(label != IGNORED for label in goal[1:]):
-            ids.append(tokens)
-            labels.append(goal)
-    return Turns(ids, labels), len(documents) - len(ids)
+
+    def rows(some: Sequence[Document]) -> list[Row]:
+        both = (encoded(tokenizer, conversation(document), answers_only) for document in some)
+        cut = ((ids[:block_size], labels[:block_size]) for ids, labels in both)
+        return [(ids, labels, -1) for ids, labels in cut if any(label != IGNORED for label in labels[1:])]
+
+    found = token_rows(documents, Encoder(rows, tokenizer, ("chat", block_size, answers_only)), folder)
+    return Turns(found), len(documents) - len(found)
 
 
 def _masked(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[int]]:

@@ -6,71 +6,88 @@ names, and the first of that order are held out: neither depends on the order in
 
 from __future__ import annotations
 
+import bisect
 import csv
 import glob
 import hashlib
-import json
 import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ..errors import Unsupported
+from .row_files import (
+    ENDINGS,
+    LINES,
+    TABLES,
+    Columns,
+    Document,
+    FileRows,
+    HubRows,
+    NotJson,
+    Rows,
+    document_of,
+    numbered_rows,
+    row_of_line,
+)
 
 STDLIB = "python-stdlib"
 NO_DATASET = "there is no --dataset and the job has no input named train"
 _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
     "site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "encodings", "pydoc_data",
 }  # fmt: skip
-_PAIR = {"prompt", "completion"}
-_ROWS = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
-@dataclass(frozen=True)
-class Document:
-    """One text with the name that orders it, read when it is needed; `label` only in classification."""
+class Documents(Sequence[Document]):
+    """Documents in the order of their hashes. Rows of jsonl, csv and hub datasets stay where they are until they are read.
 
-    key: str
-    read: Callable[[], str]
-    label: str | None = None
-    place: str = ""  # file and line of a row, for messages; "" for a whole file
+    Args:
+        parts: the documents, as they were found.
+        order: positions in all parts together; None: the order of the hashes.
+    """
 
-    @property
-    def where(self) -> str:
-        """Where the text is, for messages: file:line, counted from 1, or the file."""
-        return self.place or self.key
+    def __init__(self, parts: Sequence[Sequence[Document]], order: Any = None) -> None:
+        import numpy as np
 
-    @property
-    def order(self) -> str:
-        """Where this document stands among others: by a hash of its name."""
-        return hashlib.sha256(self.key.encode("utf-8", "surrogateescape")).hexdigest()
+        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        if order is None:
+            hashes = bytearray()
+            for part in parts:
+                names = (
+                    (f"{part.key}#{at}" for at in range(len(part)))
+                    if isinstance(part, Rows)
+                    else [each.key for each in part]
+                )
+                for name in names:
+                    hashes += hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:16]
+            halves = np.frombuffer(bytes(hashes), ">u8").reshape(-1, 2)
+            order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal names stay in the order of `names`
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Documents(self.parts, self.order[index])
+        number = int(self.order[index])
+        part = bisect.bisect_right(self.ends, number)
+        return self.parts[part][number - (self.ends[part - 1] if part else 0)]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Where rows have their text and, in classification, their label; and how a hub dataset is asked for."""
-
-    text: str = "text"
-    label: str | None = None
-    turns: bool = False  # conversations: prompt and completion are one too, where the text is not there
-    config: str = ""
-    split: str = "train"
-    together: tuple[str, ...] = ()  # columns that make one document, as JSON: prompt, chosen and rejected
-
-
-def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> list[Document]:
+def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Documents:
     """Return the documents that names stand for, in the order of their hashes; raises Unsupported when there are none."""
-    documents: list[Document] = []
+    parts: list[Sequence[Document]] = []
     for name in names:
-        documents += _named(name, columns, inputs)
-    if not documents:
+        parts += _found(name, columns, inputs)
+    if not any(map(len, parts)):
         raise Unsupported(f"there is no text in {', '.join(names)}")
-    # Several names may hold files of the same relative path: the text decides then.
-    return sorted(documents, key=lambda document: document.order)
+    return Documents(parts)
 
 
 def located(name: str, inputs: Mapping[str, str]) -> str:
@@ -95,7 +112,7 @@ def stream(
         buffer: Documents to draw the next one from, kept in memory where they are rows. Below 2: the order of the files.
         seed: Of the drawing. The same buffer and seed give the same order on every rank and after a restart.
     """
-    found = (document for name in names for document in _named(name, columns, inputs, lazily=True))
+    found = (document for name in names for document in _streamed(name, columns, inputs))
     return shuffle(found, buffer, seed) if buffer > 1 else found
 
 
@@ -114,8 +131,8 @@ def shuffle(items: Iterable[Document], buffer: int, seed: int) -> Iterator[Docum
 
 
 def hold_out(
-    documents: list[Document], percentage: float, whole: bool = False
-) -> tuple[list[Document], list[Document]]:
+    documents: Sequence[Document], percentage: float, whole: bool = False
+) -> tuple[Sequence[Document], Sequence[Document]]:
     """Return (training, held out); the only document of all is cut at the end of a line, unless it is to stay whole."""
     if percentage == 0 or (whole and len(documents) == 1):
         return documents, []
@@ -146,35 +163,75 @@ def take(documents: Iterable[Document], max_bytes: int = -1) -> Iterator[str]:
             return
 
 
-def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool = False) -> Iterator[Document]:
-    if name == STDLIB:
-        yield from _standard_library()
+def _found(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[Sequence[Document]]:
+    """Yield the documents that a name stands for, file by file."""
+    files = _files_of(name, inputs)
+    if files is None:
+        rows, key = _hub(name, columns, lazily=False)
+        yield HubRows(rows, key, columns)
         return
+    for file, key, in_folder in files:
+        suffix = file.suffix.lower()
+        if suffix in LINES | TABLES:
+            with _readable(file):
+                yield FileRows(file, key, columns)
+        elif suffix in ENDINGS:
+            yield list(_rows_of(file, key, columns))
+        elif whole := _whole(file, key, columns, in_folder):
+            yield [whole]
+
+
+def _streamed(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[Document]:
+    """Yield the documents that a name stands for, as they are read."""
+    files = _files_of(name, inputs)
+    if files is None:
+        rows, key = _hub(name, columns, lazily=True)
+        for number, row in enumerate(rows):
+            yield document_of(number, number + 1, row, key, columns, key)
+        return
+    for file, key, in_folder in files:
+        suffix = file.suffix.lower()
+        if suffix in LINES:
+            with open(file, encoding="utf-8-sig") as stream:
+                lines = ((at, line) for at, line in enumerate(stream, 1) if line.strip())
+                for number, (at, line) in enumerate(lines):
+                    read = partial(_text_of_line, number, at, line, key, columns, os.fspath(file))
+                    yield Document(f"{key}#{number}", read, place=f"{file}:{at}")
+        elif suffix in ENDINGS:
+            yield from _rows_of(file, key, columns)
+        elif whole := _whole(file, key, columns, in_folder):
+            yield whole
+
+
+def _files_of(name: str, inputs: Mapping[str, str]) -> Iterator[tuple[Path, str, bool]] | None:
+    """Return (file, key, whether it was only found in a folder) of all files of a name; None for a hub dataset."""
+    if name == STDLIB:
+        folder = Path(sysconfig.get_path("stdlib"))
+        found = ((file, file.relative_to(folder)) for file in files_below(folder))
+        return (
+            (file, relative.as_posix(), True)
+            for file, relative in found
+            if file.suffix == ".py" and not _NOT_CODE.intersection(relative.parts)
+        )
     path = located(name, inputs)
     if os.path.isdir(path):
-        for file in _files_below(Path(path)):
-            yield from _of_file(file, Path(path), columns, in_folder=True, lazily=lazily)
-    elif os.path.isfile(path):
-        yield from _of_file(Path(path), Path(path).parent, columns, lazily=lazily)
-    elif matches := sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match)):
-        above = Path(os.path.commonpath([os.path.dirname(match) or "." for match in matches]))
-        for match in matches:
-            yield from _of_file(Path(match), above, columns, lazily=lazily)
-    elif path == name and not glob.has_magic(name) and like_hub_name(name):
-        yield from _of_hub(name, columns, lazily)
-    else:
-        raise Unsupported(f"the dataset {name} does not exist below {os.getcwd()}")
+        return ((file, _relative(file, path), True) for file in files_below(Path(path)))
+    if os.path.isfile(path):
+        return iter([(Path(path), os.path.basename(path), False)])
+    if matches := sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match)):
+        above = os.path.commonpath([os.path.dirname(match) or "." for match in matches])
+        return ((Path(match), _relative(match, above), False) for match in matches)
+    if path == name and not glob.has_magic(name) and like_hub_name(name):
+        return None
+    raise Unsupported(f"the dataset {name} does not exist below {os.getcwd()}")
 
 
-def _standard_library() -> Iterator[Document]:
-    folder = Path(sysconfig.get_path("stdlib"))
-    for file in _files_below(folder):
-        relative = file.relative_to(folder)
-        if file.suffix == ".py" and not _NOT_CODE.intersection(relative.parts):
-            yield Document(relative.as_posix(), _reader(file))
+def _relative(file: str | Path, folder: str) -> str:
+    return Path(os.path.relpath(file, folder)).as_posix()
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of those below it, hidden ones left out."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in ("__pycache__", "site-packages")
@@ -186,118 +243,51 @@ def _reader(file: Path) -> Callable[[], str]:
     return lambda: file.read_bytes().decode("utf-8", "replace")
 
 
-def _holder(text: str) -> Callable[[], str]:
-    return lambda: text
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Raise Unsupported, with the line where it is known, for a file that cannot be read."""
+    try:
+        yield
+    except NotJson as error:
+        raise Unsupported(f"{file}:{error.line}: {error}") from None
+    except (ValueError, csv.Error) as error:
+        raise Unsupported(f"{file} cannot be read: {error}") from None
 
 
-def _of_file(
-    file: Path, above: Path, columns: Columns, in_folder: bool = False, lazily: bool = False
-) -> Iterator[Document]:
-    """Yield a file's documents; one that was only found in a folder is left out when it holds no text."""
-    key = Path(os.path.relpath(file, above)).as_posix()
-    if lazily and file.suffix.lower() in (".jsonl", ".ndjson"):
-        with open(file, encoding="utf-8-sig") as stream:
-            lines = ((at, line) for at, line in enumerate(stream, 1) if line.strip())
-            for number, (at, line) in enumerate(lines):
-                read = partial(_text_of_line, file, key, columns, at, line)
-                yield Document(f"{key}#{number}", read, place=f"{file}:{at}")
-        return
-    if file.suffix.lower() in _ROWS:
-        try:
-            yield from _documents(_rows(file), key, columns, os.fspath(file))
-        except (ValueError, UnicodeDecodeError, csv.Error) as error:
-            raise Unsupported(f"{file} cannot be read: {error}") from None
-        return
+def _rows_of(file: Path, key: str, columns: Columns) -> Iterator[Document]:
+    with _readable(file):
+        for number, (at, row) in enumerate(numbered_rows(file)):
+            yield document_of(number, at, row, key, columns, os.fspath(file))
+
+
+def _whole(file: Path, key: str, columns: Columns, in_folder: bool) -> Document | None:
+    """Return a text file as one document; None for one that was only found in a folder and holds no text."""
     if columns.label is not None:
         if in_folder:
-            return
+            return None
         raise Unsupported(f"{file} has no labels: classification reads jsonl, csv, parquet or a hub dataset")
     with open(file, "rb") as stream:
         binary = b"\0" in stream.read(8192)
     if binary and not in_folder:
         raise Unsupported(f"{file} is not text")
-    if not binary:
-        yield Document(key, _reader(file))
+    return None if binary else Document(key, _reader(file))
 
 
-def _text_of_line(file: Path, key: str, columns: Columns, at: int, line: str) -> str:
+def _text_of_line(number: int, at: int, line: str, key: str, columns: Columns, shown: str) -> str:
     """Return the text of one row of jsonl; raises Unsupported."""
-    [document] = _documents([(at, _row_of_line(file, at, line))], key, columns, os.fspath(file))
-    return document.read()
-
-
-def _row_of_line(file: Path, at: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise Unsupported(f"{file}:{at}: is not JSON: {error.msg} at column {error.colno}") from None
-
-
-def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield a file's rows as they are read, with their line, of parquet and .json with their number from 1.
-
-    A .json file alone is read whole.
-    """
-    suffix = file.suffix.lower()
-    if suffix == ".parquet":
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(file) as table:
-            first = 1
-            for batch in table.iter_batches():
-                yield from enumerate(batch.to_pylist(), first)
-                first += batch.num_rows
-    elif suffix in (".csv", ".tsv"):
-        with open(file, encoding="utf-8-sig", newline="") as stream:
-            csv.field_size_limit(1 << 30)
-            reader = csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
-            for row in reader:
-                yield reader.line_num, row
-    else:
-        with open(file, encoding="utf-8-sig") as stream:
-            if suffix == ".json":
-                whole = json.load(stream)
-                yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
-            else:
-                for at, line in enumerate(stream, 1):
-                    if line.strip():
-                        yield at, _row_of_line(file, at, line)
-
-
-def _documents(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], key: str, columns: Columns, shown: str
-) -> Iterator[Document]:
-    """Yield a document for each row, what is no text (a conversation) as JSON; raises Unsupported.
-
-    Each row comes with its line; `shown` is the file, for messages.
-    """
-    for number, (at, row) in enumerate(rows):
-        place = f"{shown}:{at}"
-        if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
-            turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
-            row = {columns.text: turns}
-        for column in columns.together or filter(None, (columns.text, columns.label)):
-            if not isinstance(row, Mapping) or row.get(column) is None:
-                columns_there = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
-                option = "label_column" if column == columns.label else "text_column, messages_column"
-                hint = "correct the data" if columns.together else f"set {option}, or correct the data"
-                raise Unsupported(f"{place}: the row has no {column!r}; it has: {columns_there} ({hint})")
-        text = {name: row[name] for name in columns.together} if columns.together else row[columns.text]
-        if isinstance(text, list | dict):
-            text = json.dumps(text, ensure_ascii=False)
-        label = None if columns.label is None else str(row[columns.label])
-        yield Document(f"{key}#{number}", _holder(str(text)), label, place)
+    return document_of(number, at, row_of_line(shown, at, line), key, columns, shown).read()
 
 
 def like_hub_name(name: str) -> bool:
     """Return whether a name can be one of the hub: at most one slash, and no ending of a text file."""
     parts = name.split("/")
     return len(parts) <= 2 and all(parts) and not name.startswith((".", "~")) and Path(name).suffix.lower() not in (
-        _ROWS | {".txt", ".py", ".md"}
+        ENDINGS | {".txt", ".py", ".md"}
     )  # fmt: skip
 
 
-def _of_hub(name: str, columns: Columns, lazily: bool) -> Iterator[Document]:
+def _hub(name: str, columns: Columns, lazily: bool) -> tuple[Any, str]:
+    """Return the rows of a hub dataset, and the name of its split."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -308,8 +298,7 @@ def _of_hub(name: str, columns: Columns, lazily: bool) -> Iterator[Document]:
         raise Unsupported(
             f"{name} is not a file here, and the hub dataset cannot be loaded: {_first_line(error)}"
         ) from None
-    key = f"{name}:{columns.split}"
-    yield from _documents(enumerate(rows, 1), key, columns, key)
+    return rows, f"{name}:{columns.split}"
 
 
 def _first_line(error: Exception) -> str:

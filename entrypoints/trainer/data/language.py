@@ -8,7 +8,7 @@ sequence-classification   one text with one label a sample, padded to the longes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,11 +21,13 @@ from ..errors import Unsupported
 from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
-from .documents import NO_DATASET, Columns, Document, hold_out, load, stream, take
-from .samples import Blocks, Rows, padded
+from .documents import NO_DATASET, hold_out, load, stream, take
+from .row_files import Columns, Document
+from .samples import Blocks, padded
 from .stream import Texts
 from .tasks import Task
 from .token_cache import packed_tokens
+from .token_rows import Encoder, Row, Rows, token_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -45,13 +47,13 @@ class TextTask(Task):
         return cls.from_documents(arguments, cls.tokenizer_of(name, arguments, train), train, held_out)
 
     @classmethod
-    def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:
+    def tokenizer_of(cls, name: str, arguments: Arguments, train: Sequence[Document]) -> Any:
         """Return the tokenizer of that name, trained on these documents where the name says so; collective."""
         return tokenizers.load(name, take(train, arguments.max_train_bytes))
 
     @classmethod
     def from_documents(
-        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+        cls, arguments: Arguments, tokenizer: Any, train: Sequence[Document], held_out: Sequence[Document]
     ) -> Task:
         """Return the task of these documents."""
         raise NotImplementedError
@@ -71,7 +73,7 @@ class CausalLM(TextTask):
 
     @classmethod
     def from_documents(
-        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+        cls, arguments: Arguments, tokenizer: Any, train: Sequence[Document], held_out: Sequence[Document]
     ) -> Task:
         """Return the task of these documents."""
         if tokenizer.eos_token_id is None:
@@ -95,7 +97,7 @@ class Chat(TextTask):
     kind: ClassVar[str] = "chat"
 
     @classmethod
-    def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:
+    def tokenizer_of(cls, name: str, arguments: Arguments, train: Sequence[Document]) -> Any:
         """Return the tokenizer with its chat template."""
         tokenizer = tokenizers.load(name, chat.words(train))
         chat.furnish(tokenizer, arguments)
@@ -103,17 +105,18 @@ class Chat(TextTask):
 
     @classmethod
     def from_documents(
-        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+        cls, arguments: Arguments, tokenizer: Any, train: Sequence[Document], held_out: Sequence[Document]
     ) -> Task:
         """Return the task of these documents."""
         size, answers = arguments.block_size, arguments.assistant_only_loss
-        turns, idle = chat.samples(train, tokenizer, size, answers, arguments.max_train_samples)
-        held = chat.samples(held_out, tokenizer, size, answers, arguments.max_eval_samples)[0] if held_out else None
-        learned = sum(label != IGNORED for labels in turns.labels for label in labels)
+        few, folder = arguments.max_eval_samples, arguments.token_cache
+        turns, idle = chat.samples(train, tokenizer, size, answers, arguments.max_train_samples, folder)
+        held = chat.samples(held_out, tokenizer, size, answers, few, folder)[0] if held_out else None
         described = (
-            f"{len(turns):,} conversations, {learned:,} of {sum(map(len, turns.ids)):,} tokens are learned, "
+            f"{len(turns):,} conversations, {turns.rows.learned():,} of {len(turns.rows.tokens):,} tokens are learned, "
             f"{len(held or ()):,} held out"
             + (f"; {idle:,} have no tokens to learn within {size} tokens" if idle else "")
+            + turns.rows.kept
         )
         return cls(tokenizer, turns, held, partial(padded, pad=tokenizer.pad_token_id), [], described)
 
@@ -130,7 +133,7 @@ class Classification(TextTask):
 
     @classmethod
     def from_documents(
-        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+        cls, arguments: Arguments, tokenizer: Any, train: Sequence[Document], held_out: Sequence[Document]
     ) -> Task:
         """Return the task of these documents."""
         labels = sorted(
@@ -145,17 +148,14 @@ class Classification(TextTask):
         if strange := sorted({str(document.label) for document in held_out} - index.keys()):
             raise Unsupported(f"the label {strange[0]!r} is in the evaluation data only: the model cannot learn it")
 
-        def rows(documents: list[Document], limit: int) -> Rows:
+        def rows(documents: Sequence[Document], limit: int) -> Rows:
             documents = documents if limit < 0 else documents[:limit]
-            texts = [document.read() for document in documents]
-            ids = tokenizer(texts, truncation=True, max_length=arguments.block_size)["input_ids"] if texts else []
-            # An empty text still needs a token to be looked at.
-            ids = [row or [tokenizer.pad_token_id] for row in ids]
-            return Rows(ids, [index[str(document.label)] for document in documents])
+            return labelled(documents, tokenizer, arguments.block_size, index, arguments.token_cache)
 
         learned = rows(train, arguments.max_train_samples)
         held = rows(held_out, arguments.max_eval_samples) if held_out else None
         described = f"{len(learned):,} texts of {len(labels)} classes to train on, {len(held or ()):,} held out"
+        described += learned.rows.kept
         return cls(tokenizer, learned, held, partial(padded, pad=tokenizer.pad_token_id), labels, described)
 
     def scores(self, model: Any, batch: Any) -> torch.Tensor:
@@ -168,6 +168,22 @@ class Classification(TextTask):
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return the F1 score, the mean of all classes."""
         return {"f1": macro_f1(predictions["predictions"], predictions["labels"])}
+
+
+def labelled(
+    documents: Sequence[Document], tokenizer: Any, block_size: int, index: Mapping[str, int], folder: str
+) -> Rows:
+    """Return the texts with the numbers of their labels, each cut at `block_size` tokens."""
+
+    def rows(some: Sequence[Document]) -> list[Row]:
+        texts = [document.read() for document in some]
+        ids = tokenizer(texts, truncation=True, max_length=block_size)["input_ids"]
+        # An empty text still needs a token to be looked at.
+        filled = [row or [tokenizer.pad_token_id] for row in ids]
+        return [(row, None, index[str(document.label)]) for row, document in zip(filled, some, strict=True)]
+
+    settings = ("sequence-classification", block_size, sorted(index.items()))
+    return Rows(token_rows(documents, Encoder(rows, tokenizer, settings), folder))
 
 
 def with_perplexity(results: dict[str, float]) -> dict[str, float]:
@@ -197,7 +213,7 @@ def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], 
     return names, arguments.eval_dataset or (["input:validation"] if "validation" in inputs else []), columns
 
 
-def _documents(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[Document], list[Document]]:
+def _documents(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[Sequence[Document], Sequence[Document]]:
     names, other, columns = _named(arguments, inputs)
     documents = load(names, columns, inputs)
     if other:
@@ -225,7 +241,7 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
     return CausalLM(tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described)
 
 
-def _blocks(arguments: Arguments, tokenizer: Any, held_out: list[Document]) -> Blocks:
+def _blocks(arguments: Arguments, tokenizer: Any, held_out: Sequence[Document]) -> Blocks:
     """Return held-out blocks."""
     # Four bytes a token is what English and code come to; the cut at the right block follows in Blocks.
     few = arguments.max_eval_samples * arguments.block_size * 16 if arguments.max_eval_samples >= 0 else -1

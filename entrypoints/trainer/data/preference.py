@@ -7,7 +7,6 @@ computed once at each start, by the same ranks in the same layout, and no second
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,12 @@ from ..errors import Unsupported
 from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
-from .documents import Document
 from .language import TextTask
+from .row_files import Document
 from .rows import NO_PAIR, are_messages
 from .samples import EMPTY, Item, padded
 from .tasks import Task
+from .token_rows import Encoder, Row, TokenRows, token_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -39,23 +39,21 @@ Tokens = tuple[list[int], list[int]]  # tokens of prompt and answer, labels of t
 class Pairs(Dataset[dict[str, Any]]):
     """Pairs of answers, with their log-probabilities under the reference model once those are known."""
 
-    def __init__(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> None:
-        self.pairs = pairs
-        self.reference = torch.zeros(len(pairs), 2)
+    def __init__(self, rows: TokenRows) -> None:
+        self.rows = rows  # two for each pair
+        self.reference = torch.zeros(len(self), 2)
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.rows) // 2
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         at = max(index, 0)
-        rows = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)} for ids, labels in self.pairs[at]]
-        return {"rows": rows, "reference": self.reference[at], "counts": torch.tensor(float(index != EMPTY))}
+        both = [self.rows.item(2 * at), self.rows.item(2 * at + 1)]
+        return {"rows": both, "reference": self.reference[at], "counts": torch.tensor(float(index != EMPTY))}
 
     def fingerprint(self) -> str:
         """Return a hash of all pairs."""
-        return hashlib.sha256(
-            repr([[list(map(list, row)) for row in pair] for pair in self.pairs]).encode()
-        ).hexdigest()
+        return self.rows.fingerprint()
 
 
 @dataclass
@@ -67,7 +65,7 @@ class PreferenceTuning(TextTask):
     kind: ClassVar[str] = "dpo"
 
     @classmethod
-    def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:
+    def tokenizer_of(cls, name: str, arguments: Arguments, train: Sequence[Document]) -> Any:
         """Return the tokenizer, with a chat template where the rows are conversations."""
         tokenizer = tokenizers.load(name, (text for document in train for text in _words(document)))
         if any(isinstance(value, list) for value in _row(train[0]).values()):
@@ -76,13 +74,15 @@ class PreferenceTuning(TextTask):
 
     @classmethod
     def from_documents(
-        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+        cls, arguments: Arguments, tokenizer: Any, train: Sequence[Document], held_out: Sequence[Document]
     ) -> Task:
         """Return the task of these documents."""
-        pairs, cut = _pairs(train, tokenizer, arguments.block_size, arguments.max_train_samples)
-        held = _pairs(held_out, tokenizer, arguments.block_size, arguments.max_eval_samples)[0] if held_out else None
+        size, folder = arguments.block_size, arguments.token_cache
+        pairs, cut = _pairs(train, tokenizer, size, arguments.max_train_samples, folder)
+        held = _pairs(held_out, tokenizer, size, arguments.max_eval_samples, folder)[0] if held_out else None
         described = f"{len(pairs):,} pairs of answers to train on, {len(held or ()):,} held out"
-        described += f"; {cut:,} have no answer within {arguments.block_size} tokens" if cut else ""
+        described += f"; {cut:,} have no answer within {size} tokens" if cut else ""
+        described += pairs.rows.kept
         return cls(
             tokenizer, pairs, held, partial(collated, pad=tokenizer.pad_token_id), [], described,
             beta=arguments.dpo_beta, batch_size=arguments.per_device_eval_batch_size,
@@ -167,16 +167,23 @@ def _words(document: Document) -> Iterator[str]:
         yield from [value] if isinstance(value, str) else (str(message.get("content", "")) for message in value)
 
 
-def _pairs(documents: Sequence[Document], tokenizer: Any, size: int, limit: int) -> tuple[Pairs, int]:
+def _pairs(documents: Sequence[Document], tokenizer: Any, size: int, limit: int, folder: str) -> tuple[Pairs, int]:
     """Return the pairs, each answer cut at `size` tokens, and how many were left out: the prompt takes all of them."""
     documents = documents if limit < 0 else documents[:limit]
-    pairs = []
-    for document in documents:
-        row = _row(document)
-        both = [_encoded(document.where, row["prompt"], row[name], tokenizer, size) for name in ("chosen", "rejected")]
-        if all(any(label != IGNORED for label in labels[1:]) for _, labels in both):
-            pairs.append((both[0], both[1]))
-    return Pairs(pairs), len(documents) - len(pairs)
+
+    def rows(some: Sequence[Document]) -> list[Row]:
+        made = list[Row]()
+        for document in some:
+            row = _row(document)
+            both = [
+                _encoded(document.where, row["prompt"], row[name], tokenizer, size) for name in ("chosen", "rejected")
+            ]
+            if all(any(label != IGNORED for label in labels[1:]) for _, labels in both):
+                made += [(ids, labels, -1) for ids, labels in both]
+        return made
+
+    pairs = Pairs(token_rows(documents, Encoder(rows, tokenizer, ("dpo", size)), folder))
+    return pairs, len(documents) - len(pairs)
 
 
 def _encoded(where: str, prompt: Any, answer: Any, tokenizer: Any, size: int) -> Tokens:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from .. import collectives
 
@@ -24,9 +23,9 @@ class Progress:
         self.next = self.begun + FIRST_S
         self.printed = False
 
-    def add(self, texts: Iterable[str]) -> None:
-        """Count texts as done."""
-        self.done += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    def add(self, size: int) -> None:
+        """Count so many bytes as done."""
+        self.done += size
         if (now := time.monotonic()) >= self.next:
             self.next = now + EVERY_S
             left = (self.total - self.done) * (now - self.begun) / max(self.done, 1)

@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .documents import _PAIR, _ROWS, STDLIB, _files_below
+from .documents import STDLIB, files_below
+from .row_files import ENDINGS, PAIR, NotJson, line_of, numbered_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 FIRST = 20  # rows of a file
 MOST_FILES = 50  # of a folder
 WHOLE_BYTES = 16 << 20  # of a .json file, which can only be read whole
+_PREFERENCE = ["prompt", "chosen", "rejected"]
 _MESSAGES = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 NO_MESSAGES = "it is not a list of messages with role and content"
 NO_PAIR = "prompt, chosen and rejected must be texts, or all three lists of role and content"
@@ -91,26 +93,28 @@ def _files(name: str, inputs: Mapping[str, str], source: Path | None) -> list[Pa
     if path.is_file():
         return [path]  # named itself: one of another kind is refused too
     if path.is_dir():
-        found = _files_below(path)
+        found = files_below(path)
     else:
         found = (Path(match) for match in sorted(glob.iglob(str(path), recursive=True)) if os.path.isfile(match))
-    return [file for file in islice(found, MOST_FILES) if file.suffix.lower() in _ROWS]
+    return [file for file in islice(found, MOST_FILES) if file.suffix.lower() in ENDINGS]
 
 
 def _first_wrong(file: Path, arguments: Arguments) -> tuple[str, str] | None:
     """Return where a file's first wrong row is (":3", or "" for the whole file), and what is wrong; None for none."""
-    if file.suffix.lower() not in _ROWS:
+    if file.suffix.lower() not in ENDINGS:
         if arguments.task in ("chat", "dpo", "sequence-classification"):
             return "", f"{arguments.task} reads rows: jsonl, csv or parquet, each row like {expected(arguments)}"
         return None
     try:
-        for line, row in islice(_numbered(file), FIRST):
+        for line, row in islice(numbered_rows(file, FIRST, WHOLE_BYTES), FIRST):
             if wrong := wrong_row(row, arguments):
-                if file.suffix.lower() in (".csv", ".tsv") and None not in row.values():
-                    line = 1  # the row has all columns of the header, which lacks one
+                for column in _missing(row, arguments):
+                    line = line_of(str(file), line, row, column)
                 return f":{line}", f"{wrong} (expected: {expected(arguments)})"
-    except json.JSONDecodeError as error:
-        return f":{error.lineno}", f"is not JSON: {error.msg} at column {error.colno}"
+    except ImportError:  # pyarrow, which a node has
+        return None
+    except NotJson as error:
+        return f":{error.line}", str(error)
     except (ValueError, csv.Error) as error:
         return "", f"cannot be read: {error}"
     except OSError as error:
@@ -118,72 +122,42 @@ def _first_wrong(file: Path, arguments: Arguments) -> tuple[str, str] | None:
     return None
 
 
-def _numbered(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield a file's rows with their line, of parquet and .json with their number."""
-    suffix = file.suffix.lower()
-    if suffix == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            return
-        with pyarrow.parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=FIRST):
-                yield from enumerate(batch.to_pylist(), 1)
-                return
-    elif suffix in (".csv", ".tsv"):
-        with open(file, encoding="utf-8-sig", newline="") as stream:
-            csv.field_size_limit(1 << 30)
-            reader = csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
-            for row in reader:
-                yield reader.line_num, row
-    elif suffix == ".json":
-        if file.stat().st_size <= WHOLE_BYTES:
-            whole = json.loads(file.read_text("utf-8-sig"))
-            yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
-    else:
-        with open(file, encoding="utf-8-sig") as stream:
-            for number, text in enumerate(stream, 1):
-                if text.strip():
-                    try:
-                        row = json.loads(text)
-                    except json.JSONDecodeError as error:
-                        before = "\n" * (number - 1)  # so that the error has the file's line
-                        raise json.JSONDecodeError(error.msg, before + text, len(before) + error.pos) from None
-                    yield number, row
-
-
 def wrong_row(row: Any, arguments: Arguments) -> str:
     """Return what is wrong with a row for the task, "" for nothing."""
     if not isinstance(row, Mapping):
         return f"the row is {_kind(row)}, not an object with columns"
-    task, text = arguments.task, arguments.text_column
+    task = arguments.task
+    if missing := _missing(row, arguments):
+        lacks = f"the row has no {', '.join(missing)!r}; it has: {', '.join(map(str, row)) or 'no columns'}"
+        options = [option for column, option in _options(arguments).items() if column in missing]
+        return f"{lacks}; name your own with {', '.join(options)}" if options else lacks
     if task == "chat":
         messages = row.get(arguments.messages_column)
-        if messages is None and row.keys() >= _PAIR:
+        if messages is None:
             pair = [("user", row["prompt"]), ("assistant", row["completion"])]
             messages = [{"role": role, "content": content} for role, content in pair]
-        if messages is None:
-            return _lacks(arguments.messages_column, row)
         wrong = wrong_conversation(_parsed(messages))
         return f"{arguments.messages_column}: {wrong}" if wrong else ""
     if task == "dpo":
-        for column in ("prompt", "chosen", "rejected"):
-            if row.get(column) is None:
-                return _lacks(column, row)
-        prompt, chosen, rejected = (row[column] for column in ("prompt", "chosen", "rejected"))
-        texts = all(isinstance(value, str) for value in (prompt, chosen, rejected))
-        return "" if texts or all(map(are_messages, (prompt, chosen, rejected))) else NO_PAIR
-    columns = {text: "text_column"} | (
-        {arguments.label_column: "label_column"} if task == "sequence-classification" else {}
-    )
-    missing = {column: option for column, option in columns.items() if row.get(column) is None}
-    if not missing:
-        return ""
-    return f"{_lacks(', '.join(missing), row)}; name your own with {', '.join(missing.values())}"
+        values = [row[column] for column in _PREFERENCE]
+        texts = all(isinstance(value, str) for value in values)
+        return "" if texts or all(map(are_messages, values)) else NO_PAIR
+    return ""
 
 
-def _lacks(column: str, row: Mapping[str, Any]) -> str:
-    return f"the row has no {column!r}; it has: {', '.join(map(str, row)) or 'no columns'}"
+def _options(arguments: Arguments) -> dict[str, str]:
+    """Return the columns that have an option of their own, with its name."""
+    labels = {arguments.label_column: "label_column"} if arguments.task == "sequence-classification" else {}
+    return {} if arguments.task in ("chat", "dpo") else {arguments.text_column: "text_column"} | labels
+
+
+def _missing(row: Any, arguments: Arguments) -> list[str]:
+    """Return the columns that the task needs and a row lacks; of preferences the first."""
+    if not isinstance(row, Mapping) or (arguments.task == "chat" and row.keys() >= PAIR):
+        return []
+    needed = {"chat": [arguments.messages_column], "dpo": _PREFERENCE}.get(arguments.task, [*_options(arguments)])
+    missing = [column for column in needed if row.get(column) is None]
+    return missing[:1] if arguments.task == "dpo" else missing
 
 
 def _parsed(value: Any) -> Any:

@@ -56,24 +56,6 @@ class Blocks(Dataset[Item]):
         return hashlib.sha256(np.ascontiguousarray(self.tokens)).hexdigest()
 
 
-class Rows(Dataset[Item]):
-    """Texts of their own lengths, each with one class."""
-
-    def __init__(self, texts: Sequence[Sequence[int]], classes: Sequence[int]) -> None:
-        self.texts, self.classes = texts, classes
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> Item:
-        label = IGNORED if index == EMPTY else self.classes[index]
-        return {"input_ids": torch.tensor(self.texts[max(index, 0)]), "labels": torch.tensor(label)}
-
-    def fingerprint(self) -> str:
-        """Return a hash of all samples."""
-        return hashlib.sha256(repr((list(map(list, self.texts)), list(self.classes))).encode()).hexdigest()
-
-
 def token_groups(
     texts: Iterable[str], tokenizer: Any, pieces: int = 256
 ) -> Iterator[np.ndarray[Any, np.dtype[np.int32]]]:

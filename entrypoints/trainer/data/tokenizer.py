@@ -29,6 +29,9 @@ def load(name: str, texts: Iterable[str]) -> Any:
 def fingerprint(tokenizer: Any) -> str:
     """Return a hash of what the tokenizer makes of text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # what the last call has set, and each call sets anew
+        backend.no_truncation()
+        backend.no_padding()
     content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 

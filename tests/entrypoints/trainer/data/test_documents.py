@@ -67,7 +67,7 @@ def test_rows_of_every_format(tmp_path: Path):
         ("a.jsonl", '\n{"text": ', "a.jsonl:2: is not JSON: Expecting value at column 10"),
         ("a.jsonl", '{"text": "", "label": 1}\n\n{}', "a.jsonl:3: the row has no 'text'; it has: "),
         ("a.json", "[1]", "no columns at all"),
-        ("a.csv", "text\nx\n", "a.csv:2: the row has no 'label'; it has: text"),
+        ("a.csv", "text\nx\n", "a.csv:1: the row has no 'label'; it has: text"),
         ("a.txt", "words", "has no labels"),
     ],
 )

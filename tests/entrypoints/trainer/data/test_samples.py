@@ -14,8 +14,9 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.arguments import Arguments  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
-from trainer.data.samples import EMPTY, IGNORED, Blocks, GlobalBatches, Rows, accumulation, loader, padded  # isort: skip
+from trainer.data.samples import EMPTY, IGNORED, Blocks, GlobalBatches, accumulation, loader, padded  # isort: skip
 from trainer.data.token_cache import in_memory as packed  # isort: skip
+from trainer.data.token_rows import Rows, TokenRows  # isort: skip
 
 assert ENTRYPOINTS
 
@@ -54,11 +55,11 @@ def test_a_limit_takes_the_first_blocks():
 
 def test_an_empty_sample_teaches_nothing():
     assert (Blocks(np.arange(10, dtype=np.int32), 4)[EMPTY]["labels"] == IGNORED).all()
-    assert Rows([[1, 2]], [1])[EMPTY]["labels"].item() == IGNORED
+    assert Rows(TokenRows.of([([1, 2], None, 1)]))[EMPTY]["labels"].item() == IGNORED
 
 
 def test_rows_are_padded_to_the_longest():
-    rows = Rows([[1, 2, 3], [4]], [1, 0])
+    rows = Rows(TokenRows.of([([1, 2, 3], None, 1), ([4], None, 0)]))
     batch = padded([rows[0], rows[1]], pad=9)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -118,7 +119,7 @@ def test_epochs_have_orders_of_their_own_and_seeds_too():
 def test_loaders_draw_no_global_random_numbers():
     state = torch.get_rng_state()
     batches = GlobalBatches(6, 2, 1, 1, 0, 3, False)
-    assert len(list(loader(Rows([[1]] * 6, [0] * 6), 0, False, batch_sampler=batches))) == 3
+    assert len(list(loader(Rows(TokenRows.of([([1], None, 0)] * 6)), 0, False, batch_sampler=batches))) == 3
     assert (torch.get_rng_state() == state).all()
 
 

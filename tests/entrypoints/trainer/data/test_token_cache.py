@@ -33,6 +33,10 @@ class Tokenizer:
     def to_str(self) -> str:
         return self.name
 
+    def no_truncation(self) -> None: ...
+
+    def no_padding(self) -> None: ...
+
     def __call__(self, group: list[str], **options: object) -> dict[str, list[list[int]]]:
         self.seen += len(group)
         return {"input_ids": [list(text.encode()) for text in group]}
