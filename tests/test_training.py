@@ -370,6 +370,12 @@ class Hostile:
         raise TypeError("cannot pickle a lock")
 
 
+def locked() -> torch.nn.Module:
+    model = torch.nn.Linear(1, 1)
+    model.lock = Hostile()
+    return model
+
+
 REFUSED = {
     "no model": ("net", [(1, 2)], "a str is not a model that can be trained"),
     "nothing to train": (torch.nn.Flatten(), [(1, 2)], "Flatten has no parameter"),
@@ -380,7 +386,11 @@ REFUSED = {
     "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no option layers"),
     "not a number": ({"model_name": "a"}, {"samples": "many"}, "samples must be a whole number above 0"),
     "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 4 GiB"),
-    "no pickle": (torch.nn.Linear(1, 1), [(1, Hostile())], "cannot be pickled: TypeError: cannot pickle a lock"),
+    "no pickle": (
+        locked(),
+        [(torch.ones(1), torch.ones(1))],
+        "the attribute lock of model .Linear. cannot be pickled: TypeError: cannot pickle a lock",
+    ),
 }
 
 
