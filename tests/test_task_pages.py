@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,6 +194,12 @@ def test_what_pages_tell_to_submit_is_shown_on_a_page():
     for title, example in {"quickstart.yaml": "job.yaml", "tune.yaml": "sweep.yaml"}.items():
         kept = yaml.safe_load((DOCS.parent / "examples" / "quickstart" / example).read_text())
         assert yaml.safe_load(shown[title]) == ({**kept, "job": "quickstart.yaml"} if "job" in kept else kept), title
+
+
+def test_the_page_of_the_installation_has_every_extra():
+    extras = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    shown = re.findall(r"^\| `(\w+)` \|", (DOCS / "start" / "install.md").read_text(), re.MULTILINE)
+    assert set(shown) == set(extras) - {"dev", "eval"}, "eval is what an evaluation's job installs on its node"
 
 
 def test_the_sweep_of_the_picture_is_the_one_that_is_printed():
