@@ -16,12 +16,29 @@ if TYPE_CHECKING:
 
 
 def choose(names: Sequence[str]) -> list[str]:
-    """Return the trackers to report to; raises Unsupported for one that is not installed, which Accelerate passes over."""
+    """Return the trackers to report to.
+
+    Raises Unsupported for one that is not installed, which Accelerate passes over, and for W&B without a login.
+    """
     wanted = [name for name in names if name != "none"]
     for name in wanted:
         if name != "all" and find_spec(name) is None:
             raise Unsupported(f"--report_to {name}: the package {name} is not installed (pip install {name})")
+    if "wandb" in wanted and not _may_log_in_to_wandb():
+        raise Unsupported(
+            "--report_to wandb: there is no key of W&B: add WANDB_API_KEY to secrets, or env: {WANDB_MODE: offline}"
+        )
     return wanted
+
+
+def _may_log_in_to_wandb() -> bool:
+    """Return whether there is a login, or none is needed (https://docs.wandb.ai/guides/track/environment-variables)."""
+    files = [os.environ.get("NETRC") or "~/.netrc", "~/_netrc", os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or ""]
+    return (
+        bool(os.environ.get("WANDB_API_KEY"))
+        or os.environ.get("WANDB_MODE", "online") not in ("", "online")
+        or any(os.path.exists(os.path.expanduser(file)) for file in files if file)
+    )
 
 
 def begin(accelerator: Any, arguments: Arguments, context: RunContext) -> bool:

@@ -167,6 +167,11 @@ REFUSED = {
     "data": ({}, ["--dataset", "nowhere/*.txt"], "nowhere/*.txt does not exist"),
     "fp16": ({}, ["--fp16"], "--fp16 needs a GPU"),
     "tracker": ({}, ["--report_to", "comet_ml"], "pip install comet_ml"),
+    "tracker without a login": (
+        {"WANDB_API_KEY": "", "WANDB_MODE": "", "NETRC": "", "HOME": "/nowhere"},
+        ["--report_to", "wandb"],
+        "there is no key of W&B: add WANDB_API_KEY to secrets",
+    ),
     "model": ({}, ["--model_type", "lama"], "of type lama cannot be created"),
     "heads": ({}, ["--num_attention_heads", "5"], "not a multiple"),
 }
