@@ -138,8 +138,12 @@ class Arguments:
     load_best_model_at_end: bool = _is(False, "At the end, load the checkpoint with the best evaluation.")
     metric_for_best_model: str = _is(
         "loss",
-        "Metric that selects the best checkpoint: loss, perplexity, accuracy, f1 or another result "
-        "of an evaluation; loss and perplexity: the lowest.",
+        "Metric that selects the best checkpoint: loss, perplexity, accuracy, f1 or another result of an evaluation.",
+    )
+    greater_is_better: str = _is(
+        "auto",
+        "Whether the best is the highest --metric_for_best_model; auto: the lowest of loss and perplexity, else the highest.",
+        ("auto", "true", "false"),
     )
     early_stopping_patience: int = _is(-1, "Stop after this many evaluations in a row without improvement.")
     early_stopping_threshold: float = _is(0.0, "Minimum improvement that counts for early stopping.")

@@ -15,7 +15,12 @@ class BestEvaluation:
 
     def __init__(self, arguments: Arguments) -> None:
         self.name = f"eval_{arguments.metric_for_best_model}"
-        self.sign = -1.0 if self.name.endswith(("loss", "perplexity")) else 1.0
+        lowest = (
+            self.name.endswith(("loss", "perplexity"))
+            if arguments.greater_is_better == "auto"
+            else (arguments.greater_is_better == "false")
+        )
+        self.sign = -1.0 if lowest else 1.0
         self.patience, self.threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         self.keeps = arguments.load_best_model_at_end
         self.value: float | None = None

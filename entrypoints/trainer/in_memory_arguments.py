@@ -12,7 +12,7 @@ from .arguments import Arguments, parse
 TAKEN = frozenset({
     "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "dataloader_drop_last", "dataloader_num_workers",
     "early_stopping_patience", "early_stopping_threshold", "eval_on_start", "eval_steps", "eval_strategy", "fp16",
-    "global_batch_size", "gradient_accumulation_steps", "gradient_compression", "load_best_model_at_end",
+    "global_batch_size", "greater_is_better", "gradient_accumulation_steps", "gradient_compression", "load_best_model_at_end",
     "logging_first_step", "lr_scheduler_type", "max_grad_norm", "max_steps", "metric_for_best_model", "optim",
     "per_device_eval_batch_size", "report_to", "run_name", "save_async", "save_steps", "save_total_limit",
     "torch_compile", "torch_compile_backend", "torch_compile_mode", "warmup_ratio", "warmup_steps", "wandb_entity", "wandb_group",

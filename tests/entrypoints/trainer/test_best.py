@@ -27,10 +27,12 @@ def heard(values: list[float], **more) -> tuple[list[bool], list[bool]]:
     return better, enough
 
 
-@pytest.mark.parametrize("name, sign", [("loss", 1), ("accuracy", -1)])
-def test_lower_losses_and_higher_accuracies_are_better(name: str, sign: int):
+@pytest.mark.parametrize(
+    "name, greater, sign", [("loss", "auto", 1), ("f1", "auto", -1), ("wer", "false", 1), ("loss", "true", -1)]
+)
+def test_lower_losses_and_higher_accuracies_are_better(name: str, greater: str, sign: int):
     values = [sign * value for value in (5, 4, 4, 4.5, 3, 3.5, 3.2)]
-    better, enough = heard(values, metric_for_best_model=name, early_stopping_patience=2)
+    better, enough = heard(values, metric_for_best_model=name, greater_is_better=greater, early_stopping_patience=2)
     assert better == [True, True, False, False, True, False, False]
     assert enough == [False, False, False, True, False, False, True]
 
