@@ -14,18 +14,25 @@ SHOWN = 5  # runs that a message names
 
 @options.command()
 @options.argument("run_ids", "[RUN]...", options.RUNS, nargs=-1, shell_complete=options.complete_runs)
-@click.option("--key", metavar="KEY", help="Cancel the run that `submit --key KEY` started from this machine.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="Cancel the run that `submit --key KEY` started from this "
+    "machine. Where several have not ended, each for a job of another name, none is cancelled.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before runs that wait for these runs are cancelled too.")
-@options.json_option
+@options.json_option_with("Print a JSON object for each run: run_id, state, and whether the end is `confirmed`.")
 def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool) -> int:
     """Cancel runs, and stop all their processes, containers and pods.
 
-    Give one RUN or several, or --key. It waits up to 10 seconds for the platform to confirm. The request is stored: when the
-    platform does not answer now, the background watcher (a cloudtrain process on this computer) cancels the run later. A run
-    that has already ended does not change.
+    Give one RUN or several, or --key. It waits up to 10 seconds for the platform to confirm. The request is stored: when
+    the platform does not answer now, the background watcher (a cloudtrain process on this computer) cancels the run later.
+    Ctrl-C ends the waiting only. The exit code is 0 also when the end is not confirmed yet, and for a run that has already
+    ended, which does not change. Stored files and checkpoints stay, and `cloudtrain resume` can continue the run.
 
-    Runs that wait for one of these runs (`submit --after`) are cancelled too. Only when there are such runs, a terminal asks
-    first, and the answer no cancels nothing. Where standard input is no terminal, they are cancelled without a question.
+    Runs that wait for one of these runs (`submit --after`) are cancelled too. Only when there are such runs, a terminal
+    asks first, and the answer no cancels nothing. Where standard input is no terminal, they are cancelled without a
+    question. With --json at a terminal, -y is needed.
     """
     from cloudtrain.runs import chain
 
@@ -70,11 +77,18 @@ def _live() -> str:
 
 
 def _of_key(key: str) -> str:
-    """Return the run of a key in this history; raises UnknownRun."""
+    """Return the run of a key in this history, the one that has not ended; raises UnknownRun for none, or several."""
     from cloudtrain.runs.plan import run_id
 
     ending = run_id("", key)
-    found = [name for name in runs.open_history().names() if name.endswith(ending)]
+    store = runs.open_history()
+    found = [name for name in store.names() if name.endswith(ending)]
     if not found:
         raise UnknownRun(f"no run here has the key {key}", "cloudtrain ls lists runs")
-    return found[0]
+    live = [name for name in found if not store.find(name).status.state.final]
+    if len(live) > 1:  # a key counts for jobs of one name
+        raise UnknownRun(
+            f"{len(live)} runs that have not ended have the key {key}: {', '.join(live[:SHOWN])}",
+            "cancel each by its id",
+        )
+    return (live or found)[0]

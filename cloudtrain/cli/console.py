@@ -24,11 +24,13 @@ from cloudtrain.errors import BadRequest, install_command
 def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> int:
     """Show runs in the browser, until Ctrl-C.
 
+    There you can also submit, cancel, resume and rerun runs, and change sweeps. Ctrl-C ends the console, and runs continue.
+
     It listens on this computer only. The address that it prints has a secret token: without the token nothing is shown.
 
     To see it from another computer, run `ssh -L 8080:127.0.0.1:PORT HOST` there, with the printed port and this computer's
-    name. Then open the printed address there, with port 8080 in place of the printed port. The command needs NiceGUI,
-    which the extra cloudtrain[console] installs.
+    name. Then open the printed address there, with port 8080 in place of the printed port. The command needs NiceGUI, which
+    the extra cloudtrain[console] installs.
 
     \b
     cloudtrain console

@@ -35,7 +35,8 @@ def command(first: str, second: str, as_json: bool) -> int:
 
     Of two files that `plan -o` wrote it compares cost, job, request and source. Of two runs it compares the jobs,
     hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed packages and results:
-    state, exit code and last metrics. Differences that come from the runs' own ids are not shown.
+    state, exit code and last metrics. Differences that come from the runs' own ids are not shown. The exit code is 0, also
+    when they differ.
 
     \b
     cloudtrain diff tiny-lm-261124 tiny-lm-261125

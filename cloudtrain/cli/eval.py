@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--key", metavar="KEY", help="A name for this evaluation: starting it again returns the same run.")
 @options.force_option
 @partial(options.ending_options, of="evaluation")
-@options.json_option
+@options.json_of_start
 def command(
     run_id: str,
     data: str | None,
@@ -65,9 +65,11 @@ def command(
 ) -> int:
     """Evaluate the model of a run, in a job of its own.
 
-    The job runs on the target of RUN, or on the one of --target. Once it has SUCCEEDED, its results are metrics of RUN:
+    Give --data, --tasks, --prompt, or several of them. The job runs on the target of RUN, or on the one of --target. If RUN
+    has not ended, the job starts once RUN has SUCCEEDED. Once the job has SUCCEEDED, its results are metrics of RUN:
     `eval/test/loss` for test.jsonl, `eval/arc_easy/acc` for a task. Evaluating again replaces results of the same name and
-    step, also with another --limit. With -f and --wait the exit code is the evaluation's, not the one of RUN.
+    step, also with another --limit. Each call starts a job, unless --key is given. With -f and --wait the exit code is the
+    evaluation's, not the one of RUN.
 
     \b
     cloudtrain eval tiny-lm-261125 --data test.jsonl --wait

@@ -49,7 +49,7 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 @click.option(
     "--wheel", metavar="ADDRESS", help="With --ci, what CI installs as cloudtrain: a wheel's address, or name==version."
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing job file.")
+@click.option("--force", is_flag=True, help="Overwrite an existing job file, or the CI file with --ci.")
 def command(
     script: str | None,
     output: str,

@@ -74,13 +74,17 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 @click.option(
     "--view", metavar="NAME", help="Use a saved view. FILTER is added to its filter; other options replace its values."
 )
-@click.option("--save-view", metavar="NAME", help="Save filter, sort, columns and group as a view.")
+@click.option(
+    "--save-view",
+    metavar="NAME",
+    help="Save filter, sort, columns and group as a view, in place of one with that name.",
+)
 @click.option(
     "--state",
     "states",
     multiple=True,
     type=click.Choice([state.value for state in State], case_sensitive=False),
-    help="List only runs in this state, in upper or lower case; may be repeated.",
+    help="List only runs in this state, in upper or lower case; may be repeated, for runs in any of them.",
 )
 @click.option("--name", metavar="NAME", help="List only runs whose job has this name.")
 @options.json_option
@@ -102,12 +106,12 @@ def command(
     parts of ids, titles, notes and tags. All must hold. Put a term with < or > in quotes, or the shell redirects output.
     `since` is about the time of the submission.
 
-    --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started, ended, took,
-    reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a label. metric.NAME is
-    the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest value. system.NAME and
-    system.NAME.max are the mean and highest cpu, memory, gpu or gpu_memory of the run's nodes. Without --columns there is
-    also `loss`: the last value of the metric loss, train_loss, train/loss or training_loss. A narrow terminal shows fewer
-    columns.
+    --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started, ended,
+    took, reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a label.
+    metric.NAME is the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest value.
+    system.NAME and system.NAME.max are the mean and highest cpu, memory, gpu or gpu_memory of the run's nodes. Without
+    --columns there is also `loss`: the last value of the metric loss, train_loss, train/loss or training_loss. A narrow
+    terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5

@@ -11,8 +11,11 @@ from cloudtrain.cli.view import options, runs, terminal
 
 @options.command()
 @options.argument("run_ids", "RUN...", options.RUNS, nargs=-1, shell_complete=options.complete_runs)
-@click.option("--title", help="Set the title, which lists show. It replaces an earlier one; the id does not change.")
-@click.option("--note", help="Set the note. It replaces an earlier one.")
+@click.option(
+    "--title",
+    help="Set the title, which lists show. It replaces an earlier one, and '' removes it; the id does not change.",
+)
+@click.option("--note", help="Set the note. It replaces an earlier one, and '' removes it.")
 @click.option("--tag", multiple=True, help="Add a tag; may be repeated.")
 @click.option("--untag", multiple=True, metavar="TAG", help="Remove a tag; may be repeated.")
 @click.option("--star/--no-star", default=None, help="Add or remove the star.")

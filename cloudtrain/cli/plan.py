@@ -43,10 +43,11 @@ def command(
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
-    It packages the source and builds the exact request for the platform, without network, credentials or SDK. Prices are
-    those of the stored price list (`cloudtrain prices`). With -o it writes the plan to a file; `cloudtrain submit plan.json`
-    then sends this request, unchanged. The file has the digest of the source, not its files: submit uses the stored
-    package, or packages the folder again and refuses a source that has changed.
+    It packages the source and builds the exact request for the platform, without network, credentials or SDK. Only a
+    `source` at a git address is downloaded. Prices are those of the stored price list (`cloudtrain prices`). With -o it
+    writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged. The file has the digest of
+    the source, not its files: submit uses the stored package, or packages the folder again and refuses a source that has
+    changed. The exit code is 0 also where it prints that submit would refuse the job.
 
     \b
     cloudtrain plan                      the job.yaml here

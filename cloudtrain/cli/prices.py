@@ -82,7 +82,8 @@ def command(
 ) -> int:
     """Show price lists and machines with their prices, or refresh the lists.
 
-    No command but `cloudtrain prices refresh` downloads prices. When a download fails, the stored list stays.
+    No command but `cloudtrain prices refresh` downloads prices. When a download fails, the stored list stays, and the exit
+    code is 5.
 
     \b
     cloudtrain prices

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 def command(older: str | None, packages: bool, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
     """Delete old runs with their files, or packaged sources.
 
-    With --older it does what `cloudtrain rm` does, for all runs that ended before. See `cloudtrain rm --help` for what it
-    keeps. With --packages it deletes the sources that were packaged on this computer (`bundles/` of the home). It keeps
-    those of runs and sweeps that have not ended, and those used within the last hour. Runs of a deleted package cannot be
-    resumed; rerun them with --source.
+    With --older it does what `cloudtrain rm` does, for all runs that ended before. Stars and tags protect no run. See
+    `cloudtrain rm --help` for what it keeps. With --packages it deletes the sources that were packaged on this computer
+    (`bundles/` of the home). It keeps those of runs and sweeps that have not ended, and those used within the last hour.
+    Runs of a deleted package cannot be resumed; rerun them with --source.
 
     \b
     cloudtrain prune --older 30d --dry-run

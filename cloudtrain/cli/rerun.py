@@ -19,7 +19,7 @@ from cloudtrain.cli.view.follow import Begun, begin
 )
 @options.force_option
 @options.ending_options
-@options.json_option
+@options.json_of_start
 def command(
     run_id: str,
     sets: tuple[str, ...],
@@ -36,7 +36,7 @@ def command(
 
     The new run has the source and the values with which RUN was submitted, except what --source and --set replace. Values
     that a `resume --set` of RUN changed are not taken over. It runs on the target of RUN's newest attempt. RUN is recorded
-    as its parent.
+    as its parent. Each call starts a new run, unless --key is given.
 
     \b
     cloudtrain rerun tiny-lm-261125 --set hyperparameters.learning_rate=1e-4 -f

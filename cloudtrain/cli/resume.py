@@ -16,12 +16,12 @@ from cloudtrain.cli.view.follow import Begun, begin
     "sets",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Change one of the keys above, as in --set limits.max_cost=80USD; may be repeated.",
+    help="Change one of the keys above, as in --set limits.max_cost=80USD; may be repeated. The last value of a key counts.",
 )
 @options.layout
 @options.force_option
 @options.ending_options
-@options.json_option
+@options.json_of_start
 def command(
     run_id: str,
     target: str | None,
@@ -38,8 +38,9 @@ def command(
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
-    The run keeps its id. The newest complete checkpoint of any of its attempts is used. Without any checkpoint the run starts
-    from the beginning. A run that is still running or that has succeeded is refused. With -f the log of the new attempt is
+    The run keeps its id and its source: changed files need `cloudtrain rerun --source`. The newest complete checkpoint of
+    any of its attempts is used. Without any checkpoint the run starts from the beginning. A run that is still running or
+    that has succeeded is refused (exit code 2). A cancelled run can be resumed. With -f the log of the new attempt is
     followed.
 
     \b
@@ -47,7 +48,9 @@ def command(
 
     With -t it resumes on another target, which must be able to read the run's output. --set can change these keys: limits,
     resources, num_nodes, min_nodes, processes_per_node, parallelism, options, image, env, environment, secrets, inputs,
-    retry, checkpoint, distributed_env. Other values, such as hyperparameters, need a new run: `cloudtrain rerun`.
+    retry, checkpoint, distributed_env. The changes stay for all later attempts, retries and the next `resume` included;
+    changed options only for attempts on the same target. Other values, such as hyperparameters, need a new run: `cloudtrain
+    rerun`.
     """
     from cloudtrain.cli.view.jobs import layout_settings
 

@@ -54,8 +54,9 @@ def command(
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
-    Values of the job that are defaults are hidden, unless --verbose is given. With --origin it shows a job file instead of a
-    run: all its values, defaults included, each with the file and line that set it.
+    Values of the job that are defaults are hidden, unless --verbose is given. With --origin it shows a job file instead of
+    a run: all its values, defaults included, each with the file and line that set it. The exit code is 0 also for a failed
+    run.
 
     \b
     cloudtrain show

@@ -17,8 +17,8 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--key",
     metavar="KEY",
-    help="Idempotency key: submitting the same job again with this key returns the same run. Another job, source or target is "
-    "refused.",
+    help="Idempotency key: submitting the same job again with this key returns the same run, also when it has ended. "
+    "Another job of the same name, another source or target is refused; a job of another name is another run.",
 )
 @click.option(
     "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
@@ -33,11 +33,11 @@ from cloudtrain.errors import BadRequest
     "--after",
     metavar="RUN",
     multiple=True,
-    help="Start the job only after this run (its id, or the beginning of it) has SUCCEEDED; may be repeated. "
+    help="Start the job only after this run (its id, or the beginning of it) has SUCCEEDED; may be repeated, for several runs. "
     "If RUN ends in any other state, the job is cancelled. The background watcher of this computer starts the job.",
 )
 @options.force_option
-@options.json_option
+@options.json_of_start
 def command(
     words: options.JobWords,
     target: str | None,
@@ -60,7 +60,9 @@ def command(
     submit also takes a plan that `cloudtrain plan -o plan.json` wrote. A plan is sent unchanged: options that would change
     it, such as -t, --set and --key, are refused.
 
-    Ctrl-C ends this command with exit code 130, and a run that was submitted continues (see --on-interrupt).
+    Without -f and --wait the command ends when the platform has accepted the job. Ctrl-C ends this command with exit code
+    130, and a run that was submitted continues (see --on-interrupt). Repeating a finished submit of a job or script starts
+    a second run, unless both have the same --key. A plan starts one run only.
 
     A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C during
     the upload. The next submit of the same job (with the same --set and arguments), source and target finishes that

@@ -32,8 +32,8 @@ def command() -> None:
     """Run a job many times with different hyperparameters.
 
     `cloudtrain sweep FILE` is short for `cloudtrain sweep start FILE`: its options, such as -t, --key and --wait, are in
-    `cloudtrain sweep start --help`. Each trial is a run. The background watcher, a cloudtrain process on this computer, starts
-    the trials; without --wait this command returns at once.
+    `cloudtrain sweep start --help`. Each trial is a run. The background watcher, a cloudtrain process on this computer,
+    starts the trials; without --wait this command returns at once.
 
     \b
     cloudtrain sweep sweep.yaml -t prod
@@ -51,19 +51,25 @@ def command() -> None:
     type=click.Path(),
 )
 @options.target_option
-@click.option("--key", metavar="KEY", help="Idempotency key: starting again with the same key returns the same sweep.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="Idempotency key: starting again with the same key returns the same sweep. Another FILE is refused.",
+)
 @click.option(
     "--wait",
     is_flag=True,
     help="Wait until the sweep has ended. The exit code is 0 when all its trials have ended, its budget is used, or a trial "
     "has reached `target` of the metric; 1 when more than max_failed trials failed twice, or none succeeded; 130 when it was "
-    "stopped. A single failed trial does not change it.",
+    "stopped. A single failed trial does not change it. Ctrl-C ends the waiting only, also with exit code 130, and the sweep "
+    "continues.",
 )
 @options.json_option
 def start(file: str, target: str | None, key: str | None, wait: bool, as_json: bool) -> int:
     """Start a sweep; `cloudtrain sweep FILE` is short for it.
 
-    The job is planned and packaged once, so that all trials run the same source.
+    The job is planned and packaged once, so that all trials run the same source. No question is asked about the cost:
+    run_cap and budget in FILE limit it. Each call starts a new sweep, unless --key is given.
     """
     from cloudtrain.job.load import read
     from cloudtrain.sweeps.sweep import begin
@@ -204,9 +210,19 @@ def _change(name: str, help: str, how: str) -> None:
     command.command(name, cls=options.Command, help=help)(change)
 
 
-_change("stop", "Stop a sweep and cancel its running trials.", "will be stopped")
-_change("pause", "Pause a sweep: start no new trials; running trials continue.", "is paused")
-_change("resume", "Resume a paused sweep.", "continues")
+_change(
+    "stop",
+    "Stop a sweep and cancel its running trials.\n\nIt returns at once; the background watcher cancels them. Results of trials "
+    "that have ended stay, and `cloudtrain sweep extend` continues the sweep. A sweep that has ended is refused (exit code 2).",
+    "will be stopped",
+)
+_change(
+    "pause",
+    "Pause a sweep: start no new trials; running trials continue.\n\n`cloudtrain sweep resume` continues it. With --wait, "
+    "`cloudtrain sweep start` waits through a pause. A sweep that does not run is refused (exit code 2).",
+    "is paused",
+)
+_change("resume", "Resume a paused sweep.\n\nAny other sweep is refused (exit code 2).", "continues")
 
 
 @command.command("extend", cls=options.Command)
@@ -216,7 +232,9 @@ _change("resume", "Resume a paused sweep.", "continues")
 def extend(sweep_id: str, trials: int, as_json: bool) -> int:
     """Add trials to a sweep's budget.
 
-    A sweep that has ended continues with the added trials.
+    A sweep that has ended or was stopped continues, with the added trials and those that were left. It ends again at once
+    where its goal was reached, or more than max_failed trials have failed twice. Each call adds N more. A sweep whose file
+    limits only hours or USD is refused (exit code 2).
     """
     sweep = _find(sweep_id)
     sweep.extend(trials)
@@ -229,7 +247,8 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
 def rerun_failed(sweep_id: str, as_json: bool) -> int:
     """Start failed trials once more, each as a new run.
 
-    While a sweep runs, each failed trial is repeated once. This command repeats the trials that have failed both times.
+    While a sweep runs, each failed trial is repeated once. This command repeats the trials that have failed both times. A
+    second call starts none twice.
     """
     sweep = _find(sweep_id)
     count = sweep.rerun_failed()
@@ -244,7 +263,7 @@ def rerun_failed(sweep_id: str, as_json: bool) -> int:
 def best(sweep_id: str | None, as_json: bool) -> int:
     """Print the best trial's job file.
 
-    `cloudtrain submit` takes the file:
+    Without any trial that has SUCCEEDED the exit code is 2. `cloudtrain submit` takes the file:
 
     \b
     cloudtrain sweep best > best.yaml

@@ -24,13 +24,13 @@ TIMEOUT_EXIT_CODE = 124
     metavar="SECONDS",
     help="Stop waiting after so many seconds in all, also with several runs. The exit code is 124, and the runs continue.",
 )
-@options.json_option
+@options.json_option_with("Print a JSON object for each run when it has ended.")
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    It prints nothing until then; `logs -f` prints the log and exits with 0. It waits for all runs, also when one has failed,
-    and for their further attempts. Those are started by the background watcher, a cloudtrain process on this computer,
-    which `wait` starts where none runs. Ctrl-C ends the waiting only, with exit code 130.
+    It prints nothing until then; `logs -f` prints the log and exits with 0. It waits for all runs, also when one has
+    failed, and for their further attempts. Those are started by the background watcher, a cloudtrain process on this
+    computer, which `wait` starts where none runs. Ctrl-C ends the waiting only, with exit code 130.
 
     The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it reached its
     time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine was lost. Of several

@@ -25,7 +25,7 @@ def command(run_id: str | None, as_json: bool) -> int:
     other ends. It prints how the run ends, and the exit code is the run's.
 
     `wait` and `logs -f` do not watch: they start a background watcher where none runs, and read what it stores. Ctrl-C ends
-    the watching only. The run continues, and a background watcher takes over.
+    the watching only, with exit code 130. The run continues, and a background watcher takes over.
     """
     from cloudtrain.runs.watch import Watcher
 

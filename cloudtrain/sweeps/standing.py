@@ -80,8 +80,9 @@ def failed(trial: TrialRecord) -> bool:
 
 
 def failed_twice(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the repeated trials that have failed as well."""
-    return [trial for trial in trials if failed(trial) and trial.retry_of is not None]
+    """Return the repeated trials that have failed as well, without those that `rerun-failed` has repeated since."""
+    repeated = {trial.retry_of for trial in trials}
+    return [trial for trial in trials if failed(trial) and trial.retry_of is not None and trial.number not in repeated]
 
 
 def best(sweep: SweepFile, trials: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -166,6 +166,15 @@ def test_a_key_is_one_run_even_when_two_submit_at_once(shell, project):
     assert "was already submitted" in shell("submit", "train.py", "--key", "commit 1").out
 
 
+def test_a_key_of_jobs_with_two_names_cancels_none_of_both_live_runs(shell, project, tmp_path):
+    words = ("submit", "train.py", "--key", "k", "--json")
+    runs = [shell(*words, "--name", name, "--", "--gate", tmp_path / "gate").json["run_id"] for name in ("a", "b")]
+    refused = shell("cancel", "--key", "k")
+    assert refused.code == 2 and all(run in refused.err for run in runs), refused
+    assert shell("cancel", runs[1]).code == 0
+    assert shell("cancel", "--key", "k").out == f"{runs[0]}  CANCELLED\n"
+
+
 def test_two_submits_at_once_without_a_key_are_two_runs(shell, project):
     both = [start("submit", "train.py", "--wait", "--json") for _ in range(2)]
     said = [json.loads(process.communicate(timeout=WAIT_S)[0]) for process in both]

@@ -61,6 +61,10 @@ def test_a_failed_trial_is_repeated_once_and_too_many_end_the_sweep(start: Start
     rates = [given["lr"] for given in starts(tmp_path)]
     assert rates.count(-1) == rates.count(-2) == 2 and rates.count(0.2) == 1
     assert sweep.best and sweep.best.params["lr"] in (0.2, 0.3)
+    assert [sweep.rerun_failed(), sweep.rerun_failed()] == [2, 0], "the second call finds them repeated"
+    assert sweep.wait(5 * WAIT_S).reason == "2 trials failed twice (max_failed: 1)"
+    again = [trial for trial in sweep.trials if trial.params["lr"] < 0][4:]
+    assert [trial.state for trial in again] == [State.FAILED] * 2, "they were not cancelled for the failures before"
 
 
 def test_a_trial_that_others_have_beaten_is_cancelled_with_the_reason(start: Start, tmp_path: Path):

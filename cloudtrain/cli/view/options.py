@@ -129,7 +129,18 @@ verbose_option = click.option(
     help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, the "
     "launcher's manifest.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def json_option_with(help: str) -> Callable[[F], F]:
+    """Return the option --json with the help of a command whose output a script reads."""
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
+json_option = json_option_with("Print JSON.")
+json_of_start = json_option_with(
+    "Print JSON: an object with run_id and state. With --wait it is printed at the end of the run, with -f at both, and an "
+    "object for each log line between them."
+)
 
 
 def target_option_with(help: str) -> Callable[[F], F]:
@@ -145,7 +156,7 @@ sets_option = click.option(
     "sets",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated.",
+    help="Set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated. The last value of a key counts.",
 )
 
 
@@ -189,7 +200,8 @@ def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f
                 "env",
                 metavar="NAME[=VALUE]",
                 multiple=True,
-                help="Environment variable of the job; without =VALUE, the value in your shell. May be repeated.",
+                help="Environment variable of the job; without =VALUE, the value in your shell, sent as a secret where the name "
+                "says so (HF_TOKEN). May be repeated.",
             ),
         ]
     ):
@@ -232,25 +244,33 @@ def check_exclusive(follow: bool, wait: bool) -> None:
         raise click.UsageError("--follow and --wait cannot be combined")
 
 
+CODES = "`cloudtrain wait --help`"
+
+
 def ending_options(function: F, of: str = "run") -> F:
     """Add --follow, --wait, --on-interrupt and --yes, for commands that start an attempt; `of` is what the help calls it."""
     for add in reversed(
         [
-            click.option("-f", "--follow", is_flag=True, help=f"Follow the log, and exit with the {of}'s exit code."),
-            click.option("--wait", is_flag=True, help=f"Wait until the {of} ends, and exit with its exit code."),
+            click.option(
+                "-f", "--follow", is_flag=True, help=f"Follow the log, and exit with the {of}'s exit code ({CODES})."
+            ),
+            click.option(
+                "--wait", is_flag=True, help=f"Wait until the {of} ends, and exit with its exit code ({CODES})."
+            ),
             click.option(
                 "--on-interrupt",
                 type=click.Choice(["detach", "cancel"]),
                 default="detach",
                 show_default=True,
-                help="What Ctrl-C does while following or waiting: stop following (detach), or cancel the run.",
+                help="What Ctrl-C does while following or waiting: stop following (detach), or cancel the run, which SIGTERM "
+                "then does too. The exit code is 130.",
             ),
             click.option(
                 "-y",
                 "--yes",
                 is_flag=True,
                 help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
-                "Where there is no terminal, such a run is refused without -y.",
+                "Where there is no terminal, and with --json, such a run is refused without -y.",
             ),
         ]
     ):
