@@ -207,14 +207,22 @@ def find_keys(job: JobModel) -> list[Problem]:
     A plan, a request and the history would hold it as plain text. `allow_secrets` allows env.NAME, args and the like.
     """
     from cloudtrain.source.ignore import matches
-    from cloudtrain.source.secrets import search
 
     return [
-        Problem(f"looks like a credential: {kinds[0][1]}", path, _hint(path))
+        Problem(f"looks like a credential: {kind}", path, _hint(path))
         for path, text in _texts(job)
-        if (kinds := search(text.encode("utf-8", "surrogateescape")))
-        and not matches(job.allow_secrets, path.partition("[")[0])
+        if (kind := _credential_kind(path, text)) and not matches(job.allow_secrets, path.partition("[")[0])
     ]
+
+
+def _credential_kind(path: str, text: str) -> str:
+    from cloudtrain.source.plain_values import named_value, url_password
+    from cloudtrain.source.secrets import search
+
+    if kinds := search(text.encode("utf-8", "surrogateescape")):
+        return kinds[0][1]
+    name, _, value = text.partition("=")
+    return url_password(text) or (named_value(name, value) if path.startswith("env.") else "")
 
 
 def _texts(job: JobModel) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from functools import cache
 from typing import NamedTuple
 
 from cloudtrain.errors import BadSource
-from cloudtrain.source import limits
+from cloudtrain.source import limits, plain_values
 from cloudtrain.source.files import SHOWN, shown
 from cloudtrain.source.ignore import matches
 
@@ -60,6 +60,7 @@ _IAM = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.h
 _PLUGINS = "https://github.com/Yelp/detect-secrets/tree/master/detect_secrets/plugins"  # as of its release 1.5.0
 _REGEXES = "https://github.com/dxa4481/truffleHogRegexes/blob/master/truffleHogRegexes/regexes.json"
 _SCANNED = "https://docs.github.com/en/code-security/reference/secret-security/supported-secret-scanning-patterns"
+_PIP_AUTH = "https://pip.pypa.io/en/stable/topics/authentication/"
 # First come, first named: a line is reported once.
 HEADS = (
     _pattern("key of a Google service account", '"private_key"', rb'"private_key"\s*:\s*"-----BEGIN',
@@ -68,6 +69,9 @@ HEADS = (
              rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?![\"'`])|---- BEGIN SSH2 "
              rb"ENCRYPTED PRIVATE KEY ----"
              rb"|PuTTY-User-Key-File-\d: ", _PLUGINS),
+    _pattern("password in the URL of a package index", "index-url|index_url|INDEX_URL|find-links|FIND_LINKS|git+http",
+             rb"(?:(?i:index[-_]url|find[-_]links)[\"']?[ \t=:]+[\"']?|git\+)"
+             + (plain_values.URL + plain_values.PASSWORD).encode(), _PIP_AUTH),
 )  # fmt: skip
 # Each holds a run of at least RUN characters, in one line.
 PATTERNS = (

@@ -299,6 +299,19 @@ def test_what_looks_like_a_key_in_the_job_is_refused_all_at_once(cli, project, h
     assert shown.code == 2 and "args must be a list" in shown.err.replace(": must", " must") and TOKEN not in shown.err
 
 
+def test_a_token_for_pip_and_a_literal_token_are_refused_with_the_place_where_they_belong(cli, project, home):
+    (project / "job.yaml").write_text("entrypoint: train.py\n")
+    url, token = "https://u:" + "TOK3Nsecret99xyz@idx.acme.org/simple", "TOK3Nsecret99xyz" + "ABCDEFGH"
+    for name, value in (("PIP_EXTRA_INDEX_URL", url), ("ACME_TOKEN", token)):
+        shown = cli("submit", "--set", f"env.{name}={value}")
+        assert shown.code == 2 and f"env.{name}" in shown.err and "looks like a credential" in shown.err
+        assert f"secrets.{name}: env:{name}" in shown.err and "TOK3N" not in shown.out + shown.err
+    (project / "requirements.txt").write_text(f"--index-url {url}\nnumpy\n")
+    shown = cli("submit")
+    assert shown.code == 2 and "requirements.txt:1  password in the URL of a package index" in shown.err
+    assert "TOK3N" not in shown.out + shown.err and not Store(home).runs()
+
+
 def test_a_large_file_is_named_with_its_size_and_allowed_by_a_setting(cli, project, monkeypatch):
     monkeypatch.setattr("cloudtrain.source.limits.MAX_FILE", 2_000_000)
     (project / "weights.bin").write_bytes(b"\0" * 2_500_000)

@@ -44,6 +44,8 @@ PLANTED = {
     "private key ": "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n",
     "private key  ": "-----BEGIN PGP " + "PRIVATE KEY BLOCK-----\n",
     "key of a Google service account": json.dumps({"private_key": "-----" + "BEGIN PRIVATE KEY-----\nM"}),
+    "password in the URL of a package index": "--extra-index-url https://u:" + word(12) + "@idx.example/simple",
+    "password in the URL of a package index ": "lib @ git+https://ci:" + word(12) + "@git.example/lib.git",
     "AWS access key": "AKIA" + word(16, UPPER),
     "AWS access key ": "key = 'ASIA" + word(16, UPPER) + "'",
     "AWS secret access key": "aws_secret_access_key = " + word(40),
@@ -117,6 +119,9 @@ def test_a_needle_is_in_everything_that_a_form_matches(kind):
         "task-aaaaaaaaaaaaaaaaaaaaaaaaaaaa1",
         "sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "os.environ['AWS_SECRET_ACCESS_KEY']",
+        "--index-url https://${USER}:${TOKEN}@idx.acme.org/simple",
+        "pip install --index-url https://user:password@idx.acme.org/simple",
+        "--index-url https://idx.acme.org/simple --find-links https://user@idx.acme.org:8080/",
         "",
     ],
 )
