@@ -124,7 +124,7 @@ Before the first step the trainer refuses:
 
 It also checks that the model is sharded as asked, and that ranks with the same parameters have the same gradients after the first backward pass.
 
-With fsdp, hsdp, tp and pp each rank writes its own part of a checkpoint. Several nodes then need a folder that all of them see, or an `output` in a store.
+With fsdp, hsdp, zero3, tp and pp each rank writes and reads its own part of a checkpoint only, with LoRA too. Several nodes then need a folder that all of them see, or an `output` in a store.
 
 ## Limits
 
@@ -176,6 +176,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | the mean over all labels | two processes against one, with clipping and accumulation, within 1e-5 |
 | each feature of the page | `tests/entrypoints/test_train_features.py` and `tests/entrypoints/trainer`: each test fails where the feature does nothing |
 | a rank loads its shard | `benchmarks/model_start.py`: a Llama of 888 million parameters, 8 ranks, bfloat16 files or drawn: the peak of anonymous memory above imports is 0.46 to 0.89 of 1.3 x shard + one tensor with fsdp, zero3, `pp_size`, LoRA, and a task of your own on the meta device (`benchmarks/results/model_start.md`). zero3: 252 MB read and 394 MB drawn, with a shard of 222 MB in bfloat16 (2026-11-26). With fsdp and 990 million: 575 and 669 MB, with a shard of 495 MB (2026-11-25) |
+| no rank holds the whole at save | `tests/entrypoints/trainer/strategies/test_memory.py`: an 84 MB Llama on two ranks (four for hsdp), one step. Above what a rank held, a checkpoint, its reading and the final save took less than 20 MB each. fsdp, hsdp, zero3, tp, pp and LoRA, merged or not. Reading with zero3 took three times the shard for a moment: DeepSpeed reads its optimizer file at once. Each of eleven seeded faults that gather everything took 42 MB or more (2026-11-26) |
 | LoRA | none, ddp, fsdp, hsdp, zero1 to zero3, cp against one process, 15 steps: losses within 3e-7, adapters within 5e-5, frozen weights bit-equal; killed and resumed bit-equal |
 | context parallel | in bf16, with hsdp, and with fsdp and tp on eight ranks: six steps by hand, losses within 1e-6 of one process |
 | `torch_compile` | backend aot_eager on CPU, with none and ddp |
