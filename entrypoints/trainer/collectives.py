@@ -74,17 +74,22 @@ def own_group() -> Any:
 
 def from_rank_0(make: Callable[[], T], group: Any = None) -> T:
     """Return on every rank what rank 0 makes; an error there is raised everywhere. Collective."""
+    return from_rank(0, make, group)
+
+
+def from_rank(owner: int, make: Callable[[], T], group: Any = None) -> T:
+    """Return on every rank what one of them makes; an error there is raised everywhere. Collective."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
         return make()
     box: list[Any] = [None, None]
-    if dist.get_rank() == 0:
+    if dist.get_rank() == owner:
         try:
             box = [make(), None]
         except Exception as error:
             box = [None, error]
-    dist.broadcast_object_list(box, src=0, group=group)
+    dist.broadcast_object_list(box, src=owner, group=group)
     if box[1] is not None:
         raise box[1]
     return box[0]  # type: ignore[no-any-return]

@@ -6,17 +6,14 @@ names, and the first of that order are held out: neither depends on the order in
 
 from __future__ import annotations
 
-import bisect
 import csv
 import glob
-import hashlib
 import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,57 +24,20 @@ from .row_files import (
     TABLES,
     Columns,
     Document,
+    Documents,
     FileRows,
     HubRows,
     NotJson,
-    Rows,
     document_of,
     numbered_rows,
-    row_of_line,
 )
+from .shared_reading import SharedReader
 
 STDLIB = "python-stdlib"
 NO_DATASET = "there is no --dataset and the job has no input named train"
 _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
     "site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "encodings", "pydoc_data",
 }  # fmt: skip
-
-
-class Documents(Sequence[Document]):
-    """Documents in the order of their hashes. Rows of jsonl, csv and hub datasets stay where they are until they are read.
-
-    Args:
-        parts: the documents, as they were found.
-        order: positions in all parts together; None: the order of the hashes.
-    """
-
-    def __init__(self, parts: Sequence[Sequence[Document]], order: Any = None) -> None:
-        import numpy as np
-
-        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
-        if order is None:
-            hashes = bytearray()
-            for part in parts:
-                names = (
-                    (f"{part.key}#{at}" for at in range(len(part)))
-                    if isinstance(part, Rows)
-                    else [each.key for each in part]
-                )
-                for name in names:
-                    hashes += hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:16]
-            halves = np.frombuffer(bytes(hashes), ">u8").reshape(-1, 2)
-            order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal names stay in the order of `names`
-        self.order = order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Documents(self.parts, self.order[index])
-        number = int(self.order[index])
-        part = bisect.bisect_right(self.ends, number)
-        return self.parts[part][number - (self.ends[part - 1] if part else 0)]
 
 
 def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Documents:
@@ -101,7 +61,12 @@ def located(name: str, inputs: Mapping[str, str]) -> str:
 
 
 def stream(
-    names: Sequence[str], columns: Columns, inputs: Mapping[str, str], buffer: int = 0, seed: int = 0
+    names: Sequence[str],
+    columns: Columns,
+    inputs: Mapping[str, str],
+    buffer: int = 0,
+    seed: int = 0,
+    reader: SharedReader | None = None,
 ) -> Iterator[Document]:
     """Yield the documents that names stand for, as they come; raises Unsupported.
 
@@ -111,8 +76,10 @@ def stream(
         inputs: Folders of the job's inputs.
         buffer: Documents to draw the next one from, kept in memory where they are rows. Below 2: the order of the files.
         seed: Of the drawing. The same buffer and seed give the same order on every rank and after a restart.
+        reader: Hands rows from rank to rank; the iterator is collective then. None: this process reads all of them.
     """
-    found = (document for name in names for document in _streamed(name, columns, inputs))
+    reader = reader or SharedReader()
+    found = (document for name in names for document in _streamed(name, columns, inputs, reader))
     return shuffle(found, buffer, seed) if buffer > 1 else found
 
 
@@ -181,24 +148,25 @@ def _found(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[S
             yield [whole]
 
 
-def _streamed(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[Document]:
+def _streamed(name: str, columns: Columns, inputs: Mapping[str, str], reader: SharedReader) -> Iterator[Document]:
     """Yield the documents that a name stands for, as they are read."""
     files = _files_of(name, inputs)
     if files is None:
         rows, key = _hub(name, columns, lazily=True)
-        for number, row in enumerate(rows):
-            yield document_of(number, number + 1, row, key, columns, key)
+        total = getattr(rows, "num_shards", 1)
+        shards = (
+            [partial(rows.shard, num_shards=total, index=index) for index in range(total)]
+            if total > 1
+            else [rows.__iter__]
+        )
+        for number, (at, read) in enumerate(reader.shards(shards, key, columns, key)):
+            yield Document(f"{key}#{number}", read, place=f"{key}:{at}")
         return
     for file, key, in_folder in files:
-        suffix = file.suffix.lower()
-        if suffix in LINES:
-            with open(file, encoding="utf-8-sig") as stream:
-                lines = ((at, line) for at, line in enumerate(stream, 1) if line.strip())
-                for number, (at, line) in enumerate(lines):
-                    read = partial(_text_of_line, number, at, line, key, columns, os.fspath(file))
+        if file.suffix.lower() in ENDINGS:
+            with _readable(file):
+                for number, (at, read) in enumerate(reader.texts(file, key, columns)):
                     yield Document(f"{key}#{number}", read, place=f"{file}:{at}")
-        elif suffix in ENDINGS:
-            yield from _rows_of(file, key, columns)
         elif whole := _whole(file, key, columns, in_folder):
             yield whole
 
@@ -271,11 +239,6 @@ def _whole(file: Path, key: str, columns: Columns, in_folder: bool) -> Document 
     if binary and not in_folder:
         raise Unsupported(f"{file} is not text")
     return None if binary else Document(key, _reader(file))
-
-
-def _text_of_line(number: int, at: int, line: str, key: str, columns: Columns, shown: str) -> str:
-    """Return the text of one row of jsonl; raises Unsupported."""
-    return document_of(number, at, row_of_line(shown, at, line), key, columns, shown).read()
 
 
 def like_hub_name(name: str) -> bool:

@@ -24,6 +24,7 @@ from . import tokenizer as tokenizers
 from .documents import NO_DATASET, hold_out, load, stream, take
 from .row_files import Columns, Document
 from .samples import Blocks, padded
+from .shared_reading import SharedReader
 from .stream import Texts
 from .tasks import Task
 from .token_cache import packed_tokens
@@ -225,8 +226,11 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
     """Return the task of texts that are read as they come; its tokenizer is trained on the first of them."""
     names, other, columns = _named(arguments, inputs)
 
+    group = collectives.cpu_group() if collectives.world_size() > 1 else None
+
     def texts(epoch: int) -> Iterator[Document]:
-        return stream(names, columns, inputs, arguments.shuffle_buffer_size, arguments.seed + epoch)
+        reader = SharedReader(True, group)
+        return stream(names, columns, inputs, arguments.shuffle_buffer_size, arguments.seed + epoch, reader)
 
     tokenizer = tokenizers.load(name, take(stream(names, columns, inputs), FIRST_BYTES))
     if tokenizer.eos_token_id is None:

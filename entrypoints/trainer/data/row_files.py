@@ -5,7 +5,9 @@ It imports no torch and no numpy: a plan reads the first rows too.
 
 from __future__ import annotations
 
+import bisect
 import csv
+import hashlib
 import io
 import json
 import os
@@ -13,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,43 @@ class HubRows(Rows):
     def row(self, number: int) -> Any:
         """Read a row."""
         return self.rows[number]
+
+
+class Documents(Sequence[Document]):
+    """Documents in the order of their hashes. Rows of jsonl, csv and hub datasets stay where they are until they are read.
+
+    Args:
+        parts: the documents, as they were found.
+        order: positions in all parts together; None: the order of the hashes.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Document]], order: Any = None) -> None:
+        import numpy as np
+
+        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        if order is None:
+            hashes = bytearray()
+            for part in parts:
+                names = (
+                    (f"{part.key}#{at}" for at in range(len(part)))
+                    if isinstance(part, Rows)
+                    else [each.key for each in part]
+                )
+                for name in names:
+                    hashes += hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:16]
+            halves = np.frombuffer(bytes(hashes), ">u8").reshape(-1, 2)
+            order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal names stay in the order of `names`
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Documents(self.parts, self.order[index])
+        number = int(self.order[index])
+        part = bisect.bisect_right(self.ends, number)
+        return self.parts[part][number - (self.ends[part - 1] if part else 0)]
 
 
 def numbered_lines(stream: Iterable[str], begin: int = 0) -> Iterator[tuple[int, int, str]]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.entrypoints.training import ENTRYPOINTS
 
-from trainer.data import documents  # isort: skip
+from trainer.data import documents, shared_reading  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
 from trainer.labels import IGNORED  # isort: skip
 from trainer.data.stream import StreamBatches, Texts  # isort: skip
@@ -177,9 +177,20 @@ RANKS = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import torch.distributed as dist
-from tests.entrypoints.trainer.data.test_stream import Letters, StreamBatches, Texts, documents, steps
+from tests.entrypoints.trainer.data.test_stream import Letters, StreamBatches, Texts, documents, shared_reading, steps
 
-seen = []
+seen, reads = [], []
+shared_reading.RANGE, shared_reading.BATCH = 300, 10
+
+def noting(name):
+    made = getattr(shared_reading, name)
+    def note(file, *rest):
+        reads.append([file.name, *rest])
+        return made(file, *rest)
+    setattr(shared_reading, name, note)
+
+for name in ("read_range", "_row_group", "numbered_rows"):
+    noting(name)
 
 class Counting(Letters):
     def __call__(self, text, **options):
@@ -188,14 +199,15 @@ class Counting(Letters):
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
-texts = Texts(lambda epoch: documents.stream([sys.argv[3]], documents.Columns(), {}, 7, epoch), Counting(), 5)
+reader = shared_reading.SharedReader(True)
+texts = Texts(lambda epoch: documents.stream([sys.argv[3]], documents.Columns(), {}, 7, epoch, reader), Counting(), 5)
 stream, error = StreamBatches(texts, 2, 1, ranks, rank), ""
 try:
     learned = steps(stream)
 except Exception as raised:
     learned, error = [], str(raised)
 found = [None] * ranks
-dist.all_gather_object(found, (seen, learned, error))
+dist.all_gather_object(found, (seen, learned, error, reads))
 if rank == 0:
     print("FOUND", json.dumps(found), flush=True)
 dist.barrier()
@@ -205,7 +217,7 @@ os._exit(0)
 
 def three_ranks(file: Path) -> list:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    script = file.with_name("ranks.py")
+    script = file.parent.parent / "ranks.py"
     script.write_text(RANKS)
     env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -217,23 +229,89 @@ def three_ranks(file: Path) -> list:
 
 
 def test_ranks_tokenize_a_stream_together(tmp_path: Path):
-    """Each document is read and tokenized by one rank; the global batches are those of one process."""
-    file = tmp_path / "a.jsonl"
+    """Each document is tokenized by one rank; the global batches are those of one process."""
+    file = tmp_path / "rows" / "a.jsonl"
+    file.parent.mkdir()
     texts = ["abcdefgh"[: number % 8] + "x" * (number % 11) + str(number) for number in range(90)]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     found = three_ranks(file)
-    assert sorted(text for seen, _, _ in found for text in seen) == sorted(texts)
-    assert all(20 <= len(seen) <= 40 for seen, _, _ in found)
+    assert sorted(text for seen, *_ in found for text in seen) == sorted(texts)
+    assert all(20 <= len(seen) <= 40 for seen, *_ in found)
     shuffled = Texts(lambda epoch: documents.stream([str(file)], documents.Columns(), {}, 7, epoch), Letters(), 5)
     one = steps(StreamBatches(shuffled, 6, 1, 1, 0))
     assert len(one) == len(found[0][1]) > 20
     for number, (whole, place) in enumerate(one):
-        assert [token for _, learned, _ in found for token in learned[number][0]] == whole
-        assert all(learned[number][1] == place for _, learned, _ in found)
+        assert [token for _, learned, *_ in found for token in learned[number][0]] == whole
+        assert all(learned[number][1] == place for _, learned, *_ in found)
+
+
+def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path):
+    """Byte ranges of jsonl, row groups of parquet and whole csv files; a run goes on with another number of ranks."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    lines = [json.dumps({"text": f"{number} " + "x" * (number % 40)}) for number in range(60)]
+    (folder / "a.jsonl").write_text("\ufeff" + "\n\n".join(lines[:30]) + "\r\n" + "\n".join(lines[30:]))
+    for name in ("b.csv", "d.csv"):
+        (folder / name).write_text("text\n" + "".join(f'"{name}\n{number}"\n' for number in range(25)))
+    table = pyarrow.table({"text": [f"p{number}" for number in range(50)]})
+    pyarrow.parquet.write_table(table, folder / "c.parquet", row_group_size=15)
+    found = three_ranks(folder)
+    reads = [read for *_, part in found for read in part]
+    size = (folder / "a.jsonl").stat().st_size
+    assert sorted(reads, key=str) == sorted(
+        [["a.jsonl", begin] for begin in range(0, size, 300)]
+        + [["c.parquet", number] for number in range(4)]
+        + [["b.csv"], ["d.csv"]],
+        key=str,
+    ), "each part is read once"
+    assert all(len([read for read in part if read[0] == "a.jsonl"]) > 1 for *_, part in found)
+    assert all(any(read[0] != "a.jsonl" for read in part) for *_, part in found)
+    texts = Texts(lambda epoch: documents.stream([str(folder)], documents.Columns(), {}, 7, epoch), Letters(), 5)
+    one = steps(StreamBatches(texts, 6, 1, 1, 0))
+    assert len(one) == len(found[0][1]) > 20
+    for number, (whole, place) in enumerate(one):
+        assert [token for _, learned, *_ in found for token in learned[number][0]] == whole
+        assert all(learned[number][1] == place for _, learned, *_ in found)
+    resumed = StreamBatches(texts, 6, 1, 1, 0)
+    resumed.go_to(found[0][1][9][1])
+    assert steps(resumed) == one[10:]
+
+
+def test_byte_ranges_have_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": "ä" * (number % 7) + str(number)}, ensure_ascii=False) for number in range(40)]
+    file.write_text("\ufeff" + "\n\n".join(lines[:20]) + "\r\n" + "\n".join(lines[20:]), newline="")
+    for size in (1, 7, 16, 100, 10**6):
+        monkeypatch.setattr(shared_reading, "RANGE", size)
+        found = list(documents.stream([str(file)], documents.Columns(), {}))
+        assert [document.read() for document in found] == [json.loads(line)["text"] for line in lines]
+        assert [document.where for document in found] == [
+            f"{file}:{number}" for number in (*range(1, 40, 2), *range(40, 60))
+        ]
+
+
+def test_a_hub_dataset_is_read_shard_by_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name}{number}"}}\n' for number in range(30)))
+    files = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    rows = datasets.load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=str(tmp_path))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: rows)
+    monkeypatch.setattr(shared_reading, "BATCH", 8)
+    found = list(documents.stream(["some/name"], documents.Columns(), {}))
+    assert rows.num_shards == 2 and [document.read() for document in found] == [
+        f"{name}{number}" for name in "ab" for number in range(30)
+    ]
+    assert found[31].where == "some/name:train:32"
 
 
 def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path):
-    file = tmp_path / "a.jsonl"
+    file = tmp_path / "rows" / "a.jsonl"
+    file.parent.mkdir()
     file.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(20)) + '{"text": \n')
     found = three_ranks(file)
-    assert all("a.jsonl:21: is not JSON" in error for _, _, error in found)
+    assert all("a.jsonl:21: is not JSON" in error for _, _, error, _ in found)
