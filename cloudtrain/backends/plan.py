@@ -127,11 +127,13 @@ class TimeLimit:
         seconds: of one node, with restarts by the platform and the time between SIGTERM and SIGKILL; None without a bound.
         note: what is not in it, or why nothing bounds it; "" for neither.
         parts: what a backend adds to limits.max_runtime, and why; "" where it adds little.
+        after_end_s: what a platform may bill of an attempt after the end that it reports.
     """
 
     seconds: int | None
     note: str = ""
     parts: str = ""
+    after_end_s: float = 30.0
 
     @classmethod
     def of_launcher(cls, plan: Plan) -> TimeLimit:
@@ -140,4 +142,5 @@ class TimeLimit:
         return cls(
             seconds,
             "at its time limit the launcher ends the job and uploads results, but does not switch the machine off",
+            after_end_s=0.0,
         )

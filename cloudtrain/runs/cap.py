@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LEAST_S = 300  # shortest time for which another attempt is started; limits.max_runtime where that is shorter
-END_S = 30.0  # what a platform may bill of an attempt after the end that it reports
 _NO_LIMIT = TimeLimit(None, "this backend cannot guarantee the end of a job when no cloudtrain process runs")
 
 
@@ -69,7 +68,8 @@ def plan_attempt(
                 lambda seconds: limit_of(backend, make(seconds)).seconds or 0, job.limits.max_runtime_s, left_s
             )
             if shorter_s is None:
-                raise _too_little(job, plan, limit, used, left_s)
+                extra = describe_after_end(earlier, lambda old: limit_of(backend, old))
+                raise _too_little(job, plan, limit, used, left_s, extra)
             plan = make(shorter_s)
             limit = limit_of(backend, plan)
             note = f"the rest of the cost limit gives this attempt {units.format_duration(shorter_s)}"
@@ -116,7 +116,7 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
         raise BadJob(job.located(problems))
 
 
-def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: Spent, left_s: int) -> BadJob | CapReached:
+def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: Spent, left_s: int, extra: str) -> BadJob | CapReached:
     """Return the error for a cap that does not pay for the shortest useful attempt."""
     margin_s = (limit.seconds or 0) - job.limits.max_runtime_s
     least_s = min(LEAST_S, job.limits.max_runtime_s)
@@ -127,12 +127,13 @@ def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: Spent, left_s: int
     )
     name = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
     if plan.attempt == 1:
-        return BadJob(job.located([Problem(f"is {cap}, which {text}", name, "raise it, or ask for fewer nodes")]))
+        hint = "raise it, or ask for fewer nodes" if int(plan.manifest["nodes"]) > 1 else "raise it"
+        return BadJob(job.located([Problem(f"is {cap}, which {text}", name, hint)]))
     so_far = (
         f"{used.usd:.2f} USD" if job.limits.max_cost and used.usd is not None else units.format_duration(used.seconds)
     )
     return CapReached(
-        f"{name} is {cap}, of which {so_far} are used: that {text}",
+        f"{name} is {cap}, of which {so_far} are used{f' ({extra})' if extra else ''}: that {text}",
         f"cloudtrain resume {plan.run_id} --set {name}=... raises it",
     )
 
@@ -170,9 +171,23 @@ def _used_s(attempt: AttemptRecord, limit_of: Callable[[Plan], TimeLimit]) -> fl
     if status.state is State.CANCELLED and not status.started_at:
         return 0.0
     if status.state is not State.LOST and status.started_at and status.ended_at:
-        measured_s = max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at)) + END_S
-        return min(measured_s, (attempt.plan.at_most or {}).get("attempt_s") or measured_s)
+        measured_s = max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at))
+        counted_s = measured_s + limit_of(attempt.plan).after_end_s
+        return min(counted_s, (attempt.plan.at_most or {}).get("attempt_s") or counted_s)
     return float(limit_of(attempt.plan).seconds or 0)
+
+
+def describe_after_end(attempts: Sequence[AttemptRecord], limit_of: Callable[[Plan], TimeLimit]) -> str:
+    """Return what a cap counts beside the measured time of ended attempts; "" where that is nothing."""
+    extra_s = max(
+        (
+            limit_of(old.plan).after_end_s
+            for old in attempts
+            if old.status.billable_s is None and old.status.started_at and old.status.ended_at
+        ),
+        default=0.0,
+    )
+    return f"each ended attempt counts {extra_s:.0f} s more, which its platform may bill" if extra_s else ""
 
 
 def seconds_left(limits: Limits, price: Mapping[str, Any] | None, used: Spent) -> float:

@@ -77,13 +77,10 @@ class Sum:
 
 def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> Share:
     """Return what an attempt has spent by its billed seconds, else by its measured time; of a live one until now."""
+    attempt = _until_now(attempt, now_s)
     plan, status = attempt.plan, attempt.status
     nodes = int(plan.manifest["nodes"])
-    if not status.state.final and status.billable_s is None:
-        began_s = units.unix_time(status.started_at) if status.started_at else None
-        ran_s = max(0.0, (now_s or time.time()) - began_s) if began_s else 0.0
-        attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
-    elif status.billable_s is None and status.state is not State.LOST and status.started_at and status.ended_at:
+    if status.billable_s is None and status.state is not State.LOST and status.started_at and status.ended_at:
         ran_s = max(
             0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at)
         )  # without a cap's margin
@@ -92,6 +89,16 @@ def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> 
     labels, price = plan.job.get("labels") or {}, plan.price or {}
     target, month = plan.target or plan.backend, attempt.created_at[:7]
     return Share(attempt.run_id, target, labels, month, used.seconds * nodes, used.usd, bool(price.get("estimate")))
+
+
+def _until_now(attempt: AttemptRecord, now_s: float | None = None) -> AttemptRecord:
+    """Return a live attempt with the seconds until now as billed, any other one as it is."""
+    status = attempt.status
+    if status.state.final or status.billable_s is not None:
+        return attempt
+    began_s = units.unix_time(status.started_at) if status.started_at else None
+    ran_s = max(0.0, (now_s or time.time()) - began_s) if began_s else 0.0
+    return replace(attempt, status=replace(status, billable_s=round(ran_s * int(attempt.plan.manifest["nodes"]))))
 
 
 def _limit(plan: Plan, home: Path) -> TimeLimit:
@@ -143,16 +150,21 @@ def describe_attempts(attempts: Sequence[AttemptRecord], home: Path) -> list[str
 
 
 def describe_cap(attempts: Sequence[AttemptRecord], home: Path) -> str:
-    """Return the cap of a run and what is left of it; "" without one."""
-    plan = attempts[-1].plan
-    limits, used = plan.job.get("limits") or {}, total(attempts, home)
+    """Return the cap of a run and what is left of it, as the next attempt is planned; "" without one."""
+    limits = attempts[-1].plan.job.get("limits") or {}
+    cost, runtime = limits.get("max_cost"), limits.get("max_total_runtime")
+    if not cost and not runtime:
+        return ""
+    used = cap.spent([_until_now(attempt) for attempt in attempts], lambda plan: _limit(plan, home))
     parts = []
-    if cost := limits.get("max_cost"):
-        parts.append(f"{cost} (limits.max_cost), {max(0.0, units.usd(cost) - used.usd):.2f} USD left")
-    if runtime := limits.get("max_total_runtime"):
-        left_s = max(0.0, units.duration_s(runtime) - used.node_s / int(plan.manifest["nodes"]))
+    if cost:
+        left = "unknown what is" if used.usd is None else f"{max(0.0, units.usd(cost) - used.usd):.2f} USD"
+        parts.append(f"{cost} (limits.max_cost), {left} left")
+    if runtime:
+        left_s = max(0.0, units.duration_s(runtime) - used.seconds)
         parts.append(f"{runtime} (limits.max_total_runtime), {units.format_duration(left_s)} left")
-    return "; ".join(parts)
+    extra = cap.describe_after_end(attempts, lambda plan: _limit(plan, home))
+    return "; ".join(parts) + (f" ({extra})" if extra else "")
 
 
 def total(attempts: Sequence[AttemptRecord], home: Path) -> Sum:

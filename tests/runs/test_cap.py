@@ -257,3 +257,28 @@ def test_an_amount_of_money_names_its_currency(text: str):
 def test_plans_survive_json():
     plan = cap.plan_attempt(backend_of("slurm"), job_of("slurm", limits={"max_cost": "9 USD"}), bundle(), "a-run")
     assert Plan.from_json(plan.to_json()) == replace(plan)
+
+
+@pytest.mark.parametrize(
+    ("extra_s", "ran_s", "left", "used"), [(0.0, 63, "18.50", "31.50"), (30.0, 39, "15.50", "34.50")]
+)
+def test_show_and_resume_have_one_figure_of_a_cap(
+    memory, submitter, job, capsys, monkeypatch, extra_s: float, ran_s: float, left: str, used: str
+):
+    of_launcher = MemoryBackend.time_limit
+    monkeypatch.setattr(MemoryBackend, "time_limit", lambda *a: replace(of_launcher(*a), after_end_s=extra_s))
+    limits = {"max_runtime": "40s", "grace": "30s", "max_cost": "50 USD"}
+    run = submitter.submit(job.replace(limits=limits, resources={"usd_per_hour": 1800.0}))
+    MemoryBackend.finish(newest(run), State.TIMED_OUT, 75)
+    watch(run)
+    with run.store.database.write() as db:
+        times = (format_time(1e9), format_time(1e9 + ran_s), newest(run))
+        db.execute("UPDATE attempts SET started_at = ?, ended_at = ? WHERE attempt_id = ?", times)
+    assert main(["show", run.run_id]) == 0
+    shown = capsys.readouterr().out
+    assert f"50 USD (limits.max_cost), {left} USD left" in shown
+    with pytest.raises(CapReached) as refused:
+        run.resume()
+    assert f"of which {used} USD are used" in str(refused.value)
+    says_so = "each ended attempt counts 30 s more, which its platform may bill"
+    assert (says_so in shown, says_so in str(refused.value)) == (bool(extra_s), bool(extra_s))
