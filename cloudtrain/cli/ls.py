@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
     from cloudtrain.history.table import Group, Query, Row
 
+MOST = 1_000_000  # runs of one history
 
-def _complete_filter(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+
+def complete_filter(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the last term of a filter; nothing when the history cannot be read."""
     return _complete(lambda store, table: [each.rstrip() for each in table.completions(store, incomplete)])
 
@@ -53,16 +55,16 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
     "[FILTER...]",
     "List only runs for which all these terms hold. Archived runs are left out, unless a term is is:archived.",
     nargs=-1,
-    shell_complete=_complete_filter,
+    shell_complete=complete_filter,
 )
 @click.option(
     "-n",
     "--limit",
-    default=20,
-    show_default=True,
+    default=None,
     type=click.IntRange(1, 10_000),
-    help="List at most this many runs; --group takes all.",
+    help="List at most this many runs; --group takes all. Default: 20, with --ids all.",
 )
+@click.option("-q", "--ids", is_flag=True, help="Print only the runs' ids, one a line.")
 @click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
               help="Sort all runs by this column, then list the first --limit of them; "
               "-COLUMN sorts the highest first.")  # fmt: skip
@@ -90,7 +92,8 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 @options.json_option
 def command(
     words: tuple[str, ...],
-    limit: int,
+    limit: int | None,
+    ids: bool,
     sort: str,
     columns: str,
     group: str,
@@ -119,6 +122,7 @@ def command(
     cloudtrain ls 'hp.lr>=1e-3' --sort metric.loss --columns hp.lr,metric.loss,took
     cloudtrain ls --group hp.lr --columns metric.loss,cost
     cloudtrain ls --state RUNNING --json
+    cloudtrain ls --ids tag:test | xargs cloudtrain rm
     """
     from cloudtrain.history import marks, table
 
@@ -128,7 +132,12 @@ def command(
     query = table.Query(
         " ".join(filter(None, terms)), sort or stored.sort, columns or stored.columns, group or stored.group
     )
-    if query.group:
+    limit = limit or (MOST if ids else 20)
+    if ids and (query.group or as_json):
+        raise click.UsageError("--ids prints ids alone: give it without --group and --json")
+    if ids:
+        terminal.print_lines(*(row.record.run_id for row in table.first_rows(store, query, limit=limit)))
+    elif query.group:
         _print_groups(table.groups(store, query), query, as_json)
     else:
         rows = table.first_rows(store, query, limit=limit)

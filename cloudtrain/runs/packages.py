@@ -13,6 +13,7 @@ from cloudtrain.errors import DiskError
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
+from cloudtrain.nodes import removal
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.digests import FOLDER
 
@@ -33,12 +34,13 @@ class Package:
     kept: str = ""  # why it is not to be deleted
 
 
-def find_packages(store: Store, older_s: float = 0.0) -> list[Package]:
+def find_packages(store: Store, older_s: float = 0.0, *, force: bool = False) -> list[Package]:
     """Return the packages of a home, the largest first; `kept` of each says why it stays, "" where it is not needed.
 
     Args:
         store: the history; its home has the packages.
         older_s: keep packages that were used within so many seconds, RECENT_S at least.
+        force: without RECENT_S.
     """
     folder, needed = store.home / "bundles", _needed(store)
     files: dict[str, list[Path]] = {}
@@ -52,8 +54,8 @@ def find_packages(store: Store, older_s: float = 0.0) -> list[Package]:
         kept = ""
         if sha256 in needed:
             kept = "used by a run or sweep that has not ended"
-        elif idle_s <= RECENT_S:
-            kept = "used within the last hour"
+        elif idle_s <= RECENT_S and not force:
+            kept = "used within the last hour; --force deletes it"
         elif idle_s <= older_s:
             kept = "used within the time of --older"
         bundle = Bundle.stored(folder, sha256)
@@ -61,6 +63,11 @@ def find_packages(store: Store, older_s: float = 0.0) -> list[Package]:
         size = sum(fact.st_size for fact in facts)
         found.append(Package(sha256, tuple(sorted(paths)), size, source, idle_s, kept))
     return sorted(found, key=lambda package: (package.kept, -package.size_bytes))
+
+
+def measure_cache(store: Store) -> int:
+    """Return the bytes of what is stored about sources beside their packages."""
+    return removal.measure(store.home / "bundles" / FOLDER) or 0
 
 
 def delete(store: Store, packages: Sequence[Package]) -> None:

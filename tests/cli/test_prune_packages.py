@@ -53,11 +53,12 @@ def two(tmp_path: Path, home: Path):
 def test_what_no_live_run_needs_is_listed_and_deleted(two, tmp_path, home, cli):
     ended, live = two
     *listed, total = cli("prune", "--packages", "--dry-run").out.splitlines()
-    assert total.startswith("0 packages, 0 B; kept: 2 packages, ") and total.endswith("kB")
+    assert total.startswith("0 packages, 0 B; kept: 2 packages, ") and total.endswith("faster")
     reasons = {row.split()[2]: row.partition("(kept: ")[2] for row in listed}
-    assert reasons == {digest(ended)[:12]: "used within the last hour)",
+    assert reasons == {digest(ended)[:12]: "used within the last hour; --force deletes it)",
                        digest(live)[:12]: "used by a run or sweep that has not ended)"}  # fmt: skip
     assert "used within the last hour" in cli("prune", "--packages", "--older", "1s", "--dry-run").out
+    assert cli("prune", "--packages", "--force", "--dry-run").out.splitlines()[-1].startswith("1 package, ")
     make_idle(home, 2)
     shown = cli("prune", "--packages", "--dry-run")
     assert shown.out.splitlines()[0].endswith(f"{digest(ended)[:12]}  {tmp_path / 'a'}")
@@ -93,7 +94,7 @@ def test_a_submit_and_a_sweep_keep_their_package(two, tmp_path, home, cli):
     make_idle(home, 48)
     assert submit(tmp_path / "a", "print('done')\n").wait(BOUND_S).state is State.SUCCEEDED
     used = cli("prune", "--packages", "--older", "1d", "--dry-run").out
-    assert "0 packages" in used and "(kept: used within the last hour)" in used
+    assert "0 packages" in used and "(kept: used within the last hour;" in used
     make_idle(home, 5)
     assert "(kept: used within the time of --older)" in cli("prune", "--packages", "--older", "1d", "--dry-run").out
     make_idle(home, 48)

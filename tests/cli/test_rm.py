@@ -8,6 +8,7 @@ import pytest
 
 from cloudtrain.cli.view import terminal
 from cloudtrain.events import State, Status
+from cloudtrain.history import marks
 from cloudtrain.history.store import Store
 from tests.history.test_repair import add_run
 
@@ -108,3 +109,21 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, store: Store, cli):
 
     monkeypatch.setattr(terminal, "confirmer", confirmer)
     assert cli("rm", OLD).code == 0 and asked == ["1 run, 5 MB"] and rows(store, OLD) == 0
+
+
+def test_prune_keeps_a_star_what_is_excepted_and_takes_a_filter(store: Store, cli):
+    marks.write(store, OLD, star=True)
+    kept = cli("prune", "--older", "30d", "--yes", "--json")
+    assert (kept.code, kept.rows, rows(store, OLD) > 0) == (0, [], True)
+    assert f"1 run with a star ({OLD})" in kept.err and "--include-starred" in kept.err
+    assert cli("prune", "--older", "30d", "--include-starred", "--dry-run", "--json").rows[0]["run_id"] == OLD
+    marks.write(store, OLD, star=False, tag=["x"])
+    assert cli("prune", "--older", "30d", "--except", OLD, "--dry-run", "--json").rows == []
+    marks.write(store, LIVE, tag=["x"])
+    assert [row["run_id"] for row in cli("prune", "tag:x", "--dry-run", "--json").rows] == [OLD], "live runs stay"
+    assert cli("prune", "tagg:x", "--yes").code == 2 and cli("prune", "--older", "1s", "--force").code == 2
+    assert "no ended run matches" in cli("prune", "tag:y", "--yes").out
+
+
+def test_ls_prints_ids_alone(store: Store, cli):
+    assert set(cli("ls", "--ids").out.split()) == {OLD, NEW, LIVE} and cli("ls", "-q", "state:live").out == f"{LIVE}\n"
