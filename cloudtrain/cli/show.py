@@ -123,7 +123,7 @@ def _print_run(run: Run, verbose: bool) -> None:
     )
     timeline.print_timeline(run)
     if status.state.final and status.state is not State.SUCCEEDED:
-        summary.print_next_commands(run.run_id, *summary.next_after(run, status))
+        summary.print_next_after(run, status)
     provenance.print_provenance(run)
     terminal.print_lines("", "job")
     job = record.job if verbose else _without_defaults(record.job)

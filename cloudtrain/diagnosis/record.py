@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from cloudtrain.source.files import list_files
 
 NODE = -1  # the node of the verdict's event: nodes have numbers from 0, so no job can write such an event
 KIND = "verdict"
+Complete = Callable[[Store, AttemptRecord, Status, Verdict], Verdict]
 
 
 def load_verdict(store: Store, attempt: AttemptRecord) -> Verdict | None:
@@ -32,8 +33,13 @@ def load_verdict(store: Store, attempt: AttemptRecord) -> Verdict | None:
         return None  # of a version with other fields
 
 
-def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: Iterable[LogLine]) -> Verdict:
-    """Judge how an attempt ended, store the verdict and return it; of two at once the first is stored."""
+def judge_attempt(
+    store: Store, attempt: AttemptRecord, status: Status, lines: Iterable[LogLine], complete: Complete | None = None
+) -> Verdict:
+    """Judge how an attempt ended, store the verdict and return it; of two at once the first is stored.
+
+    `complete` adds to its advice what the history knows of the run.
+    """
     results = [event.data for event in store.events(attempt.run_id, "result") if event.attempt == attempt.attempt_id]
     with_rank = (result for result in results if isinstance(result.get("failed_rank"), int))
     result = next(with_rank, results[0] if results else None)
@@ -48,6 +54,8 @@ def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: I
         verdict = replace(verdict, change=sentence)
     elif verdict.label in (classes := patterns.classes()):  # a machine of one's own gives no more disk_gb
         verdict = replace(verdict, change=classes[verdict.label].fixes.get(attempt.plan.backend, verdict.change))
+    if complete:
+        verdict = complete(store, attempt, status, verdict)
     event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, verdict.to_dict())
     if not store.database.read_only:
         store.record(attempt.attempt_id, events=[event])

@@ -111,6 +111,7 @@ class Collector:
         if not status.failed:
             return  # a successful run needs no diagnosis, and importing the rules takes time
         from cloudtrain.diagnosis import record
+        from cloudtrain.runs import advice
 
         try:
             tail = self._tails.get(attempt.attempt_id)
@@ -118,6 +119,6 @@ class Collector:
                 tail, spool = Tail(), self._spools.get(attempt.attempt_id)
                 for line in spool.lines() if spool else backend.logs(attempt.handle) if attempt.handle else ():
                     tail.add(line)
-            record.judge_attempt(store, attempt, status, tail.lines())
+            record.judge_attempt(store, attempt, status, tail.lines(), advice.complete)
         except Exception as error:
             self._log(f"cloudtrain could not determine why the run failed: {error}")

@@ -272,6 +272,7 @@ class Run:
             return None
         from cloudtrain.diagnosis import record
         from cloudtrain.diagnosis.tail import Tail
+        from cloudtrain.runs import advice
 
         if stored := record.load_verdict(self.store, newest):
             return stored
@@ -279,7 +280,7 @@ class Run:
         if newest.handle is not None:
             for line in self.logs(after=f"{newest.number}/", raw=True):
                 tail.add(line)
-        return record.judge_attempt(self.store, newest, status, tail.lines())
+        return record.judge_attempt(self.store, newest, status, tail.lines(), advice.complete)
 
     def metrics(self, name: str | None = None, *, rank: int | None = 0) -> list[MetricRow]:
         """Return the points of all curves, or of one, in the order in which they were logged.

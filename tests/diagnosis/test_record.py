@@ -98,3 +98,12 @@ def test_a_full_disk_has_a_fix_that_its_place_offers(attempt, backend, words):
     verdict = verdict_record.judge_attempt(store, record, FAILED, full)
     assert verdict.label == "disk-full" and words in verdict.change
     assert ("disk_gb" in verdict.change) == (backend in ("sagemaker", "vertex", "kubernetes"))
+
+
+@pytest.mark.parametrize("backend", ["kubernetes", "slurm", "ssh", "local"])
+def test_too_little_memory_has_a_fix_that_its_place_offers(attempt, backend):
+    store, record = attempt
+    record = replace(record, plan=replace(record.plan, backend=backend))
+    verdict = verdict_record.judge_attempt(store, record, FAILED, lines("MemoryError"))
+    assert verdict.label == "host-memory" and "data loader" not in verdict.change
+    assert ("resources.memory" in verdict.change) == (backend in ("kubernetes", "slurm"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -282,3 +284,45 @@ def test_show_and_resume_have_one_figure_of_a_cap(
     assert f"of which {used} USD are used" in str(refused.value)
     says_so = "each ended attempt counts 30 s more, which its platform may bill"
     assert (says_so in shown, says_so in str(refused.value)) == (bool(extra_s), bool(extra_s))
+
+
+def ended_at_its_limit(submitter, job, ran_s: int, **limits: str):
+    """Return a run of 0.5 USD a second whose first attempt reached its time limit."""
+    limits = {"grace": "10s", **limits}
+    run = submitter.submit(job.replace(limits=limits, resources={"usd_per_hour": 1800.0}))
+    MemoryBackend.finish(newest(run), State.TIMED_OUT, 75)
+    with run.store.database.write() as db:
+        times = (format_time(1e9), format_time(1e9 + ran_s), newest(run))
+        db.execute("UPDATE attempts SET started_at = ?, ended_at = ? WHERE attempt_id = ?", times)
+    watch(run)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_runtime": "90s"}, "--set limits.max_runtime=3m"),
+        ({"max_runtime": "90s", "max_cost": "500 USD"}, "--set limits.max_runtime=3m"),
+        ({"max_runtime": "20s", "max_cost": "16 USD"}, '--set limits.max_runtime=40s --set "limits.max_cost='),
+        ({"max_runtime": "1h", "max_cost": "200 USD"}, '--set "limits.max_cost=400 USD"'),
+        ({"max_runtime": "1h", "max_total_runtime": "10m"}, "--set limits.max_total_runtime=20m"),
+    ],
+)
+def test_the_advice_after_a_time_limit_can_be_typed(memory, submitter, job, capsys, limits: dict, words: str):
+    run = ended_at_its_limit(submitter, job, 30, **limits)
+    assert main(["show", run.run_id]) == 0
+    shown = capsys.readouterr().out
+    command = re.search(r"raise the limit: cloudtrain (resume .*)", shown)
+    assert command and f"{run.run_id} {words}" in command[1], shown
+    assert f"cloudtrain rerun {run.run_id} {words}" in shown, "nothing was saved"
+    assert main([*shlex.split(command[1]), "--yes"]) == 0
+
+
+def test_after_a_time_limit_a_run_with_a_checkpoint_is_resumed(memory, submitter, job, capsys):
+    run = submitter.submit(job.replace(limits={"max_runtime": "90s"}))
+    MemoryBackend.say(newest(run), events.format("checkpoint", {"step": 1}))
+    MemoryBackend.finish(newest(run), State.TIMED_OUT, 75)
+    watch(run)
+    assert main(["show", run.run_id]) == 0
+    shown = capsys.readouterr().out
+    assert f"cloudtrain resume {run.run_id} --set limits.max_runtime=3m\n" in shown and "cloudtrain rerun" not in shown

@@ -89,8 +89,8 @@ def print_submitted(run: Run, action: str) -> None:
     terminal.print_pairs([("folder", str(run.store.home / "runs" / run.run_id) if plan.backend == "local" else "")])
 
 
-def print_next_commands(run_id: str, *names: str) -> None:
-    """Print the commands that a user may run next."""
+def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
+    """Print the commands that a user may run next; `options` are those of a longer try."""
     lines = {
         "follow": f"cloudtrain logs -f {run_id}",
         "logs": f"cloudtrain logs {run_id}",
@@ -100,7 +100,8 @@ def print_next_commands(run_id: str, *names: str) -> None:
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
         "rerun_fixed": f"cloudtrain rerun {run_id} --source .",
-        "rerun_longer": f"cloudtrain rerun {run_id} --set limits.max_runtime=48h",
+        "resume_longer": f"cloudtrain resume {run_id} {options}",
+        "rerun_longer": f"cloudtrain rerun {run_id} {options}".rstrip(),
     }
     terminal.print_pairs([("next" if not number else "", lines[name]) for number, name in enumerate(names)])
 
@@ -123,7 +124,16 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
     from cloudtrain.cli.view import why
 
     terminal.print_pairs([*why.verdict_rows(run.verdict()), *not_kept_rows(run)])
-    print_next_commands(run.run_id, *next_after(run, status))
+    print_next_after(run, status)
+
+
+def print_next_after(run: Run, status: Status) -> None:
+    """Print the commands to run after an end that is no success."""
+    from cloudtrain.runs import advice
+
+    names = next_after(run, status)
+    options = advice.longer_options(run.store, run.run_id) if names[-1].endswith("_longer") else ""
+    print_next_commands(run.run_id, *names, options=options)
 
 
 def next_after(run: Run, status: Status) -> list[str]:
@@ -131,7 +141,9 @@ def next_after(run: Run, status: Status) -> list[str]:
     if run.record.attached:
         return ["logs", "fetch"]
     if status.state is State.TIMED_OUT:
-        return ["logs", "resume", "rerun_longer"]
+        if (verdict := run.verdict()) is None or verdict.label != "timeout":
+            return ["logs", "resume"]
+        return ["logs", "resume_longer" if run.store.count_events(run.run_id, "checkpoint") else "rerun_longer"]
     killed = status.state is State.FAILED and (status.exit_code or 0) > SIGNAL
     if killed and run.store.count_events(run.run_id, "checkpoint"):
         return ["logs", "resume", "rerun_fixed"]  # killed from outside, not by its own fault
