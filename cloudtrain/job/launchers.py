@@ -1,4 +1,4 @@
-"""Compare the number of nodes in a command of torchrun or accelerate launch with the job's."""
+"""Compare the nodes and processes in a command of torchrun or accelerate launch with the job's nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -33,5 +33,32 @@ def nodes_note(command: str, nodes: int, *, is_text: bool) -> str:
                 f" write {option} $CLOUDTRAIN_NUM_NODES, or change num_nodes"
                 if is_text
                 else f" name the script alone with --nodes {number[2]} (cloudtrain starts the ranks), or change {option}"
+            )
+    return ""
+
+
+def gpus_note(command: str, gpus: int, nodes: int) -> str:
+    """Return a note where a launcher in a command starts fewer processes than a node has GPUs; "" where it does not.
+
+    Args:
+        command: text of a shell, or a command's words joined by spaces.
+        gpus: of each node.
+        nodes: of the job.
+    """
+    for launcher, words in _COMMAND.findall(command):
+        total = launcher == "accelerate launch"  # --num_processes counts those of all nodes
+        option = "--num_processes" if total else "--nproc_per_node"
+        found = re.search(rf"{option.replace('_', '[-_]')}[=\s]+[\"']?([^\s\"']+)", words)
+        if found is None and total:
+            continue  # accelerate starts one for each GPU
+        if found and not found[1].isdigit():
+            continue  # auto, gpu or a variable
+        each = int(found[1]) // (nodes if total else 1) if found else 1
+        if each < gpus:
+            most = gpus * nodes if total else gpus
+            given = f"{option} {found[1]}" if found else f"without {option}"
+            return (
+                f"{launcher} {given} uses {each} of the {gpus} GPUs of a node, and {gpus - each} paid GPUs are idle:"
+                f" write {option} {most}, or ask for fewer GPUs (resources.accelerators)"
             )
     return ""

@@ -74,6 +74,9 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         found.append("it runs once per node and may start its own processes, so only the number of nodes is checked")
         if mismatch := launchers.nodes_note(job.run or " ".join(job.argv()), job.num_nodes, is_text=bool(job.run)):
             found.append(mismatch)
+        gpus = int(plan.manifest.get("gpus_per_node") or 0)
+        if idle := launchers.gpus_note(job.run or " ".join(job.argv()), gpus, job.num_nodes):
+            found.append(idle)
     elif not job.trainer and (job.hyperparameters or job.args):
         found += _style_notes(job, options.declared(texts))
     for key, text in (("run", job.run), ("setup", job.setup)):
