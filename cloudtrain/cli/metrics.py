@@ -73,6 +73,8 @@ def command(
         _print_points_table(selected, name, rank)
     elif any(summaries.values()):
         _print_summary(summaries)
+    if not (as_json or as_csv):
+        _print_not_finite(selected, name, rank, plot=plot)
     return int(any(errors))
 
 
@@ -164,7 +166,7 @@ def _epoch(row: MetricRow) -> str:
 
 
 def _print_summary(summaries: dict[str, list[Summary]]) -> None:
-    heads = ("metric", "points", "first", "last", "min", "max", "at step")
+    heads = ("metric", "points", "first", "last", "min", "max", "last step")
     several = len(summaries) > 1
     ranked = any(row.rank for curves in summaries.values() for row in curves)
     rows = [
@@ -174,6 +176,17 @@ def _print_summary(summaries: dict[str, list[Summary]]) -> None:
     ]
     before = (*(["run"] if several else []), *(["rank"] if ranked else []))
     terminal.print_table((*before, *heads), rows, right=("rank", *heads[1:]))
+
+
+def _print_not_finite(selected: Sequence[Run], name: str | None, rank: int | None, *, plot: bool) -> None:
+    """Print where curves became NaN or infinite, one line for each."""
+    from cloudtrain.history import not_finite
+
+    for run in selected:
+        found = [each for each in not_finite.find(run.store, run.run_id, rank) if name in (None, each.name)]
+        before = f"{run.run_id}: " if len(selected) > 1 else ""
+        after = "" if plot or name else "; min and max are of its finite values"
+        terminal.print_lines(*(f"{before}{each.sentence}{after}" for each in found))
 
 
 def _summary_row(row: Summary) -> tuple[str, ...]:

@@ -117,6 +117,13 @@ def curves(
                 mode=mode_of(points), line={"color": colour, "width": 1.5}, hoverlabel={"bordercolor": colour},
                 **look, **cell,
             )  # fmt: skip
+            if gone := [point for point in points if not math.isfinite(point.value)]:
+                floor = min((point.lowest for point in points if math.isfinite(point.lowest)), default=1.0)
+                figure.add_scatter(
+                    x=[along_axis(point) for point in gone], y=[floor] * len(gone), mode="markers", showlegend=False,
+                    marker={"symbol": "x", "size": 7, "color": colour}, legendgroup=group,
+                    name=f"{group}, not finite", hovertemplate="NaN or infinite", **cell,
+                )  # fmt: skip
     if log:
         figure.update_yaxes(type="log")
     if log_x:

@@ -97,3 +97,10 @@ def test_numbers_are_short(value, text):
     assert format_short(value) == text and (
         not math.isfinite(value) or format_short(-value) == "-" * (value != 0) + text
     )
+
+
+def test_values_that_are_not_finite_are_marked_on_the_axis():
+    curve = [(0, 2.0), (1, 1.0), (2, math.nan), (3, math.nan)]
+    *_, lowest, _, legend = chart({"a": curve}, 20, 4, unicode=False)
+    assert lowest.endswith("x") and legend.split()[:2] == ["x", "values"]
+    assert "not finite" not in "".join(chart({"a": curve[:2]}, 20, 4, unicode=False))

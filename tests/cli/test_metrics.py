@@ -122,3 +122,20 @@ def test_a_finished_run_without_metrics_shows_what_to_write(shell, project, cens
     first = shell("ls", "--json").json[-1]["run_id"]
     assert shell("report", first, "-o", "r.html").code == 0
     assert entry.split(":")[1].strip(" {") in (project / "r.html").read_text()
+
+
+def test_where_a_loss_became_nan_is_said_by_metrics_and_show(cli, home):
+    store = Store(home)
+    assert store.intend(plan("r-1", 1), identity="i", owner=Process.here())
+    values = [7.5, 9.0, float("inf"), float("nan")]
+    store.record("r-1-a1", metrics=[Row(Event("r-1-a1", 0, 20 + n, "t", "metric"), 18 + n, "loss", v, 0)
+                                    for n, v in enumerate(values)], status=FINAL)  # fmt: skip
+    store.set_status("r-1", FINAL)
+    since = "loss is not finite since step 20, log line 22"
+    table = cli("metrics", "r-1").out
+    head, row, note = table.splitlines()
+    assert head.endswith("last step") and row.split()[-3:] == ["7.5", "9", "21"]
+    assert note == f"{since}; min and max are of its finite values"
+    assert since in cli("show", "r-1").out
+    assert since in cli("metrics", "r-1", "--plot").out
+    assert cli("metrics", "r-1", "--json").out.count("not finite") == 0

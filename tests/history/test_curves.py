@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.events import Event, Row, State, Status
-from cloudtrain.history import migrations, sampling
+from cloudtrain.history import migrations, not_finite, sampling
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 
@@ -259,3 +259,15 @@ def test_names_are_in_the_order_that_people_count_and_groups_come_last(store: St
         write(store, [(seq, 1, 0.5)], name=name)
     names = [row.name for row in store.curves.summary("r")]
     assert names == ["loss", "norm.2", "norm.10", "eval/loss.9", "eval/loss.10", "train/loss"]
+
+
+def test_where_a_curve_became_nan_or_infinite_is_found(store):
+    write(store, [(seq, seq, 1.0 / seq) for seq in range(1, 2000)], name="accuracy")
+    write(store, [(seq, seq - 6, [1.0, math.inf, math.nan][min(2, max(0, seq - 1499))]) for seq in range(1, 2000)])
+    write(store, [(5, 1, math.nan), (6, 2, 1.0)], name="eval_loss")
+    write(store, [(1 << 62, 3, math.nan)], name="norm")  # of a tracker's file
+    assert [each.sentence for each in not_finite.find(store, "r")] == [
+        "eval_loss was not finite at step 1, log line 5",
+        "norm is not finite since step 3",
+        "loss is not finite since step 1494, log line 1500",
+    ]

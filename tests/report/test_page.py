@@ -122,6 +122,17 @@ def test_the_page_asks_nobody_for_anything(run):
     assert "newPlot" in plotly
 
 
+def test_points_that_are_not_finite_are_marked(run):
+    values = enumerate((3.0, 2.0, float("nan")))
+    rows = [
+        Row(Event(run.attempts[0].attempt_id, 0, 9000 + n, "t", "metric"), n, "bad", value, 0) for n, value in values
+    ]
+    run.store.record(run.attempts[0].attempt_id, metrics=rows)
+    figures = [plots.curves(run.store, [run.run_id], [name]) for name in ("bad", "loss")]
+    (marked,), none = ([trace for trace in each.data if "not finite" in (trace.name or "")] for each in figures)
+    assert (list(marked.x), list(marked.y), none) == ([2], [2.0], [])
+
+
 def test_without_plotly_there_is_one_sentence(run, monkeypatch, tmp_path):
     real = builtins.__import__
 

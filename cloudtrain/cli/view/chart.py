@@ -18,6 +18,7 @@ _PLAIN_BARS = "_.-=^"
 _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 Curve = Sequence[tuple[float, float]]
+_GONE = -1  # in place of a cell's bits: a value that is not finite
 _Cell = tuple[int, bool, int]  # number of the curve, whether it is a lost part, bits of the dots
 
 
@@ -40,7 +41,8 @@ def chart(
     colours: bool = False,
     unicode: bool | None = None,
 ) -> list[str]:
-    """Return the lines of a chart with both axes. `curves` maps names to (step, value) points; only finite values are drawn.
+    """Return the lines of a chart with both axes. `curves` maps names to (step, value) points; those that are not finite
+    are marked on the axis.
 
     One curve is drawn in braille dots. Several curves get a colour each, or without colours a mark each. `lost` are parts
     of a curve that are drawn faint, under all curves.
@@ -51,7 +53,9 @@ def chart(
     points = [point for _, _, curve in layers for point in curve]
     if not points:
         return ["no finite values"]
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    gone = [(number, x) for number, curve in enumerate(curves.values()) for x, y in curve if not math.isfinite(y)]
+    across = [*(x for x, _ in points), *(x for _, x in gone)]
+    left, right = min(across), max(across)
     low, high = min(y for _, y in points), max(y for _, y in points)
     fractions = [row / max(height - 1, 1) for row in range(height)]
     labels = [format_short(high * (1 - fraction) + low * fraction) if high > low else "" for fraction in fractions]
@@ -60,6 +64,10 @@ def chart(
     columns = max(width - margin - 2, 10)
     dots = _unicode(unicode) and (colours or len(finite_curves) == 1)
     cells = _draw_cells(layers, (left, right, low, high), columns, height, dots)
+    cross = "×" if _unicode(unicode) else "x"
+    for number, x in gone:  # on the axis, where no curve is drawn
+        place = (height - 1, int(share(x, left, right) * (columns - 1) + 0.5))
+        cells.setdefault(place, (number, False, _GONE))
     corner, side, edge = ("┤", "│", "└") if _unicode(unicode) else ("|", "|", "+")
     lines = []
     for row in range(height):
@@ -74,6 +82,8 @@ def chart(
         lines += [
             f"{'':>{margin}}  {_legend(number, dots, colours)} {name}" for number, name in enumerate(finite_curves)
         ]
+    if gone:
+        lines.append(f"{'':>{margin}}  {cross} values that are not finite")
     if any(faint for _, faint, _ in layers):
         lines.append(f"{'':>{margin}}  {_FAINT if _unicode(unicode) else '.'} lost: the next attempt resumed before it")
     return lines
@@ -133,6 +143,8 @@ def _render_cell(cell: _Cell | None, dots: bool, colours: bool, unicode: bool | 
     if cell is None:
         return " "
     number, faint, bits = cell
+    if bits == _GONE:
+        return _coloured("×" if _unicode(unicode) else "x", number, colours)
     if faint:
         return _coloured(_FAINT if _unicode(unicode) else ".", number, colours)
     return _coloured(chr(0x2800 + bits) if dots else _MARKS[number % len(_MARKS)], number, colours)

@@ -113,7 +113,9 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
     line = f"{run.run_id}  {runs.describe_end(status)}" + (f": {status.reason}" if status.reason else "")
     terminal.print_lines(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     if status.state is State.SUCCEEDED:
-        terminal.print_pairs([("model", model_location(run)), *not_kept_rows(run)])
+        terminal.print_pairs(
+            [("metrics", describe_not_finite(run)), ("model", model_location(run)), *not_kept_rows(run)]
+        )
         print_next_commands(
             run.run_id,
             *(["fetch"] if _has_results(run) else []),
@@ -148,6 +150,15 @@ def next_after(run: Run, status: Status) -> list[str]:
     if killed and run.store.count_events(run.run_id, "checkpoint"):
         return ["logs", "resume", "rerun_fixed"]  # killed from outside, not by its own fault
     return ["logs", "rerun_fixed" if status.state is State.FAILED else "resume"]
+
+
+def describe_not_finite(run: Run) -> str:
+    """Return where the run's metrics became NaN or infinite; "" where they did not."""
+    from cloudtrain.history import not_finite
+
+    found = not_finite.find(run.store, run.run_id)
+    more = f"; {len(found) - 1} more: cloudtrain metrics {run.run_id}" if len(found) > 1 else ""
+    return found[0].sentence + more if found else ""
 
 
 def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
