@@ -60,7 +60,7 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Delete ended runs with their files, or packaged sources.
+    """Delete old runs with their files, or packaged sources.
 
     With FILTER or --older it does what `cloudtrain rm` does, for all ended runs that match. See `cloudtrain rm --help` for
     what it keeps. Runs with a star are kept, unless --include-starred is given. With --packages it deletes the sources that
