@@ -220,12 +220,14 @@ class RunFailed(CloudtrainError):
     Args:
         run_id: Id of the run.
         status: Its final status, with state, reason and exit code.
+        why: The cause and the line that shows it, "" where none is known.
+        advice: What to try, "" for nothing.
     """
 
-    def __init__(self, run_id: str, status: Status) -> None:
+    def __init__(self, run_id: str, status: Status, why: str = "", advice: str = "") -> None:
         super().__init__(
-            f"{run_id} ended {status.state}" + (f": {status.reason}" if status.reason else ""),
-            f"cloudtrain logs {run_id}",
+            f"{run_id} ended {status.state}" + "".join(f": {text}" for text in (status.reason, why) if text),
+            "; ".join(text for text in (advice, f"cloudtrain logs {run_id}") if text),
         )
         self.run_id = run_id
         self.status = status

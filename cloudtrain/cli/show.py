@@ -87,7 +87,7 @@ def _print_run(run: Run, verbose: bool) -> None:
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     failed = status.exit_code is not None and status.exit_code != 0
-    described = runs.describe_end(status) if status.state.final else runs.describe_live(run.store, record)
+    described = runs.describe_end(status, attempts) if status.state.final else runs.describe_live(run.store, record)
     terminal.print_lines(f"{run.run_id}  {described}", style=f"bold {runs.STYLES.get(status.state.value, '')}")
     terminal.print_pairs(
         [

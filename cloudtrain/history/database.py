@@ -6,9 +6,10 @@ import errno
 import os
 import shutil
 import sqlite3
+import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +57,9 @@ class Database:
         self._pid = 0
         _OPEN.add(self)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return  # the names of this module are None by now, and the process ends anyway
         # sqlite3's connections are in reference cycles: without this they stay open until the garbage collector runs.
         # Python cannot raise a Ctrl-C from here, it would only print a traceback.
         with suppress(KeyboardInterrupt):

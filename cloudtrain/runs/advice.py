@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import CloudtrainError, RunFailed
 from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.runs import cap
 from cloudtrain.runs.attempts import backend_of
@@ -17,14 +17,28 @@ if TYPE_CHECKING:
     from cloudtrain.events import Status
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.history.store import Store
+    from cloudtrain.runs.run import Run
 
 
 def complete(store: Store, attempt: AttemptRecord, status: Status, verdict: Verdict) -> Verdict:
     """Return a verdict whose advice has the run's id, and for a time limit the values to set."""
-    change = verdict.change.replace("resume RUN", f"resume {attempt.run_id}")
+    change = verdict.change.replace(" RUN", f" {attempt.run_id}")
     if verdict.label == "timeout" and (words := " ".join(_options(store, replace(attempt, status=status)))):
         change = f"raise the limit: cloudtrain resume {attempt.run_id} {words}"
     return replace(verdict, change=change)
+
+
+def failure(run: Run, status: Status) -> RunFailed:
+    """Return the error for a run that did not succeed, with its cause and what to try; blocking, reads its log."""
+    try:
+        verdict = run.verdict()
+    except CloudtrainError:  # its log cannot be read: the state and the reason remain
+        verdict = None
+    if verdict is None or verdict.only_reason:
+        return RunFailed(run.run_id, status)
+    line = f": {verdict.deciding}" if verdict.where == "log" else ""
+    place = f" ({verdict.raised})" if verdict.raised else ""
+    return RunFailed(run.run_id, status, f"{verdict.sentence}{line}{place}", verdict.advice)
 
 
 def longer_options(store: Store, run_id: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.backends.api import FETCHABLE, HasEstimator
-from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
+from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
@@ -191,7 +191,9 @@ class Run:
         """
         status = self.wait(timeout_s)
         if status.state is not State.SUCCEEDED:
-            raise RunFailed(self.run_id, status)
+            from cloudtrain.runs import advice
+
+            raise advice.failure(self, status)
         return status
 
     def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:

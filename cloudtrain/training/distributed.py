@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from cloudtrain.errors import BadRequest, MissingExtra, RunFailed
+from cloudtrain.errors import BadRequest, MissingExtra
 from cloudtrain.events import MARK, State, Status
 from cloudtrain.source.node_code import IN_MEMORY as ENTRYPOINT
 from cloudtrain.source.node_code import module
@@ -290,6 +290,7 @@ class DistributedTraining:
     def _follow(self, run: Run) -> None:
         """Say the run's lines until it is final; raises RunFailed."""
         from cloudtrain.cli.view.log import LastLines
+        from cloudtrain.runs import advice
 
         last_lines, cursor = LastLines(), None
         while True:
@@ -309,7 +310,7 @@ class DistributedTraining:
                 break
             self.log(f"{run.run_id} ended {status.state}: resuming from its last checkpoint")
             run.resume()
-        failure = RunFailed(run.run_id, status)
+        failure = advice.failure(run, status)
         rank_name, lines = last_lines.failure_lines(_failed_rank(run))
         if lines:
             failure.add_note("\n".join([f"{rank_name}:", *lines]))

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -329,3 +330,12 @@ def test_ctrl_c_while_a_dropped_store_is_closed_prints_nothing(home, monkeypatch
     opened._connection, opened._pid = Closing(), os.getpid()
     del opened
     assert (closed, printed) == ([], [])  # it was interrupted, and Python had nothing to say of it
+
+
+def test_a_history_that_outlives_its_modules_says_nothing_at_exit(tmp_path: Path):
+    script = (  # modules that something still holds are emptied at the exit, the newest first
+        "import colorsys, pathlib, sys\nfrom cloudtrain.history import database, store\n"
+        "sys.kept = [colorsys, database]\ncolorsys.kept = store.Store(pathlib.Path(sys.argv[1]))\ncolorsys.kept.runs()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

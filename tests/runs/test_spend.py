@@ -190,3 +190,19 @@ def test_a_label_does_not_change_who_submitted_a_run(submit, monkeypatch, capsys
     assert [row["user"] for row in json.loads(capsys.readouterr().out)] == [me, me]
     assert main(["ls", "user:bob"]) == 0
     assert "no run has user:bob" in capsys.readouterr().err
+
+
+def test_the_time_of_a_resumed_run_is_said_without_its_pauses(submit, capsys):
+    run = submit("prod", retry={"max_attempts": 2})
+    for state in (State.PREEMPTED, State.SUCCEEDED):
+        MemoryBackend.finish(newest(run), state, 0)
+        watch(run)
+    with run.store.database.write() as db:
+        for number, begin in ((1, 1e9), (2, 1e9 + 3600)):
+            times = (format_time(begin), format_time(begin + 10), f"{run.run_id}-a{number}")
+            db.execute("UPDATE attempts SET started_at = ?, ended_at = ? WHERE attempt_id = ?", times)
+        whole = (format_time(1e9), format_time(1e9 + 3610), run.run_id)
+        db.execute("UPDATE runs SET started_at = ?, ended_at = ? WHERE run_id = ?", whole)
+    assert main(["show", run.run_id]) == 0
+    assert "SUCCEEDED after 1h (2 attempts ran 20s)" in capsys.readouterr().out
+    assert dict(read_details(Run.find(run.run_id)).facts)["took"] == "1h (2 attempts ran 20s)"

@@ -289,6 +289,19 @@ def test_other_ends_are_ends(submitter, job, state):
         run.result(60)
 
 
+def test_the_error_of_a_failed_run_has_its_cause_and_what_to_try(submitter, job):
+    run = submitter.submit(job)
+    for line in ("Traceback (most recent call last):", "MemoryError"):
+        MemoryBackend.say(newest(run), line)
+    MemoryBackend.finish(newest(run), State.FAILED, 1, "rank 0 exited with code 1")
+    watch(run)
+    with pytest.raises(
+        RunFailed, match="rank 0 exited with code 1: .*out of memory on the machine.*: MemoryError"
+    ) as failed:
+        run.result(60)
+    assert "hold less in memory" in failed.value.hint and f"cloudtrain logs {run.run_id}" in failed.value.hint
+
+
 def test_no_new_attempt_without_its_secret(submitter, job, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "value-of-it")
     run = submitter.submit(job.replace(retry={"max_attempts": 3}, secrets={"T": "env:MY_TOKEN"}))

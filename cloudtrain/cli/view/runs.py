@@ -184,10 +184,20 @@ def describe_live(store: Store, record: RunRecord) -> str:
     return f"{status.state} ({status.reason})" + (f" for {lasted}" if lasted else "")
 
 
-def describe_end(status: Status) -> str:
+def took(status: Status, attempts: Sequence[AttemptRecord]) -> str:
+    """Return how long a run took; of several attempts also how long these ran, without the pauses between them."""
+    whole = elapsed(status.started_at, status.ended_at) if status.ended_at else ""
+    if not whole or len(attempts) < 2:
+        return whole
+    times = [(parse_time(each.status.started_at), parse_time(each.status.ended_at)) for each in attempts]
+    ran_s = sum((end - begin).total_seconds() for begin, end in times if begin and end)
+    return f"{whole} ({len(attempts)} attempts ran {format_duration(ran_s)})"
+
+
+def describe_end(status: Status, attempts: Sequence[AttemptRecord] = ()) -> str:
     """Describe how a run ended: `FAILED with exit code 3 after 12s`."""
     text = str(status.state)
     if status.exit_code and status.state is not State.SUCCEEDED:
         text += f" with exit code {status.exit_code}"
-    took = elapsed(status.started_at, status.ended_at) if status.ended_at else ""
-    return text + (f" after {took}" if took else "")
+    lasted = took(status, attempts)
+    return text + (f" after {lasted}" if lasted else "")

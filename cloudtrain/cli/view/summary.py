@@ -110,7 +110,7 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
     """Print how a run ended: the location of its model, or the last lines of the rank that failed first and the verdict."""
     if last_lines:
         terminal.print_lines("", f"--- the last lines of {rank_name} ---", *last_lines, "")
-    line = f"{run.run_id}  {runs.describe_end(status)}" + (f": {status.reason}" if status.reason else "")
+    line = f"{run.run_id}  {runs.describe_end(status, run.attempts)}" + (f": {status.reason}" if status.reason else "")
     terminal.print_lines(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     if status.state is State.SUCCEEDED:
         terminal.print_pairs(

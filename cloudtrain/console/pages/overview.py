@@ -67,7 +67,7 @@ def read_details(run: Run) -> RunDetails:
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
         ("limit", summary.describe_limit(plan)),
         ("created", text.format_time(record.created_at)),
-        ("took" if status.ended_at else "elapsed", runs.elapsed(status.started_at, status.ended_at)),
+        ("took", runs.took(status, attempts)) if status.ended_at else ("elapsed", runs.elapsed(status.started_at)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("step", "" if status.state.final else _newest_step(run)),
         ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
