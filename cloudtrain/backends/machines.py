@@ -96,8 +96,8 @@ def matches(requested: str, accelerator: str) -> bool:
     return bool(accelerator) and (requested == accelerator or accelerator.startswith(f"{requested}-"))
 
 
-def choose(table: Sequence[Machine], resources: Resources) -> Machine | Problem:
-    """Return the smallest machine type that has a job's resources, or the problem with the request.
+def choose(table: Sequence[Machine], resources: Resources, nodes: int = 1) -> Machine | Problem:
+    """Return the smallest machine type that has a job's resources, or the problem with the request of so many nodes.
 
     The number of accelerators must match exactly: otherwise ranks would see more of them than the job expects.
     """
@@ -113,6 +113,10 @@ def choose(table: Sequence[Machine], resources: Resources) -> Machine | Problem:
         if not candidates:
             message = f"no machine has {resources.gpus} x {resources.accelerator}"
             hint = f"there are machines with {', '.join(map(str, counts))}"
+            if more := next((count for count in counts if resources.gpus and count % resources.gpus == 0), 0):
+                share = more // resources.gpus
+                fewer = "num_nodes: 1" if nodes <= share else f"num_nodes: {-(-nodes // share)}"
+                hint += f": write {resources.accelerator}:{more} with {fewer}"
             return Problem(message, "resources.accelerators", hint)
     else:
         candidates = [machine for machine in table if not machine.accelerators]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from cloudtrain.cli.view import follow, options, runs, terminal
-from cloudtrain.errors import CloudtrainError, UnknownRun
+from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
 
 SHOWN = 5  # runs that a message names
 
@@ -39,7 +40,11 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
     if key is not None:
         run_ids = (*run_ids, _of_key(key))
     if not run_ids:
-        raise click.UsageError(f"name a run, or --key{_live()}")
+        live = _live()
+        message = f"name a run, or --key{_describe(live)}"
+        if len(live) == 1:
+            raise BadRequest(message, f"cloudtrain cancel {live[0]}")
+        raise click.UsageError(message)
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     live = [run.run_id for run in runs_to_cancel if not run.record.status.state.final]
     if waiting := chain.waiting(runs.open_history(), live):
@@ -66,12 +71,16 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
     return code
 
 
-def _live() -> str:
-    """Return the newest runs that can be cancelled, as the end of a sentence."""
+def _live() -> list[str]:
+    """Return the newest runs that can be cancelled; one more than SHOWN where there are more."""
     from cloudtrain.events import State
 
     live = [state for state in State if not state.final]
-    found = [record.run_id for record in runs.open_history().runs(limit=SHOWN + 1, states=live)]
+    return [record.run_id for record in runs.open_history().runs(limit=SHOWN + 1, states=live)]
+
+
+def _describe(found: Sequence[str]) -> str:
+    """Return the runs that can be cancelled as the end of a sentence."""
     more = " and more (cloudtrain ls)" if len(found) > SHOWN else ""
     return f"; these have not ended: {', '.join(found[:SHOWN])}{more}" if found else "; no run here is live"
 

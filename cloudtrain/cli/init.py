@@ -256,6 +256,11 @@ def _converted(path: Path, target: str | None) -> str:
     from cloudtrain.job.estimator_call import convert, read_code
     from cloudtrain.job.job import fit_name
 
+    if path.suffix in (".yaml", ".yml"):
+        from cloudtrain.job.job import Job
+
+        Job.load(path)  # names another tool's file
+        raise BadRequest(f"{path} is a job file already", f"cloudtrain plan {path}")
     job, notes = convert(read_code(path))
     options = job.get("options", {}).get("sagemaker", {})
     if (

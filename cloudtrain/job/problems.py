@@ -75,7 +75,7 @@ def explain(
         message = f"this is a {tool} file, and not a job file"
         hint = (
             f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; "
-            f"{page('scripts')} has an example"
+            f"{page('From SkyPilot' if tool == 'SkyPilot' else 'scripts')} has an example"
         )
         raise BadJob([located(Problem(message, "", hint), document)])  # what follows from that is not said too
     problems: list[Problem] = []

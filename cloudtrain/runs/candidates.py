@@ -43,7 +43,12 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
     first = ordered[0]
     rows = [_row(plan, first, timed) for plan in ordered]
     rows += [
-        {"target": choice.target or first.target, "accelerators": choice.accelerators, "why_not": _reason(error)}
+        {
+            "target": choice.target or first.target,
+            "accelerators": choice.accelerators,
+            "why_not": _reason(error),
+            **_hint(error),
+        }
         for choice, error in refused.items()
     ]
     # What a platform itself does with this limit is not the whole: the watcher moves the run to the next candidate.
@@ -137,6 +142,13 @@ def _reason(error: BadRequest) -> str:
     if isinstance(error, BadJob):
         return "; ".join(f"{problem.path}: {problem.message}".removeprefix(": ") for problem in error.problems)
     return error.message
+
+
+def _hint(error: BadRequest) -> dict[str, str]:
+    """Return what to do about a refused candidate, as the key `hint` of its row; empty where nothing is known."""
+    hints = [problem.hint for problem in error.problems if problem.hint] if isinstance(error, BadJob) else [error.hint]
+    text = "; ".join(filter(None, hints))
+    return {"hint": text} if text else {}
 
 
 def _none_possible(refused: Mapping[Choice, BadRequest]) -> BadRequest:

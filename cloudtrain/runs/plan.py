@@ -321,6 +321,8 @@ def _instead(feature: Feature, kind: type[Backend]) -> str:
             if Feature.FILE_SECRETS in kind.features
             else stores
         )
+    if feature is Feature.SPOT:
+        return "leave it out here, with --set resources.use_spot=false, or choose another target (-t)"
     return ""
 
 

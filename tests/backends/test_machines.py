@@ -62,7 +62,7 @@ def test_cores_and_memory_are_at_least_what_was_asked() -> None:
 @pytest.mark.parametrize(
     ("resources", "path", "word"),
     [
-        ({"accelerators": "A100:4"}, "resources.accelerators", "machines with 8"),
+        ({"accelerators": "A100:4"}, "resources.accelerators", "machines with 8: write A100:8 with num_nodes: 1"),
         ({"accelerators": "H100X:8"}, "resources.accelerators", "did you mean H100?"),
         ({"accelerators": "T4", "memory": "4TB"}, "resources.memory", "the largest"),
         ({"cpus": 5000}, "resources.cpus", "the largest"),

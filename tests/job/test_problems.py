@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cloudtrain.cli import main
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job
@@ -189,7 +190,17 @@ def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch
             Job.load("job.yaml")
         assert f"job.yaml: this is a {tool} file, and not a job file" in str(caught.value.problems[0])
         assert len(caught.value.problems) == 1
-        assert 'the page "scripts"' in caught.value.problems[0].hint and "known are" not in str(caught.value)
+        assert f'the page "{"From SkyPilot" if tool == "SkyPilot" else "scripts"}"' in caught.value.problems[
+            0
+        ].hint and "known are" not in str(caught.value)
+
+
+def test_init_from_a_file_of_skypilot_names_its_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.yaml").write_text("workdir: .\nrun: python train.py\n")
+    assert main(["init", "--from", "task.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "this is a SkyPilot file" in said and "From SkyPilot" in said and "Python" not in said
 
 
 def test_a_job_file_with_a_mistyped_env_is_not_one_of_another_tool(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -197,3 +198,19 @@ def test_a_moved_attempt_may_cost_as_much_as_the_dearest_candidate(project, home
     moved, _ = attempts.replan(base, 2, attempts.backend_of(base, home), home, earlier=[refused])
     assert moved.at_most["attempts"] == (1 if moved.retries == "platform" else 3)
     assert moved.at_most["usd"] == pytest.approx(dearest, abs=0.01)
+
+
+def test_what_to_do_about_an_impossible_candidate_is_said_and_empty_columns_are_left_out(project, cli):
+    (project / "cloudtrain.toml").write_text(CONFIG + '[targets.bare]\nbackend = "memory"\n')
+    file = write_job(project, "target: [gke, bare]")
+    file.write_text(file.read_text().replace("30m}", "30m, max_cost: 50 USD}"))
+    code, out, _ = cli("plan", str(file))
+    assert code == 0 and "why not: set resources.usd_per_hour, or usd_per_hour of the target" in out
+    (head,) = [line for line in out.splitlines() if line.startswith("candidate")]
+    assert "fit" not in head and "time" not in head
+    assert "fit, time: not estimated for this script" in out
+
+
+def test_a_plan_shows_the_setup(project, cli):
+    file = write_job(project, "setup: |\n  pip install a\n  pip install b")
+    assert re.search(r"^  setup +pip install a \.\.\.$", cli("plan", str(file), "-t", "gke")[1], re.MULTILINE)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain import events
-from cloudtrain.cli.view import follow
+from cloudtrain.cli import main
+from cloudtrain.cli.view import follow, log
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job.units import format_duration
@@ -160,3 +161,19 @@ def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path, monkeypatch):
 def test_find_a_run_by_prefix(submitter, job):
     run = submitter.submit(job)
     assert Run.find(run.run_id[:8]).run_id == Run.find().run_id == run.run_id
+
+
+def test_a_follower_on_a_pipe_learns_that_there_is_no_output_yet(submitter, job, monkeypatch):
+    run = submitter.submit(job)
+    said, texts = threading.Event(), list[str]()
+    monkeypatch.setattr(log, "SILENT_S", 0.0)
+    monkeypatch.setattr(log, "note", lambda text: (texts.append(text), said.set()))
+    monkeypatch.setattr(type(run), "logs", lambda *_, **__: iter(() if said.wait(WAIT_S) else ()))
+    log.print_log(run, log.LineFormatter(run.attempts[-1]), follow=True)
+    assert texts == [f"{run.run_id}: {run.record.status.state}; no output yet"]
+
+
+def test_cancel_without_an_id_names_the_command_for_the_one_live_run(submitter, job, capsys):
+    run = submitter.submit(job)
+    assert main(["cancel"]) == 2
+    assert f"cloudtrain cancel {run.run_id}\n" in capsys.readouterr().err

@@ -107,6 +107,8 @@ def test_all_problems_with_the_backend_at_once(job, monkeypatch):
         "secrets",
         "resources.use_spot",
     }
+    (spot,) = [problem for problem in error.value.problems if problem.path == "resources.use_spot"]
+    assert "--set resources.use_spot=false" in spot.hint
 
 
 def test_a_missing_script_is_refused(submitter, job):

@@ -92,7 +92,9 @@ class Pod:
             spot = dict(options.get("spot_selector") or {})
             if not spot:
                 hint = (
-                    "it depends on the cluster: cloud.google.com/gke-spot: 'true', eks.amazonaws.com/capacityType: SPOT"
+                    "name the label of your cluster's spot nodes; on GKE `options: {kubernetes: {spot_selector:"
+                    " {cloud.google.com/gke-spot: 'true'}}}`, on EKS `options: {kubernetes: {spot_selector:"
+                    " {eks.amazonaws.com/capacityType: SPOT}}}`"
                 )
                 self._add_problem("options.kubernetes.spot_selector", "is needed for resources.use_spot", hint)
             selector |= spot

@@ -68,7 +68,7 @@ def _choose_machine(
         path = "resources.instance_type" if instance_type else "resources.accelerators"
         return None, [], [Problem(message, path, "choose GPUs: L40S, A100, H100")]
     if not instance_type:
-        choice = machines.choose(table, job.resources)
+        choice = machines.choose(table, job.resources, job.num_nodes)
         return (choice, [], []) if isinstance(choice, Machine) else (None, [], [choice])
     if not instance_type.startswith("ml."):
         hint = f"write ml.{instance_type}"

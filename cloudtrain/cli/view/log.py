@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain import events
-from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal
+from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal, note
 from cloudtrain.diagnosis.tail import Tail
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cloudtrain.events import LogLine
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
+SILENT_S = 5.0  # after which a follower on a pipe is told that there is no output yet
 KEPT_LINES = 60  # of every rank
 TRACEBACK = "Traceback (most recent call last):"
 
@@ -158,16 +162,32 @@ def print_log(
             if not follow:
                 return cursor
         format_line, add = formatter.format, out.add
+        silence = threading.Timer(SILENT_S, _note_silence, (run.store.home, run.run_id))
+        silence.daemon = True
+        if follow and formatter.for_people and not is_terminal():
+            silence.start()
         try:
             for line in run.logs(follow=follow, after=cursor, raw=True):
                 cursor = line.cursor
                 if last_lines:
                     last_lines.add(line)
                 if (text := format_line(line)) is not None:
+                    silence.cancel()
                     add(text)
         except KeyboardInterrupt as stop:
             raise Interrupted(cursor) from stop
+        finally:
+            silence.cancel()
     return cursor
+
+
+def _note_silence(home: Path, run_id: str) -> None:
+    """Say that a run has printed nothing yet; a terminal has a live panel instead."""
+    from cloudtrain.history.store import Store
+
+    record = Store(home).get(run_id)
+    if record is not None and not record.status.state.final:
+        note(f"{run_id}: {record.status.state}; no output yet")
 
 
 def _open_output(run: Run, formatter: LineFormatter, follow: bool) -> LineWriter:

@@ -25,6 +25,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
         [
             ("world", describe_nodes(plan)),
             ("limit", f"{describe_limit(plan)} (limits.max_runtime), {_describe_attempts(plan)} (retry.max_attempts)"),
+            ("setup", _first_line(str(plan.job.get("setup") or ""))),
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
             *_forecast_rows(plan),
@@ -69,6 +70,8 @@ def _print_candidates(plan: Plan) -> None:
         lasts = [format_duration(cap / per_hour * 3600) if per_hour and not row["why_not"] else ""] if cap else []
         rows.append((*texts, took, *(usd if row["why_not"] == "" else ("", "")), *lasts, str(row["why_not"])))
     terminal.print_lines("")
+    unknown = [at for at, name in enumerate(head) if name in ("fit", "time") and not any(row[at] for row in rows)]
+    head, *rows = [tuple(cell for at, cell in enumerate(row) if at not in unknown) for row in (head, *rows)]
     terminal.print_table(head, rows, right=("USD an hour", "USD in all", "cap lasts"), spare=("backend",))
     limits, prefer = plan.job["limits"], plan.job.get("prefer", "cost")
     order = {"time": "fastest first", "order": "as written"}.get(prefer, "cheapest first") + f" (prefer: {prefer})"
@@ -79,6 +82,9 @@ def _print_candidates(plan: Plan) -> None:
         order += ", which limits.max_cost does not change"
         whole += f", but not more than {limits['max_cost']} (limits.max_cost)"
     lines = [f"cap lasts: the time that {limits['max_cost']} buy there (limits.max_cost)"] if cap else []
+    if len(unknown) == 2:
+        lines.append("fit, time: not estimated for this script; `cloudtrain fit` estimates a model that you name")
+    lines += dict.fromkeys(f"why not: {row['hint']}" for row in plan.candidates if row.get("hint"))
     terminal.print_lines(f"order: {order}", f"USD in all: {whole}", *lines)
 
 
@@ -192,14 +198,19 @@ def _describe_attempts(plan: Plan) -> str:
     return _count(int((plan.job.get("retry") or {}).get("max_attempts", 1)), "attempt")
 
 
+def _first_line(text: str) -> str:
+    """Return the first line of a shell text, with ... where there is more."""
+    first, _, rest = text.strip().partition("\n")
+    shown = first[:200] if first.isprintable() else repr(first[:200])
+    return f"{shown}{' ...' if rest or len(first) > 200 else ''}"
+
+
 def describe_command(plan: Plan) -> str:
     """Return the command of a rank without the interpreter, quoted for a shell; of a shell text its first line."""
     import shlex
 
     if plan.manifest.get("form") == "shell":
-        first, _, rest = str(plan.manifest["argv"][0]).strip().partition("\n")
-        shown = first[:200] if first.isprintable() else repr(first[:200])
-        return f"{shown}{' ...' if rest or len(first) > 200 else ''}  (run, once per node)"
+        return f"{_first_line(str(plan.manifest['argv'][0]))}  (run, once per node)"
     argv = [str(argument) for argument in plan.manifest["argv"]]
     text = " ".join(shlex.quote(argument) if argument.isprintable() else repr(argument) for argument in argv)
     return text if len(text) <= 300 else text[:297] + "..."

@@ -193,10 +193,11 @@ class Keeper:
         largest = sorted(sizes, key=lambda top: -sizes[top])
         tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
         more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
-        top = largest[0].rstrip("/")
+        names = ", ".join(top.rstrip("/") for top in largest[:SHOWN])
         option = results_option(self._source, self._argv)
         self.not_kept = (
-            f"{tops}{more} are not copied to the output: set keep: [{top}] in the job file, or add --set 'keep=[{top}]' to submit"
+            f"{tops}{more} are not copied to the output: set keep: [{names}] in the job file,"
+            f" or add --set 'keep=[{names}]' to submit"
         ) + (f", or give the script {option}" if option else "")
         self._log.say(self.not_kept)
 
