@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cloudtrain.events import Status
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.history.store import Store
-    from cloudtrain.runs.run import Run
 
 
 def complete(store: Store, attempt: AttemptRecord, status: Status, verdict: Verdict) -> Verdict:
@@ -28,17 +27,17 @@ def complete(store: Store, attempt: AttemptRecord, status: Status, verdict: Verd
     return replace(verdict, change=change)
 
 
-def failure(run: Run, status: Status) -> RunFailed:
+def failure(run_id: str, status: Status, read_verdict: Callable[[], Verdict | None]) -> RunFailed:
     """Return the error for a run that did not succeed, with its cause and what to try; blocking, reads its log."""
     try:
-        verdict = run.verdict()
+        verdict = read_verdict()
     except CloudtrainError:  # its log cannot be read: the state and the reason remain
         verdict = None
     if verdict is None or verdict.only_reason:
-        return RunFailed(run.run_id, status)
+        return RunFailed(run_id, status)
     line = f": {verdict.deciding}" if verdict.where == "log" else ""
     place = f" ({verdict.raised})" if verdict.raised else ""
-    return RunFailed(run.run_id, status, f"{verdict.sentence}{line}{place}", verdict.advice)
+    return RunFailed(run_id, status, f"{verdict.sentence}{line}{place}", verdict.advice)
 
 
 def longer_options(store: Store, run_id: str) -> str:

@@ -193,7 +193,7 @@ class Run:
         if status.state is not State.SUCCEEDED:
             from cloudtrain.runs import advice
 
-            raise advice.failure(self, status)
+            raise advice.failure(self.run_id, status, self.verdict)
         return status
 
     def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:

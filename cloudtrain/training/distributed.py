@@ -310,7 +310,7 @@ class DistributedTraining:
                 break
             self.log(f"{run.run_id} ended {status.state}: resuming from its last checkpoint")
             run.resume()
-        failure = advice.failure(run, status)
+        failure = advice.failure(run.run_id, status, run.verdict)
         rank_name, lines = last_lines.failure_lines(_failed_rank(run))
         if lines:
             failure.add_note("\n".join([f"{rank_name}:", *lines]))
