@@ -322,7 +322,7 @@ def _instead(feature: Feature, kind: type[Backend]) -> str:
             else stores
         )
     if feature is Feature.SPOT:
-        return "leave it out here, with --set resources.use_spot=false, or choose another target (-t)"
+        return "add --set resources.use_spot=false, or choose another target (-t)"
     return ""
 
 
