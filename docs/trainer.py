@@ -185,6 +185,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | DPO | loss and reward accuracy of a trained model against the formula, computed without batches from the two saved models |
 | speed | `benchmarks/gpu.py --cpu`, a small GPT-2 in bf16 on one CPU, three rounds on a busy machine (2026-11-25): a step took 1.013 of the fastest's CPU time (a bare torch loop); start to the first step took 0.67 of transformers.Trainer's. Its GPU form was never run |
 | kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24). 250 MB: 209.6 CPU s and 523 MiB, then 1.6 CPU s and 13 MiB. 1 GB: 680.7 CPU s and 558 MiB, then 4.4 CPU s and 15 MiB (2026-11-26) |
+| kept tokens of chat | `benchmarks/data.py --task chat`, 4, 16 and 32 MB: the first start took 4.0, 18.9 and 28.6 CPU s, at most 22, 22 and 23 MiB; the second 0.9, 1.6 and 2.6 CPU s, at most 10 MiB (2026-11-26, `benchmarks/results/data.md`) |
 | MFU | against torch's count of operations: equal for language models, within 3% for classifiers and 5% with an adapter on small ones; a whole run on CPU with a GPU's peak put in |
 
 ## What is its own, and why

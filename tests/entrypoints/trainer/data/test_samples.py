@@ -116,6 +116,13 @@ def test_epochs_have_orders_of_their_own_and_seeds_too():
     assert (one.epoch, one.samples) == (1, 0) and list(one) != first
 
 
+def test_the_order_is_shuffled_over_the_whole():
+    parts = list(GlobalBatches(1000, 100, 1, 1, 0, 3, False))
+    assert sorted(index for part in parts for index in part) == list(range(1000))
+    for part in parts:
+        assert {index // 100 for index in part} == set(range(10)), "each batch has samples of every tenth"
+
+
 def test_loaders_draw_no_global_random_numbers():
     state = torch.get_rng_state()
     batches = GlobalBatches(6, 2, 1, 1, 0, 3, False)
