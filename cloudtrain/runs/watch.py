@@ -72,6 +72,7 @@ class Watcher(AttemptEnds):
         self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
         self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
         self._noted_at = -NOTED_S
+        self._log_is_complete = False
         self.log_was_read = False  # though the platform has not said the status
 
     def run(self, until: Callable[[], bool] = lambda: False, *, hold: bool = False) -> Status | None:
@@ -104,13 +105,19 @@ class Watcher(AttemptEnds):
         return None
 
     def look(
-        self, status: Status | None = None, *, log_only: bool = False, ended: Callable[[], None] = lambda: None
+        self,
+        status: Status | None = None,
+        *,
+        log_only: bool = False,
+        log_is_complete: bool = False,
+        ended: Callable[[], None] = lambda: None,
     ) -> Look:
         """Bring the store up to date with the newest attempt once, for who watches many runs; blocking.
 
         Args:
             status: what the platform has just reported of the newest attempt, None to ask it here.
             log_only: only read the log, which somebody follows.
+            log_is_complete: the rest of the attempt's log was read when it ended.
             ended: called when the attempt has ended, before the rest of its log is read: that may take long.
 
         Raises BackendError, and StoreError where the history cannot be used.
@@ -133,6 +140,7 @@ class Watcher(AttemptEnds):
                 self._read_log(attempt, backend)
                 return Look.SAME
             self.send_due, self.end, self._ended = False, None, ended
+            self._log_is_complete = log_is_complete
             moved = self._ask(run, attempt, backend, status)
         except BackendError as error:
             asked.note(self.store.home, self.run_id, backend, error)
@@ -190,7 +198,10 @@ class Watcher(AttemptEnds):
         status = failover.ended(attempt, status, withdrawn)
         if status.state.final:
             self._ended()
-        self._read_log(attempt, backend, ended=status.state.final)  # after the status: when final, the log is whole now
+        if not self._log_is_complete:
+            self._read_log(
+                attempt, backend, ended=status.state.final
+            )  # after the status: when final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             why = self.store.why_cancelled(self.run_id)
             status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")
@@ -272,7 +283,11 @@ def main() -> int:
         elif store.lease(run_id, owner, LEASE_S):  # else another watcher has taken over, and sends it itself
             looks, before = Watcher(store, run_id, owner), store.attempts(run_id)[-1]
             status = _known_end(end, before.attempt_id)
-            while looks.look(status) is Look.MOVED and store.attempts(run_id)[-1].handle is None:
+            # The watcher has read the log before it noted the end. A machine that was lost would not answer here.
+            while (
+                looks.look(status, log_is_complete=status is not None) is Look.MOVED
+                and store.attempts(run_id)[-1].handle is None
+            ):
                 status = None
             newest = store.attempts(run_id)[-1].plan
             if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process

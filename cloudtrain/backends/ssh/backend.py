@@ -267,9 +267,8 @@ class SshBackend:
 
         read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], unread)
         yield from logs.merge(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
-        cut_off = [
-            node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < status.CUT_OFF_S
-        ]
+        bound_s = min(status.CUT_OFF_S, self.lost_after_s)
+        cut_off = [node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < bound_s]
         # An attempt that was lost with its node has no more lines; of any other the reader should know.
         if cut_off and status.merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
             raise Unreachable(f"the lines of node {cut_off[0].rank} are missing: {cut_off[0].label} cannot be reached")

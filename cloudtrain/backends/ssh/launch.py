@@ -60,7 +60,7 @@ def choose_machines(
         shortage = (
             f"{len(available)} of {num_nodes} nodes"
             if len(available) < min_nodes
-            else "no node that may have the checkpoints"
+            else "no node that may have the checkpoints, which without `output` are on node 0's disk,"
         )
         waits = not all(isinstance(error, NoService) for error in unreachable.values())
         raise NotReached(f"{shortage} can be reached: {errors}", waits=waits)

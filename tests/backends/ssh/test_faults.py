@@ -174,6 +174,21 @@ def test_a_lone_node_that_nobody_reaches_is_lost_after_the_stated_time_only(lab,
     wait_for(lambda: left_on(lab) == [], "the end of the guard, which reports and then leaves")
 
 
+def test_the_next_attempt_of_a_lone_node_whose_host_died_runs_on_the_spare_host(lab, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "script.py").write_text(TWICE.replace("(folder / 'step').read_text() if rank == '0' else '-'", "'anew'"))
+    changes = {"distributed_env": "always", "retry": {"max_attempts": 2}, "output": str(lab.shared)}
+    run = Submitter("ssh", **options(lab, 2, lost_after_s=6.0)).submit(job_of(source, **changes))
+    until_said(run, "here", 1)
+    lab.hosts[0].power_off()
+    assert run.wait(BOUND_S).state is State.SUCCEEDED
+    first, second = run.attempts
+    assert first.status.state is State.LOST and "could not be reached for 6 s" in first.status.reason
+    assert first.handle.startswith(f"root@{lab.hosts[0].address}:") and lab.hosts[1].address in second.handle
+    assert said(run, "found") == ["found 0 1 anew"]
+
+
 def test_full_disk_on_one_node(lab, prepare, home):
     backend = SshBackend(options(lab), home / "runs")
     lab.hosts[1].fill()
