@@ -20,13 +20,13 @@ from cloudtrain.job.units import format_count
 def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
     """Add a run that was submitted elsewhere to the history here.
 
-    `show`, `logs` and `metrics` then work on it as on a run of your own: each reads what is new in its attempts. Repeat
-    the command to add a later attempt. What runs elsewhere cannot be cancelled or rerun from this computer. When it has
-    ended, `cloudtrain resume` can start its next attempt from here, with the job and the source in its output.
+    `show`, `logs` and `metrics` then work on it as on a run of your own: each reads what is new in the attempts
+    that attach found. Repeat attach to add an attempt that started later. An attached run cannot be cancelled or
+    rerun from this computer, also when it has ended. Then `cloudtrain resume` can start its next attempt from here,
+    with the job and the source in its output. attach writes nothing to the output.
 
-    With --all, URI is the `output` in the job files of a team. All runs below it are added: all these commands, `ls`,
-    `costs` and the console work on each. When you repeat it, it reads new runs, and those that had not ended. Nothing is
-    written to the output.
+    With --all, URI is the `output` in the job files of a team. All runs below it are added: all these commands,
+    `ls`, `costs` and the console work on each. When you repeat it, it reads new runs, and those that had not ended.
 
     \b
     cloudtrain attach --all s3://bucket/runs

@@ -26,14 +26,15 @@ SHOWN = 5  # runs that a message names
 def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool) -> int:
     """Cancel runs, and stop all their processes, containers and pods.
 
-    Give one RUN or several, or --key. It waits up to 10 seconds for the platform to confirm. The request is stored: when
-    the platform does not answer now, the background watcher (a cloudtrain process on this computer) cancels the run later.
-    Ctrl-C ends the waiting only. The exit code is 0 also when the end is not confirmed yet, and for a run that has already
-    ended, which does not change. Stored files and checkpoints stay, and `cloudtrain resume` can continue the run.
+    Give one RUN or several, or --key: without both it is refused and cancels nothing (exit code 2). It waits up to
+    10 seconds for the platform to confirm. The request is stored: when the platform does not answer now, the
+    background watcher (a cloudtrain process on this computer) cancels the run later. Ctrl-C ends the waiting only.
+    The exit code is 0 also when the end is not confirmed yet. A run that has already ended does not change, with
+    exit code 0. Stored files and checkpoints stay, and `cloudtrain resume` can continue the run.
 
-    Runs that wait for one of these runs (`submit --after`) are cancelled too. Only when there are such runs, a terminal
-    asks first, and the answer no cancels nothing. Where standard input is no terminal, they are cancelled without a
-    question. With --json at a terminal, -y is needed.
+    Runs that wait for one of these runs (`submit --after`) are cancelled too. When there are such runs, it asks
+    first at a terminal; the answer no cancels no run at all. Without a terminal, as in CI, it does not ask and
+    cancels them too. With --json at a terminal, -y is needed.
     """
     from cloudtrain.runs import chain
 

@@ -67,10 +67,10 @@ class Finding(NamedTuple):
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
-    It always checks this machine (Python, git, disk, history, policies), and then TARGET and each -t: their login, options
-    and permissions. The default TARGET is checked only where you name none. No job of yours is submitted; on Slurm `srun`
-    runs `cat` on a free node. The policies that cloudtrain.toml names are downloaded and pinned. Runs that the history has
-    lost are added to it again. The exit code is 1 when a check fails.
+    It always checks this machine (Python, git, disk, history, policies), and then TARGET and each -t: their login,
+    options and permissions. Without TARGET and -t it checks the default target. No job of yours is submitted; on
+    Slurm `srun` runs `cat` on a free node. The policies that cloudtrain.toml names are downloaded and pinned. Runs
+    that the history has lost are added to it again. The exit code is 1 when a check fails.
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml

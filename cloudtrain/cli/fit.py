@@ -24,10 +24,10 @@ from cloudtrain.runs.plan import Planner
 def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     """Show on which GPUs a training fits, and how to use less memory.
 
-    It works for the shared trainer (cloudtrain's own training program, `trainer: true`), and for a job file with a `fit`
-    section. A script alone does not name its model. It prints how much memory the training needs on one GPU, and the
-    settings that lower it. Nothing is run or packaged, and no network is used.
-    The exit code is 0, whether the training fits or not.
+    It works for the shared trainer (cloudtrain's own training program, `trainer: true`), and for a job file with a
+    `fit` section. A script alone does not name its model and is refused (exit code 2). It prints how much memory
+    the training needs on one GPU, and the settings that lower it. Nothing is run or packaged, and no network is
+    used. The exit code is 0, whether the training fits or not.
 
     \b
     cloudtrain fit job.yaml

@@ -23,8 +23,9 @@ from cloudtrain.errors import BadRequest
 def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json: bool) -> int:
     """Forward a port of a node to this computer, as for TensorBoard.
 
-    It runs until Ctrl-C, and the run continues. The server on the node must listen on 127.0.0.1 or on all addresses. On
-    this computer the port is open on 127.0.0.1 only, which other users of this computer can reach too.
+    Ctrl-C ends the forwarding only, and the run continues. The server on the node must listen on 127.0.0.1 or on
+    all addresses. On this computer the port is open on 127.0.0.1 only, which other users of this computer can reach
+    too.
 
     \b
     cloudtrain forward tiny-lm-261125 6006

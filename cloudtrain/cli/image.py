@@ -63,8 +63,9 @@ def push(target: str | None, kind: str | None, image: str | None, to: str | None
     """Build the shared trainer's image, push it, and set it in the target.
 
     The shared trainer is cloudtrain's own training program. The command writes the image's name and digest into
-    cloudtrain.toml, as the key image of the target. For a SageMaker target the repository in ECR is created if it does not
-    exist, and docker is logged in to it for 12 hours. For another registry, run `docker login` first."""
+    cloudtrain.toml, as the key image of the target. For a SageMaker target the repository in ECR is created if it
+    does not exist, and docker is logged in to it for 12 hours. To push to any other registry, run `docker login`
+    for it first."""
     from cloudtrain.backends import registry, trainer_image
     from cloudtrain.backends.api import HasImageRegistry
     from cloudtrain.backends.images import parse_reference

@@ -62,16 +62,18 @@ def command(
 ) -> int:
     """Write a job file for a script, or for the shared trainer.
 
-    Of several scripts with other names than these defaults you must name one. Without any script the job file is for the
-    shared trainer, cloudtrain's own training program. It also writes job.schema.json; the job file's first line points
-    editors to it.
+    Where no SCRIPT is named, it takes train.py, else main.py, else run.py, else the only script of the folder. Of
+    several scripts with other names you must name one. Without any script the job file is for the shared trainer,
+    cloudtrain's own training program. It also writes job.schema.json; the job file's first line points editors to
+    it. An existing job file is refused (exit code 2), except with --force.
 
-    With `-t BACKEND` it also looks up your account and adds a target of the same name to cloudtrain.toml: `-t sagemaker`
-    writes [targets.sagemaker] with region, account, profile, bucket and role. A target that cloudtrain.toml has already is
+    With `-t BACKEND` it also reads your account's settings and adds a target of the same name to the
+    cloudtrain.toml in this folder: `-t sagemaker` writes [targets.sagemaker] with the region, account, profile,
+    bucket and role that it finds. It creates nothing in the account. A target that cloudtrain.toml has already is
     used as it is.
 
-    With `--ci` it writes a CI file, and no job file. CI then plans each change and prints its cost, and submits a run for
-    each commit on main. The file holds no cloud credentials.
+    With `--ci` it writes a CI file, and no job file. CI then plans each change and prints its cost, and submits a
+    run for each commit on main. The file holds no cloud credentials.
 
     \b
     cloudtrain init

@@ -45,15 +45,15 @@ def command(
 ) -> int:
     """Print the log of all nodes of a run.
 
-    The log has all attempts of the run, one after the other. With -f it follows the log until the run ends; the exit code
-    is then still 0, and `wait` returns the run's. Ctrl-C ends the following only, with exit code 130. Each line of a run
-    with several ranks begins with [node:rank], with --rank too. Lines that begin with ::cloudtrain:: (metrics and states
-    for the history) are hidden, except with --raw and --json. --json prints one object per line: at, node, rank, seq, text
-    and cursor.
+    The log has all attempts of the run, one after the other. With -f it follows the log until the run ends. The
+    exit code is 0 also when the run failed; `cloudtrain wait` returns the exit code of the run. Ctrl-C ends the
+    following only, with exit code 130. Each line of a run with several ranks begins with [node:rank], also with
+    --rank. Lines that begin with ::cloudtrain:: (metrics and states for the history) are hidden, except with --raw
+    and --json. --json prints one object per line: at, node, rank, seq, text and cursor.
 
-    On a terminal, escape sequences that the job printed (colours, cursor movements) are removed, because they could change
-    what you see. A pipe or file gets the text with them. [node:rank] and hidden lines are the same in both. --raw prints
-    the log unchanged.
+    On a terminal, escape sequences that the job printed (colours, cursor movements) are removed, because they could
+    change what you see. A pipe or file gets the text with them. [node:rank] and hidden lines are the same in both.
+    --raw prints the log unchanged.
 
     \b
     cloudtrain logs -f

@@ -53,7 +53,7 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
 @options.argument(
     "words",
     "[FILTER...]",
-    "List only runs for which all these terms hold. Archived runs are left out, unless a term is is:archived.",
+    "List only runs for which all these terms hold. Archived runs are left out. The term is:archived lists only archived runs.",
     nargs=-1,
     shell_complete=complete_filter,
 )
@@ -105,16 +105,16 @@ def command(
 ) -> int:
     """List runs, the newest first.
 
-    A filter has terms such as `state:failed`, `label.team=vision`, `hp.lr>=1e-3`, `metric.loss<0.5`, `since:7d`, and words:
-    parts of ids, titles, notes and tags. All must hold. Put a term with < or > in quotes, or the shell redirects output.
-    `since` is about the time of the submission.
+    A filter has terms such as `state:failed`, `label.team=vision`, `hp.lr>=1e-3`, `metric.loss<0.5`, `since:7d`,
+    and words: parts of ids, titles, notes and tags. All must hold. Put a term with < or > in quotes, or the shell
+    redirects output. `since` is about the time of the submission.
 
-    --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started, ended,
-    took, reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a label.
-    metric.NAME is the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest value.
-    system.NAME and system.NAME.max are the mean and highest cpu, memory, gpu or gpu_memory of the run's nodes. Without
-    --columns there is also `loss`: the last value of the metric loss, train_loss, train/loss or training_loss. A narrow
-    terminal shows fewer columns.
+    --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started,
+    ended, took, reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a
+    label. metric.NAME is the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest
+    value. system.NAME and system.NAME.max are the mean and highest cpu, memory, gpu or gpu_memory of the run's
+    nodes. Without --columns there is also `loss`: the last value of the metric loss, train_loss, train/loss or
+    training_loss. A narrow terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5

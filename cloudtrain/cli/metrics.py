@@ -43,12 +43,12 @@ def command(
 ) -> int:
     """Print or plot the metrics of runs.
 
-    Without --name it prints a summary of every metric, with --name every point of one. In every form, the exit code is 1 when
-    a run has no metric --name.
+    Without --name it prints a summary of every metric, with --name every point of one. In every form, the exit code
+    is 1 when any of the runs has no metric of that name.
 
-    --json and --csv print every point of all metrics, or only those of --name. They print the points of one rank, or of all
-    ranks with --rank all. A point has step, name, value, at, attempt, rank and
-    epoch, with several runs also run_id. --json prints one object per line; NaN, infinite and unknown values are null.
+    --json and --csv print every point of all metrics, or only those of --name. They print the points of one rank,
+    or of all ranks with --rank all. A point has step, name, value, at, attempt, rank and epoch, with several runs
+    also run_id. --json prints one object per line; NaN, infinite and unknown values are null.
 
     --plot draws curves in the terminal, several runs in one chart. Each curve shows one rank.
 

@@ -15,8 +15,8 @@ from cloudtrain.errors import BadRequest, page
 
 @options.command()
 @options.target_option_with(
-    "Print the permissions for this target of cloudtrain.toml, or this backend. Default: the target of --job; one of both is "
-    "needed."
+    "Print the permissions for this target of cloudtrain.toml, or this backend. Default: the target of --job. "
+    "Without both, the command is refused."
 )
 @click.option(
     "--job",
@@ -35,9 +35,10 @@ from cloudtrain.errors import BadRequest, page
 def command(target: str | None, job: str | None, policy: bool, inside: bool, output: str | None, as_json: bool) -> int:
     """Print the least permissions that a target needs.
 
-    For SageMaker it prints IAM policies for the job's role and for the user who submits, for Kubernetes a Role, and for Vertex
-    AI a custom role and bindings. They allow what the options of the target need and nothing else. --policy adds an IAM
-    policy (SageMaker) or a ValidatingAdmissionPolicy (Kubernetes). It needs no network and no login.
+    For SageMaker it prints IAM policies for the job's role and for the user who submits, for Kubernetes a Role, and
+    for Vertex AI a custom role and bindings. They allow what the options of the target need and nothing else.
+    --policy adds an IAM policy (SageMaker) or a ValidatingAdmissionPolicy (Kubernetes). It needs no network and no
+    login.
 
     \b
     cloudtrain permissions -t prod --policy

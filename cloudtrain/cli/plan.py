@@ -43,11 +43,12 @@ def command(
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
-    It packages the source and builds the exact request for the platform, without network, credentials or SDK. Only a
-    `source` at a git address is downloaded. Prices are those of the stored price list (`cloudtrain prices`). With -o it
-    writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged. The file has the digest of
-    the source, not its files: submit uses the stored package, or packages the folder again and refuses a source that has
-    changed. The exit code is 0 also where it prints that submit would refuse the job.
+    It packages the source and builds the exact request for the platform, without network, credentials or SDK. Only
+    a `source` at a git address is downloaded. Prices are those of the stored price list (`cloudtrain prices`). With
+    -o it writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged. The file has
+    the digest of the source, not its files. submit sends the package that this command stored; files that you
+    change later are not in it. Where that package was deleted, submit packages the folder again and refuses a
+    changed source (exit code 2). The exit code of plan is 0 also where it prints that submit would refuse the job.
 
     \b
     cloudtrain plan                      the job.yaml here

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 def command(run_ids: tuple[str, ...], output: Path | None, rank: int | None, as_json: bool) -> int:
     """Write a report on a run, or a comparison, as one HTML file.
 
-    Of one RUN the file has curves, hardware usage, provenance, job, plan and the logs of all nodes. Of several RUN it is a
-    comparison: a curve for each run, labelled with the values in which it differs, and a table of all differences. An older
-    file of that name is replaced. It can be read without network. The command needs plotly, which the extra
-    cloudtrain[console] installs.
+    Of one RUN the file has curves, hardware usage, provenance, job, plan and the logs of all nodes. Of several RUN
+    it is a comparison: a curve for each run, labelled with the values in which it differs, and a table of all
+    differences. It can be read without network. An older file of that name is replaced. The command needs plotly,
+    which the extra cloudtrain[console] installs.
 
-    If you write it into a source folder, the next `cloudtrain submit` packages it too, unless its name is RUN.html or an
-    ignore file excludes it.
+    If you write it into a source folder, the next `cloudtrain submit` packages it too. A file whose name is the id
+    of a run with .html is not packaged, nor one that an ignore file excludes.
 
     \b
     cloudtrain report tiny-lm-261125 -o report.html

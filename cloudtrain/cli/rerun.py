@@ -34,9 +34,10 @@ def command(
 ) -> int:
     """Start a new run of the same job.
 
-    The new run has the source and the values with which RUN was submitted, except what --source and --set replace. Values
-    that a `resume --set` of RUN changed are not taken over. It runs on the target of RUN's newest attempt. RUN is recorded
-    as its parent. Each call starts a new run, unless --key is given.
+    The new run has the source and the values with which RUN was submitted, except what --source and --set replace.
+    Values that a `resume --set` of RUN changed are not taken over. The new run goes to the target of RUN's newest
+    attempt. RUN does not change; the new run has an id of its own and names RUN as its parent. Each call starts a
+    new run, unless --key is given.
 
     \b
     cloudtrain rerun tiny-lm-261125 --set hyperparameters.learning_rate=1e-4 -f

@@ -38,19 +38,19 @@ def command(
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
-    The run keeps its id and its source: changed files need `cloudtrain rerun --source`. The newest complete checkpoint of
-    any of its attempts is used. Without any checkpoint the run starts from the beginning. A run that is still running or
-    that has succeeded is refused (exit code 2). A cancelled run can be resumed. With -f the log of the new attempt is
-    followed.
+    The run keeps its id and its source: changed files need `cloudtrain rerun --source`. The newest complete
+    checkpoint of any of its attempts is used. Without any checkpoint the run starts from the beginning. A run that
+    is queued, starting or running, or that has succeeded, is refused (exit code 2). A cancelled run can be resumed.
+    With -f the log of the new attempt is followed.
 
     \b
     cloudtrain resume tiny-lm-261125 -t lab --processes 4
 
-    With -t it resumes on another target, which must be able to read the run's output. --set can change these keys: limits,
-    resources, num_nodes, min_nodes, processes_per_node, parallelism, options, image, env, environment, secrets, inputs,
-    retry, checkpoint, distributed_env. The changes stay for all later attempts, retries and the next `resume` included;
-    changed options only for attempts on the same target. Other values, such as hyperparameters, need a new run: `cloudtrain
-    rerun`.
+    With -t it resumes on another target, which must be able to read the run's output. --set can change these keys:
+    limits, resources, num_nodes, min_nodes, processes_per_node, parallelism, options, image, env, environment,
+    secrets, inputs, retry, checkpoint, distributed_env. The changes stay for all later attempts, retries and the
+    next `resume` included. Changes of the key `options` count only for attempts on the same target. Other values,
+    such as hyperparameters, need a new run: `cloudtrain rerun`.
     """
     from cloudtrain.cli.view.jobs import layout_settings
 

@@ -39,11 +39,11 @@ here_option = click.option(
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
     """Delete runs here, on hosts and platforms; not files in buckets.
 
-    It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not ended.
-    Its log, metrics and row in the history are deleted too, and `cloudtrain costs` no longer counts it. It keeps uploaded
-    sources and all files in buckets and in the job's `output`, because other runs may use them. On local, SSH and Slurm
-    without `output`, it deletes the run's checkpoints and models: copy them with `cloudtrain fetch` first. The whole id of
-    a sweep that has ended stands for the sweep and the runs of its trials.
+    It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not
+    ended. Its log, metrics and row in the history are deleted too, and `cloudtrain costs` no longer counts it. It
+    keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. On
+    local, SSH and Slurm without `output`, it deletes the run's checkpoints and models: copy them with `cloudtrain
+    fetch` first. The id of an ended sweep, typed in full, deletes the sweep and the runs of its trials.
 
     \b
     cloudtrain rm tiny-lm-261125 --dry-run

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @options.argument(
     "run_or_job",
     "[RUN|JOB]",
-    f"{options.RUN} {options.NEWEST} With --origin it is a job file or script instead. Default: job.yaml in this folder.",
+    f"{options.RUN} {options.NEWEST} With --origin: a job file or script; default: job.yaml in this folder.",
     shell_complete=options.complete_runs,
 )
 @click.option(
@@ -54,9 +54,9 @@ def command(
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
-    Values of the job that are defaults are hidden, unless --verbose is given. With --origin it shows a job file instead of
-    a run: all its values, defaults included, each with the file and line that set it. The exit code is 0 also for a failed
-    run.
+    Values of the job that are defaults are hidden, unless --verbose is given. With --origin it shows a job file
+    instead of a run: all its values, defaults included, each with the file and line that set it. The exit code is 0
+    also for a failed run.
 
     \b
     cloudtrain show

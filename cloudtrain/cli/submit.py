@@ -18,7 +18,8 @@ from cloudtrain.errors import BadRequest
     "--key",
     metavar="KEY",
     help="Idempotency key: submitting the same job again with this key returns the same run, also when it has ended. "
-    "Another job of the same name, another source or target is refused; a job of another name is another run.",
+    "The same key with a changed job, source or target is refused (exit code 2). A key counts for one job name: "
+    "a job of another name with the same key is another run.",
 )
 @click.option(
     "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
@@ -54,21 +55,21 @@ def command(
 ) -> int:
     """Submit a job file, a script or a plan.
 
-    A script needs no job file: the current folder is packaged when it contains the script, directly or in a subfolder.
-    Otherwise the script's git repository is packaged, or else the folder of the script. `cloudtrain submit -- PROGRAM ...`
-    packages the current folder and runs the program once on each node; a job.yaml there is not used. In place of JOB,
-    submit also takes a plan that `cloudtrain plan -o plan.json` wrote. A plan is sent unchanged: options that would change
-    it, such as -t, --set and --key, are refused.
+    A script needs no job file: the current folder is packaged when it contains the script, directly or in a
+    subfolder. Otherwise the script's git repository is packaged, or else the folder of the script. `cloudtrain
+    submit -- PROGRAM ...` packages the current folder and runs the program once on each node; a job.yaml there is
+    not used. In place of JOB, submit also takes a plan that `cloudtrain plan -o plan.json` wrote. A plan is sent
+    unchanged: options that would change it, such as -t, --set and --key, are refused.
 
-    Without -f and --wait the command ends when the platform has accepted the job. Ctrl-C ends this command with exit code
-    130, and a run that was submitted continues (see --on-interrupt). Repeating a finished submit of a job or script starts
-    a second run, unless both have the same --key. A plan starts one run only.
+    Without -f and --wait the command ends when the platform has accepted the job. Ctrl-C ends this command with
+    exit code 130, and a run that was submitted continues (see --on-interrupt). Once a submit has printed its run,
+    the same command starts a second run, unless both have the same --key. A plan starts one run only.
 
-    A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C during
-    the upload. The next submit of the same job (with the same --set and arguments), source and target finishes that
-    submission and starts no second run. If the interrupted submit is older than 15 minutes, or its run has failed, the exit
-    code is 2. Then add --adopt to finish it and take its run, or --new to start a second one. `cloudtrain resume` starts
-    the next attempt of a failed run.
+    A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C
+    during the upload. The next submit of the same job (with the same --set and arguments), source and target
+    finishes that submission and starts no second run. If the interrupted submit is older than 15 minutes, or its
+    run has failed, it is refused and nothing is sent (exit code 2). Then add --adopt to finish it and take its run,
+    or --new to start a second one. `cloudtrain resume` starts the next attempt of a failed run.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

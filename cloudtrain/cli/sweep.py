@@ -31,9 +31,9 @@ class _Group(click.Group):
 def command() -> None:
     """Run a job many times with different hyperparameters.
 
-    `cloudtrain sweep FILE` is short for `cloudtrain sweep start FILE`: its options, such as -t, --key and --wait, are in
-    `cloudtrain sweep start --help`. Each trial is a run. The background watcher, a cloudtrain process on this computer,
-    starts the trials; without --wait this command returns at once.
+    `cloudtrain sweep FILE` is short for `cloudtrain sweep start FILE`: its options, such as -t, --key and --wait,
+    are in `cloudtrain sweep start --help`. Each trial is a run. The background watcher, a cloudtrain process on
+    this computer, starts the trials; without --wait this command returns at once.
 
     \b
     cloudtrain sweep sweep.yaml -t prod
@@ -59,17 +59,17 @@ def command() -> None:
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait until the sweep has ended. The exit code is 0 when all its trials have ended, its budget is used, or a trial "
-    "has reached `target` of the metric; 1 when more than max_failed trials failed twice, or none succeeded; 130 when it was "
-    "stopped. A single failed trial does not change it. Ctrl-C ends the waiting only, also with exit code 130, and the sweep "
-    "continues.",
+    help="Wait until the sweep has ended. A trial that fails is run once more. The exit code is 0 when a trial has succeeded and "
+    "all have ended, its budget is used, or a trial has reached `target` of the metric; 1 when none has succeeded, or more than "
+    "max_failed (a key of FILE) trials failed twice; 130 when it was stopped. Ctrl-C ends the waiting only, also with exit code "
+    "130, and the sweep continues.",
 )
 @options.json_option
 def start(file: str, target: str | None, key: str | None, wait: bool, as_json: bool) -> int:
     """Start a sweep; `cloudtrain sweep FILE` is short for it.
 
-    The job is planned and packaged once, so that all trials run the same source. No question is asked about the cost:
-    run_cap and budget in FILE limit it. Each call starts a new sweep, unless --key is given.
+    The job is planned and packaged once, so that all trials run the same source. No question is asked about the
+    cost: run_cap and budget in FILE limit it. Each call starts a new sweep, unless --key is given.
     """
     from cloudtrain.job.load import read
     from cloudtrain.sweeps.sweep import begin
@@ -212,14 +212,16 @@ def _change(name: str, help: str, how: str) -> None:
 
 _change(
     "stop",
-    "Stop a sweep and cancel its running trials.\n\nIt returns at once; the background watcher cancels them. Results of trials "
-    "that have ended stay, and `cloudtrain sweep extend` continues the sweep. A sweep that has ended is refused (exit code 2).",
+    "Stop a sweep and cancel its running trials.\n\nIt returns at once; the background watcher, which it starts where none runs, "
+    "cancels the trials. Results of trials that have ended stay. stop refuses a sweep that has ended (exit code 2). "
+    "`cloudtrain sweep extend` continues a stopped sweep.",
     "will be stopped",
 )
 _change(
     "pause",
-    "Pause a sweep: start no new trials; running trials continue.\n\n`cloudtrain sweep resume` continues it. With --wait, "
-    "`cloudtrain sweep start` waits through a pause. A sweep that does not run is refused (exit code 2).",
+    "Pause a sweep: start no new trials; running trials continue.\n\nRunning trials still cost. `cloudtrain sweep resume` "
+    "continues the sweep. `cloudtrain sweep start --wait` waits while it is paused. A sweep that is paused or has ended is "
+    "refused (exit code 2).",
     "is paused",
 )
 _change("resume", "Resume a paused sweep.\n\nAny other sweep is refused (exit code 2).", "continues")
@@ -232,9 +234,9 @@ _change("resume", "Resume a paused sweep.\n\nAny other sweep is refused (exit co
 def extend(sweep_id: str, trials: int, as_json: bool) -> int:
     """Add trials to a sweep's budget.
 
-    A sweep that has ended or was stopped continues, with the added trials and those that were left. It ends again at once
-    where its goal was reached, or more than max_failed trials have failed twice. Each call adds N more. A sweep whose file
-    limits only hours or USD is refused (exit code 2).
+    A sweep that has ended or was stopped continues, with the added trials and those of its budget that have not
+    run. It ends again at once where its goal was reached, its hours or USD are used, or more than max_failed trials
+    have failed twice. Each call adds N more. A sweep whose file limits only hours or USD is refused (exit code 2).
     """
     sweep = _find(sweep_id)
     sweep.extend(trials)
@@ -247,8 +249,8 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
 def rerun_failed(sweep_id: str, as_json: bool) -> int:
     """Start failed trials once more, each as a new run.
 
-    While a sweep runs, each failed trial is repeated once. This command repeats the trials that have failed both times. A
-    second call starts none twice.
+    While a sweep runs, each failed trial is repeated once. This command repeats the trials of which both runs have
+    failed. A second call repeats only those that have failed again since.
     """
     sweep = _find(sweep_id)
     count = sweep.rerun_failed()

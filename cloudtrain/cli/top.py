@@ -28,9 +28,10 @@ BEGIN, END, CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"  # the termina
 def command(run_id: str | None, once: bool, as_json: bool) -> int:
     """Show processors, memory and GPUs of all nodes of a run.
 
-    On a terminal the table is updated until Ctrl-C, or until the run has ended. The run continues. In a pipe it is printed
-    once. Each node measures every 10 seconds, and `age` is the time since then. `cpu` is in percent of one processor: 400
-    is four busy processors. `gpu` is the mean utilisation of a node's GPUs in percent, `least` that of the least used GPU.
+    On a terminal the table is updated until the run has ended, or until Ctrl-C, which does not end the run. In a
+    pipe it is printed once. Each node measures every 10 seconds, and `age` is the time since then. `cpu` is in
+    percent of one processor: 400 is four busy processors. `gpu` is the mean utilisation of a node's GPUs in
+    percent, `least` that of the least used GPU.
 
     \b
     cloudtrain top

@@ -28,14 +28,15 @@ TIMEOUT_EXIT_CODE = 124
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    It prints nothing until then; `logs -f` prints the log and exits with 0. It waits for all runs, also when one has
-    failed, and for their further attempts. Those are started by the background watcher, a cloudtrain process on this
-    computer, which `wait` starts where none runs. Ctrl-C ends the waiting only, with exit code 130.
+    It prints nothing until then. `logs -f` prints the log, and its exit code is 0 also when the run failed. wait
+    returns after all runs have ended, their further attempts too, also when one has failed. The background watcher, a
+    cloudtrain process on this computer, starts those that the job's `retry` allows; `wait` starts a watcher where
+    none runs. Ctrl-C ends the waiting only, with exit code 130.
 
-    The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it reached its
-    time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine was lost. Of several
-    runs, the first exit code that is not 0 counts, in the order of the RUN arguments. 124 is also the code of --timeout:
-    standard error then says that the run is still running, and --json has `error`.
+    The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it
+    reached its time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine
+    was lost. Of several runs, the first exit code that is not 0 counts, in the order of the RUN arguments. 124 is
+    also the code of --timeout: standard error then says that the run is still running, and --json has `error`.
     """
     code = 0
     until = None if timeout_s is None else time.monotonic() + timeout_s

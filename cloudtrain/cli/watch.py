@@ -19,13 +19,14 @@ STANDBY_POLL_S = 0.25
 def command(run_id: str | None, as_json: bool) -> int:
     """Watch a run in the foreground, for CI and tmux.
 
-    It does the work of the background watcher, which `submit` starts: it stores logs, metrics and states, and starts the
-    next attempt when the job's `retry` allows one. Use it where processes in the background are ended early, as on CI
-    machines and when you log out. When another process already watches the run, this one waits, and takes over when the
-    other ends. It prints how the run ends, and the exit code is the run's.
+    It does the work of the background watcher, which `submit` starts: it stores logs, metrics and states, and
+    starts the next attempt when the job's `retry` allows one. Use it where processes in the background are ended
+    early, as on CI machines and when you log out. When another process already watches the run, this one waits, and
+    takes over when the other ends. It prints how the run ends, and the exit code is the run's.
 
-    `wait` and `logs -f` do not watch: they start a background watcher where none runs, and read what it stores. Ctrl-C ends
-    the watching only, with exit code 130. The run continues, and a background watcher takes over.
+    `wait` and `logs -f` do not watch: they start a background watcher where none runs, and read what it stores.
+    Ctrl-C ends the watching only, with exit code 130. The run continues, and a background watcher takes over,
+    unless this machine ends it when you log out.
     """
     from cloudtrain.runs.watch import Watcher
 
