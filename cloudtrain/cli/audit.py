@@ -23,8 +23,11 @@ from cloudtrain.errors import BadRequest
     metavar="WHEN",
     help="Only what was done on this date or later (2026-11-01), or not longer ago than this (7d, 12h).",
 )
+@click.option(
+    "--until", metavar="WHEN", help="Only what was done before this date (2026-12-01) or longer ago (7d, 12h)."
+)
 @options.json_option
-def command(run_id: str | None, since: str | None, as_json: bool) -> int:
+def command(run_id: str | None, since: str | None, until: str | None, as_json: bool) -> int:
     """Print who submitted, cancelled or deleted runs, or used exec.
 
     It prints the audit log of this computer. Its lines are never changed or removed, also when a run is deleted.
@@ -34,7 +37,7 @@ def command(run_id: str | None, since: str | None, as_json: bool) -> int:
 
     \b
     cloudtrain audit
-    cloudtrain audit --since 7d
+    cloudtrain audit --since 2026-11-01 --until 2026-12-01
     cloudtrain audit tiny-lm-261125 --json
     cloudtrain audit s3://acme-runs/nlp/tiny-lm-261125-101500-x1y2
     """
@@ -42,7 +45,8 @@ def command(run_id: str | None, since: str | None, as_json: bool) -> int:
 
     start = options.parse_start(since, "--since")
     found = _read(run_id or "")
-    rows = [row for row in found if str(row.get("at", "")) >= start]
+    end = options.parse_start(until, "--until") if until else "~"
+    rows = [row for row in found if start <= str(row.get("at", "")) < end]
     if as_json:
         terminal.print_json(rows, indent=2)
         return 0

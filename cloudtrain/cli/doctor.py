@@ -213,9 +213,12 @@ def _check_package(package: str, extra: str) -> Finding:
 def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     from cloudtrain.backends.api import HasCapacity, HasMachineChecks
     from cloudtrain.job import targets
+    from cloudtrain.runs.plan import find_invalid
 
     instance, kind, instance_options = _create(name, options)
-    problems = instance.check()
+    wrong = find_invalid(instance_options, type(instance), instance.name, name if kind == "target" else "")
+    unknown = [problem for problem in wrong if problem.message.startswith("is not a known key")]  # what `plan` refuses
+    problems = [*unknown, *instance.check()]
     subject = f"{kind} {name}"
     for machine, found in instance.checked_machines().items() if isinstance(instance, HasMachineChecks) else ():
         yield Finding(f"machine {machine}", None, found)
@@ -259,16 +262,17 @@ def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str, Mappin
 
 def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     from cloudtrain.backends import registry
-    from cloudtrain.backends.api import HasPolicies
+    from cloudtrain.backends.api import HasPermissions, HasPolicies
     from cloudtrain.job import targets
     from cloudtrain.runs.plan import Planner
 
     plan = Planner(name).plan(job) if job else None
     backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
     if not isinstance(backend, HasPolicies):
-        raise BadRequest(
-            f"the backend {backend.name} has no IAM policies to print", "choose a SageMaker target: -t TARGET"
-        )
+        hint = "choose a SageMaker target: -t TARGET"
+        if isinstance(backend, HasPermissions):
+            hint = f"cloudtrain permissions -t {name or 'TARGET'} prints what {backend.name} needs"
+        raise BadRequest(f"the backend {backend.name} has no IAM policies to print", hint)
     return backend.policy(kind, plan)
 
 

@@ -178,11 +178,15 @@ def _print_rows(store: Store, rows: Sequence[Row], query: Query, as_json: bool) 
         terminal.print_pairs([] if query.filter else [("next", "cloudtrain submit train.py -f")])
         return
     elif query.names:
-        cells = [[format_cell(*each) for each in zip(query.names, row.values, strict=True)] for row in rows]
+        names = [name for name in query.names if name not in ("run", "state")]  # these two come first
+        cells = [dict(zip(query.names, row.values, strict=True)) for row in rows]
         terminal.print_table(
-            ("run", "state", *query.names),
-            [(row.record.run_id, str(row.record.status.state), *of) for row, of in zip(rows, cells, strict=True)],
-            right=tuple(name for name in query.names if _is_number(name)),
+            ("run", "state", *names),
+            [
+                (row.record.run_id, str(row.record.status.state), *(format_cell(name, of[name]) for name in names))
+                for row, of in zip(rows, cells, strict=True)
+            ],
+            right=tuple(name for name in names if _is_number(name)),
             styles=runs.STYLES,
         )
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
-from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
+from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun, Unreachable
 from cloudtrain.job.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ def delete(
             found.append((run, remove.find_remains(run, here=here)))
         except CloudtrainError as error:
             if len(selected) == 1 and not sweeps:
+                if isinstance(error, Unreachable) and not here:
+                    error.hint = "; or: ".join(filter(None, (error.hint, HERE)))
                 raise
-            code = _print_error(run, error)
+            code = _print_error(run, error, here=here)
     for _, remains in () if as_json else found:
         _print_remains(remains)
     total = sum(size or 0 for _, remains in found for size in remains.places.values())
@@ -98,13 +100,13 @@ def delete(
     if (found or sweeps) and dry_run and not as_json:
         terminal.print_lines(sentence)
     if (found or sweeps) and not dry_run:
-        terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence)
+        terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence + COSTS)
     for run, remains in found:
         try:
             if not dry_run:
                 remove.remove(run, here=here)
         except CloudtrainError as error:
-            code = _print_error(run, error)
+            code = _print_error(run, error, here=here)
             continue
         about = {"run_id": remains.run_id, "places": dict(remains.places), "kept": remains.kept}
         if as_json:
@@ -118,6 +120,10 @@ def delete(
     return code
 
 
+HERE = "--here deletes only what is on this machine, and leaves the files there"
+COSTS = "; `cloudtrain costs` no longer counts deleted runs"
+
+
 def _print_remains(remains: Remains) -> None:
     terminal.print_lines(remains.run_id)
     sizes = [(place, "" if size is None else format_size(size)) for place, size in remains.places.items()]
@@ -126,6 +132,8 @@ def _print_remains(remains: Remains) -> None:
         terminal.print_pairs([("kept", remains.kept)])
 
 
-def _print_error(run: Run, error: CloudtrainError) -> int:
+def _print_error(run: Run, error: CloudtrainError, *, here: bool) -> int:
     terminal.note(f"error: {run.run_id}: {error}")
+    if isinstance(error, Unreachable) and not here:
+        terminal.note(f"  hint: {HERE}")
     return error.exit_code

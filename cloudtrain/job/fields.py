@@ -73,7 +73,9 @@ def _money(value: Any) -> Any:
     try:
         usd(str(value))
     except ValueError as error:
-        raise wrong(f"is not an amount of money: {quote(str(value))}", str(error)) from None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        hint = f"write a currency: {value} USD" if is_number and value > 0 else str(error)
+        raise wrong(f"is not an amount of money: {quote(value)}", hint) from None
     return str(value)
 
 

@@ -197,6 +197,8 @@ def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     if near := nearest(key, keys):
         return "is not a known key", f"did you mean {near}?"
     elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == key]
+    if key in elsewhere and len(loc) > 1:
+        return "is not a known key here", f"move {key} out of {loc[0]}: it is for the whole"
     if elsewhere:
         return "is not a known key here", f"did you mean {elsewhere[0]}?"
     return "is not a known key", f"{KNOWN}{', '.join(sorted(keys))}" if keys else ""

@@ -168,7 +168,10 @@ def _requirement(key: str, value: Any) -> Any:
             raise ValueError(f"is not such an amount; write a number above 0: {key} = 20")
         return value
     near = nearest(key, [*REQUIREMENTS, "why", "on", "set"])
-    raise ValueError("is not known; " + (f"did you mean {near}?" if near else f"use {', '.join(REQUIREMENTS)}"))
+    raise ValueError(
+        "is not known; "
+        + (f"did you mean {near}?" if near else f"use {', '.join([*REQUIREMENTS, 'on', 'why', 'set'])}")
+    )
 
 
 def _patterns(value: Any) -> list[str]:

@@ -124,7 +124,7 @@ class Planner:
             problems = [
                 *_unsupported(found, kind),
                 *rules.find_keys(found),
-                *_invalid(options, kind, resolution.backend, resolution.target),
+                *find_invalid(options, kind, resolution.backend, resolution.target),
             ]
         if problems:
             raise BadJob(found.located(problems))
@@ -326,7 +326,7 @@ def _instead(feature: Feature, kind: type[Backend]) -> str:
     return ""
 
 
-def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target: str) -> list[Problem]:
+def find_invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target: str) -> list[Problem]:
     """Return what the backend's own model finds wrong with its options."""
     from pydantic import ValidationError
 

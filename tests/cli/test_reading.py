@@ -100,12 +100,25 @@ def test_ls_chooses(cli, ids):
     assert cli("ls", "--state", "LOST").out == "no run matches\n"
 
 
+def test_a_key_of_all_hosts_inside_hosts_is_named_by_plan_and_doctor(cli, project):
+    (project / "cloudtrain.toml").write_text(
+        '[targets.pair]\nbackend = "ssh"\nhosts = [{address = "127.0.0.1", port = 9, directory = "~/ct"}]\n'
+    )
+    (project / "job.yaml").write_text("entrypoint: train.py\n")
+    for command in (("plan", "-t", "pair"), ("doctor", "pair")):
+        shown = cli(*command)
+        said = " ".join((shown.out + shown.err).split())
+        assert shown.code != 0 and "hosts[0].directory" in said and "move directory out of hosts" in said, said
+
+
 def test_ls_filters_sorts_groups_and_keeps_a_view(cli, ids):
     wanted = ("metric.loss<5", "--sort", "state", "--columns", "metric.loss,took")
     shown = cli("ls", *wanted, "--save-view", "mine").out.splitlines()
     assert shown[0].split() == ["run", "state", "metric.loss", "took"]
     assert [line.split()[:3] for line in shown[1:]] == [[ids["failed"], "FAILED", "1"], [ids["two"], "SUCCEEDED", "1"]]
     assert cli("ls", "--view", "mine").out.splitlines() == shown
+    heads = cli("ls", "--columns", "took,state,run,target").out.splitlines()[0].split()
+    assert heads == ["run", "state", "took", "target"], "each column once"
     assert [row["metric.loss"] for row in cli("ls", "--columns", "metric.loss", "--json").json] == [None, 1.0, 1.0]
     groups = cli("ls", "--group", "state", "--columns", "metric.loss", "--json").json
     extremes = {"mean": 1.0, "min": 1.0, "max": 1.0}

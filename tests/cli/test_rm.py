@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.cli.view import terminal
+from cloudtrain.errors import Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history import marks
 from cloudtrain.history.store import Store
+from cloudtrain.runs import remove
 from tests.history.test_repair import add_run
 
 OLD, NEW, LIVE = (f"tiny-lm-261120-10150{number}-ab3d" for number in range(3))
@@ -47,8 +49,18 @@ def test_sizes_are_shown_and_nothing_is_deleted_without_a_yes(store: Store, cli)
     assert cli("rm", OLD, NEW, "--dry-run").out.endswith("\n2 runs, 10 MB\n")
     assert cli("prune", "--older", "30d", "--dry-run").out.endswith("\n1 run, 5 MB\n")
     refused = cli("rm", OLD)
-    assert refused.code == 2 and "1 run, 5 MB: nothing was deleted" in refused.err and "--yes" in refused.err
+    costs = "`cloudtrain costs` no longer counts deleted runs"
+    assert refused.code == 2 and f"1 run, 5 MB; {costs}: nothing was deleted" in refused.err and "--yes" in refused.err
     assert (store.home / "runs" / OLD / "model" / "weights").exists()
+
+
+def test_a_host_that_cannot_be_reached_has_the_advice_to_delete_here(store: Store, cli, monkeypatch):
+    def unreachable(run, *, here):
+        raise Unreachable("root@10.0.0.5 cannot be reached: Connection refused")
+
+    monkeypatch.setattr(remove, "find_remains", unreachable)
+    shown = cli("prune", "--older", "30d", "--dry-run")
+    assert shown.code == 5 and "cannot be reached" in shown.err and "--here deletes only what is on this" in shown.err
 
 
 def test_minutes_are_named_because_m_could_be_months(store: Store, cli):

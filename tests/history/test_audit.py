@@ -99,6 +99,9 @@ def test_the_time_and_the_columns_of_a_table(home: Path, capsys, monkeypatch):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == ["at", "who", "what", "run", "attempt", "target"], "detail is empty in all lines"
     assert len(printed) == 2 and "new-1" in printed[1]
+    assert main(["audit", "--since", "2026-11-01", "--until", "2026-11-20"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 and "old-1" in printed[1], "the day of --until is not part of it"
     audit.append(home, "cancel", "old-1", detail="by hand")
     assert main(["audit", "--since", "2026-10-01", "--json"]) == 0
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["old-1", "new-1", "old-1"]

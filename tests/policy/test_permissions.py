@@ -237,6 +237,8 @@ def test_kubernetes_prints_what_kubectl_reads(acme: Path, capsys):
     assert [each["kind"] for each in objects] == [
         "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
     ]  # fmt: skip
+    assert main(["doctor", "cluster", "--policy", "role"]) == 2
+    assert "cloudtrain permissions -t cluster prints what kubernetes needs" in capsys.readouterr().err
     import kubernetes_validate
 
     for each in objects:

@@ -124,6 +124,8 @@ def test_what_a_rule_sets_wins_over_set_and_over_options_from_python(project: Pa
             "[rules.a]\nmax_runtimes = '1h'",
             "policy.toml:2: rules.a.max_runtimes: is not known (did you mean max_runtime?)",
         ),
+        ("[rules.a]\nbudget = 8", "max_cost"),
+        ("[rules.a]\nbudget = 8", ", on, why, set"),
         ("[rules.a]\nspot = false", "policy.toml:2: rules.a.spot: can only be true"),
         ("[rules.a]\nmax_usd_per_hour = '5 USD'", "policy.toml:2: rules.a.max_usd_per_hour: is not such an amount"),
         ("[rules.a]\nmax_cost = 5", "policy.toml:2: rules.a.max_cost: is not such an amount"),

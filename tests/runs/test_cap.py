@@ -250,6 +250,11 @@ def test_a_target_may_be_free(tmp_path: Path, monkeypatch, capsys):
     assert main(["plan", "-t", "lab", "--set", "resources.usd_per_hour=-1"]) == 2
 
 
+def test_a_number_without_a_currency_is_called_a_number():
+    with pytest.raises(BadJob, match=r"is not an amount of money: the number 20 \(write a currency: 20 USD\)"):
+        Job.from_dict({"name": "x", "source": "/", "entrypoint": "t.py", "limits": {"max_cost": 20}})
+
+
 @pytest.mark.parametrize("text", ["40", "40 EUR", "-1 USD", "0 USD", "USD", "40 USD more"])
 def test_an_amount_of_money_names_its_currency(text: str):
     with pytest.raises(BadJob, match="40 USD"):

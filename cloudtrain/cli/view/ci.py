@@ -196,10 +196,10 @@ jobs:
         run: cloudtrain cancel --key "$COMMIT"
       - name: Report
         if: always()
-        run: cloudtrain report -o report.html
+        run: cloudtrain report -o "$RUNNER_TEMP/report.html"
       - uses: {UPLOAD}
         if: always()
-        with: {{name: report, path: report.html}}
+        with: {{name: report, path: "${{{{ runner.temp }}}}/report.html"}}
 """
 
 
