@@ -261,6 +261,21 @@ def test_a_node_that_cannot_reach_node_0_says_so(tmp_path: Path):
             assert "node 0 was not reached at 127.0.0.1" in attempt.status(0)["reason"]
 
 
+def test_a_node_that_cannot_connect_says_where_and_why(tmp_path: Path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{closed.getsockname()[1]}"
+        with Attempt(tmp_path, UP, nodes=2, environ={"CLOUDTRAIN_CONTROL": where}) as attempt:
+            attempt.set("world/channel", "WAIT_LINE_S", 0.0)
+            attempt.environment = lambda rank, made=attempt.environment: made(0) | {"CLOUDTRAIN_NODE_RANK": "1"}
+            attempt.start(0)
+            head = f"node 1 does not reach node 0 at {where}: Connection refused; trying for "
+            line = wait_for(
+                lambda: next((text for text in attempt.texts(-1) if text.startswith(head)), None), "its line"
+            )
+            assert "(limits.max_wait)" in line and "cloudtrain doctor TARGET" in line
+
+
 def test_how_long_others_are_waited_for(tmp_path: Path):
     """docs/watching.md: `limits.max_wait`, where it is not set 30 minutes, and 5 with min_nodes."""
     waits = {"not set": ({}, 1800), "fewer": ({"min_nodes": 1}, 300), "set": ({"join_s": 7200}, 7200)}

@@ -8,7 +8,7 @@ import time
 
 from ..loop import Loop
 from ..manifest import Manifest
-from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
+from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
 from .outcome import EXIT_RESUMABLE, HUNG, Outcome, missing_outcome, refused_outcome
 
@@ -36,6 +36,7 @@ class Worker:
         self._join_by = time.monotonic() + join_s
         self._next_try, self._retry_s = 0.0, FIRST_RETRY_S
         self._began = time.monotonic()
+        self._say_at = self._began + WAIT_LINE_S
         self._nonce = os.urandom(16).hex()
         self._channel: Channel | None = None
         self._welcome = False
@@ -100,6 +101,9 @@ class Worker:
                 self._settle(self._given_up or (refused_outcome if self._is_known else missing_outcome)(late))
             elif now >= self._next_try:
                 self._connect()
+                if self._channel is None and now >= self._say_at and not self._given_up:
+                    self._say_at = now + WAIT_LINE_S
+                    self._listener.say(self._describe_wait(self._join_by - now))
         elif self._channel.look() > SILENCE_S:
             self._channel.close()
             self._on_closed(f"no message arrived for {SILENCE_S:g} s")
@@ -138,6 +142,13 @@ class Worker:
             self._retry_s = min(LONGEST_RETRY_S, self._retry_s * 1.5)
             return
         self._channel = Channel(self._loop, connection, self._on_message, self._on_closed)
+
+    def _describe_wait(self, left_s: float) -> str:
+        node, where = self._cluster.node_rank, f"{self._cluster.control_host}:{self._cluster.control_port}"
+        return (
+            f"node {node} does not reach node 0 at {where}: {self._why}; trying for {left_s:.0f} s more (limits.max_wait); "
+            "`cloudtrain doctor TARGET` tests the network between machines of your own"
+        )
 
     def _report(self, **message: object) -> None:
         if self._welcome and self._channel is not None:
