@@ -70,6 +70,10 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
         numbers = ("runs", "nodes' time", "USD", "without a price")
         terminal.print_table((*by, *numbers), [_row(group) for group in rows], right=numbers)
         terminal.print_lines(*["~ marks sums that use estimated prices"] * total.estimate)
+        if any(group.whole_limit for group in groups):
+            terminal.print_lines(
+                "LOST attempts count with their whole time limit: when their machines stopped is not known"
+            )
     return 0
 
 

@@ -33,6 +33,7 @@ class Share:
         node_s: seconds of all nodes together.
         usd: None where its price is not known.
         estimate: whether its price is one.
+        whole_limit: whether its end is not known, so that its whole time limit counts.
     """
 
     run_id: str
@@ -42,6 +43,7 @@ class Share:
     node_s: float
     usd: float | None
     estimate: bool = False
+    whole_limit: bool = False
 
     def group(self, by: str) -> str:
         """Return which group it is in: its target, user, month or label.NAME."""
@@ -66,6 +68,7 @@ class Sum:
     usd: float = 0.0
     unpriced_s: float = 0.0  # of all nodes, without a known price
     estimate: bool = False
+    whole_limit: bool = False
 
     def add(self, share: Share) -> None:
         self.runs.add(share.run_id)
@@ -73,6 +76,7 @@ class Sum:
         self.usd += share.usd or 0.0
         self.unpriced_s += share.node_s if share.usd is None else 0.0
         self.estimate = self.estimate or share.estimate
+        self.whole_limit = self.whole_limit or share.whole_limit
 
 
 def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> Share:
@@ -88,7 +92,10 @@ def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> 
     used = cap.spent([attempt], lambda plan: _limit(plan, home))
     labels, price = plan.job.get("labels") or {}, plan.price or {}
     target, month = plan.target or plan.backend, attempt.created_at[:7]
-    return Share(attempt.run_id, target, labels, month, used.seconds * nodes, used.usd, bool(price.get("estimate")))
+    whole_limit = attempt.status.state is State.LOST and attempt.status.billable_s is None and used.seconds > 0
+    return Share(
+        attempt.run_id, target, labels, month, used.seconds * nodes, used.usd, bool(price.get("estimate")), whole_limit
+    )
 
 
 def _until_now(attempt: AttemptRecord, now_s: float | None = None) -> AttemptRecord:

@@ -108,6 +108,14 @@ def test_a_live_attempt_counts_until_now_and_an_unknown_end_in_full(submit):
     assert spend.share_of(lost, run.store.home).node_s == 2 * 3630, "its whole limit"
 
 
+def test_costs_say_that_a_lost_attempt_counts_in_full(submit, capsys):
+    run = submit("prod", limits={"max_runtime": "1h"})
+    assert main(["costs"]) == 0 and "LOST attempts" not in capsys.readouterr().out
+    MemoryBackend.finish(newest(run), State.LOST, None)
+    watch(run)
+    assert main(["costs"]) == 0 and "LOST attempts count with their whole time limit" in capsys.readouterr().out
+
+
 def test_attempts_of_a_run_add_up(submit, capsys):
     run = submit("prod", retry={"max_attempts": 2}, labels={"team": "nlp"})
     for state, code, billable_s in ((State.PREEMPTED, 75, 3600), (State.SUCCEEDED, 0, 1800)):
