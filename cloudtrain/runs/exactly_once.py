@@ -214,7 +214,7 @@ class ExactlyOnce(Planner):
             )
         newest = self.store.attempts(plan.run_id)
         if record.key is not None and not keys.same(newest[0].plan, plan):
-            keys.refuse(record, newest[0].plan, plan)
+            keys.refuse(record, newest[0].plan, plan, self.store.home / "bundles")
         return self._finish(newest[-1])
 
     def _finish(self, attempt: AttemptRecord) -> Submitted:

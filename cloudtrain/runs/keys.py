@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cloudtrain.backends.api import Plan
     from cloudtrain.history.records import RunRecord
 
@@ -48,13 +50,18 @@ def labels(job: Mapping[str, Any], source_sha256: str, backend: str, target: str
     return {JOB_LABEL: hashlib.sha256(text.encode()).hexdigest()[:DIGITS], SOURCE_LABEL: source_sha256[:DIGITS]}
 
 
-def refuse(record: RunRecord, first: Plan, plan: Plan) -> NoReturn:
-    """Raise BadRequest: the run of this key is of another job, source or target, and which is named."""
+def refuse(record: RunRecord, first: Plan, plan: Plan, bundles: Path) -> NoReturn:
+    """Raise BadRequest: the run of this key is of another job, source or target, and which is named.
+
+    `bundles` is the folder of packaged sources: files that differ are named where both packages are still there.
+    """
     old, new = dict(_leaves(_job(first.job))), dict(_leaves(_job(plan.job)))
     paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
     differing = [*paths[:_SHOWN], *([f"{len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])]
     if first.bundle.get("source_sha256") != plan.bundle.get("source_sha256"):
-        differing.append("the source")
+        files = _differing_files(*(bundles / f"{each.bundle['sha256']}.tar.gz" for each in (first, plan)))
+        more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+        differing.append(f"the source ({', '.join(files[:_SHOWN])}{more})" if files else "the source")
     if (first.backend, first.target) != (plan.backend, plan.target):
         differing.append(f"the target ({first.target or first.backend}, now {plan.target or plan.backend})")
     _refuse(str(record.key), record.run_id, differing)
@@ -78,6 +85,28 @@ def _refuse(key: str, run_id: str, differing: list[str]) -> NoReturn:
         f"the key {key!r} is already used by run {run_id}, whose job differs in {', '.join(differing) or 'its older format'}",
         "use another --key, or undo the change of the job",
     )
+
+
+def _differing_files(*archives: Path) -> list[str]:
+    """Return the files of the user that two packages do not have in common; empty where one is gone."""
+    import tarfile
+
+    found: list[set[tuple[str, str, bytes]]] = []
+    for path in archives:
+        try:
+            with tarfile.open(path, "r:gz") as archive:
+                files = [one for one in archive if one.isreg() and not one.name.startswith(".cloudtrain/")]
+                found.append({(one.name, str(one.mode), _digest(archive.extractfile(one))) for one in files})
+        except (OSError, tarfile.TarError, KeyError):
+            return []
+    return sorted({name for name, _, _ in found[0] ^ found[1]})
+
+
+def _digest(file: IO[bytes] | None) -> bytes:
+    digest = hashlib.sha256()
+    while file and (piece := file.read(1 << 20)):
+        digest.update(piece)
+    return digest.digest()
 
 
 def _job(job: Mapping[str, Any]) -> dict[str, Any]:

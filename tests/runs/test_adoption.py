@@ -90,7 +90,8 @@ def test_a_key_of_another_job_is_refused_with_what_differs(submitter, job, platf
         submitter.submit(job.replace(hyperparameters={"lr": "1"}, num_nodes=2), key="nightly")
     assert caught.value.exit_code == 2 and first.run_id in caught.value.message
     (Path(job.source) / "train.py").write_text("print(2)\n")
-    with pytest.raises(BadRequest, match="differs in the source"):
+    (Path(job.source) / "summary.md").write_text("written by CI\n")
+    with pytest.raises(BadRequest, match=r"differs in the source \(summary\.md, train\.py\)"):
         submitter.submit(job, key="nightly")
     MemoryBackend.install()
     with pytest.raises(BadRequest, match=r"the target \(platform, now memory\)"):
