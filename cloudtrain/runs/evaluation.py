@@ -31,6 +31,7 @@ HARNESS = "lm-eval==0.4.13"  # https://pypi.org/project/lm-eval/, 2026-11-25
 ADAPTER = "adapter_config.json"
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")  # as in entrypoints/trainer/saved.py
 _SAME = ("options", "image", "resources", "output", "env")  # of the evaluated run's job, on its own target
+_ALLOWED = ("allow_secrets", "allow_large", "allow_pointers")
 _READ = ("block_size", "text_column", "messages_column", "label_column")  # of the shared trainer's hyperparameters
 
 
@@ -85,14 +86,17 @@ def make_job(store: Store, run_id: str, evaluation: Evaluation, source: Path, ta
     if record.status.state.final:
         given["step"] = last_step(store, run_id)
     hyperparameters = trained.job.get("hyperparameters") or {}
-    base, _, below = str(hyperparameters.get("model") or "").removeprefix("input:").partition("/")
-    if str(hyperparameters.get("model") or "").startswith("input:") and hyperparameters.get("use_peft"):
+    named = str(hyperparameters.get("model") or "")
+    base, _, below = named.removeprefix("input:").partition("/")
+    if hyperparameters.get("use_peft") and named.startswith("input:"):
         inputs["base"] = {
             name: value for name, value in trained.job["inputs"][base].items() if name != "sha256" and value
         }
         if "run" in inputs["base"]:
             inputs["base"].pop("uri", None)
         given["base"] = f"input:base/{below}".rstrip("/")
+    elif hyperparameters.get("use_peft") and hyperparameters.get("merge_adapter") is not True:
+        given |= _copy_base(named, trained, store, source)
     if trained.job.get("trainer"):
         given |= {name: hyperparameters[name] for name in _READ if name in hyperparameters}
     _stage(evaluation, source, inputs, given)
@@ -109,6 +113,8 @@ def make_job(store: Store, run_id: str, evaluation: Evaluation, source: Path, ta
     }
     if not record.status.state.final:
         job["after"] = [record.run_id]
+    if "base" in given and "base" not in inputs:  # its files are those of the training's source
+        job |= {name: trained.job[name] for name in _ALLOWED if trained.job.get(name)}
     if target in (None, own):
         job |= {name: trained.job[name] for name in _SAME if trained.job.get(name)}
     elif trained.job.get("env"):
@@ -151,6 +157,23 @@ def _check(evaluation: Evaluation) -> None:
         raise BadRequest("--include-path works only together with --tasks", "--tasks NAME")
 
 
+def _copy_base(model: str, trained: Plan, store: Store, source: Path) -> dict[str, str]:
+    """Copy an adapter's base model out of the packaged source of its training; return its flag, {} if it is not in there."""
+    from cloudtrain.source.bundle import Bundle
+
+    folder = os.path.normpath(model)
+    bundle = Bundle.stored(store.home / "bundles", str(trained.bundle.get("sha256")))
+    # A link to a folder is a file of the bundle.
+    if bundle is None or not any(file.path == folder or file.path.startswith(f"{folder}/") for file in bundle.files):
+        return {}
+    with tempfile.TemporaryDirectory(prefix=".eval-", dir=store.home) as place:
+        bundle.extract(Path(place, "source"))
+        if not (base := Path(place, "source", folder)).is_dir():
+            return {}
+        shutil.copytree(base, source / folder)
+    return {"base": folder}
+
+
 def _stage(evaluation: Evaluation, source: Path, inputs: dict[str, Any], given: dict[str, Any]) -> None:
     """Write what goes with the job into its source, and name it in its inputs and hyperparameters."""
     if evaluation.data and "://" in evaluation.data:
@@ -158,7 +181,7 @@ def _stage(evaluation: Evaluation, source: Path, inputs: dict[str, Any], given: 
         given |= {"data": "input:data", "name": Path(evaluation.data).stem}
     elif evaluation.data:
         file = Path(evaluation.data)
-        (source / "data").mkdir()
+        (source / "data").mkdir(exist_ok=True)
         shutil.copyfile(file, source / "data" / file.name)
         given["data"] = f"data/{file.name}"
     if evaluation.tasks:
@@ -170,7 +193,7 @@ def _stage(evaluation: Evaluation, source: Path, inputs: dict[str, Any], given: 
         # Tasks name their files relative to the working directory: the folder keeps its place in it.
         inside = folder.is_relative_to(here) and folder != here
         name = folder.relative_to(here) if inside else Path("tasks")
-        shutil.copytree(folder, source / name)
+        shutil.copytree(folder, source / name, dirs_exist_ok=True)
         given["include_path"] = name.as_posix()
     if evaluation.prompts:
         given["prompt"] = list(evaluation.prompts)

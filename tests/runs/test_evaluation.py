@@ -110,6 +110,29 @@ def test_of_the_shared_trainer_it_reads_as_that_did_and_finds_the_base_of_an_ada
     assert words[words.index("--base") + 1] == "input:base/small" and words[words.index("--block_size") + 1] == "64"
 
 
+def test_the_base_of_an_adapter_comes_from_the_source_of_its_training(store, source, data, sent, tmp_path):
+    from cloudtrain.job.job import Job
+
+    (source / "data" / "tiny").mkdir(parents=True)
+    (source / "data" / "tiny" / "config.json").write_text("{}")
+    (source / "x.txt").write_text("x")
+    given = {"model": "./data/tiny", "use_peft": True, "dataset": "x.txt"}
+    job = Job.from_dict({"name": "mine", "source": str(source), "trainer": True, "allow_large": ["*.safetensors"],
+                         "hyperparameters": given})  # fmt: skip
+    run = trained(store, job, files={"adapter_config.json": "{}"})
+    (source / "data" / "tiny" / "config.json").write_text('{"changed": 1}')  # the training's source counts
+    run.evaluate(data)
+    plan, bundle = sent[-1]
+    words = plan.manifest["argv"]
+    assert words[words.index("--base") + 1] == "data/tiny" and plan.job["allow_large"] == ["*.safetensors"]
+    assert {("data/tiny/config.json", 2), ("data/test.jsonl", 16)} == {file[:2] for file in bundle.files}
+    assert not list(store.home.glob(".eval-*"))
+    for more in ({"model": "org/tiny"}, {"merge_adapter": True}):  # of the hub; a whole model
+        other = trained(store, job.replace(hyperparameters=given | more), files=FILES)
+        other.evaluate(data)
+        assert "--base" not in sent[-1][0].manifest["argv"] and len(sent[-1][1].files) == 1
+
+
 def test_what_cannot_be_evaluated_is_refused_before_anything_is_sent(store, job, data, sent, tmp_path):
     good = trained(store, job)
     for keys, message in (
