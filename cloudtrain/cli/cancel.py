@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.cli.view import follow, options, runs, terminal
 from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun
+
+if TYPE_CHECKING:
+    from cloudtrain.events import Status
+    from cloudtrain.runs.run import Run
 
 SHOWN = 5  # runs that a message names
 
@@ -68,8 +73,21 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
                 {**runs.submitted_json(run), "state": status.state.value, "confirmed": status.state.final}
             )
         else:
-            terminal.print_lines(sentence)
+            terminal.print_lines(sentence + _describe_resume(run, status))
     return code
+
+
+def _describe_resume(run: Run, status: Status) -> str:
+    """Return which command continues a cancelled run, and from where; "" where none does."""
+    from cloudtrain.events import State
+    from cloudtrain.runs import retry
+
+    if status.state is not State.CANCELLED or run.record.attached or run.attempts[-1].handle is None:
+        return ""
+    does = "continues it from its newest checkpoint"
+    if not retry.saved(run.store, run.run_id):
+        does = "starts it from the beginning, as no checkpoint was reported"
+    return f"; cloudtrain resume {run.run_id} {does}"
 
 
 def _live() -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import wait_for
+
 SCRIPT = """
 import os, pathlib, signal, sys
 pathlib.Path("out").mkdir(exist_ok=True)
@@ -38,6 +40,27 @@ def test_resume_says_where_the_attempt_begins(shell, project, words, says):
     resumed = shell("resume", run_id)
     assert resumed.code == 0 and f"note: {says}" in resumed.err, resumed
     shell("wait", run_id)
+
+
+def test_a_failure_that_the_source_did_not_cause_names_resume(shell, project):
+    text = "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='hub.example', port=443): Max retries exceeded"
+    (project / "train.py").write_text(f"import sys\nsys.exit({text!r})")
+    ended = shell("submit", "train.py", "--wait")
+    run_id = ended.out.split()[0]
+    assert f"cloudtrain resume {run_id}" in ended.out, ended.out
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_cancel_names_resume_and_says_where_it_begins(shell, project, saved):
+    script = "import os, pathlib, time\n"
+    if saved:
+        script += "(pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR']) / 'state').write_text('1')\n"
+    (project / "train.py").write_text(script + "print('ready', flush=True)\ntime.sleep(60)\n")
+    run_id = shell("submit", "train.py", "--json").json["run_id"]
+    wait_for(lambda: "ready" in shell("logs", run_id).out, "the script")
+    out = shell("cancel", run_id).out
+    assert f"CANCELLED; cloudtrain resume {run_id} " in out
+    assert ("from its newest checkpoint" in out) is saved and ("from the beginning" in out) is not saved
 
 
 def test_the_help_of_resume_names_the_keys_that_it_can_change():

@@ -152,9 +152,13 @@ def next_after(run: Run, status: Status) -> list[str]:
         if (verdict := run.verdict()) is None or verdict.label != "timeout":
             return ["logs", "resume"]
         return ["logs", "resume_longer" if run.store.count_events(run.run_id, "checkpoint") else "rerun_longer"]
-    killed = status.state is State.FAILED and (status.exit_code or 0) > SIGNAL
-    if killed and run.store.count_events(run.run_id, "checkpoint"):
-        return ["logs", "resume", "rerun_fixed"]  # killed from outside, not by its own fault
+    from cloudtrain.diagnosis.verdict import OUTSIDE
+
+    if status.state is State.FAILED:
+        verdict, killed = run.verdict(), (status.exit_code or 0) > SIGNAL
+        outside = verdict is not None and verdict.label in OUTSIDE
+        if outside or (killed and run.store.count_events(run.run_id, "checkpoint")):
+            return ["logs", "resume", "rerun_fixed"]  # not by its own fault, or not surely
     return ["logs", "rerun_fixed" if status.state is State.FAILED else "resume"]
 
 
