@@ -23,22 +23,30 @@ has no such line: [why it waits](watching.md#why-it-waits), [a run that hangs](h
 # What a class needs besides its row: searched for by what cloudtrain prints itself, and what to do in order.
 MORE = {
     "host-memory": (
-        ("FAILED with exit code 137 after 12m: rank 0 was killed by signal 9 (SIGKILL)", "OOMKilled"),
+        ("OOMKilled",),
         """
-Exit code 137 is 128 + 9: SIGKILL ended the process. Mostly the kernel did, because the memory (RAM) of the machine, container or job was used up (OOM killed).
+A killed process has this class where the log or the platform names memory, such as Kubernetes' OOMKilled. Where neither says why, the class is
+[`signal`](#a-process-was-killed-by-a-signal-and-the-log-has-no-reason), and memory is the most frequent cause (exit code 137). What to do about memory:
 
 1. See how much each node used: `system.memory` in `cloudtrain metrics`, or `cloudtrain top RUN` while it runs.
 2. Use fewer data loader workers (`num_workers`): each one has its own copy of what it reads.
 3. Read the data in pieces (`streaming`, memory-mapped files), or use a smaller batch.
 4. Ask for more: `resources: {memory: 64GiB}`, or a larger instance type.
 
-`PYTHONFAULTHANDLER` does not help: a process gets no chance to write anything at SIGKILL. `cloudtrain resume RUN --set resources.memory=64GiB` continues from the
-newest checkpoint with the same code. `cloudtrain rerun RUN --source .` starts a new run with changed code.""",
+`cloudtrain resume RUN --set resources.memory=64GiB` continues from the newest checkpoint with the same code. On `local` and over SSH, `resources.memory` has no effect: use a
+machine with more. `cloudtrain rerun RUN --source .` starts a new run with changed code.""",
     ),
     "signal": (
-        ("rank 0 was killed by signal 9 (SIGKILL)", "rank 0 was killed by signal 11 (SIGSEGV)"),
+        ("FAILED with exit code 137 after 12m: rank 0 was killed by signal 9 (SIGKILL)", "rank 0 was killed by signal 11 (SIGSEGV)"),
         """
-For SIGKILL (exit code 137) that shows nothing: see [out of memory on the machine](#out-of-memory-on-the-machine).""",
+That is for SIGSEGV, SIGBUS, SIGILL and SIGABRT. At SIGKILL (exit code 137 is 128 + 9) a process cannot write anything. Check the machine's memory (`dmesg`): mostly the kernel's OOM
+killer sent it, see [out of memory on the machine](#out-of-memory-on-the-machine). A person or a scheduler can send it too.""",
+    ),
+    "capacity": (
+        (),
+        """
+Let cloudtrain try the others itself: name several targets (`target: [prod, gke]`) or several GPUs, and [the run moves](capacity.md) to the next one. `retry: {max_attempts: 5}` begins
+again with the first one when all have refused. `limits.max_wait` says [how long a request may wait](watching.md#what-bounds-the-wait).""",
     ),
 }
 
