@@ -37,7 +37,10 @@ A killed process has this class where the log or the platform names memory, such
 machine with more. `cloudtrain rerun RUN --source .` starts a new run with changed code.""",
     ),
     "signal": (
-        ("FAILED with exit code 137 after 12m: rank 0 was killed by signal 9 (SIGKILL)", "rank 0 was killed by signal 11 (SIGSEGV)"),
+        (
+            "FAILED with exit code 137 after 12m: rank 0 was killed by signal 9 (SIGKILL)",
+            "rank 0 was killed by signal 11 (SIGSEGV)",
+        ),
         """
 That is for SIGSEGV, SIGBUS, SIGILL and SIGABRT. At SIGKILL (exit code 137 is 128 + 9) a process cannot write anything. Check the machine's memory (`dmesg`): mostly the kernel's OOM
 killer sent it, see [out of memory on the machine](#out-of-memory-on-the-machine). A person or a scheduler can send it too.""",
