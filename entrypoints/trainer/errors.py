@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,18 @@ def exit_when_unsupported(script: str = "train.py") -> Iterator[None]:
     except Unsupported as error:
         print(f"{script}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(EXIT_REFUSED) from None
+
+
+def describe_missing(name: str, error: Exception) -> str:
+    """Return why transformers has not loaded what `name` names, in one sentence: a folder here, or a model of the hub."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "couldn't connect to" not in line or os.path.isdir(name):
+        return line
+    missing = f"there is no folder {name} in the job's working directory"
+    if "/" in name:  # as most names of the hub: the connection is the cause, or the path is wrong
+        return f"{missing}, and {line}"
+    hint = f"add {name} to the source or name it as an input, or open the network if {name} is a model of the hub"
+    return f"{missing}, and the hub did not answer for a model of that name: {hint}"
 
 
 def check_versions(splits_model: str = "") -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from . import collectives, pretrained
-from .errors import Unsupported
+from .errors import Unsupported, describe_missing
 from .labels import IGNORED, counted, targets
 from .pretrained import Whole
 from .weights import Recorder, Weights, fill
@@ -53,7 +53,7 @@ def outline(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn
         return _adjusted(model, arguments, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
         model_name = arguments.model or f"of type {arguments.model_type}"
-        raise Unsupported(f"the model {model_name} cannot be created: {str(error).strip().splitlines()[0]}") from None
+        raise Unsupported(f"the model {model_name} cannot be created: {describe_missing(model_name, error)}") from None
 
 
 def _outlined(

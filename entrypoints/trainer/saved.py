@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .checkpoints import files
-from .errors import Unsupported
+from .errors import Unsupported, describe_missing
 
 ADAPTER = "adapter_config.json"
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")  # how a tokenizer's files begin
@@ -65,7 +65,7 @@ def load(folder: Path, base: str, dtype: torch.dtype, device: torch.device) -> S
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise Unsupported(f"the tokenizer of {source} cannot be loaded: {_first_line(error)}") from None
+        raise Unsupported(f"the tokenizer of {source} cannot be loaded: {describe_missing(source, error)}") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
@@ -84,7 +84,7 @@ def _whole(name: str, dtype: torch.dtype) -> Any:
         auto = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
         model, info = auto.from_pretrained(name, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise Unsupported(f"the model {name} cannot be loaded: {_first_line(error)}") from None
+        raise Unsupported(f"the model {name} cannot be loaded: {describe_missing(name, error)}") from None
     if missing := sorted(info["missing_keys"]):  # transformers draws them at random and only warns
         raise Unsupported(
             f"{name} does not contain the weights of {len(missing)} parameters of the model, such as {missing[0]}"

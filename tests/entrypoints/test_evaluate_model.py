@@ -161,6 +161,21 @@ def test_an_adapter_is_evaluated_over_its_model(tmp_path):
     assert refused.returncode == 78 and "/not/on/this/machine, is not on this machine" in refused.stderr
 
 
+def test_a_folder_that_is_missing_is_not_taken_for_a_network_that_is(tmp_path, monkeypatch):
+    from cloudtrain.diagnosis.judge import judge
+    from cloudtrain.diagnosis.verdict import End
+    from cloudtrain.events import LogLine, State
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    data = write(tmp_path / "test.jsonl", [{"text": text} for text in TEXTS])
+    write(tmp_path / "adapter_config.json", [{"base_model_name_or_path": "tiny", "task_type": "CAUSAL_LM"}])
+    line = refusal(run("--model", ".", "--data", data, folder=tmp_path))
+    assert "the model tiny cannot be loaded: there is no folder tiny in the job's working directory" in line
+    verdict = judge(End(State.FAILED, 78, "", "script", 0), [LogLine("", 0, 0, 0, line, "")])
+    assert (verdict.label, verdict.deciding) == ("refused", line)
+
+
 def test_checkpoints_of_transformers_are_evaluated_at_their_steps(tmp_path):
     last = language_model(tmp_path / "model")
     first = language_model(tmp_path / "checkpoints" / "checkpoint-5")

@@ -205,6 +205,14 @@ def test_results_are_curves_of_the_evaluated_run_and_do_not_double(store, job, c
     assert next(line.split() for line in compared.splitlines() if name in line) == [name, "1.5", "4"]
 
 
+def test_of_an_evaluation_that_failed_no_rerun_with_a_source_is_proposed(store, job, data, sent, cli):
+    run = trained(store, job)
+    made = run.evaluate(data)
+    store.set_status(made.run_id, Status(State.FAILED, 78))
+    shown = cli("show", made.run_id)[1]
+    assert f"cloudtrain eval {run.run_id} ..." in shown and "rerun" not in shown
+
+
 def test_an_evaluation_waits_for_a_run_that_has_not_ended(platform, job, data):
     run = Submitter("platform", watch=False).submit(job)
     run.acknowledge()

@@ -9,6 +9,7 @@ from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration, format_size
 from cloudtrain.job.units import usd as _usd
+from cloudtrain.runs.evaluation_results import LABEL
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -96,7 +97,7 @@ def print_submitted(run: Run, action: str) -> None:
 
 
 def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
-    """Print the commands that a user may run next; `options` are those of a longer try."""
+    """Print the commands that a user may run next; `options` are those of a longer try, or the evaluated run."""
     lines = {
         "follow": f"cloudtrain logs -f {run_id}",
         "logs": f"cloudtrain logs {run_id}",
@@ -106,6 +107,7 @@ def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
         "rerun_fixed": f"cloudtrain rerun {run_id} --source .",
+        "evaluate": f"cloudtrain eval {options} ..., with the same options",
         "resume_longer": f"cloudtrain resume {run_id} {options}",
         "rerun_longer": f"cloudtrain rerun {run_id} {options}".rstrip(),
     }
@@ -141,6 +143,7 @@ def print_next_after(run: Run, status: Status) -> None:
 
     names = next_after(run, status)
     options = advice.longer_options(run.store, run.run_id) if names[-1].endswith("_longer") else ""
+    options = str(run.record.job["labels"][LABEL]) if names[-1] == "evaluate" else options
     print_next_commands(run.run_id, *names, options=options)
 
 
@@ -152,6 +155,8 @@ def next_after(run: Run, status: Status) -> list[str]:
         if (verdict := run.verdict()) is None or verdict.label != "timeout":
             return ["logs", "resume"]
         return ["logs", "resume_longer" if run.store.count_events(run.run_id, "checkpoint") else "rerun_longer"]
+    if status.state is State.FAILED and (run.record.job.get("labels") or {}).get(LABEL):
+        return ["logs", "evaluate"]  # its source was made for it: there is none here to correct
     from cloudtrain.diagnosis.verdict import OUTSIDE
 
     if status.state is State.FAILED:

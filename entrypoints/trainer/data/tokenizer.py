@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import collectives
-from ..errors import Unsupported
+from ..errors import Unsupported, describe_missing
 
 END = "<|endoftext|>"
 BPE = "bpe:"
@@ -71,4 +71,4 @@ def _pretrained(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise Unsupported(f"the tokenizer {name} cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise Unsupported(f"the tokenizer {name} cannot be loaded: {describe_missing(name, error)}") from None
