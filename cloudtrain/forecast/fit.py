@@ -91,9 +91,10 @@ def answer(found: Training, gpu: str) -> Fit:
 
 def needed(found: Training) -> tuple[int, int]:
     """Return from what to what a GPU needs, in bytes."""
-    total = estimate(found.shape, found.step).total
+    made = estimate(found.shape, found.step)
+    total = made.total
     low, high = UNMEASURED if found.open else (LOW, 1.0)
-    return int(total * low), int(total * high * HIGH) + CONTEXT
+    return max(int(total * low), made.least), int(total * high * HIGH) + CONTEXT
 
 
 def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:

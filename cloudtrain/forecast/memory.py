@@ -52,6 +52,7 @@ class Estimate:
 
     terms: Mapping[str, int]
     where: str
+    least: int = 0  # weights, gradients and optimizer, which are on the GPU together at the update; 0: not known
 
     @property
     def total(self) -> int:
@@ -67,7 +68,10 @@ def estimate(shape: Shape, step: Step) -> Estimate:
     sizes = _Sizes(shape, step)
     found = [(moment.__name__.strip("_").replace("_", " "), moment(sizes)) for moment in moments]
     where, terms = max(found, key=lambda item: sum(item[1].values()))
-    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where)
+    # DeepSpeed stores weights in its own way, and offload moves a part that depends on the strategy.
+    known = not step.offload and step.strategy in ("none", "ddp", "fsdp", "hsdp")
+    least = int(sizes.weights + sizes.moments + sizes.gradients) if known else 0
+    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where, least)
 
 
 class _Sizes:
@@ -126,7 +130,8 @@ class _Sizes:
 
     @property
     def states(self) -> dict[str, float]:
-        return {"weights": self.weights, "optimizer": self.moments, "inputs": self.inputs}
+        weights = "weights" if self.learns else f"weights (frozen, {'bfloat16' if self.stored == 2 else 'float32'})"
+        return {weights: self.weights, "optimizer": self.moments, "inputs": self.inputs}
 
     def gathered(self, layers: int) -> float:
         """What FSDP has gathered: the root group and some layers."""

@@ -110,6 +110,18 @@ def test_lora_is_named_where_it_fits_on_one_gpu():
     assert applied.memory and high <= applied.memory and text.startswith("fits: A100-80GB x 1 with bf16: true, ")
 
 
+@pytest.mark.parametrize("parallelism", [None, {"strategy": "ddp"}, {"strategy": "fsdp"}])
+@pytest.mark.parametrize("more", [{}, {"use_peft": True}, {"use_peft": True, "task": "chat"}], ids=str)
+def test_no_band_begins_below_weights_gradients_and_optimizer(parallelism: dict | None, more: dict):
+    gpus = "A100-80GB:8" if parallelism else "A100-80GB:1"
+    found = asked(gpus, parallelism, gradient_checkpointing=True, block_size=256, **more)
+    assert isinstance(found, fit.Fit)
+    ranks = 8 if parallelism == {"strategy": "fsdp"} else 1
+    each = 4 if more else 16  # bytes of a parameter: weights 4, gradients 4, AdamW 8; LoRA's own are few
+    assert found.high > found.low >= each * 8_030_261_248 // ranks
+    assert ("weights (frozen, float32)" in found.terms) == bool(more), "bf16: true does not change what is stored"
+
+
 def test_sizes_are_those_of_the_driver():
     assert devices.size_bytes("A100") == devices.size_bytes("A100-40GB") == 40960 << 20, "the smallest that is meant"
     assert devices.size_bytes("h100") == 81559 << 20 and devices.size_bytes("TPU") is None
