@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -139,4 +141,12 @@ def test_the_pages_show_what_plan_prints(tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["plan", "job.yaml", "-t", "slurm", "--set", f"options.slurm.folder={tmp_path}"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in shown.splitlines() if line not in printed] == [] and len(shown.splitlines()) == 6
-    assert shown.splitlines()[1] in (docs / "time.md").read_text().splitlines()
+    time_page = (docs / "time.md").read_text()
+    assert shown.splitlines()[1] in time_page.splitlines()
+    assert main(["plan", "job.yaml", "-t", "slurm", "--set", f"options.slurm.folder={tmp_path}", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    tokens, steps = plan["time"]["tokens"], plan["time"]["steps"]
+    assert (
+        f"4,096 x 1 x 4 x 16 = {tokens:,} tokens in a step, and {tokens * steps:,} in its {steps:,} steps" in time_page
+    )
+    assert f"10,000,000,000 / {tokens:,} = {math.ceil(10**10 / tokens):,} steps" in time_page
