@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "doctor": "Check this machine and a target for problems.",
         "image": "Build and push the image of the shared trainer.",
         "permissions": "Print the least permissions that a target needs.",
-        "prices": "Show price lists and machines with their prices, or refresh the lists.",
+        "prices": "List machines with prices, and show or refresh price lists.",
     },
     "Run it": {
         "submit": "Submit a job file, a script or a plan.",

@@ -80,7 +80,7 @@ def command(
     google_key_env: str | None,
     as_json: bool,
 ) -> int:
-    """Show price lists and machines with their prices, or refresh the lists.
+    """List machines with prices, and show or refresh price lists.
 
     No command but `cloudtrain prices refresh` downloads prices. When a download fails, the stored list stays, and the exit
     code is 5.

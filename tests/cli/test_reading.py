@@ -316,7 +316,7 @@ def test_metrics_csv(cli, ids):
 
 def test_metrics_for_people(cli, ids):
     head, line = cli("metrics", ids["failed"]).out.splitlines()
-    assert head.split() == ["metric", "points", "first", "last", "min", "max", "at", "step"]
+    assert head.split() == ["metric", "points", "first", "last", "min", "max", "last", "step"]
     assert line.split() == ["loss", "3", "2", "1", "1", "2", "2"]
     assert [line.split()[:2] for line in cli("metrics", ids["failed"], "--name", "loss").out.splitlines()[1:]] == [
         ["0", "2"], ["1", "1.5"], ["2", "1"],
