@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tasks", nargs="*", default=[], help="tasks of lm-evaluation-harness")
     made.add_argument("--include_path", default="", help="folder with YAML files of tasks")
     made.add_argument("--prompt", nargs="*", default=[], help="prompts that the model continues")
+    made.add_argument("--task", default="", help="task of the training; chat: the prompts are users' messages")
     made.add_argument("--sample_tokens", type=int, default=64, help="number of tokens to generate for each prompt")
     made.add_argument("--limit", type=int, default=-1, help="use only the first N samples of the data and of each task")
     made.add_argument("--batch_size", type=int, default=8, help="batch size of a forward pass")
@@ -124,8 +125,9 @@ class _Run:
         for at in range(0, len(named), MOST):
             values = dict(list(named.items())[at : at + MOST])
             runtime.emit("evaluation", step=step, final=final, values=values)
+        chat = given.task == "chat" and saved.tokenizer.chat_template is not None
         rows = [
-            {"prompt": text, "text": generate.sample(saved.model, saved.tokenizer, text, given.sample_tokens, 42)}
+            {"prompt": text, "text": generate.sample(saved.model, saved.tokenizer, text, given.sample_tokens, 42, chat)}
             for text in given.prompt
         ]
         for row in rows:

@@ -279,11 +279,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         publish.save(trained, *place)
     # Of a model in parts all ranks write the samples together.
     if trained is not None and task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
+        chat, most = arguments.task == "chat", arguments.sample_tokens
         samples = [
-            {
-                "prompt": prompt,
-                "text": sample(trained, task.tokenizer, prompt, arguments.sample_tokens, arguments.seed),
-            }
+            {"prompt": prompt, "text": sample(trained, task.tokenizer, prompt, most, arguments.seed, chat)}
             for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
         ]
         logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))

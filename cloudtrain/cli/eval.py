@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "prompts",
     metavar="TEXT",
     multiple=True,
-    help="Let the model continue a text, and log the result; may be repeated.",
+    help="Let the model continue a text, or answer it if RUN has task: chat, and log the result; may be repeated.",
 )
 @click.option("--every-checkpoint", is_flag=True, help="Evaluate the run's checkpoints too, each at its step.")
 @click.option(

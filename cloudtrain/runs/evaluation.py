@@ -32,7 +32,13 @@ ADAPTER = "adapter_config.json"
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")  # as in entrypoints/trainer/saved.py
 _SAME = ("options", "image", "resources", "output", "env")  # of the evaluated run's job, on its own target
 _ALLOWED = ("allow_secrets", "allow_large", "allow_pointers")
-_READ = ("block_size", "text_column", "messages_column", "label_column")  # of the shared trainer's hyperparameters
+_READ = (
+    "task",
+    "block_size",
+    "text_column",
+    "messages_column",
+    "label_column",
+)  # of the shared trainer's hyperparameters
 
 
 @dataclass(frozen=True)

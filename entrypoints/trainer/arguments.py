@@ -161,7 +161,9 @@ class Arguments:
     wandb_entity: str = _is("", "Team or user in W&B; default: WANDB_ENTITY, then that of the key.")
     wandb_group: str = _is("", "Run group in W&B.")
     wandb_tags: list[str] = _is([], "Tags of the run in W&B.")  # noqa: RUF009
-    sample_prompt: str = _is("", "Prompt of the sample text that a language model generates at the end.")
+    sample_prompt: str = _is(
+        "", "Prompt of the sample text that is generated at the end; of task chat a user's message."
+    )
     sample_prompts: list[str] = _is(  # noqa: RUF009
         [], "More prompts. All generated texts are in the table `samples`, also in W&B."
     )

@@ -161,6 +161,30 @@ def test_an_adapter_is_evaluated_over_its_model(tmp_path):
     assert refused.returncode == 78 and "/not/on/this/machine, is not on this machine" in refused.stderr
 
 
+def test_a_prompt_of_a_chat_model_is_a_message():
+    from trainer.generate import sample
+
+    class Repeats:
+        """Writes again what it has read."""
+
+        config = type("Config", (), {"max_position_embeddings": 200})
+
+        def parameters(self):
+            return iter([torch.zeros(1)])
+
+        def eval(self):
+            pass
+
+        def generate(self, ids, **_):
+            return torch.cat([ids, ids], 1)
+
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}({{ m.role }}: {{ m.content }}){% endfor %}"
+    words.chat_template += "{% if add_generation_prompt %}bot: {% endif %}"
+    assert sample(Repeats(), words, "1 plus", 9, 1, chat=True) == "1 plus\n(user: 1 plus)bot: "
+    assert sample(Repeats(), words, "1 plus", 9, 1) == "1 plus1 plus"
+
+
 def test_a_folder_that_is_missing_is_not_taken_for_a_network_that_is(tmp_path, monkeypatch):
     from cloudtrain.diagnosis.judge import judge
     from cloudtrain.diagnosis.verdict import End

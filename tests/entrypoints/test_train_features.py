@@ -34,7 +34,9 @@ def test_chat_learns_answers_not_questions(tmp_path: Path):
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     args = [*TINY, "--task", "chat", "--dataset", str(tmp_path / "chats.jsonl"), "--block_size", "64"]
     args += shlex.split("--max_steps 40 --learning_rate 1e-2 --lr_scheduler_type constant --logging_steps 40")
+    args += ["--sample_prompt", "ab c"]
     done = train(tmp_path / "run", [*args, "--per_device_train_batch_size", "4"], 2)
+    assert "sample:\n    ab c\n    yes sir\n" in done.output(), "the sample is the answer, through the chat template"
     everything = train(tmp_path / "all", [*args, "--assistant_only_loss", "false"])
     assert done.held_out()[40] < 0.5 < 1.2 < everything.held_out()[40]
     assert "57 conversations, " in done.output() and " tokens are learned, 3 held out" in done.output()

@@ -115,8 +115,8 @@ def test_the_base_of_an_adapter_comes_from_the_source_of_its_training(store, sou
 
     (source / "data" / "tiny").mkdir(parents=True)
     (source / "data" / "tiny" / "config.json").write_text("{}")
-    (source / "x.txt").write_text("x")
-    given = {"model": "./data/tiny", "use_peft": True, "dataset": "x.txt"}
+    (source / "x.jsonl").write_text('{"prompt": "2+2?", "completion": "4"}\n')
+    given = {"model": "./data/tiny", "use_peft": True, "dataset": "x.jsonl", "task": "chat"}
     job = Job.from_dict({"name": "mine", "source": str(source), "trainer": True, "allow_large": ["*.safetensors"],
                          "hyperparameters": given})  # fmt: skip
     run = trained(store, job, files={"adapter_config.json": "{}"})
@@ -125,6 +125,7 @@ def test_the_base_of_an_adapter_comes_from_the_source_of_its_training(store, sou
     plan, bundle = sent[-1]
     words = plan.manifest["argv"]
     assert words[words.index("--base") + 1] == "data/tiny" and plan.job["allow_large"] == ["*.safetensors"]
+    assert words[words.index("--task") + 1] == "chat"
     assert {("data/tiny/config.json", 2), ("data/test.jsonl", 16)} == {file[:2] for file in bundle.files}
     assert not list(store.home.glob(".eval-*"))
     for more in ({"model": "org/tiny"}, {"merge_adapter": True}):  # of the hub; a whole model
@@ -203,6 +204,23 @@ def test_results_are_curves_of_the_evaluated_run_and_do_not_double(store, job, c
     assert [(row.step, row.value) for row in other.metrics(name)] == [(0, 4.0)]
     compared = cli("diff", run.run_id, other.run_id)[1]
     assert next(line.split() for line in compared.splitlines() if name in line) == [name, "1.5", "4"]
+
+
+def test_the_end_of_an_evaluation_names_the_file_of_its_samples(store, job, data, sent, capsys):
+    from cloudtrain.cli.view.summary import print_end
+
+    made = trained(store, job).evaluate(data)
+    attempt = made.attempts[-1].attempt_id
+    for at, name in enumerate(("other", "samples")):
+        shown = {"name": name, "file": f"logged/{name}-00000024-1.json"}
+        store.record(attempt, events=[Event(attempt, 0, at, "2026-01-01T00:00:00Z", "media", shown)])
+    print_end(made, Status(State.SUCCEEDED), [])
+    assert "outputs/logged/samples-00000024-1.json, of what cloudtrain fetch copies" in capsys.readouterr().out
+    file = store.home / "runs" / made.run_id / "outputs" / "logged" / "samples-00000024-1.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("[]")
+    print_end(made, Status(State.SUCCEEDED), [])
+    assert str(file) in capsys.readouterr().out
 
 
 def test_of_an_evaluation_that_failed_no_rerun_with_a_source_is_proposed(store, job, data, sent, cli):

@@ -122,7 +122,12 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
     terminal.print_lines(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     if status.state is State.SUCCEEDED:
         terminal.print_pairs(
-            [("metrics", describe_not_finite(run)), ("model", model_location(run)), *not_kept_rows(run)]
+            [
+                ("metrics", describe_not_finite(run)),
+                ("model", model_location(run)),
+                ("samples", _samples_location(run)),
+                *not_kept_rows(run),
+            ]
         )
         print_next_commands(
             run.run_id,
@@ -332,6 +337,18 @@ def workdir_command(run: Run) -> list[str]:
     if run.record.attached or Feature.WORKDIR not in registry.backend_class(run.record.backend).features:
         return []
     return [f"cloudtrain fetch {run.run_id} -o {run.run_id}/ --what workdir copies the script's working directory"]
+
+
+def _samples_location(run: Run) -> str:
+    """Return where an evaluation's newest samples are: a file here, or one of what `cloudtrain fetch` copies."""
+    if not (run.record.job.get("labels") or {}).get(LABEL):
+        return ""
+    logged = [event.data for event in run.store.events(run.run_id, "media") if event.data.get("name") == "samples"]
+    if not logged:
+        return ""
+    file = f"outputs/{logged[-1].get('file')}"
+    here = run.store.home / "runs" / run.run_id / file
+    return str(here) if here.is_file() else f"{file}, of what cloudtrain fetch copies"
 
 
 def _has_results(run: Run) -> bool:
