@@ -114,7 +114,7 @@ def command(
         terminal.print_pairs([("next", "cloudtrain prices refresh sagemaker/us-east-1")])
     if problems:
         kept = "stored lists stay as they were" if lists else "plans use the prices built into cloudtrain"
-        hint = "try again later, upgrade cloudtrain, or set resources.usd_per_hour in the job"
+        hint = "try again later, upgrade cloudtrain, or set usd_per_hour of the target in cloudtrain.toml"
         raise BackendError("\n  ".join([f"not read; {kept}:", *problems]), hint)
     return 0
 

@@ -90,10 +90,11 @@ def test_a_cap_does_not_change_the_order_and_no_total_is_above_it(project, cli):
 
 
 def test_a_wait_is_no_matter_of_the_platform_where_there_are_candidates(project):
-    """Slurm does not end a wait: cloudtrain moves the run, so no plan says that nothing does."""
+    """Slurm does not end a wait: cloudtrain moves the run, and the plan says so."""
     for target in ("[gke, grid]", "[grid, gke]", "[grid, prod]"):
         plan = Submitter(watch=False).plan(write_job(project, f"target: {target}\nprefer: order\n"))
-        assert not [note for note in plan.notes if "max_wait" in note], target
+        (note,) = [note for note in plan.notes if "max_wait" in note]
+        assert "kept by the watcher, not by " in note and "grid" in note and "stays pending" in note, target
     plan = Submitter(watch=False).plan(write_job(project, "target: grid\n"))
     assert [note for note in plan.notes if "limits.max_wait needs several targets or GPUs" in note]
 
@@ -205,10 +206,18 @@ def test_what_to_do_about_an_impossible_candidate_is_said_and_empty_columns_are_
     file = write_job(project, "target: [gke, bare]")
     file.write_text(file.read_text().replace("30m}", "30m, max_cost: 50 USD}"))
     code, out, _ = cli("plan", str(file))
-    assert code == 0 and "why not: set resources.usd_per_hour, or usd_per_hour of the target" in out
+    assert code == 0 and "why not: set usd_per_hour in section [targets.bare] of cloudtrain.toml;" in out
+    assert "resources.usd_per_hour" not in out
     (head,) = [line for line in out.splitlines() if line.startswith("candidate")]
     assert "fit" not in head and "time" not in head
     assert "fit, time: not estimated for this script" in out
+
+
+def test_a_candidate_without_a_price_is_named_beside_the_bound(project, cli):
+    (project / "cloudtrain.toml").write_text(CONFIG + '[targets.bare]\nbackend = "memory"\n')
+    _, shown, _ = cli("plan", str(write_job(project, "target: [gke, bare]")))
+    out = " ".join(shown.split())
+    assert "cost at most 25." in out and "; bare: price not known (set usd_per_hour in section [targets.bare]" in out
 
 
 def test_a_plan_shows_the_setup(project, cli):

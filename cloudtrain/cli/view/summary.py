@@ -260,6 +260,17 @@ def _describe_price(plan: Plan) -> str:
 
 def describe_cost(plan: Plan) -> str:
     """Return what the run can cost at most, or why nothing bounds it; "" where neither a price nor a cap is given."""
+    unpriced = [str(row["target"]) for row in plan.candidates if not row["why_not"] and row["usd_per_hour"] is None]
+    unknown = [
+        f"{target}: price not known (set usd_per_hour in section [targets.{target}] of cloudtrain.toml)"
+        for target in dict.fromkeys(unpriced)
+    ]
+    known = _describe_known_cost(plan)
+    return "; ".join([known, *unknown]) if known else ""
+
+
+def _describe_known_cost(plan: Plan) -> str:
+    """Return what the candidates with a price can cost at most."""
     possible = [row for row in plan.candidates if (row.get("at_most") or {}).get("usd") is not None]
     if not possible or not plan.at_most:
         return _describe_case(plan, plan.at_most)
