@@ -14,12 +14,13 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cloudtrain.report.compare import Difference
 
 VALUE_WIDTH = 60  # characters
-PATCH_LINES = 40  # shown of the difference between the patches
+PATCH_LINES = 40  # shown of the difference between the sources
+FILES = 20  # of them that are named
 
 
 @options.command()
@@ -34,15 +35,16 @@ def command(first: str, second: str, as_json: bool) -> int:
     """Show the differences between two runs or two plans.
 
     Of two files that `plan -o` wrote it compares cost, job, request and source. Of two runs it compares the jobs,
-    hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed packages and results:
-    state, exit code and last metrics. Differences that come from the runs' own ids are not shown. The exit code is 0, also
-    when they differ.
+    hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed packages and
+    results: state, exit code and last metrics. Where both packages are stored here, it names the files that differ
+    and shows the changed lines of text files, also without git; else it compares the patches of git. Differences
+    that come from the runs' own ids are not shown. The exit code is 0, also when they differ.
 
     \b
     cloudtrain diff tiny-lm-261124 tiny-lm-261125
     cloudtrain diff main.json plan.json
     """
-    from cloudtrain.report import compare
+    from cloudtrain.report import compare, sources
 
     if first.endswith(".json") and second.endswith(".json"):
         return _diff_plans(first, second, as_json)
@@ -50,24 +52,43 @@ def command(first: str, second: str, as_json: bool) -> int:
     first_run.refresh()
     second_run.refresh()
     differences = compare.between(first_run.store, first_run.run_id, second_run.run_id)
-    patches = compare.diff_patches(first_run.store, first_run.run_id, second_run.run_id)
+    found = sources.diff(first_run.store, first_run.run_id, second_run.run_id)
+    patches = found.text
+    if found.unknown:
+        patches = compare.diff_patches(first_run.store, first_run.run_id, second_run.run_id)
     if as_json:
         data = {
             "runs": [first_run.run_id, second_run.run_id],
             "differences": [asdict(row) for row in differences],
+            "files": found.files,
             "patch": patches,
         }
         terminal.print_json(data, indent=2)
         return 0
     terminal.print_lines(f"{first_run.run_id}  ->  {second_run.run_id}", style="bold")
     _print_differences(differences)
+    if packages := compare.describe_packages(first_run.store, first_run.run_id, second_run.run_id):
+        terminal.print_lines("", packages)
+    _print_files(found.files)
+    if found.unknown:
+        terminal.print_lines("", f"source files are not compared, only patches of git: {found.unknown}")
     lines = patches.splitlines()
     if lines:
-        terminal.print_lines("", "patch", style="bold")
+        terminal.print_lines("", "difference of the patches" if found.unknown else "source lines", style="bold")
         terminal.print_lines(*(f"  {line}" for line in lines[:PATCH_LINES]))
         if len(lines) > PATCH_LINES:
             terminal.print_lines(f"  ... and {format_count(len(lines) - PATCH_LINES, 'line')} (--json has them all)")
     return 0
+
+
+def _print_files(files: Mapping[str, str]) -> None:
+    if not files:
+        return
+    terminal.print_lines("", "source files", style="bold")
+    shown = list(files.items())[:FILES]
+    terminal.print_lines(*(f"  {change:8} {path}" for path, change in shown))
+    if len(files) > FILES:
+        terminal.print_lines(f"  ... and {format_count(len(files) - FILES, 'file')} (--json has them all)")
 
 
 def _print_differences(differences: Sequence[Difference]) -> None:

@@ -116,7 +116,7 @@ def _sides(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
         if path != f"env.{_OWN_ENV}"
     }
     hyperparameters = dict(job.get("hyperparameters") or {})
-    yield dict(_leaves(hyperparameters)) | ({"args": list(job["args"])} if job.get("args") else {})
+    yield dict(_leaves(hyperparameters)) | _by_flag([str(word) for word in job.get("args") or ()])
     yield {path: _named(value, run_id) for path, value in _leaves(plan.request) if not _packed(path)}
     origin = store.provenance(run_id)
     patch = str(origin.get("text") or "")
@@ -144,6 +144,30 @@ def _sides(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
     last = {row.name: row.last for row in store.curves.summary(run_id)}
     shown = {name: value if math.isfinite(value) else str(value) for name, value in last.items()}  # JSON has no NaN
     yield results | beside(results, shown)
+
+
+def describe_packages(store: Store, first: str, second: str) -> str:
+    """Return that the installed packages of two runs are the same, or not known; "" where they differ."""
+    known = {run_id: requirements(store.events(run_id, "requirements")) for run_id in (first, second)}
+    if missing := [run_id for run_id, lines in known.items() if not lines]:
+        return f"packages: not reported by {' and '.join(missing)}"
+    return f"packages: the same ({len(known[first])})" if sorted(known[first]) == sorted(known[second]) else ""
+
+
+def _by_flag(words: Sequence[str]) -> dict[str, Any]:
+    """Return a script's arguments by their flags (`--lr`), and those before the first flag as `args`."""
+    found: dict[str, list[str]] = {}
+    flag = "args"
+    for word in words:
+        if word.startswith("--") and len(word) > len("--"):
+            flag, is_given, value = word.partition("=")
+            found.setdefault(flag, []).extend([value] if is_given else [])
+        else:
+            found.setdefault(flag, []).append(word)
+    return {
+        flag: values if flag == "args" or len(values) > 1 else values[0] if values else True
+        for flag, values in found.items()
+    }
 
 
 def beside(results: Container[str], metrics: Mapping[str, Any]) -> dict[str, Any]:

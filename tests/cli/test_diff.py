@@ -61,12 +61,33 @@ def test_a_metric_with_a_results_name_and_one_that_is_not_a_number(cli, two, hom
     assert "nan" in cli("diff", *two).out.split("ended")[1].splitlines()[0]
 
 
+def test_sources_outside_git_are_compared_by_file_line_and_flag(cli, shell, project, home):
+    (project / "old.txt").write_text("one\n")
+    words = ("submit", "train.py", "--wait", "--json", "--")
+    one = shell(*words, "--lr", "0.1", "--seed=1").json["run_id"]
+    text = (project / "train.py").read_text()
+    (project / "train.py").write_text(text.replace("2.0 - step / 2", "4.0 - step"))
+    (project / "old.txt").unlink()
+    other = shell(*words, "--lr", "0.2", "--seed", "1").json["run_id"]
+    data = cli("diff", one, other, "--json").json
+    found = {row["path"]: (row["first"], row["second"]) for row in data["differences"]}
+    assert found["--lr"] == ("0.1", "0.2") and not {"args", "--seed"} & set(found)
+    assert data["files"] == {"old.txt": "removed", "train.py": "changed"}
+    shown = cli("diff", one, other).out
+    assert "\npackages: the same (" in shown and "  changed  train.py\n" in shown
+    assert "--- a/old.txt" in shown and "+++ /dev/null" in shown and "4.0 - step" in shown
+    for package in (home / "bundles").glob("*.tar.gz"):
+        package.unlink()
+    gone = cli("diff", one, other)
+    assert gone.code == 0 and f"only patches of git: the package of {one} is not stored here" in gone.out
+
+
 def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
     data = cli("diff", *two, "--json").json
     assert data["runs"] == list(two)
     found = {(row["section"], row["path"]): (row["first"], row["second"]) for row in data["differences"]}
     assert found["hyperparameters", "lr"] == ("1e-3", "3e-4")
-    assert found["hyperparameters", "args"] == (None, ["--exit", "3"])
+    assert found["hyperparameters", "--exit"] == (None, "3")
     assert found["spec", "processes_per_node"][1] == 2 and found["spec", "limits.max_runtime"] == ("24h", "2h")
     assert found["source", "dirty"] == (False, True) and ("source", "commit") not in found
     assert found["source", "patch"][0] is None
@@ -74,7 +95,8 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
     assert found["source", "not included in the patch"] == (None, [lacks])
     assert found["results", "state"] == ("SUCCEEDED", "FAILED") and found["results", "exit_code"] == (0, 3)
     assert found["results", "loss"] == (1.0, 2.0)
-    assert "++    print" in data["patch"] and "4.0 - step" in data["patch"]
+    assert "\n-    print" in data["patch"] and "\n+    print" in data["patch"] and "4.0 - step" in data["patch"]
+    assert "++    print" not in data["patch"] and data["files"] == {"train.py": "changed", "weights": "added"}
     assert not any(one in str(row) for row in data["differences"] for one in two), "a run's own id is no difference"
 
     shown = cli("diff", *two).out
