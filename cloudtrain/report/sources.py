@@ -76,8 +76,8 @@ def _diff_file(path: str, old: Path, new: Path) -> list[str]:
     if None in texts:
         return [f"{path}: not compared by line (a link, not text, or larger than {LARGEST_FILE >> 20} MiB)"]
     before, after = (text.splitlines() for text in texts if text is not None)
-    names = [f"{side}/{path}" if file.exists() else "/dev/null" for side, file in (("a", old), ("b", new))]
-    return list(unified_diff(before, after, *names, lineterm=""))
+    of_old, of_new = f"a/{path}" if old.exists() else "/dev/null", f"b/{path}" if new.exists() else "/dev/null"
+    return list(unified_diff(before, after, of_old, of_new, lineterm=""))
 
 
 def _read(file: Path) -> str | None:

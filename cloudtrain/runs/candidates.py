@@ -156,7 +156,7 @@ def _reason(error: BadRequest) -> str:
     return error.message
 
 
-def _hint(error: BadRequest, target: str) -> dict[str, str]:
+def _hint(error: BadRequest, target: str | None) -> dict[str, str]:
     """Return what to do about a refused candidate, as the key `hint` of its row; empty where nothing is known.
 
     A price in the job's resources would be that of every candidate.
