@@ -120,7 +120,8 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, store: Store, cli):
         return asked.append
 
     monkeypatch.setattr(terminal, "confirmer", confirmer)
-    assert cli("rm", OLD).code == 0 and asked == ["1 run, 5 MB; `cloudtrain costs` no longer counts deleted runs"] and rows(store, OLD) == 0
+    assert cli("rm", OLD).code == 0 and rows(store, OLD) == 0
+    assert asked == ["1 run, 5 MB; `cloudtrain costs` no longer counts deleted runs"]
 
 
 def test_prune_keeps_a_star_what_is_excepted_and_takes_a_filter(store: Store, cli):
