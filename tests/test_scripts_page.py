@@ -164,7 +164,7 @@ def check(title: str, came: Home) -> None:
             kept = {"outputs/out/deep/model.bin", "outputs/runs/1/best.pt"}
             assert set(came.files) == kept and all(text == name[8:] * 100 for name, text in came.files.items())
             line = (
-                "1.4 KB in runs/ are not copied to the output: set keep: [runs] in the job file,"
+                "1.4 KB in runs/ are not kept, and the next attempt will not find them: set keep: [runs] in the job file,"
                 " or add --set 'keep=[runs]' to submit"
             )
             for view in (came.log, *came.views):

@@ -101,12 +101,17 @@ def describe_refusal(plan: Plan) -> str:
 def _print_request(request: Mapping[str, Any], verbose: bool) -> None:
     import json
 
-    from cloudtrain.cli.view.request import shorten
+    from cloudtrain.cli.view.request import shorten, take_out_texts
 
     shown, hidden = (request, 0) if verbose else shorten(request)
+    texts: dict[str, str] = {}
+    if verbose:
+        shown, texts = take_out_texts(request)
     left_out = f" (--verbose has {hidden} more value{'s' * (hidden != 1)}: the launcher's variables, long texts)"
     terminal.print_lines("", f"request{left_out if hidden else ''}:")
     terminal.print_coloured_json(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
+    for path, text in texts.items():
+        terminal.print_lines("", f"{path} of the request:", *text.splitlines())
 
 
 def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None, force: bool) -> Plan:

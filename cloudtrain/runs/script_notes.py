@@ -26,6 +26,12 @@ _GPU = re.compile(
     r"|cuda|nvidia|gpus?)\b",
     re.IGNORECASE,
 )
+# What joins processes, or tells them apart: a script with none of it runs alike in each of them.
+_JOINS = re.compile(
+    r"\b(distributed|init_process_group|accelerate|Accelerator|\w*Trainer|deepspeed|lightning|fabric|horovod|mpi4py|ray|jax"
+    r"|flax|tensorflow|transformers|trl|composer|colossalai|megatron|\w*RANK|\w*WORLD_SIZE|MASTER_ADDR|cloudtrain_runtime"
+    r"|SLURM_\w+)\b"
+)
 _OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?!\s*#)[^\n]*/opt/ml/\w")
 
 
@@ -77,8 +83,9 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         gpus = int(plan.manifest.get("gpus_per_node") or 0)
         if idle := launchers.gpus_note(job.run or " ".join(job.argv()), gpus, job.num_nodes):
             found.append(idle)
-    elif not job.trainer and (job.hyperparameters or job.args):
-        found += _style_notes(job, options.declared(texts))
+    elif not job.trainer:
+        found += _copies_notes(job, plan, texts)
+        found += _style_notes(job, options.declared(texts)) if job.hyperparameters or job.args else []
     for key, text in (("run", job.run), ("setup", job.setup)):
         if text and (name := next(placeholders.names(text), "")):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
@@ -90,6 +97,19 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
 
         found += [warning] if (warning := resume_check.note(job, texts)) else []
     return found
+
+
+def _copies_notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
+    """Return the note on ranks that nothing in the source joins; a package that the script imports may still do so."""
+    count = int(plan.manifest["nodes"]) * int(plan.manifest["processes_per_node"])
+    if count == 1 or not texts.entry.endswith(".py") or job.parallelism.strategy not in ("none", "ddp"):
+        return []
+    if texts.find(_JOINS, (".py",)) or not texts.complete:
+        return []
+    return [
+        f"{count} copies of {texts.entry} run independently: no file of the source forms a process group, as"
+        " torch.distributed and accelerate do"
+    ]
 
 
 def _style_notes(job: Job, declared: options.Options) -> list[str]:

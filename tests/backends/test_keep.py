@@ -77,7 +77,10 @@ class Keeping:
         log = self.log(handle)
         assert self.backend.status(handle).state is State.SUCCEEDED, log
         assert [text for text in log if text.startswith("FOUND")][-1] == f"FOUND ['{COPY}']"
-        assert any("1.2 KB in scratch are not copied to the output: set keep: [scratch]" in text for text in log), log
+        assert any(
+            "1.2 KB in scratch are not kept, and the next attempt will not find them: set keep: [scratch]" in text
+            for text in log
+        ), log
         into = self.backend.fetch(handle, self.folder / "fetched")
         files = {str(path.relative_to(into)): path.read_text() for path in into.rglob("*") if path.is_file()}
         assert files == {f"outputs/{COPY}": "12"}

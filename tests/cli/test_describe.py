@@ -48,6 +48,26 @@ def test_plan_for_people_is_a_summary_and_the_request(cli, project):
     assert json.loads(whole) == cli("plan", "train.py", "--key", "k", "--json").json["request"]
 
 
+def test_verbose_prints_a_batch_script_line_by_line_and_the_login_with_its_user(cli, project):
+    (project / "cloudtrain.toml").write_text(
+        '[targets.uni]\nbackend = "slurm"\nfolder = "/s"\nlogin = {address = "login.uni.example", user = "mk"}\n'
+    )
+    words = ("plan", "train.py", "-t", "uni", "--key", "k")
+    request = cli(*words, "--json").json["request"]
+    shown, told, script = cli(*words, "--verbose").out.partition("\nscript of the request:\n")
+    assert told and script == request["script"].rstrip("\n") + "\n" and script.startswith("#!")
+    assert "lines, printed below" in shown and request["login"] == "mk@login.uni.example"
+
+
+def test_copies_that_do_not_know_each_other_are_named(cli, project):
+    (project / "train.py").write_text("import torch\nprint(torch.ones(1))\n")
+    words = ("plan", "train.py", "--nodes", "2", "--processes", "4")
+    note = "8 copies of train.py run independently"
+    assert note in cli(*words).out and "copies" not in cli("plan", "train.py").out
+    (project / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    assert note not in cli(*words).out
+
+
 def test_a_shortened_request_has_all_that_a_person_would_check():
     request = {
         "spec": {"env": [{"name": "CLOUDTRAIN_NODE_RANK", "value": "1"}, {"name": "MINE", "value": "2"}]},

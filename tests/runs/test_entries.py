@@ -239,8 +239,9 @@ def test_what_the_script_wrote_in_its_folder_comes_home(project: Path, tmp_path:
     (project / "out" / "given.txt").write_text("of the source\n")
     code, log, _ = submit(project, job='entrypoint: keeps.py\nkeep: [out, "*.bin"]\n')
     assert code == 1 and "FOUND ['out/given.txt']" in log
-    assert "1000 bytes in scratch.tmp are not copied to the output: set keep: [scratch.tmp]" in log.replace(
-        "1.0 KB", "1000 bytes"
+    assert (
+        "1000 bytes in scratch.tmp are not kept, and the next attempt will not find them: set keep: [scratch.tmp]"
+        in log.replace("1.0 KB", "1000 bytes")
     )
     run_id = json.loads(run_cli(project, "show", "--json").stdout)["run_id"]
     assert run_cli(project, "resume", run_id, "--wait").returncode == 0
@@ -270,4 +271,7 @@ def test_a_run_that_left_nothing_is_said_so(project: Path, tmp_path: Path):
     assert submit(project, "leaves.py")[0] == 0
     fetched = run_cli(project, "fetch", "-o", str(tmp_path / "nothing"))
     assert fetched.returncode == 1 and "has stored no model or outputs or checkpoints" in fetched.stderr
-    assert "700 bytes in model.bin are not copied to the output: set keep: [model.bin]" in fetched.stderr
+    assert (
+        "700 bytes in model.bin are not kept, and the next attempt will not find them: set keep: [model.bin]"
+        in fetched.stderr
+    )

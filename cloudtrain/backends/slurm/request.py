@@ -99,7 +99,7 @@ def build_request(
     }
     attempt_id = manifest.attempt_id
     return {
-        "login": (options.get("login") or {}).get("address"),
+        "login": _describe_login(options.get("login") or {}),
         "folder": folder,
         "run_dir": run_dir,
         "umask": umask,
@@ -108,6 +108,12 @@ def build_request(
         "sbatch": sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options),
         "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options, slices),
     }
+
+
+def _describe_login(login: Mapping[str, Any]) -> str | None:
+    """Return the login node as ssh takes it, with its user where one is set; None where it is this machine."""
+    address = login.get("address")
+    return f"{login['user']}@{address}" if address and login.get("user") else address
 
 
 def allowed_restarts(job: Job, attempt: int) -> tuple[int, list[str]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LAUNCHER = ("CLOUDTRAIN_", "ct_manifest_")  # the job once more, packed, and places on the node
+LINES = 3  # a text with so many line breaks is unreadable as JSON
 LONGEST = 400  # characters of a text
 
 
@@ -21,6 +22,26 @@ def shorten(request: Any) -> tuple[Any, int]:
     if isinstance(request, str) and len(request) > LONGEST:
         return f"{request[:LONGEST]}... ({len(request):,} characters)", 1
     return request, 0
+
+
+def take_out_texts(request: Any, path: str = "") -> tuple[Any, dict[str, str]]:
+    """Return a request with a remark instead of each text of several lines, such as a batch script, and these by path."""
+    texts: dict[str, str] = {}
+    if isinstance(request, str) and request.count("\n") >= LINES:
+        return f"{request.count(chr(10))} lines, printed below", {path: request}
+    if isinstance(request, Mapping):
+        found = {
+            name: take_out_texts(value, f"{path}.{name}" if path else str(name)) for name, value in request.items()
+        }
+        for _, inner in found.values():
+            texts |= inner
+        return {name: value for name, (value, _) in found.items()}, texts
+    if isinstance(request, list | tuple):
+        entries = [take_out_texts(entry, f"{path}[{number}]") for number, entry in enumerate(request)]
+        for _, inner in entries:
+            texts |= inner
+        return [value for value, _ in entries], texts
+    return request, texts
 
 
 def _is_launchers(entry: Any) -> bool:

@@ -196,7 +196,7 @@ class Keeper:
         names = ", ".join(top.rstrip("/") for top in largest[:SHOWN])
         option = results_option(self._source, self._argv)
         self.not_kept = (
-            f"{tops}{more} are not copied to the output: set keep: [{names}] in the job file,"
+            f"{tops}{more} are not kept, and the next attempt will not find them: set keep: [{names}] in the job file,"
             f" or add --set 'keep=[{names}]' to submit"
         ) + (f", or give the script {option}" if option else "")
         self._log.say(self.not_kept)

@@ -174,7 +174,7 @@ def test_what_is_not_kept_is_counted_without_caches_and_environments(tmp_path: P
     assert keeper.finish() == ""
     text = (tmp_path / "log").read_text()
     advice = "set keep: [big, small] in the job file, or add --set 'keep=[big, small]' to submit"
-    assert f"1.2 KB in big/, 600 bytes in small are not copied to the output: {advice}" in text
+    assert f"1.2 KB in big/, 600 bytes in small are not kept, and the next attempt will not find them: {advice}" in text
     assert "output_dir" not in text  # no script was named that has such an option
 
 
