@@ -213,10 +213,13 @@ def _check_package(package: str, extra: str) -> Finding:
 def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     from cloudtrain.backends.api import HasCapacity, HasMachineChecks
     from cloudtrain.job import targets
-    from cloudtrain.runs.plan import find_invalid
 
     instance, kind, instance_options = _create(name, options)
-    wrong = find_invalid(instance_options, type(instance), instance.name, name if kind == "target" else "")
+    wrong = []
+    if instance_options:  # only then pydantic is loaded
+        from cloudtrain.runs.plan import find_invalid
+
+        wrong = find_invalid(instance_options, type(instance), instance.name, name if kind == "target" else "")
     unknown = [problem for problem in wrong if problem.message.startswith("is not a known key")]  # what `plan` refuses
     problems = [*unknown, *instance.check()]
     subject = f"{kind} {name}"

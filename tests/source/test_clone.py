@@ -137,7 +137,7 @@ def test_addresses_that_are_refused(address, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "address", ["git+https://user:" + "hunter2@h/a@v1", "git+https://hunter2@h/a", "git+ssh://git:hunter2@h/a"]
+    "address", ["git+https://user:" + "hunter2@h/a@v1", "git+https://hunter2@h/a", "git+ssh://git:" + "hunter2@h/a"]
 )
 def test_credentials_in_an_address_are_refused_and_never_repeated(address, tmp_path):
     text = refusal(address, tmp_path)
