@@ -9,7 +9,6 @@ from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration, format_size
 from cloudtrain.job.units import usd as _usd
-from cloudtrain.runs.evaluation_results import LABEL
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -148,7 +147,7 @@ def print_next_after(run: Run, status: Status) -> None:
 
     names = next_after(run, status)
     options = advice.longer_options(run.store, run.run_id) if names[-1].endswith("_longer") else ""
-    options = str(run.record.job["labels"][LABEL]) if names[-1] == "evaluate" else options
+    options = _evaluated_run(run) if names[-1] == "evaluate" else options
     print_next_commands(run.run_id, *names, options=options)
 
 
@@ -160,7 +159,7 @@ def next_after(run: Run, status: Status) -> list[str]:
         if (verdict := run.verdict()) is None or verdict.label != "timeout":
             return ["logs", "resume"]
         return ["logs", "resume_longer" if run.store.count_events(run.run_id, "checkpoint") else "rerun_longer"]
-    if status.state is State.FAILED and (run.record.job.get("labels") or {}).get(LABEL):
+    if status.state is State.FAILED and _evaluated_run(run):
         return ["logs", "evaluate"]  # its source was made for it: there is none here to correct
     from cloudtrain.diagnosis.verdict import OUTSIDE
 
@@ -170,6 +169,13 @@ def next_after(run: Run, status: Status) -> list[str]:
         if outside or (killed and run.store.count_events(run.run_id, "checkpoint")):
             return ["logs", "resume", "rerun_fixed"]  # not by its own fault, or not surely
     return ["logs", "rerun_fixed" if status.state is State.FAILED else "resume"]
+
+
+def _evaluated_run(run: Run) -> str:
+    """Return the id of the run that this one evaluates; "" where it is no evaluation."""
+    from cloudtrain.runs.evaluation_results import LABEL
+
+    return str((run.record.job.get("labels") or {}).get(LABEL, ""))
 
 
 def describe_not_finite(run: Run) -> str:
@@ -352,7 +358,7 @@ def workdir_command(run: Run) -> list[str]:
 
 def _samples_location(run: Run) -> str:
     """Return where an evaluation's newest samples are: a file here, or one of what `cloudtrain fetch` copies."""
-    if not (run.record.job.get("labels") or {}).get(LABEL):
+    if not _evaluated_run(run):
         return ""
     logged = [event.data for event in run.store.events(run.run_id, "media") if event.data.get("name") == "samples"]
     if not logged:
