@@ -20,9 +20,10 @@ TIMEOUT_EXIT_CODE = 124
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0),
-    metavar="SECONDS",
-    help="Stop waiting after so many seconds in all, also with several runs. The exit code is 124, and the runs continue.",
+    type=options.SECONDS,
+    metavar="TIME",
+    help="Stop waiting after this time in all (90, in seconds, or 30m, 2h), also with several runs. The exit code is 124, and "
+    "the runs continue.",
 )
 @options.json_option_with("Print a JSON object for each run when it has ended.")
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:

@@ -121,7 +121,8 @@ def test_the_timeout_of_wait_is_for_all_runs_together(project, cli, monkeypatch)
         return wait_quietly(run, timeout_s)
 
     monkeypatch.setattr(wait, "wait_quietly", slow)
-    assert cli("wait", *ids, "--timeout", "900").code == 0
+    assert cli("wait", *ids, "--timeout", "15m").code == 0
+    assert "'soon'" in cli("wait", *ids, "--timeout", "soon").err
     assert given[0] <= 900 and given[1] <= given[0] - 0.01
 
 

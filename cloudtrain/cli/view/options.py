@@ -96,6 +96,24 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
+class _Seconds(click.ParamType[float]):
+    """A time in seconds, or with a unit as in the job file: 90, 30m, 2h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from cloudtrain.job.units import duration_s
+
+        try:
+            seconds = float(value) if str(value).replace(".", "", 1).isdecimal() else float(duration_s(str(value)))
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds()
+
+
 class _Rank(click.ParamType[int | None]):
     """A rank, or all of them: None."""
 
