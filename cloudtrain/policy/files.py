@@ -93,7 +93,7 @@ def read(path: Path, origin: str = "", as_of: str = "") -> Policy:
     problems: list[Problem] = []
     rules = tuple(_rules(document, problems))
     if problems:
-        raise BadPolicy("\n  ".join([f"{path} is not a policy:", *map(str, problems)]), "docs: how/team.md")
+        raise BadPolicy("\n  ".join([f"{path} is not a policy:", *map(str, problems)]), "docs: reference/policy.md")
     return Policy(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), rules, origin, as_of)
 
 
