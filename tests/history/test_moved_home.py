@@ -11,7 +11,7 @@ from cloudtrain.cli import main
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from tests.conftest import WAIT_S, dismiss_watcher
+from tests.conftest import WAIT_S, dismiss_watcher, processes_of, wait_for
 
 SCRIPT = """\
 import os
@@ -32,7 +32,7 @@ def test_local_runs_are_read_fetched_resumed_and_deleted(
     first = Submitter(target="local").submit({"source": str(project), "entrypoint": "train.py"})
     assert first.wait(WAIT_S).state is State.FAILED
     first.store.database.close()
-    dismiss_watcher(home)
+    wait_for(lambda: dismiss_watcher(home) or not processes_of(home), "the end of the watcher")  # it may just be starting
     moved = tmp_path / "disk" / "cloudtrain"
     moved.parent.mkdir()
     home.rename(moved)
