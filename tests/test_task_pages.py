@@ -21,7 +21,7 @@ import click
 import pytest
 import yaml
 
-from cloudtrain import DistributedTraining, Run
+from cloudtrain import DistributedTraining, Job, Run
 from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -170,7 +170,8 @@ def test_ranks_have_the_variables_of_the_page(project: Path, capsys: pytest.Capt
 
 @pytest.mark.usefixtures("census")
 def test_the_notebook_runs_and_names_what_is_there(project: Path, capsys: pytest.CaptureFixture[str]):
-    first, second, plot, third = (block.text for block in blocks(DOCS / "start" / "notebook.md"))
+    cells_of_page = (block.text for block in blocks(DOCS / "start" / "notebook.md") if block.kind == "python")
+    first, second, plot, third, load = cells_of_page
     cells: dict[str, Any] = {}
     exec(first + second, cells)
     (curve,) = eval(plot, cells).data
@@ -182,8 +183,10 @@ def test_the_notebook_runs_and_names_what_is_there(project: Path, capsys: pytest
         for node in ast.walk(ast.parse(third))
         if getattr(getattr(node, "func", None), "attr", "") == "train_distributed"
     )
-    accepted = inspect.signature(DistributedTraining.train_distributed).parameters
-    assert {word.arg for word in call.keywords} <= set(accepted)
+    accepted = {*inspect.signature(DistributedTraining.train_distributed).parameters, *Job.model_fields}
+    assert {word.arg for word in call.keywords} <= accepted
+    (model,) = (ast.unparse(node) for node in ast.parse(load).body if ast.unparse(node).startswith("model = "))
+    assert model in ast.unparse(ast.parse(third)), "the weights are loaded into the model that was trained"
 
 
 def test_what_pages_tell_to_submit_is_shown_on_a_page():
