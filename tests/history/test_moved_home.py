@@ -32,7 +32,9 @@ def test_local_runs_are_read_fetched_resumed_and_deleted(
     first = Submitter(target="local").submit({"source": str(project), "entrypoint": "train.py"})
     assert first.wait(WAIT_S).state is State.FAILED
     first.store.database.close()
-    wait_for(lambda: dismiss_watcher(home) or not processes_of(home), "the end of the watcher")  # it may just be starting
+    wait_for(
+        lambda: dismiss_watcher(home) or not processes_of(home), "the end of the watcher"
+    )  # it may just be starting
     moved = tmp_path / "disk" / "cloudtrain"
     moved.parent.mkdir()
     home.rename(moved)

@@ -63,7 +63,10 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]
 
 def test_vertex_local_trains_on_two_machines_as_the_guide_says(local: tuple[Run, str], tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "vertex.md").read_text()
-    assert "cloudtrain submit quickstart.yaml -t vertex-local --set num_nodes=2 --set processes_per_node=1 --follow" in guide
+    assert (
+        "cloudtrain submit quickstart.yaml -t vertex-local --set num_nodes=2 --set processes_per_node=1 --follow"
+        in guide
+    )
     run, output = local
     assert run.refresh().state is State.SUCCEEDED
     assert "[0:0]" in output and "[1:" in output, "both machines are followed"
