@@ -53,12 +53,12 @@ class Wave(torch.nn.Module):
 class Breaks(Points):
     """Data of which one sample cannot be read before a file is there."""
 
-    def __init__(self, mended: Path) -> None:
+    def __init__(self, fixed: Path) -> None:
         super().__init__()
-        self.mended = mended
+        self.fixed = fixed
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if index == 40 and not self.mended.exists():
+        if index == 40 and not self.fixed.exists():
             raise OSError("sample 40 is torn")
         return super().__getitem__(index)
 
@@ -229,7 +229,7 @@ def test_layers_of_a_language_model_are_split_and_its_data_is_an_address(census:
 @pytest.mark.train
 def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_path: Path):
     """The traceback comes home; a subclass mends what was wrong, and the same run goes on to its end."""
-    data = Breaks(tmp_path / "mended")
+    data = Breaks(tmp_path / "fixed")
     training = DistributedTraining(target="local")
     with pytest.raises(RunFailed) as failed:
         training.train_distributed(Wave(), data, nodes=2, epochs=2, batch_size=8, **LIMIT)
@@ -242,7 +242,7 @@ def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_pa
     class Mends(DistributedTraining):
         def recover(self, run, status):
             assert status.state is State.FAILED
-            data.mended.touch()
+            data.fixed.touch()
             return True
 
     result = Mends(target="local").train_distributed(Wave(), data, epochs=2, batch_size=8, **LIMIT)

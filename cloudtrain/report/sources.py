@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import filecmp
 import tempfile
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudtrain.source import differences
 from cloudtrain.source.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -47,27 +47,18 @@ def diff(store: Store, first: str, second: str) -> SourceDiff:
         if sum(file.size for file in bundle.files) > LARGEST_PACKAGE:
             return SourceDiff({}, unknown=f"the package of {run_id} is larger than {LARGEST_PACKAGE >> 20} MiB")
         bundles.append(bundle)
+    files = differences.find(*bundles)
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch, name) for name in ("first", "second")]
         for bundle, folder in zip(bundles, folders, strict=True):
             bundle.extract(folder)
-        old, new = ({file.path for file in bundle.files} for bundle in bundles)
-        files = dict.fromkeys(old - new, "removed") | dict.fromkeys(new - old, "added")
-        files |= {path: "changed" for path in old & new if not _is_same(*(folder / path for folder in folders))}
         lines: list[str] = []
         for path in sorted(files, key=lambda path: (files[path] != "changed", path)):
             lines += _diff_file(path, *(folder / path for folder in folders))
             if len(lines) > MOST_LINES:
                 lines = [*lines[:MOST_LINES], f"... cut after {MOST_LINES} lines"]
                 break
-    return SourceDiff(dict(sorted(files.items())), "\n".join(lines))
-
-
-def _is_same(old: Path, new: Path) -> bool:
-    """Return whether two files have the same bytes, two links the same target."""
-    if old.is_symlink() or new.is_symlink():
-        return old.is_symlink() and new.is_symlink() and old.readlink() == new.readlink()
-    return filecmp.cmp(old, new, shallow=False) and old.stat().st_mode == new.stat().st_mode
+    return SourceDiff(files, "\n".join(lines))
 
 
 def _diff_file(path: str, old: Path, new: Path) -> list[str]:

@@ -32,13 +32,8 @@ ADAPTER = "adapter_config.json"
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")  # as in entrypoints/trainer/saved.py
 _SAME = ("options", "image", "resources", "output", "env")  # of the evaluated run's job, on its own target
 _ALLOWED = ("allow_secrets", "allow_large", "allow_pointers")
-_READ = (
-    "task",
-    "block_size",
-    "text_column",
-    "messages_column",
-    "label_column",
-)  # of the shared trainer's hyperparameters
+# Of the shared trainer's hyperparameters, those that say how data is read.
+_READ = ("task", "block_size", "text_column", "messages_column", "label_column")
 
 
 @dataclass(frozen=True)

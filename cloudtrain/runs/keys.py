@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ def refuse(record: RunRecord, first: Plan, plan: Plan, bundles: Path) -> NoRetur
     paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
     differing = [*paths[:_SHOWN], *([f"{len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])]
     if first.bundle.get("source_sha256") != plan.bundle.get("source_sha256"):
-        files = _differing_files(*(bundles / f"{each.bundle['sha256']}.tar.gz" for each in (first, plan)))
+        files = _differing_files(first, plan, bundles)
         more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
         differing.append(f"the source ({', '.join(files[:_SHOWN])}{more})" if files else "the source")
     if (first.backend, first.target) != (plan.backend, plan.target):
@@ -87,26 +87,16 @@ def _refuse(key: str, run_id: str, differing: list[str]) -> NoReturn:
     )
 
 
-def _differing_files(*archives: Path) -> list[str]:
-    """Return the files of the user that two packages do not have in common; empty where one is gone."""
-    import tarfile
+def _differing_files(first: Plan, second: Plan, bundles: Path) -> list[str]:
+    """Return the files of the user that differ between two plans; empty where a package is gone."""
+    from cloudtrain.source import differences
+    from cloudtrain.source.bundle import Bundle
 
-    found: list[set[tuple[str, str, bytes]]] = []
-    for path in archives:
-        try:
-            with tarfile.open(path, "r:gz") as archive:
-                files = [one for one in archive if one.isreg() and not one.name.startswith(".cloudtrain/")]
-                found.append({(one.name, str(one.mode), _digest(archive.extractfile(one))) for one in files})
-        except (OSError, tarfile.TarError, KeyError):
-            return []
-    return sorted({name for name, _, _ in found[0] ^ found[1]})
-
-
-def _digest(file: IO[bytes] | None) -> bytes:
-    digest = hashlib.sha256()
-    while file and (piece := file.read(1 << 20)):
-        digest.update(piece)
-    return digest.digest()
+    old, new = (Bundle.stored(bundles, str(plan.bundle["sha256"])) for plan in (first, second))
+    try:
+        return list(differences.find(old, new)) if old and new else []
+    except StoreError:
+        return []
 
 
 def _job(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,10 +198,8 @@ class Watcher(AttemptEnds):
         status = failover.ended(attempt, status, withdrawn)
         if status.state.final:
             self._ended()
-        if not self._log_is_complete:
-            self._read_log(
-                attempt, backend, ended=status.state.final
-            )  # after the status: when final, the log is whole now
+        if not self._log_is_complete:  # after the status: when that is final, the log is whole now
+            self._read_log(attempt, backend, ended=status.state.final)
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             why = self.store.why_cancelled(self.run_id)
             status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")

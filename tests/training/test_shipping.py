@@ -22,7 +22,7 @@ assert ENTRYPOINTS
 
 
 class Tied(torch.nn.Module):
-    """Two layers of one matrix, a frozen one, a buffer and a cached tensor; the constructor takes what nobody has saved."""
+    """Two layers of one matrix, a frozen one, a buffer and a cached tensor; the constructor takes what no file has."""
 
     def __init__(self, secret: object) -> None:
         super().__init__()

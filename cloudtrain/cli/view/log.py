@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
-SILENT_S = 5.0  # after which a follower on a pipe is told that there is no output yet
+SILENT_S = 5.0  # after which `--follow` on a pipe prints that there is no output yet
 KEPT_LINES = 60  # of every rank
 TRACEBACK = "Traceback (most recent call last):"
 

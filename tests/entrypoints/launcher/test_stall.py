@@ -135,7 +135,7 @@ def test_who_has_ended_waits_for_nothing_and_without_a_limit_nobody_does():
 def test_silence_of_all_ranks_ends_an_attempt_whose_processors_are_busy():
     attempt = gang(stall_s=None, silence_s=60)
     attempt.idle(0, 61, 0, 0)
-    assert not attempt.hung, "the other node was not heard of yet"
+    assert not attempt.hung, "the other node has not reported yet"
     attempt.idle(1, 59, 0, 0)
     assert not attempt.hung, "a rank of it has printed a line"
     attempt.idle(1, 61, 0, 0)
@@ -161,7 +161,7 @@ def test_what_has_stalled_is_lost_once():
 def test_gpus_that_do_nothing_on_any_node_end_the_attempt():
     attempt = gang(stall_s=None, idle_s=60)
     attempt.idle(0, 0, 0, 61)
-    assert not attempt.hung, "the other node was not heard of yet"
+    assert not attempt.hung, "the other node has not reported yet"
     attempt.idle(1, 0, 0, 1)
     assert not attempt.hung, "it uses its GPUs"
     attempt.idle(1, 0, 0, 60)

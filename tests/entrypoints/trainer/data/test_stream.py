@@ -246,7 +246,7 @@ def test_ranks_tokenize_a_stream_together(tmp_path: Path):
 
 
 def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path):
-    """Byte ranges of jsonl, row groups of parquet and whole csv files; a run goes on with another number of ranks."""
+    """Byte ranges of jsonl, row groups of parquet and whole csv files; a run resumes on another number of ranks."""
     import pyarrow
     import pyarrow.parquet
 

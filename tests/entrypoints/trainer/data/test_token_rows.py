@@ -231,7 +231,7 @@ def test_processes_of_a_machine_tokenize_rows_together(tmp_path: Path):
 
 @pytest.mark.train
 def test_a_later_attempt_resumes_with_the_kept_rows(tmp_path: Path):
-    """Two ranks are the plain run to the bit of their losses; a resumed attempt tokenizes nothing and goes on exactly."""
+    """Two ranks are the plain run to the bit of their losses; a resumed attempt tokenizes nothing and resumes exactly."""
     found(tmp_path, "chat")
     args = [
         *TINY,
