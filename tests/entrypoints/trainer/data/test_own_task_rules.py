@@ -77,7 +77,10 @@ def test_the_class_of_the_page_that_derives_from_a_built_in_one():
     exec(page.partition('```python title="smooth.py"')[2].partition("```")[0], named)
     task = named["Smooth"](None, [], None, None)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes))
+    torch.manual_seed(
+        0
+    )  # an unlucky draw gives logits so near zero that smoothing changes the loss by less than isclose sees
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, initializer_range=1.0, **sizes))
     ids = torch.arange(20).view(2, 10) % 11
     batch = {"input_ids": ids, "labels": torch.where(ids == 3, -100, ids)}
     loss = task.losses(model, batch)
