@@ -45,8 +45,9 @@ def case(
 
 
 GROUPED = ("--num_key_value_heads", "2")
-# At the others' learning rate the norm of its gradients shoots up (from 1 to 9), and last digits grow with it.
-UNTIED = ("--tie_word_embeddings", "false", "--learning_rate", "1e-3")
+# At larger learning rates single steps magnify rounding: at 5e-3 the norm of its gradients shoots up from 1 to 9, and at
+# 1e-3 one process that accumulates four batches of two instead of two of four is off ten times as far at step 10 as elsewhere.
+UNTIED = ("--tie_word_embeddings", "false", "--learning_rate", "3e-4")
 # Half of a tied model's layers and one of two copies of its embedding are more than half of it.
 CASES = {
     "ddp": case(2, "DistributedDataParallel", strategy="ddp"),
@@ -131,7 +132,7 @@ def test_a_strategy_equals_one_process(tmp_path: Path, alone: Callable[[Case], T
     # Of the norm itself: where it shoots up its last digits mean little.
     norm = max(abs(many.norms()[step] - found) / found for step, found in one.norms().items())
     held = furthest(one.held_out(), many.held_out())
-    assert loss < 1e-5 and norm < 1e-4 and held < 1e-5
+    assert loss < 1e-5 and norm < 1e-5 and held < 1e-5
 
     world = many.events("world")[0]
     assert (world["world_size"], world["wrapper"]) == (case.world, case.wrapper)
