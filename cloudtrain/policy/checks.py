@@ -132,6 +132,16 @@ def _image_by_digest(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -
             )
 
 
+def _images(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
+    for image in facts.images or () if facts.images != () else ("",):
+        if not _fits(image, wanted):
+            yield (
+                "image",
+                f"is {image or 'not known'}; the policy allows {_any_of(wanted)}",
+                "write image: ... of these",
+            )
+
+
 def _spot(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
     if Feature.SPOT in backend.features and not (plan.job.get("resources") or {}).get("use_spot"):
         yield "resources.use_spot", "is false; the policy requires spot machines", "write resources: {use_spot: true}"
@@ -203,6 +213,7 @@ _CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {
     "instance_types": _instance_types,
     "output": _output,
     "image_by_digest": _image_by_digest,
+    "images": _images,
     "spot": _spot,
     "network_isolation": _network_isolation,
     "max_runtime": _max_runtime,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
 
 POLICY_FILE = "policy.toml"
-PATTERNS = ("targets", "backends", "accounts", "regions", "instance_types", "output")
+PATTERNS = ("targets", "backends", "accounts", "regions", "instance_types", "images", "output")
 FLAGS = ("image_by_digest", "spot", "network_isolation")
 AMOUNTS = {"max_runtime": units.duration_s, "max_cost": units.usd}
 NUMBERS = ("max_usd_per_hour",)

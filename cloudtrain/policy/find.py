@@ -14,22 +14,27 @@ from cloudtrain.policy import pin
 from cloudtrain.policy.files import POLICY_FILE, Policy, read
 
 
-def find(folder: Path | None, home: Path, earlier: Sequence[Mapping[str, Any]] = ()) -> tuple[list[Policy], list[str]]:
-    """Return the policies for a job file in a folder, and notes; reads files, opens no connection.
+def find(
+    folders: Sequence[Path], home: Path, earlier: Sequence[Mapping[str, Any]] = ()
+) -> tuple[list[Policy], list[str]]:
+    """Return the policies for a job that concerns some folders, and notes; reads files, opens no connection.
 
     Args:
-        folder: the job file's, at or above which the project's policy.toml is looked for; None for no folder.
+        folders: at or above each of them the project's policy.toml is looked for; the nearest of each counts.
         home: where copies of an organisation's policies are pinned.
         earlier: what an older plan of the run keeps of its policies: these hold too.
 
     Raises:
         BadPolicy: a file is wrong, or an organisation's policy is not pinned here.
     """
-    paths = targets.config_files(folder, POLICY_FILE) if folder else []
-    found = {str(path): read(path) for path in paths}
-    for url, sha256 in configured(folder).items() if folder else ():
-        pinned = pin.load(url, home, sha256)
-        found[pinned.file] = pinned
+    found: dict[str, Policy] = {}
+    for folder in folders:
+        for path in targets.config_files(folder, POLICY_FILE):
+            found.setdefault(str(path), read(path))
+    for folder in folders:
+        for url, sha256 in configured(folder).items():
+            pinned = pin.load(url, home, sha256)
+            found[pinned.file] = pinned
     notes = []
     for old in earlier:
         path = Path(old["file"])
@@ -42,6 +47,23 @@ def find(folder: Path | None, home: Path, earlier: Sequence[Mapping[str, Any]] =
         else:
             found[str(path)] = read(path)
     return list(found.values()), notes
+
+
+def folders_of(folder: Path, source: str, entrypoint: str | Sequence[str] | None) -> list[Path]:
+    """Return where a job's policies are looked for: at its job file, its source and its script.
+
+    Args:
+        folder: the job file's, or the current one.
+        source: the folder that is packaged; an address names none.
+        entrypoint: as in the job file.
+    """
+    found = [folder.absolute()]
+    root = Path(source)
+    if "://" not in source and root.is_dir():
+        found.append(root.absolute())
+        if isinstance(entrypoint, str) and (root / entrypoint).is_file():
+            found.append((root / entrypoint).absolute().parent)
+    return list(dict.fromkeys(found))
 
 
 def configured(folder: Path) -> dict[str, str]:

@@ -48,7 +48,7 @@ def govern(
     """Return a resolved job as its policies change it; blocking: reads files.
 
     Args:
-        folder: the job file's: where policies are looked for.
+        folder: the job file's. Policies are looked for there, and where the job's source and script are.
         overrides: options of the backend that win over the job's, and not over a policy's.
         earlier: the policies of an older plan of the run, which hold too.
         again: resolves the job once more, under what rules set.
@@ -58,7 +58,8 @@ def govern(
         Refused: the policy of an installed package refuses the job.
     """
     target, backend = resolution.target, resolution.backend
-    policies, notes = find.find(folder, home, earlier)
+    given = resolution.job
+    policies, notes = find.find(find.folders_of(folder, given.source, given.entrypoint), home, earlier)
     found = list(changes.settings(policies, target, backend))
     options = {**resolution.options, **overrides}
     if found:
@@ -80,7 +81,7 @@ def govern(
 def check_stored(plan: Plan, backend: Backend, home: Path, folder: Path | None = None) -> Plan:
     """Return a plan that was made earlier, checked against the policies of now; blocking: reads files.
 
-    The policies are those that it was planned under, and those of a folder.
+    The policies are those that it was planned under, and those of a folder and of its source.
 
     Raises:
         Refused: a rule refuses it, or a policy would change its job.
@@ -88,7 +89,9 @@ def check_stored(plan: Plan, backend: Backend, home: Path, folder: Path | None =
     """
     from cloudtrain.job.job import Job
 
-    policies, notes = find.find(folder, home, plan.policies)
+    job = plan.job
+    folders = find.folders_of(folder, str(job["source"]), job.get("entrypoint")) if folder else []
+    policies, notes = find.find(folders, home, plan.policies)
     refused = checks.find_problems(policies, plan, backend)
     for policy in policies:
         refused += changes.missing_settings([policy], plan.target, plan.backend, plan.job)

@@ -139,6 +139,7 @@ labels = {team = ["nlp", "vis*"], project = "*"}
 why = "small machines first"
 instance_types = ["g5.*"]
 image_by_digest = true
+images = ["r/*", "ghcr.io/acme/train@*"]
 max_runtime = "2h"
 spot = true
 """
@@ -210,6 +211,7 @@ def test_the_admission_policy_takes_our_jobs_and_refuses_others(kind: str, admit
         ({"labels": {"team": "vision"}}, "label project must be *"),
         ({"resources": {"instance_type": "p5.48xlarge", "use_spot": True}}, "resources.instance_type must be g5.*"),
         ({"image": "r/i:latest"}, "images must be name@sha256:..."),
+        ({"image": "x/r/i@sha256:" + "0" * 64}, "images must be r/* or ghcr.io/acme/train@*"),
         ({"limits": {"max_runtime": "4h"}}, "limits.max_runtime must be at most 2h"),
         ({"resources": {"instance_type": "g5.xlarge"}}, "resources.use_spot must be true"),
     ):

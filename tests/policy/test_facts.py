@@ -64,3 +64,9 @@ def test_kubernetes(facts):
     assert found.instance_types == ("p5.48xlarge",) and set(found.images or ()) == {"r/train@sha256:1", "r/x"}
     assert facts("kubernetes", {"image": "i", "kind": "jobset"}).instance_types == ()
     assert (found.account, found.region, found.isolated) == (None, None, None)
+
+
+def test_akash(facts):
+    """The images of its services; what only bids decide is not known."""
+    options = {"store": "s3://b/ct", "image": "ghcr.io/acme/train:1", "max_usd_per_hour": 1}
+    assert facts("akash", options, num_nodes=2) == Facts("", "", (), ("ghcr.io/acme/train:1",), None)

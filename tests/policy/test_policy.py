@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,7 @@ WRONG = {  # a rule, the key that it refuses, and settings with which it does no
     'instance_types = ["g5.*"]': ("resources.instance_type", ["resources.instance_type=g5.xlarge"]),
     'output = "s3://acme/*"': ("output", ["output=s3://acme/runs"]),
     "image_by_digest = true": ("image", ["image=r/n@sha256:" + "0" * 64]),
+    'images = ["ghcr.io/acme/*", "python:3.1?"]': ("image", ["image=ghcr.io/acme/train:1"]),
     "spot = true": ("resources.use_spot", ["resources.use_spot=true"]),
     "network_isolation = true": ("options.memory.isolate", ["options.memory.isolate=true"]),
     'max_runtime = "2h"': ("limits.max_runtime", ["limits.max_runtime=2h"]),
@@ -196,6 +198,34 @@ def test_a_run_is_resumed_under_its_policy_from_another_folder(project: Path, tm
     assert any("no longer exists: its rules were not checked" in note for note in plan.notes), notes
 
 
+def test_the_policies_of_the_source_and_of_the_scripts_folder_hold_from_any_folder(
+    project: Path, tmp_path: Path, monkeypatch, cli
+):
+    """A script by its path, a job file with a source elsewhere, and a stored plan of either."""
+    (project / "sub").mkdir()
+    (project / "sub" / "train.py").write_text("print(1)\n")
+    subprocess.run(["git", "init", "-q", project], check=True)  # so that the whole project is packaged
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "cloudtrain.toml").write_text((project / "cloudtrain.toml").read_text())
+    (elsewhere / "job.yaml").write_text(f"source: {project}\nentrypoint: sub/train.py\n")
+    monkeypatch.chdir(elsewhere)
+    assert cli("plan", "job.yaml", "-o", "plan.json")[0] == 0
+    (elsewhere / "policy.toml").write_text('[rules.here]\nmax_runtime = "1h"\n')
+    (project / "policy.toml").write_text(TEAM)
+    (project / "sub" / "policy.toml").write_text('[rules.out]\noutput = "s3://acme/*"\n')
+    for words in (["plan", f"{project}/sub/train.py"], ["plan", "job.yaml"], ["submit", "plan.json"]):
+        code, _, err = cli(*words)
+        assert code == 2, (words, err)
+        for rule in ("rule here", "rule team", "rule out"):
+            assert rule in err, (words, err)
+    given = ["--set", "labels.team=nlp", "--set", "limits.max_runtime=1h", "--set", "output=s3://acme/runs"]
+    code, out, err = cli("plan", *given, f"{project}/sub/train.py")
+    assert code == 0, err
+    for folder in (elsewhere, project, project / "sub"):
+        assert f"{folder}/policy.toml (1 rule" in out, "the plan names each file that counts"
+
+
 def test_candidates_and_trials_are_checked(project: Path, cli):
     (project / "cloudtrain.toml").write_text('[targets.a]\nbackend = "memory"\n[targets.b]\nbackend = "memory"\n')
     (project / "policy.toml").write_text('[rules.only]\ntargets = ["b"]\n')
@@ -268,12 +298,15 @@ def test_a_rule_sets_the_audit_in_the_output(project: Path):
 
 def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, monkeypatch):
     monkeypatch.delattr("tests.policy.conftest.Cloud.facts")
-    policy = _policy(project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\n')
+    policy = _policy(
+        project, '[rules.a]\naccounts = "1"\ninstance_types = "g5"\nimage_by_digest = true\nimages = "r/*"\n'
+    )
     plan = _plan_of_memory(project)
     found = checks.find_problems([policy], plan, MemoryBackend({}, project))
     assert [problem.message.split(";")[0].split(",")[0] for problem in found] == [
         "is not set",
         "is not set",
+        "is not known",
         "is not known",
     ]
 
@@ -293,11 +326,17 @@ def test_what_a_plan_leaves_open_is_refused(project: Path):
         def facts(self, plan) -> Facts:
             return Facts("1234", "eu-west-1", (), ("r/n@sha256:" + "0" * 64, "r/sidecar:1"), False)
 
-    policy = _policy(project, '[rules.a]\nmax_runtime = "23h"\nmax_cost = "9 USD"\nimage_by_digest = true\n')
+    rules = 'max_runtime = "23h"\nmax_cost = "9 USD"\nimage_by_digest = true\nimages = "r/n@*"\n'
+    policy = _policy(project, f"[rules.a]\n{rules}")
     plan = _plan_of_memory(project)
     plan = replace(plan, job={**plan.job, "limits": {}}, price={"usd": 1}, at_most={"unbounded": "no end"})
     found = checks.find_problems([policy], plan, Pods({}, project))
-    assert [problem.message.split(";")[0] for problem in found] == ["is 24h", "is unknown (no end)", "is r/sidecar:1"]
+    assert [problem.message.split(";")[0] for problem in found] == [
+        "is 24h",
+        "is unknown (no end)",
+        "is r/sidecar:1",
+        "is r/sidecar:1",
+    ]
 
 
 def _policy(project: Path, text: str) -> files.Policy:

@@ -16,7 +16,7 @@ from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.akash.jobs import Attempts
 from cloudtrain.backends.akash.request import Request, fill
 from cloudtrain.backends.akash.submit import Submission
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws
 from cloudtrain.errors import BackendError, BadJob, BadRequest, Problem
 from cloudtrain.events import LogLine, Status
@@ -101,6 +101,11 @@ class AkashBackend:
             price={"usd_per_hour": usd, "as_of": "", "source": "the ceiling of bids"},
             notes=(*request.notes, *notes, *request.manifest.notes()),
         )
+
+    def facts(self, plan: Plan) -> Facts:
+        """Return the images; accounts, regions and machines are the bids', which the plan does not know."""
+        services = plan.request["sdl"]["services"].values()
+        return Facts("", "", (), tuple(dict.fromkeys(str(each.get("image") or "") for each in services)))
 
     def manifests(self, plan: Plan, packed: bytes) -> str:
         """Return the SDL as YAML with the source in it, to be sent by hand; raises BadRequest where it is too large."""

@@ -87,11 +87,9 @@ def _validations(key: str, wanted: Any, options: Mapping[str, Any]) -> Iterator[
         held = f"has(p.nodeSelector) && {_fits('p.nodeSelector', INSTANCE_TYPE, wanted)}"
         yield _all_pods(held), f"resources.instance_type must be {' or '.join(wanted)}"
     elif key == "image_by_digest":
-        containers = "(p.containers + (has(p.initContainers) ? p.initContainers : []))"
-        yield (
-            _all_pods(f"{containers}.all(c, has(c.image) && c.image.contains('@sha256:'))"),
-            "images must be name@sha256:...",
-        )
+        yield _all_containers("c.image.contains('@sha256:')"), "images must be name@sha256:..."
+    elif key == "images":
+        yield _all_containers(f"c.image.matches({_any_of(wanted)})"), f"images must be {' or '.join(wanted)}"
     elif key == "max_runtime":
         seconds = units.duration_s(wanted) + BEGIN_S + JOIN_S + UPLOAD_S + GRACE_S
         held = f"has(p.activeDeadlineSeconds) && p.activeDeadlineSeconds <= {seconds}"
@@ -105,10 +103,20 @@ def _all_pods(held: str) -> str:
     return f"variables.pods.all(p, {held})"
 
 
+def _all_containers(held: str) -> str:
+    containers = "(p.containers + (has(p.initContainers) ? p.initContainers : []))"
+    return _all_pods(f"{containers}.all(c, has(c.image) && {held})")
+
+
 def _fits(table: str, name: str, patterns: Sequence[str]) -> str:
     """Return the expression that a map has a key with a value that fits a pattern."""
     key = _text(name)
-    return f"{key} in {table} && {table}[{key}].matches({_text('^(' + '|'.join(map(_regex, patterns)) + ')$')})"
+    return f"{key} in {table} && {table}[{key}].matches({_any_of(patterns)})"
+
+
+def _any_of(patterns: Sequence[str]) -> str:
+    """Return the regular expression, as a text of CEL, that any of the patterns fits."""
+    return _text("^(" + "|".join(map(_regex, patterns)) + ")$")
 
 
 def _regex(pattern: str) -> str:
