@@ -18,7 +18,8 @@ from torch.utils.data import default_collate
 from .. import collectives, meta_device
 from .. import model as models
 from ..errors import Unsupported
-from .in_memory import Samples, moved
+from .in_memory import moved
+from .sample_stream import Samples
 from .tasks import Task, load_class, options, weighed
 
 if TYPE_CHECKING:

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data._utils import worker
+import torch
+from torch.utils.data import get_worker_info
+
+from ..errors import Unsupported
 
 SHARDS, WORKERS = "shards", "workers"
 
@@ -48,8 +51,11 @@ def offer(data: Any, count: int) -> tuple[str, str]:
             return SHARDS, ""
         return "", f"its {shards} shards are no multiple of {count}"
     info = ReaderInfo(0, count, data)
-    with _set(info):
-        next(iter(data), None)
+    try:
+        with seen(info):
+            next(iter(data), None)
+    except Unsupported as error:
+        return "", str(error)
     if info.asked == {"id", "num_workers"}:
         return WORKERS, ""
     return "", "its __iter__ does not ask get_worker_info() for a part, and it has no num_shards"
@@ -63,11 +69,11 @@ def reader(data: Any, how: str, index: int, count: int) -> Iterator[Any]:
 
 
 def _as_worker(data: Any, info: ReaderInfo) -> Iterator[Any]:
-    with _set(info):
+    with seen(info):
         source = iter(data)
     end = object()
     while True:
-        with _set(info):
+        with seen(info):
             sample = next(source, end)
         if sample is end:
             return
@@ -75,9 +81,20 @@ def _as_worker(data: Any, info: ReaderInfo) -> Iterator[Any]:
 
 
 @contextmanager
-def _set(info: ReaderInfo) -> Iterator[None]:
-    before, worker._worker_info = worker._worker_info, info  # type: ignore[assignment]
+def seen(info: ReaderInfo) -> Iterator[None]:
+    """Let get_worker_info() return `info`; raises Unsupported where this version of torch does not.
+
+    torch has only a private name for it. A DataLoader would start one process for each reader on each rank, of which a
+    rank needs one. Modules import get_worker_info by name, so another function in its place would not be called.
+    """
+    from torch.utils.data import _utils
+
+    worker: Any = getattr(_utils, "worker", _utils)
+    before = getattr(worker, "_worker_info", None)
+    worker._worker_info = info
     try:
+        if get_worker_info() is not info:
+            raise Unsupported(f"torch {torch.__version__} does not let get_worker_info() return a rank's part")
         yield
     finally:
         worker._worker_info = before

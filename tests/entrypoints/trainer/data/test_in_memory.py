@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
 from tests.entrypoints.training import ENTRYPOINTS
 
-from trainer.data.in_memory import Samples, SampleStream, make_task  # isort: skip
+from trainer.data import shards  # isort: skip
+from trainer.data.in_memory import make_task  # isort: skip
+from trainer.data.sample_stream import Samples, SampleStream  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.labels import IGNORED  # isort: skip
 from trainer.in_memory_arguments import TAKEN, parse_in_memory  # isort: skip
 
@@ -141,3 +146,18 @@ def test_the_arguments_that_are_taken_exist():
     arguments = parse_in_memory([])
     assert [name for name in TAKEN if not hasattr(arguments, name)] == []
     assert (arguments.lr_scheduler_type, arguments.max_grad_norm, arguments.optim) == ("constant", 0.0, "adamw_torch")
+
+
+def test_a_torch_that_keeps_its_worker_elsewhere_is_named(monkeypatch):
+    """shards.py sets a private name of torch: this fails with the first version that has another one."""
+    assert shards.offer(Parts(), 2) == (shards.WORKERS, "")
+    info = shards.ReaderInfo(1, 2, Parts())
+    with shards.seen(info):
+        assert torch.utils.data.get_worker_info() is info
+    assert torch.utils.data.get_worker_info() is None
+    monkeypatch.setattr(shards, "get_worker_info", lambda: None)  # what a torch with another name would return
+    version = rf"torch {re.escape(torch.__version__)} does not let get_worker_info\(\) return"
+    how, why = shards.offer(Parts(), 2)
+    assert how == "" and re.match(version, why)
+    with pytest.raises(Unsupported, match=version):
+        next(shards.reader(Parts(), shards.WORKERS, 1, 2))
