@@ -25,7 +25,7 @@ import errno
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,7 @@ class Problem:
     hint: str = ""
     file: str = ""
     line: int | None = None  # 1-based
+    candidate_hint: str = field(default="", compare=False)  # instead of hint, where the job has other candidates
 
     def __str__(self) -> str:
         location = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""

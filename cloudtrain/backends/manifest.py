@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import placeholders
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's value
 MAX_BYTES = 64 * 1024  # encoded
 VARIABLE = "CLOUDTRAIN_MANIFEST_"  # and the number of the piece
-NO_GPUS = "the job does not request GPUs"  # how the note begins that only a job which could use them gets
 VERSION = 1
 EXTENDED = 2  # of a job that launchers of version 0.1 would not run as it is meant: they refuse it
 MOVED = 3  # checkpoint.folder is set: a launcher that did not know it would begin anew
@@ -176,7 +176,8 @@ class Manifest:
 
     def notes(self) -> list[str]:
         """Return the notes of a plan on a platform that gives a job no accelerators but those that it asks for."""
-        return [] if self.gpus_per_node else [f"{NO_GPUS} (resources.accelerators): the ranks run on CPU"]
+        text = "the job does not request GPUs (resources.accelerators): the ranks run on CPU"
+        return [] if self.gpus_per_node else [Note(text, Fact.NO_GPUS)]
 
     @classmethod
     def decode(cls, pieces: Sequence[str]) -> Manifest:
@@ -221,7 +222,7 @@ def gpu_notes(job: Job, where: str) -> list[str]:
     if job.resources.accelerators:
         return []
     seen = f"each rank gets one GPU of {where}; with fewer GPUs than ranks, all ranks run on CPU"
-    return [f"{NO_GPUS}: {seen} (accelerators: 0 hides them)"]
+    return [Note(f"the job does not request GPUs: {seen} (accelerators: 0 hides them)", Fact.NO_GPUS)]
 
 
 def check_gpus(plan: Plan) -> None:

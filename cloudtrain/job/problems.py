@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from cloudtrain.errors import BadJob, Problem, page
@@ -100,7 +101,7 @@ def located(problem: Problem, document: Document | None, path: Sequence[str | in
             name = re.sub(r"(^|\.)[^.]*$|\[\d+\]$", "", name)
         path = names.get(name, ())
     mark = document.mark(tuple(path))
-    return Problem(problem.message, problem.path, problem.hint, problem.file or mark.file, mark.line if path else None)
+    return replace(problem, file=problem.file or mark.file, line=mark.line if path else None)
 
 
 def dotted(path: Sequence[str | int]) -> str:

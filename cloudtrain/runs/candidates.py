@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.notes import Fact, say, without
 from cloudtrain.errors import BadJob, BadRequest, BadSource, Problem, UnknownBackend
 from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.job.units import duration_s, usd
-from cloudtrain.runs import attempts, cap
+from cloudtrain.runs import attempts
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.job.targets import Choice
 
 Row = Mapping[str, Any]
-_ENDS_NO_WAIT = ("supports it", "does not end a wait")  # in a backend's notes on limits.max_wait
 
 
 def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
@@ -53,8 +53,8 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         for choice, error in refused.items()
     ]
     # What a platform itself does with this limit is not the whole: the watcher moves the run to the next candidate.
-    notes = [note for note in first.notes if "limits.max_wait" not in note]
-    if unbounded := [plan.target for plan in ordered if _ends_no_wait(plan)]:
+    notes = without(first.notes, Fact.WAIT_UNLIMITED, Fact.WAIT_OVERRULED)
+    if unbounded := [plan.target for plan in ordered if say(plan.notes, Fact.WAIT_UNLIMITED)]:
         names = ", ".join(dict.fromkeys(unbounded))
         notes.append(
             f"limits.max_wait is kept by the watcher, not by {names}: it cancels a request that is pending for longer and"
@@ -74,11 +74,6 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
     costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
     at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}
     return replace(first, candidates=tuple(rows), notes=tuple(notes), at_most=at_most)
-
-
-def _ends_no_wait(plan: Plan) -> bool:
-    """Return whether the platform of a plan itself does not end a wait after limits.max_wait."""
-    return any("limits.max_wait" in note and any(text in note for text in _ENDS_NO_WAIT) for note in plan.notes)
 
 
 def bases(plan: Plan) -> list[Plan]:
@@ -159,12 +154,12 @@ def _reason(error: BadRequest) -> str:
 def _hint(error: BadRequest, target: str | None) -> dict[str, str]:
     """Return what to do about a refused candidate, as the key `hint` of its row; empty where nothing is known.
 
-    A price in the job's resources would be that of every candidate.
+    What would change the job, such as a price in its resources, would change every candidate (`candidate_hint`).
     """
-    hints = [problem.hint for problem in error.problems if problem.hint] if isinstance(error, BadJob) else [error.hint]
+    if not isinstance(error, BadJob):
+        return {"hint": error.hint} if error.hint else {}
+    hints = [(target and problem.candidate_hint) or problem.hint for problem in error.problems]
     text = "; ".join(filter(None, hints))
-    if target:
-        text = text.replace(cap.SET_PRICE, f"set usd_per_hour in section [targets.{target}] of cloudtrain.toml")
     return {"hint": text} if text else {}
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LEAST_S = 300  # shortest time for which another attempt is started; limits.max_runtime where that is shorter
-SET_PRICE = "set resources.usd_per_hour, or usd_per_hour of the target"  # the hint where a price is not known
 _NO_LIMIT = TimeLimit(None, "this backend cannot guarantee the end of a job when no cloudtrain process runs")
 
 
@@ -110,8 +109,15 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
     if limit.seconds is None:
         problems.append(Problem(f"cannot be enforced on {plan.backend}: {limit.note}", key, "remove it"))
     if job.limits.max_cost and not plan.price:
-        hint = f"{SET_PRICE}; `cloudtrain prices refresh` downloads price lists; max_total_runtime needs none"
-        problems.append(Problem("needs the price of a node, which is unknown", "limits.max_cost", hint))
+        here, there = (
+            f"set {place}; `cloudtrain prices refresh` downloads price lists; max_total_runtime needs none"
+            for place in (
+                "resources.usd_per_hour, or usd_per_hour of the target",
+                f"usd_per_hour in section [targets.{job.target}] of cloudtrain.toml",
+            )
+        )
+        message = "needs the price of a node, which is unknown"
+        problems.append(Problem(message, "limits.max_cost", here, candidate_hint=there))
     if problems:
         raise BadJob(job.located(problems))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines, registry
 from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
@@ -218,10 +219,10 @@ class Planner:
             notes.append(f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)")
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             text = f"{resolved.backend} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
-            between = "limits.max_wait bounds only how long nodes wait for each other"
-            notes.append(
-                text if job.num_nodes == 1 else f"{resolved.backend} does not end a wait for machines: {between}"
-            )
+            if job.num_nodes > 1:
+                between = "limits.max_wait bounds only how long nodes wait for each other"
+                text = f"{resolved.backend} does not end a wait for machines: {between}"
+            notes.append(Note(text, Fact.WAIT_UNLIMITED))
         if job.output and not job.allow_secrets:
             notes.append(
                 f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"

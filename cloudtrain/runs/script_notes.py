@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.checkpoints import SAGEMAKER
-from cloudtrain.backends.manifest import NO_GPUS
+from cloudtrain.backends.notes import Fact, without
 from cloudtrain.job import launchers, placeholders
 from cloudtrain.source import options, world
 from cloudtrain.source.texts import mentions
@@ -66,7 +66,7 @@ def of_backend(job: Job, plan: Plan, texts: Texts) -> list[str]:
     gpus_meant = (
         job.trainer or _GPU.search(job.run or " ".join(job.argv())) or texts.find(_GPU, (".py", ".sh", ".yaml"))
     )
-    return [note for note in plan.notes if gpus_meant or not note.startswith(NO_GPUS)]
+    return list(plan.notes) if gpus_meant else without(plan.notes, Fact.NO_GPUS)
 
 
 def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.errors import BadJob, UnknownBackend
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.job import targets
 from cloudtrain.runs import attempts, candidates
 from cloudtrain.runs.submit import Submitter, identity
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
@@ -97,6 +100,26 @@ def test_a_wait_is_no_matter_of_the_platform_where_there_are_candidates(project)
         assert "kept by the watcher, not by " in note and "grid" in note and "stays pending" in note, target
     plan = Submitter(watch=False).plan(write_job(project, "target: grid\n"))
     assert [note for note in plan.notes if "limits.max_wait needs several targets or GPUs" in note]
+
+
+def test_what_a_note_says_is_its_fact_and_not_its_words(project):
+    """With candidates the watcher ends a wait: notes that deny it go, others stay, whatever their words are."""
+    submitter = Submitter(watch=False)
+    file = write_job(project, "target: [gke, prod]\n")
+    chosen = targets.choices(file, [])
+    notes = {
+        "gke": ("limits.max_wait: this platform supports it", Note("no end", Fact.WAIT_OVERRULED)),
+        "prod": (Note("it waits and waits", Fact.WAIT_UNLIMITED),),
+    }
+
+    def make(choice: targets.Choice) -> Plan:
+        plan = Submitter(choice.target, watch=False).plan(file)
+        return replace(plan, notes=notes[plan.target])
+
+    found = candidates.choose(chosen, make).notes
+    assert notes["gke"][0] in found and "no end" not in found
+    assert [note for note in found if "kept by the watcher, not by prod:" in note]
+    assert Plan.from_json(submitter.plan(file).to_json()).notes == submitter.plan(file).notes
 
 
 def test_the_cost_line_of_each_target_is_its_own(project, cli):

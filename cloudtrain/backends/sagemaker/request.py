@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.backends.sagemaker import client, limits, queue, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
 from cloudtrain.backends.sagemaker.fields import add_options, check_options
@@ -162,13 +163,17 @@ def build_request(
         wait_s = int(request["StoppingCondition"].get("MaxWaitTimeInSeconds") or 0)
         notes.append(f"SageMaker itself replaces interrupted spot machines, until {_deadline(wait_s, job, options)}")
         if job.limits.max_wait and options.get("max_wait"):
-            notes.append("limits.max_wait has no effect: options.sagemaker.max_wait, the deadline, goes before it")
+            text = "limits.max_wait has no effect: options.sagemaker.max_wait, the deadline, goes before it"
+            notes.append(Note(text, Fact.WAIT_OVERRULED))
         if job.limits.capped:
             cap = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
-            unused = f": limits.max_wait ({job.limits.max_wait}) adds nothing" if job.limits.max_wait else ""
-            notes.append(f"under {cap} waiting for spot machines counts as running time{unused}")
+            notes.append(f"under {cap} waiting for spot machines counts as running time")
+            if job.limits.max_wait:
+                text = f"limits.max_wait ({job.limits.max_wait}) adds nothing to the deadline under {cap}"
+                notes.append(Note(text, Fact.WAIT_OVERRULED))
     elif job.limits.max_wait:
-        notes.append("limits.max_wait has no effect: SageMaker supports it for spot jobs only (resources.use_spot)")
+        text = "limits.max_wait has no effect: SageMaker supports it for spot jobs only (resources.use_spot)"
+        notes.append(Note(text, Fact.WAIT_UNLIMITED))
     price = total_price(machine, job.num_nodes, options)
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 

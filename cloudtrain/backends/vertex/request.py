@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import machines
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.backends.vertex import bootstrap
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
@@ -274,9 +275,8 @@ class Request:
             scheduling["strategy"] = strategy
         max_wait = options.get("max_wait") or (job.limits.max_wait if strategy == "FLEX_START" else None)
         if job.limits.max_wait and not max_wait:
-            self.notes.append(
-                "limits.max_wait has no effect: Vertex AI supports it only with options.vertex.strategy: FLEX_START"
-            )
+            text = "limits.max_wait has no effect: Vertex AI supports it only with options.vertex.strategy: FLEX_START"
+            self.notes.append(Note(text, Fact.WAIT_UNLIMITED))
         if max_wait:
             if strategy != "FLEX_START":
                 self._add_problem(

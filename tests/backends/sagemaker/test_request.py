@@ -199,13 +199,19 @@ def test_the_longest_time_of_an_attempt_is_added_up() -> None:
 @pytest.mark.parametrize(
     ("options", "cap", "said"),
     [
-        ({"max_wait": "4h"}, {}, "limits.max_wait has no effect: options.sagemaker.max_wait, the deadline, goes before it"),
-        ({}, {"max_total_runtime": "4h"}, "under limits.max_total_runtime waiting for spot machines counts as running time:"
-         " limits.max_wait (30m) adds nothing"),
-        ({}, {"max_cost": "9 USD"}, "under limits.max_cost waiting for spot machines counts as running time:"
-         " limits.max_wait (30m) adds nothing"),
+        (
+            {"max_wait": "4h"},
+            {},
+            "limits.max_wait has no effect: options.sagemaker.max_wait, the deadline, goes before it",
+        ),
+        (
+            {},
+            {"max_total_runtime": "4h"},
+            "limits.max_wait (30m) adds nothing to the deadline under limits.max_total_runtime",
+        ),
+        ({}, {"max_cost": "9 USD"}, "limits.max_wait (30m) adds nothing to the deadline under limits.max_cost"),
     ],
-)  # fmt: skip
+)
 def test_a_wait_that_adds_nothing_is_said(options: dict, cap: dict, said: str) -> None:
     spot = {"accelerators": "A10G", "use_spot": True}
     built = made({"resources": spot, "limits": {"max_runtime": "2h", "max_wait": "30m", **cap}}, options)
