@@ -26,6 +26,15 @@ LAYERS = [
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 
+# What modules of runs/ import of each other in functions only, and what the import costs where it is not needed.
+LATE = {
+    ("runs", "runs.listing"): "a package imports none of its modules",
+    ("runs.plan", "runs.fit_check"): "pydantic",
+    ("runs.run", "runs.resume"): "pydantic",
+    ("runs.run", "runs.evaluation"): "pydantic",
+    ("runs.run", "runs.watch"): "all that a watcher does, where one is alive already",
+    ("runs.run", "runs.attached_history"): "readers of event files, for attached runs alone",
+}
 PYDANTIC = {"job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file
 LAZY = {
@@ -154,6 +163,11 @@ def test_no_circle_between_modules(folder, root):
     edges = graph(ROOT / folder, ROOT / root)
     assert len(edges) > 60
     assert circle(edges) == [], "modules that import each other"
+
+
+def test_modules_of_runs_import_each_other_at_the_top():
+    late = edges() - edges(top_only=True)
+    assert {pair for pair in late if all(name.split(".")[0] == "runs" for name in pair)} == LATE.keys()
 
 
 def test_a_family_imports_no_other_family():

@@ -16,7 +16,7 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import evaluation_results, failover, outcomes, policies, retry, send, spend, watch_log
+from cloudtrain.runs import evaluation_results, failover, notify, outcomes, policies, retry, send, spend, watch_log
 from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
@@ -164,8 +164,6 @@ class AttemptEnds:
 
     def _notify(self, attempt: AttemptRecord, status: Status | None, *, final: bool) -> None:
         """Send the notifications that cloudtrain.toml asks for, without a status for idle GPUs; an error is only logged."""
-        from cloudtrain.runs import notify
-
         try:
             if event := notify.event_of(status, final=final) if status else "idle":
                 hidden = secret_names(attempt.plan)

@@ -12,6 +12,7 @@ from cloudtrain.backends.api import Backend
 from cloudtrain.backends.checkpoints import FOLDERS, SAGEMAKER
 from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.errors import BackendError
+from cloudtrain.runs import cap
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -48,7 +49,6 @@ def replan(
         CapReached: too little is left of the run's cap.
     """
     from cloudtrain.job.job import Job
-    from cloudtrain.runs import cap
 
     bundle = stored_bundle(plan, home)
     rows = () if job else plan.candidates

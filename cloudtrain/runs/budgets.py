@@ -19,6 +19,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import OverBudget
 from cloudtrain.job import configfile, targets, units
+from cloudtrain.runs import spend
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -59,8 +60,6 @@ def _matches(selector: str, plan: Plan) -> bool:
 
 
 def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[str]:
-    from cloudtrain.runs import spend
-
     notes = []
     month = datetime.now(UTC).strftime("%Y-%m")
     shares = spend.shares(store, month)

@@ -11,6 +11,7 @@ from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.events import Event, LogLine, Row, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
+from cloudtrain.runs import advice
 from cloudtrain.runs.metric_files import MetricFiles
 from cloudtrain.runs.metric_lines import MetricLines
 from cloudtrain.runs.spool import Spool, SpoolTaken
@@ -111,7 +112,6 @@ class Collector:
         if not status.failed:
             return  # a successful run needs no diagnosis, and importing the rules takes time
         from cloudtrain.diagnosis import record
-        from cloudtrain.runs import advice
 
         try:
             tail = self._tails.get(attempt.attempt_id)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.problems import fit_name
 from cloudtrain.runs.evaluation_results import LABEL, last_step
+from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from cloudtrain.backends.plan import Plan
     from cloudtrain.history.store import Store
     from cloudtrain.runs.budgets import Confirm
-    from cloudtrain.runs.exactly_once import Submitted
 
 ENTRY = ".cloudtrain/evaluate_model.py"
 HARNESS = "lm-eval==0.4.13"  # https://pypi.org/project/lm-eval/, 2026-11-25
@@ -61,8 +61,6 @@ def submit_evaluation(
     force: bool = False,
 ) -> tuple[Submitted, list[str]]:
     """Submit the evaluation of a run and return it with notes; blocking. Raises BadRequest for what cannot be evaluated."""
-    from cloudtrain.runs.exactly_once import ExactlyOnce
-
     _check(evaluation)
     with tempfile.TemporaryDirectory(prefix=".eval-", dir=store.home) as folder:
         job = make_job(store, run_id, evaluation, Path(folder), target)

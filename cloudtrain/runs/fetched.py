@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudtrain.backends import checkpoints
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
 from cloudtrain.errors import BadRequest, DiskError
-from cloudtrain.history.records import RunRecord
-from cloudtrain.history.store import Store
 from cloudtrain.runs import attempts
+
+if TYPE_CHECKING:
+    from cloudtrain.history.records import RunRecord
+    from cloudtrain.history.store import Store
 
 MARK = ".cloudtrain-run"  # holds the run's id
 

@@ -21,7 +21,18 @@ from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
 from cloudtrain.policy.checks import facts_of
-from cloudtrain.runs import cap, chain, keys, output_audit, policies, refusals, run_inputs, script_notes, strategy_check
+from cloudtrain.runs import (
+    candidates,
+    cap,
+    chain,
+    keys,
+    output_audit,
+    policies,
+    refusals,
+    run_inputs,
+    script_notes,
+    strategy_check,
+)
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -85,8 +96,6 @@ class Planner:
             found = targets.choices(job, sets, target=self.target)
         if len(found) == 1:
             return make(found[0]), packed[0]
-        from cloudtrain.runs import candidates
-
         return candidates.choose(found, make), packed[0]
 
     def resolve(

@@ -7,6 +7,7 @@ from zlib import crc32
 
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import seconds_since
+from cloudtrain.runs import candidates
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -40,8 +41,6 @@ def rounds(store: Store, plan: Plan, status: Status) -> tuple[int, bool]:
     """Return how many of `retry.max_attempts` are used when an attempt ends so, and whether a candidate is left to try."""
     if not plan.candidates:
         return plan.attempt, False
-    from cloudtrain.runs import candidates
-
     count = len(candidates.bases(plan))
     earlier = [attempt.status.event for attempt in store.attempts(plan.run_id) if attempt.number < plan.attempt]
     used = refused = 0

@@ -16,7 +16,17 @@ from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import asked, attempts, fetched, open_attempt, output_audit, reading, watcher
+from cloudtrain.runs import (
+    advice,
+    asked,
+    attempts,
+    fetched,
+    open_attempt,
+    output_audit,
+    reading,
+    spend,
+    watcher,
+)
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
@@ -191,8 +201,6 @@ class Run:
         """
         status = self.wait(timeout_s)
         if status.state is not State.SUCCEEDED:
-            from cloudtrain.runs import advice
-
             raise advice.failure(self.run_id, status, self.verdict)
         return status
 
@@ -252,7 +260,6 @@ class Run:
             OSError: the file cannot be written.
         """
         from cloudtrain.report import nearest, page
-        from cloudtrain.runs import spend
 
         ended = self.refresh(lambda _: None).state.final
         missing = nearest.describe(self.logs(raw=True)) if ended and not self.store.curves.ranks(self.run_id) else ()
@@ -274,7 +281,6 @@ class Run:
             return None
         from cloudtrain.diagnosis import record
         from cloudtrain.diagnosis.tail import Tail
-        from cloudtrain.runs import advice
 
         if stored := record.load_verdict(self.store, newest):
             return stored

@@ -16,6 +16,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import PacksResults
 from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
+from cloudtrain.runs import attempts, fetched
 
 if TYPE_CHECKING:
     from cloudtrain.backends.plan import Plan
@@ -60,8 +61,6 @@ def describe_input(item: Mapping[str, Any]) -> str:
 
 
 def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], after: Sequence[str]) -> Input:
-    from cloudtrain.runs import attempts
-
     what = item.what or "model"
     run = store.find(item.run)
     waits = run.run_id in after and not run.status.state.final  # it is found again when the job is sent
@@ -77,8 +76,6 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
         packer = own if isinstance(own, PacksResults) else None
         uri = packer.packed(plans[-1], what) if packer else ""
     if not uri and backend in HERE:
-        from cloudtrain.runs import fetched
-
         if not waits:
             fetched.fetch(store, run, copy, [what.partition("/")[0]])
         uri = str(copy / what)
@@ -117,8 +114,6 @@ def _check_state(run: RunRecord, what: str) -> None:
 
 def _place(run: RunRecord, plan: Plan, what: str, backend: str, options: Mapping[str, Any]) -> str:
     """Return where a run's results are and the target reads them, "" where they must be copied."""
-    from cloudtrain.runs import attempts
-
     if plan.backend in SAGEMAKER:  # the service packs the model, and names checkpoints in its own way
         return ""
     output = attempts.output(plan)

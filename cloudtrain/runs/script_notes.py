@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.backends.notes import Fact, without
 from cloudtrain.job import launchers, placeholders
+from cloudtrain.runs import resume_check
 from cloudtrain.source import options, world
 from cloudtrain.source.texts import mentions
 
@@ -93,8 +94,6 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         words = [*job.argv()[1:], *job.env.values()] if job.form != "shell" else []
         found += mentions(texts, words)
     if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
-        from cloudtrain.runs import resume_check
-
         found += [warning] if (warning := resume_check.note(job, texts)) else []
     return found
 

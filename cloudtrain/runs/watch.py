@@ -22,7 +22,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, chain, failover, open_attempt, retry, send, watch_log, watcher
+from cloudtrain.runs import asked, chain, failover, held, open_attempt, retry, send, watch_log, watcher
 from cloudtrain.runs.attempt_end import AttemptEnds
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.pace import NOTICE_S, Pace
@@ -186,7 +186,7 @@ class Watcher(AttemptEnds):
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
                 return self.follow_up(run, attempt, attempt.status, backend)
             if chain.is_held(attempt):
-                self.send_due, moved = chain.advance(self.store, run, attempt, may_send=self._may_send)
+                self.send_due, moved = held.advance(self.store, run, attempt, may_send=self._may_send)
                 return moved
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
         # `cloudtrain cancel` may have died after storing the request and before calling the platform.
