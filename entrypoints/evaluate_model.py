@@ -111,6 +111,7 @@ class _Run:
     def report(self, step: int, what: str, saved: Any, final: bool) -> None:
         """Evaluate one model, print its results and emit them for a step of the evaluated run."""
         from trainer import generate, harness, scoring
+        from trainer.kinds import kind_of
 
         given, results = self.arguments, {}
         if self.task is not None:
@@ -125,7 +126,7 @@ class _Run:
         for at in range(0, len(named), MOST):
             values = dict(list(named.items())[at : at + MOST])
             runtime.emit("evaluation", step=step, final=final, values=values)
-        chat = given.task == "chat" and saved.tokenizer.chat_template is not None
+        chat = kind_of(given.task).chats and saved.tokenizer.chat_template is not None
         rows = [
             {"prompt": text, "text": generate.sample(saved.model, saved.tokenizer, text, given.sample_tokens, 42, chat)}
             for text in given.prompt

@@ -78,7 +78,6 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     from trainer.data import documents, tasks
     from trainer.data.samples import GlobalBatches, accumulation, loader
     from trainer.evaluation import describe, evaluate
-    from trainer.generate import sample
     from trainer.loop import Loop
     from trainer.metrics import Meter, MetricsLogger
     from trainer.strategies.compatibility import check_arguments
@@ -278,10 +277,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
             trained = lora.merged(trained)
         publish.save(trained, *place)
     # Of a model in parts all ranks write the samples together.
-    if trained is not None and task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
-        chat, most = arguments.task == "chat", arguments.sample_tokens
+    if trained is not None and task.generates and arguments.sample_tokens > 0:
         samples = [
-            {"prompt": prompt, "text": sample(trained, task.tokenizer, prompt, most, arguments.seed, chat)}
+            {"prompt": prompt, "text": task.generate(trained, prompt, arguments.sample_tokens, arguments.seed)}
             for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
         ]
         logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))

@@ -73,7 +73,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     whole = samples if samples > 0 else per_rank * pieces * plan.data_ranks
     step = Step(
         batch=per_rank,
-        sequence=arguments.block_size * (2 if arguments.task == "dpo" else 1),  # a chosen and a rejected answer
+        sequence=arguments.block_size * arguments.kind.sequences,  # of preferences a chosen and a rejected answer
         precision=arguments.mixed_precision,
         checkpointing=arguments.gradient_checkpointing,
         strategy=plan.strategy,
@@ -90,7 +90,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     )  # fmt: skip
     dropout = shape.dropout if arguments.model or arguments.dropout < 0 else arguments.dropout
     more = [
-        (arguments.task != "causal-lm", arguments.task),
+        (not arguments.kind.equal_lengths, arguments.task),
         (arguments.torch_compile, "torch_compile"),
         (arguments.optim != "adamw_torch_fused", arguments.optim),
     ]
@@ -100,7 +100,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
 
 def _length(arguments: Any, job: Job) -> Length | str:
     """Return how much the shared trainer does, or why that is not known before it runs."""
-    if arguments.task != "causal-lm":
+    if not arguments.kind.equal_lengths:
         return f"samples of {arguments.task} differ in length"
     steps = arguments.max_steps
     if steps < 0:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import Field, fields
 from typing import Any
 
-TASKS = ("causal-lm", "chat", "sequence-classification", "dpo")
-METRICS = {  # of an evaluation; a task of one's own names its own
-    "causal-lm": ("loss", "perplexity"),
-    "chat": ("loss", "perplexity"),
-    "sequence-classification": ("loss", "accuracy", "f1"),
-    "dpo": ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected"),
-}
+from .kinds import BUILT_IN, TASK_ARGUMENTS
+
 TRACKERS = ("none", "all", "tensorboard", "wandb", "mlflow", "comet_ml", "trackio")
 
 
@@ -59,8 +54,10 @@ def _trackers(arguments: Any) -> list[str]:
 def _task(arguments: Any) -> list[str]:
     named = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", arguments.task)
     problems = []
-    if arguments.task not in TASKS and not named:
-        problems.append(f"--task is one of {', '.join(TASKS)}, or module:Class of the source, not {arguments.task!r}")
+    if arguments.task not in BUILT_IN and not named:
+        problems.append(
+            f"--task is one of {', '.join(BUILT_IN)}, or module:Class of the source, not {arguments.task!r}"
+        )
     problems += [
         f"--task_args takes name=value, not {pair!r}"
         for pair in arguments.task_args
@@ -70,27 +67,46 @@ def _task(arguments: Any) -> list[str]:
         problems.append(f"--task_args works with your own task only, not with {arguments.task}")
     if arguments.own_task and arguments.use_peft:
         problems.append("--use_peft works with the built-in tasks only: add the adapter in the model() of your task")
+    if not arguments.own_task:  # of a class of the source the node says it
+        problems += task_problems(arguments)
     if arguments.dpo_beta <= 0:
         problems.append("--dpo_beta must be above 0")
+    return problems
+
+
+def task_problems(arguments: Any) -> list[str]:
+    """Return a sentence for each argument that the task does not take; `arguments.kind` is that of the task."""
+    task, kind = arguments.task, arguments.kind
+    problems = []
+    if arguments.global_batch_tokens > 0 and not kind.equal_lengths:
+        problems.append(f"--global_batch_tokens needs samples of equal length, but samples of {task} differ in length")
+    if arguments.streaming and not kind.streams:
+        names = ", ".join(name for name, each in BUILT_IN.items() if each.kind.streams)
+        problems.append(f"--streaming works with the task {names}, and with classes that stream, not with {task}")
+    if arguments.metrics and arguments.metric_for_best_model not in arguments.metrics:
+        problems.append(
+            f"--metric_for_best_model is one of {', '.join(arguments.metrics)} for {task}, "
+            f"not {arguments.metric_for_best_model!r}"
+        )
+    defaults = {item.name: item.default for item in fields(arguments) if item.name in TASK_ARGUMENTS}
+    for name in TASK_ARGUMENTS:
+        given = getattr(arguments, name) not in (defaults[name], [])
+        if given and kind.own_arguments is not None and name not in kind.own_arguments:
+            readers = ", ".join(task for task, each in BUILT_IN.items() if name in (each.kind.own_arguments or ()))
+            problems.append(f"--{name} has no effect with the task {task}: it is for {readers}. Remove it")
     return problems
 
 
 def _pairs(arguments: Any) -> list[tuple[bool, str]]:
     """Return what does not go together, and whether it is asked for."""
     sizes = (arguments.global_batch_size, arguments.global_batch_tokens)
-    blocks, silent = arguments.task == "causal-lm", arguments.eval_strategy == "no"
-    stream = arguments.streaming
+    stream, silent = arguments.streaming, arguments.eval_strategy == "no"
     return [
         (min(sizes) > 0, "--global_batch_size and --global_batch_tokens cannot be combined"),
         (
             max(sizes) > 0 and arguments.gradient_accumulation_steps > 1,
             "--gradient_accumulation_steps is computed from the global batch: remove one of the two",
         ),
-        (
-            sizes[1] > 0 and not blocks,
-            f"--global_batch_tokens needs samples of equal length, but samples of {arguments.task} differ in length",
-        ),
-        (stream and not blocks, f"--streaming works with the task causal-lm only, not with {arguments.task}"),
         (stream and arguments.max_steps < 0, "--streaming needs --max_steps: the length of a stream is unknown"),
         (
             stream and arguments.dataloader_num_workers > 0,
@@ -113,10 +129,5 @@ def _pairs(arguments: Any) -> list[tuple[bool, str]]:
         (
             arguments.early_stopping_patience > 0 and silent,
             "--early_stopping_patience needs --eval_strategy steps or epoch",
-        ),
-        (
-            bool(arguments.metrics) and arguments.metric_for_best_model not in arguments.metrics,
-            f"--metric_for_best_model is one of {', '.join(arguments.metrics)} for {arguments.task}, "
-            f"not {arguments.metric_for_best_model!r}",
         ),
     ]

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from .argument_rules import METRICS, TASKS, TRACKERS, contradictions
+from .argument_rules import TRACKERS, contradictions
+from .kinds import BUILT_IN, DEFAULT, Kind, kind_of
 
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 SCHEDULES = (
@@ -70,7 +71,7 @@ class Arguments:
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")
 
     # model
-    task: str = _is("causal-lm", f"Task: {', '.join(TASKS)}, or a class of the source: mypkg.task:MyTask.")
+    task: str = _is(DEFAULT, f"Task: {', '.join(BUILT_IN)}, or a class of the source: mypkg.task:MyTask.")
     task_args: list[str] = _is(  # noqa: RUF009
         [], "Options of your own task: name=value, as JSON or as text."
     )
@@ -175,18 +176,17 @@ class Arguments:
     hub_private_repo: bool = _is(False, "Make that repository private when it is created.")
 
     def __post_init__(self) -> None:
-        # The built-in task; of a class of the source the one that it derives from, which only the node knows.
-        self.kind = "" if self.own_task else self.task
+        self.kind: type[Kind] = kind_of(self.task)  # of a class of the source, that class, once a node has loaded it
 
     @property
     def own_loss(self) -> bool:
         """Whether the loss needs the whole model and whole samples."""
-        return self.task == "dpo" or self.own_task
+        return self.own_task or self.kind.whole_loss
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The results of an evaluation, none where only the task knows them."""
-        return METRICS.get(self.task, ())
+        return () if self.own_task else self.kind.metric_names
 
     @property
     def own_task(self) -> bool:
@@ -196,7 +196,7 @@ class Arguments:
     @property
     def writes(self) -> bool:
         """Whether what is learned is to write on."""
-        return self.kind not in ("sequence-classification", "")
+        return self.kind.writes
 
     @property
     def mixed_precision(self) -> str:

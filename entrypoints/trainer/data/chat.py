@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from ..columns import NO_MESSAGES, wrong_conversation
 from ..errors import Unsupported
 from ..labels import IGNORED
-from .rows import NO_MESSAGES, wrong_conversation
 from .samples import EMPTY, Item
 from .token_cache import NEVER
 from .token_rows import Encoder, Row, TokenRows, token_rows

@@ -34,6 +34,7 @@ class CustomTask(Task):
 
     own: Any = None
     unit: ClassVar[str] = "samples"
+    wraps: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:

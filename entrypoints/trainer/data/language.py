@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from .. import collectives
 from .. import model as models
 from ..errors import Unsupported
+from ..kinds import CausalText, Conversations, LabelledTexts
 from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
@@ -43,7 +44,7 @@ class TextTask(Task):
     @classmethod
     def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
         """Return the task with its samples; collective."""
-        train, held_out = _documents(arguments, inputs)
+        train, held_out = _documents(arguments, inputs, cls.columns(arguments))
         name = arguments.tokenizer or arguments.model or DEFAULT_TOKENIZER
         return cls.from_documents(arguments, cls.tokenizer_of(name, arguments, train), train, held_out)
 
@@ -60,16 +61,15 @@ class TextTask(Task):
         raise NotImplementedError
 
 
-class CausalLM(TextTask):
+class CausalLM(CausalText, TextTask):
     """The next token of a text."""
-
-    kind: ClassVar[str] = "causal-lm"
 
     @classmethod
     def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
         """Return the task with its samples, or of a stream; collective."""
         if arguments.streaming:
-            return _stream(arguments, arguments.tokenizer or arguments.model or DEFAULT_TOKENIZER, inputs)
+            name = arguments.tokenizer or arguments.model or DEFAULT_TOKENIZER
+            return cls(*_stream(arguments, name, inputs, cls.columns(arguments)))
         return super().prepare(arguments, inputs)
 
     @classmethod
@@ -92,10 +92,8 @@ class CausalLM(TextTask):
         return with_perplexity(super().summary(sums))
 
 
-class Chat(TextTask):
+class Chat(Conversations, TextTask):
     """The answers of conversations."""
-
-    kind: ClassVar[str] = "chat"
 
     @classmethod
     def tokenizer_of(cls, name: str, arguments: Arguments, train: Sequence[Document]) -> Any:
@@ -126,10 +124,9 @@ class Chat(TextTask):
         return with_perplexity(super().summary(sums))
 
 
-class Classification(TextTask):
+class Classification(LabelledTexts, TextTask):
     """The class of a text."""
 
-    kind: ClassVar[str] = "sequence-classification"
     gathers: ClassVar[bool] = True
 
     @classmethod
@@ -202,29 +199,27 @@ def macro_f1(predictions: torch.Tensor, labels: torch.Tensor) -> float:
     return float(torch.stack(scores).mean()) if scores else 0.0
 
 
-def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], list[str], Columns]:
-    """Return the names of what is trained on and of what is held out, and the columns of both."""
-    label = None if arguments.writes else arguments.label_column
-    turns, together = arguments.kind == "chat", ("prompt", "chosen", "rejected") if arguments.kind == "dpo" else ()
-    text = arguments.messages_column if turns else arguments.text_column
-    columns = Columns(text, label, turns, arguments.dataset_config, arguments.dataset_split, together)
+def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the names of what is trained on and of what is held out."""
     names = arguments.dataset or (["input:train"] if "train" in inputs else [])
     if not names:
         raise Unsupported(NO_DATASET)
-    return names, arguments.eval_dataset or (["input:validation"] if "validation" in inputs else []), columns
+    return names, arguments.eval_dataset or (["input:validation"] if "validation" in inputs else [])
 
 
-def _documents(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[Sequence[Document], Sequence[Document]]:
-    names, other, columns = _named(arguments, inputs)
+def _documents(
+    arguments: Arguments, inputs: Mapping[str, str], columns: Columns
+) -> tuple[Sequence[Document], Sequence[Document]]:
+    names, other = _named(arguments, inputs)
     documents = load(names, columns, inputs)
     if other:
         return documents, load(other, columns, inputs)
     return hold_out(documents, arguments.validation_split_percentage, whole=columns.turns or bool(columns.together))
 
 
-def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
-    """Return the task of texts that are read as they come; its tokenizer is trained on the first of them."""
-    names, other, columns = _named(arguments, inputs)
+def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str], columns: Columns) -> tuple[Any, ...]:
+    """Return the fields of a task of texts that are read as they come; its tokenizer is trained on the first of them."""
+    names, other = _named(arguments, inputs)
 
     group = collectives.cpu_group() if collectives.world_size() > 1 else None
 
@@ -242,7 +237,7 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
         )
     collectives.check_same("held-out data", held.fingerprint() if held is not None else "")
     described = f"a stream of {', '.join(names)}, {len(held or ()):,} blocks held out"
-    return CausalLM(tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described)
+    return tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described
 
 
 def _blocks(arguments: Arguments, tokenizer: Any, held_out: Sequence[Document]) -> Blocks:

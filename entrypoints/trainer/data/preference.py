@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -19,13 +19,14 @@ from torch.utils.data import Dataset
 
 from .. import collectives
 from .. import model as models
+from ..columns import NO_PAIR, are_messages
 from ..errors import Unsupported
+from ..kinds import Preferences
 from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
 from .language import TextTask
 from .row_files import Document
-from .rows import NO_PAIR, are_messages
 from .samples import EMPTY, Item, padded
 from .tasks import Task
 from .token_rows import Encoder, Row, TokenRows, token_rows
@@ -57,12 +58,11 @@ class Pairs(Dataset[dict[str, Any]]):
 
 
 @dataclass
-class PreferenceTuning(TextTask):
+class PreferenceTuning(Preferences, TextTask):
     """Direct preference optimisation (Rafailov et al., 2023)."""
 
     beta: float = 0.1
     batch_size: int = 8  # of the pass that asks the reference model
-    kind: ClassVar[str] = "dpo"
 
     @classmethod
     def tokenizer_of(cls, name: str, arguments: Arguments, train: Sequence[Document]) -> Any:

@@ -19,9 +19,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ..columns import PAIR, Columns
 from ..errors import Unsupported
 
-PAIR = {"prompt", "completion"}
 LINES = {".jsonl", ".ndjson"}
 TABLES = {".csv", ".tsv"}
 ENDINGS = LINES | TABLES | {".json", ".parquet"}
@@ -41,18 +41,6 @@ class Document:
     def where(self) -> str:
         """Where the text is, for messages: file:line, counted from 1, or the file."""
         return self.place or self.key
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Where rows have their text and, in classification, their label; and how a hub dataset is asked for."""
-
-    text: str = "text"
-    label: str | None = None
-    turns: bool = False  # conversations: prompt and completion are one too, where the text is not there
-    config: str = ""
-    split: str = "train"
-    together: tuple[str, ...] = ()  # columns that make one document, as JSON: prompt, chosen and rejected
 
 
 class NotJson(ValueError):

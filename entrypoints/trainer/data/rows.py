@@ -1,4 +1,4 @@
-"""The shape that each task expects of a row, and the check of a file's first rows before anything is submitted.
+"""Check the first rows of data files before anything is submitted, by what the task expects of a row.
 
 It imports no torch. The training itself uses the same predicates.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import glob
-import json
 import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .documents import STDLIB, files_below
-from .row_files import ENDINGS, PAIR, NotJson, line_of, numbered_rows
+from .row_files import ENDINGS, NotJson, line_of, numbered_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -23,30 +22,6 @@ if TYPE_CHECKING:
 FIRST = 20  # rows of a file
 MOST_FILES = 50  # of a folder
 WHOLE_BYTES = 16 << 20  # of a .json file, which can only be read whole
-_PREFERENCE = ["prompt", "chosen", "rejected"]
-_MESSAGES = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
-NO_MESSAGES = "it is not a list of messages with role and content"
-NO_PAIR = "prompt, chosen and rejected must be texts, or all three lists of role and content"
-
-
-def wrong_conversation(value: Any) -> str:
-    """Return why a value is no conversation to learn from, "" where it is one."""
-    if not isinstance(value, list) or not all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-        for message in value
-    ):
-        return NO_MESSAGES
-    answers = [message["content"] for message in value if message["role"] == "assistant"]
-    if not answers:
-        return "no message by the assistant: there is nothing to learn"
-    return "" if any(map(str.strip, answers)) else "the assistant's answer is empty: there is nothing to learn"
-
-
-def are_messages(value: Any) -> bool:
-    """Return whether a value is a list of role and content."""
-    return isinstance(value, list) and all(
-        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value
-    )
 
 
 def problems(arguments: Arguments, inputs: Mapping[str, str], source: Path | None) -> Iterator[str]:
@@ -65,16 +40,6 @@ def problems(arguments: Arguments, inputs: Mapping[str, str], source: Path | Non
                 if wrong := _first_wrong(file, arguments):
                     place, text = wrong
                     yield f"--{option} {name}: {shown}{place}: {text}"
-
-
-def expected(arguments: Arguments) -> str:
-    """Return a row that the task reads, for messages."""
-    text = arguments.text_column
-    return {
-        "chat": f'{{"{arguments.messages_column}": {_MESSAGES}}}, or prompt and completion',
-        "dpo": '{"prompt": "...", "chosen": "...", "rejected": "..."}',
-        "sequence-classification": f'{{"{text}": "...", "{arguments.label_column}": "..."}}',
-    }.get(arguments.task, f'{{"{text}": "..."}}')
 
 
 def _files(name: str, inputs: Mapping[str, str], source: Path | None) -> list[Path]:
@@ -102,15 +67,17 @@ def _files(name: str, inputs: Mapping[str, str], source: Path | None) -> list[Pa
 def _first_wrong(file: Path, arguments: Arguments) -> tuple[str, str] | None:
     """Return where a file's first wrong row is (":3", or "" for the whole file), and what is wrong; None for none."""
     if file.suffix.lower() not in ENDINGS:
-        if arguments.task in ("chat", "dpo", "sequence-classification"):
-            return "", f"{arguments.task} reads rows: jsonl, csv or parquet, each row like {expected(arguments)}"
+        if arguments.kind.needs_rows:
+            example = arguments.kind.example(arguments)
+            return "", f"{arguments.task} reads rows: jsonl, csv or parquet, each row like {example}"
         return None
     try:
         for line, row in islice(numbered_rows(file, FIRST, WHOLE_BYTES), FIRST):
             if wrong := wrong_row(row, arguments):
-                for column in _missing(row, arguments):
-                    line = line_of(str(file), line, row, column)
-                return f":{line}", f"{wrong} (expected: {expected(arguments)})"
+                if isinstance(row, Mapping):
+                    for column in arguments.kind.columns(arguments).missing(row):
+                        line = line_of(str(file), line, row, column)
+                return f":{line}", f"{wrong} (expected: {arguments.kind.example(arguments)})"
     except ImportError:  # pyarrow, which a node has
         return None
     except NotJson as error:
@@ -126,47 +93,12 @@ def wrong_row(row: Any, arguments: Arguments) -> str:
     """Return what is wrong with a row for the task, "" for nothing."""
     if not isinstance(row, Mapping):
         return f"the row is {_kind(row)}, not an object with columns"
-    task = arguments.task
-    if missing := _missing(row, arguments):
+    kind = arguments.kind
+    if missing := kind.columns(arguments).missing(row):
         lacks = f"the row has no {', '.join(missing)!r}; it has: {', '.join(map(str, row)) or 'no columns'}"
-        options = [option for column, option in _options(arguments).items() if column in missing]
+        options = [option for column, option in kind.column_options(arguments).items() if column in missing]
         return f"{lacks}; name your own with {', '.join(options)}" if options else lacks
-    if task == "chat":
-        messages = row.get(arguments.messages_column)
-        if messages is None:
-            pair = [("user", row["prompt"]), ("assistant", row["completion"])]
-            messages = [{"role": role, "content": content} for role, content in pair]
-        wrong = wrong_conversation(_parsed(messages))
-        return f"{arguments.messages_column}: {wrong}" if wrong else ""
-    if task == "dpo":
-        values = [row[column] for column in _PREFERENCE]
-        texts = all(isinstance(value, str) for value in values)
-        return "" if texts or all(map(are_messages, values)) else NO_PAIR
-    return ""
-
-
-def _options(arguments: Arguments) -> dict[str, str]:
-    """Return the columns that have an option of their own, with its name."""
-    labels = {arguments.label_column: "label_column"} if arguments.task == "sequence-classification" else {}
-    return {} if arguments.task in ("chat", "dpo") else {arguments.text_column: "text_column"} | labels
-
-
-def _missing(row: Any, arguments: Arguments) -> list[str]:
-    """Return the columns that the task needs and a row lacks; of preferences the first."""
-    if not isinstance(row, Mapping) or (arguments.task == "chat" and row.keys() >= PAIR):
-        return []
-    needed = {"chat": [arguments.messages_column], "dpo": _PREFERENCE}.get(arguments.task, [*_options(arguments)])
-    missing = [column for column in needed if row.get(column) is None]
-    return missing[:1] if arguments.task == "dpo" else missing
-
-
-def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+    return kind.wrong_row(row, arguments)
 
 
 def _kind(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Task, the trainer's interface to what is learned, and the built-in tasks by name.
+"""Task, the trainer's interface to what is learned.
 
-A built-in task is a class of this interface, and its name is short for `module:Class`. A class of the job's source
+A built-in task is a class of this interface, and its name is short for `module:Class` (kinds.py). A class of the source
 (`--task mypkg.task:MyTask`) may derive from one. Any other is wrapped in CustomTask (custom.py).
 """
 
@@ -16,21 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from .. import collectives
+from .. import collectives, generate
 from .. import model as models
+from ..argument_rules import task_problems
 from ..errors import Unsupported
+from ..kinds import BUILT_IN, Kind
 from .samples import Item
 from .stream import StreamBatches
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
-
-CLASSES = {
-    "causal-lm": "trainer.data.language:CausalLM",
-    "chat": "trainer.data.language:Chat",
-    "sequence-classification": "trainer.data.language:Classification",
-    "dpo": "trainer.data.preference:PreferenceTuning",
-}
 
 WRAPPER = "trainer.data.custom:CustomTask"
 
@@ -38,7 +33,7 @@ Samples = Any  # Blocks, Rows, Turns; a stream's Texts, which have no length
 
 
 @dataclass
-class Task:
+class Task(Kind):
     """Samples, what they are learned by, and what belongs to them; equal on every rank.
 
     The loss of this class is that of labels. What a rank has of the model, or of a sequence, is enough for it.
@@ -52,8 +47,8 @@ class Task:
     described: str = ""
     predicted: list[dict[str, Any]] = field(default_factory=list)  # by `scores`, a batch each, of this rank's samples
     table: list[dict[str, Any]] = field(default_factory=list)  # rows of `samples`, of the newest evaluation
-    kind: ClassVar[str] = ""  # the built-in task that it is, or derives from
     unit: ClassVar[str] = "tokens"  # of `size`
+    wraps: ClassVar[bool] = False  # it stands for a class of the source that does not derive from this one
     gathers: ClassVar[bool] = False  # `scores` appends to `predicted`, of which `metrics` are made
 
     @classmethod
@@ -107,6 +102,15 @@ class Task:
         results = {"eval_loss": loss / max(count, 1)}
         return results | {"eval_accuracy": right / max(count, 1)} if self.labels else results
 
+    @property
+    def generates(self) -> bool:
+        """Whether the trained model writes texts, rows of the table `samples`."""
+        return self.writes and self.tokenizer is not None
+
+    def generate(self, model: Any, prompt: str, tokens: int, seed: int) -> str:
+        """Return the text that the trained model makes of a prompt, of at most so many tokens."""
+        return generate.sample(model, self.tokenizer, prompt, tokens, seed, self.chats)
+
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return more results by name, of the predictions of all held-out samples."""
         return {}
@@ -150,7 +154,7 @@ def options(pairs: list[str]) -> dict[str, Any]:
 
 def task_class(name: str) -> type[Task]:
     """Return the class of a task, built in or of the source; the one that wraps it where it does not derive from Task."""
-    found = load_class(CLASSES.get(name, name))
+    found = load_class(BUILT_IN[name].path if name in BUILT_IN else name)
     if isinstance(found, type) and issubclass(found, Task):
         return found
     return load_class(WRAPPER)  # type: ignore[no-any-return]
@@ -159,9 +163,11 @@ def task_class(name: str) -> type[Task]:
 def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
     """Return the task with its samples; collective. Raises Unsupported when ranks would not see the same."""
     kind = task_class(arguments.task)
-    arguments.kind = kind.kind
+    arguments.kind = kind
+    if problems := task_problems(arguments):
+        raise Unsupported(problems[0])
     task = kind.prepare(arguments, inputs)
-    if kind.kind:
+    if not task.wraps:
         for name, value in options(arguments.task_args).items():
             if not hasattr(task, name):
                 raise Unsupported(f"--task_args {name}: the class {kind.__name__} has no attribute {name}")

@@ -25,8 +25,9 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
     if arguments.use_peft and plan.tensor * plan.pipeline > 1:
         raise Unsupported(f"--use_peft cannot be combined with {plan.described}: use fsdp to shard the model")
     if arguments.own_loss and plan.tensor * plan.pipeline * plan.context > 1:
+        built_in = arguments.kind.whole_loss and not arguments.own_task
         raise Unsupported(
-            f"{'dpo' if arguments.task == 'dpo' else 'a model or a loss of your own'} "
+            f"{arguments.task if built_in else 'a model or a loss of your own'} "
             f"works with strategies none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
         )
     if arguments.gradient_compression != "no" and (plan.carrier != "accelerate" or plan.context > 1):

@@ -60,7 +60,10 @@ def test_all_problems_are_told_at_once():
         ("--global_batch_size 8 --gradient_accumulation_steps 2", "is computed from the global batch"),
         ("--global_batch_tokens 8 --task chat", "needs samples of equal length, but samples of chat differ in length"),
         ("--streaming", "--streaming needs --max_steps"),
-        ("--streaming --max_steps 3 --task chat", "--streaming works with the task causal-lm only, not with chat"),
+        (
+            "--streaming --max_steps 3 --task chat",
+            "--streaming works with the task causal-lm, and with classes that stream, not with chat",
+        ),
         ("--streaming --max_steps 3 --dataloader_num_workers 1", "combined with --dataloader_num_workers"),
         ("--streaming --max_steps 3 --max_train_bytes 9", "ends at --max_steps only"),
         ("--streaming --max_steps 3 --eval_strategy epoch", "has no epochs"),

@@ -19,6 +19,7 @@ from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts, train
 from trainer import preview  # isort: skip
 from trainer.data import tasks  # isort: skip
 from trainer.data.language import macro_f1  # isort: skip
+from trainer.kinds import BUILT_IN, Kind  # isort: skip
 
 assert ENTRYPOINTS
 pytestmark = [pytest.mark.train, pytest.mark.timeout(600)]
@@ -265,10 +266,16 @@ def test_the_loss_of_a_derived_class_is_what_is_learned(tmp_path: Path):
     assert rows[0]["eval_loss"] == rows[-1]["eval_loss"] > 1
 
 
-@pytest.mark.parametrize("name", sorted(tasks.CLASSES))
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_the_name_of_a_built_in_task_is_short_for_its_class(name: str):
-    kind = tasks.task_class(name)
-    assert kind is tasks.task_class(tasks.CLASSES[name]) and kind.kind == name
+    found, known = tasks.task_class(name), BUILT_IN[name]
+    assert found is tasks.task_class(known.path) and issubclass(found, known.kind)
+    for attribute in (
+        vars(Kind).keys() - vars(object).keys() - {"__annotations__"}
+    ):  # what a plan reads is what a node has
+        if not attribute.startswith("__"):
+            mine, planned = (getattr(each, attribute) for each in (found, known.kind))
+            assert getattr(mine, "__func__", mine) == getattr(planned, "__func__", planned), attribute
 
 
 @pytest.mark.parametrize("task", ["dpo", "mypkg.task:Sums"])
