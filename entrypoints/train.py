@@ -133,7 +133,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     if total_steps < 0:
         total_steps = math.ceil(arguments.num_train_epochs * batches.steps_per_epoch)
     logger.total_steps = total_steps
-    bare: Any = task.model(arguments)
+    bare: Any = tasks.build_model(task, arguments)
     model_type = getattr(getattr(bare, "config", None), "model_type", type(bare).__name__)
     parameters = sum(parameter.numel() for parameter in bare.parameters())
     learned = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)

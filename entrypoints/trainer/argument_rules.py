@@ -65,8 +65,6 @@ def _task(arguments: Any) -> list[str]:
     ]
     if arguments.task_args and not arguments.own_task:
         problems.append(f"--task_args works with your own task only, not with {arguments.task}")
-    if arguments.own_task and arguments.use_peft:
-        problems.append("--use_peft works with the built-in tasks only: add the adapter in the model() of your task")
     if not arguments.own_task:  # of a class of the source the node says it
         problems += task_problems(arguments)
     if arguments.dpo_beta <= 0:
@@ -118,7 +116,10 @@ def _pairs(arguments: Any) -> list[tuple[bool, str]]:
         ),
         (arguments.shuffle_buffer_size < 0, "--shuffle_buffer_size must be at least 0"),
         (stream and arguments.eval_strategy == "epoch", "--streaming has no epochs: use --eval_strategy steps"),
-        (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: set --model"),
+        (
+            arguments.use_peft and not (arguments.model or arguments.own_task),
+            "--use_peft adapts a pretrained model: set --model",
+        ),
         (arguments.use_peft and arguments.lora_r < 1, "--lora_r must be at least 1"),
         (arguments.merge_adapter and not arguments.use_peft, "--merge_adapter needs --use_peft"),
         (

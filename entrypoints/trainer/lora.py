@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .errors import Unsupported
+from .weights import Recorder, Weights, take
 
 BASE = ".base_layer."  # in the name of a tensor that a layer's adapter changes
 
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from .arguments import Arguments
 
 
-def adapted(model: Any, arguments: Arguments) -> Any:
-    """Return the model with an adapter in it, the only part that is trained; raises Unsupported when it finds no place."""
+def adapted(model: Any, arguments: Arguments, task_type: str | None = "") -> Any:
+    """Return the model with an adapter in it, the only part that is trained; raises Unsupported when it finds no place.
+
+    Args:
+        model: any model, or one without values while what initialises the adapter is recorded.
+        arguments: the trainer's.
+        task_type: peft's word for the model, None for one that is not of transformers; "": that of the task.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -33,12 +40,41 @@ def adapted(model: Any, arguments: Arguments) -> Any:
         lora_alpha=arguments.lora_alpha,
         lora_dropout=arguments.lora_dropout,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
-        task_type="CAUSAL_LM" if arguments.writes else "SEQ_CLS",
+        task_type=("CAUSAL_LM" if arguments.writes else "SEQ_CLS") if task_type == "" else task_type,
     )
     try:
         return get_peft_model(model, config)
     except ValueError as error:
         raise Unsupported(f"--use_peft: {str(error).strip().splitlines()[0]}") from None
+
+
+def put_on(model: Any, arguments: Arguments) -> Any:
+    """Return a model that a class of the source has built with an adapter in it.
+
+    Its own values may still be in files. Raises Unsupported where they would be drawn: the adapter alone is saved.
+    """
+    name = type(model).__name__
+    causal, classifies = name.endswith(("ForCausalLM", "LMHeadModel")), name.endswith("ForSequenceClassification")
+    task_type = "CAUSAL_LM" if causal else "SEQ_CLS" if classifies else None
+    if (values := take(model)) is None:
+        return adapted(model, arguments, task_type)
+    if values.draws:
+        raise Unsupported(
+            f"--use_peft trains an adapter of a pretrained model, but weights() of {arguments.task} does not name the "
+            f"values of {next(iter(values.draws))}"
+        )
+    stored = {
+        id(each): values.stored[values.names[own]] for own, each in model.named_parameters(remove_duplicate=False)
+    }
+    recorder = Recorder()
+    with recorder.recording():
+        model = adapted(model, arguments, task_type)
+    model.initial_weights = Weights.of(model, recorder, arguments.seed, stored)
+    if unknown := model.initial_weights.unknown:
+        raise Unsupported(
+            f"--use_peft cannot initialise {unknown[0]} on the meta device: build the model of {arguments.task} without it"
+        )
+    return model
 
 
 def merged(model: Any) -> Any:

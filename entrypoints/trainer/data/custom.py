@@ -1,8 +1,8 @@
-"""A task of the user's own: a class of the source that gives model, data, loss and more.
+"""A task of the user's own that does not derive from Task: a class of the source with a few methods.
 
-The class has `model()`, `train_data()` and `loss(model, batch)`; it may have `eval_data()`, `collate(samples)`,
-`count(batch)`, `predictions(outputs, batch)`, `metrics(predictions)`, `samples(predictions)`, `parameter_groups(model)`,
-`weights()` and `tokenizer`.
+The class has `model()` and `train_data()`; it may have `loss(model, batch)`, `eval_data()`, `collate(samples)`,
+`count(batch)`, `predictions(outputs, batch)`, `metrics(predictions)`, `samples(predictions)`, `generate(model, prompt)`,
+`parameter_groups(model)`, `weights()`, `tokenizer` and `own_arguments`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from .. import collectives, meta_device
-from .. import model as models
 from ..errors import Unsupported
-from .in_memory import moved
-from .sample_stream import Samples
-from .tasks import Task, load_class, options, weighed
+from ..labels import IGNORED
+from .in_memory import as_stream
+from .sample_stream import Samples, SampleStream
+from .tasks import Task, load_class, moved, options, weighed
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
 
-NEEDED = ("model", "train_data", "loss")
+NEEDED = ("model", "train_data")
+OF_PREDICTIONS = ("metrics", "samples")  # what is computed of predictions()
 
 
 @dataclass
@@ -35,30 +36,45 @@ class CustomTask(Task):
     own: Any = None
     unit: ClassVar[str] = "samples"
     wraps: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
         """Return the task of the class that the arguments name."""
         own = load_class(arguments.task)(arguments, inputs, **options(arguments.task_args))
-        if missing := [name for name in NEEDED if not callable(getattr(own, name, None))]:
-            raise Unsupported(f"the task {arguments.task} has no method {missing[0]}()")
+        check_methods(own, arguments.task)
         train, held_out = own.train_data(), own.eval_data() if hasattr(own, "eval_data") else None
-        for name, data in (("train_data", train), ("eval_data", held_out)):
-            if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-                raise Unsupported(f"{name}() of {arguments.task} must return a dataset with __len__ and __getitem__")
-        if hasattr(own, "metrics") and not hasattr(own, "predictions"):
-            raise Unsupported(f"the task {arguments.task} has metrics(), but no predictions() that it is computed of")
+        check_data(train, held_out, arguments)
         held = None if held_out is None else OwnSamples(held_out)
-        described = f"{len(train):,} samples to train on, {len(held or ()):,} held out"
-        return cls(getattr(own, "tokenizer", None), OwnSamples(train), held, default_collate, [], described, own=own)
+        described = "a stream of samples" if arguments.streaming else f"{len(train):,} samples to train on"
+        described += f", {len(held or ()):,} held out"
+        kind = cls if hasattr(own, "loss") else CustomLanguageTask
+        return kind(getattr(own, "tokenizer", None), OwnSamples(train), held, default_collate, [], described, own=own)
 
     def __post_init__(self) -> None:
         self.own_collate = getattr(self.own, "collate", default_collate)
         self.collate = self._collate
-        self.gathers = hasattr(self.own, "metrics")  # type: ignore[misc]
 
     def _collate(self, items: list[Any]) -> Any:
         return sum(counts for counts, _ in items), self.own_collate([item for _, item in items])
+
+    def stream(self, **batching: Any) -> SampleStream:
+        """Return this rank's batches of an iterable dataset."""
+        return as_stream(self, **batching)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the predictions of held-out samples are kept, for `metrics` and `samples`."""
+        return any(hasattr(self.own, name) for name in OF_PREDICTIONS)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the trained model writes texts, rows of the table `samples`."""
+        return hasattr(self.own, "generate")
+
+    def generate(self, model: Any, prompt: str, tokens: int, seed: int) -> str:
+        """Return the text that the user's class makes of a prompt."""
+        return str(self.own.generate(model, prompt))
 
     def model(self, arguments: Arguments) -> torch.nn.Module:
         """Return the user's model, without values where it is built on the meta device. Collective.
@@ -82,22 +98,9 @@ class CustomTask(Task):
         collectives.check_same("model", digest.hexdigest())
         return model
 
-    def optimizer(self, model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
-        """Return AdamW of the user's parameter groups, or of all that is trained.
-
-        Raises Unsupported where a parameter that is trained is in no group.
-        """
-        if not hasattr(self.own, "parameter_groups"):
-            return models.optimizer(model, arguments)
-        groups = [{**group, "params": list(group["params"])} for group in self.own.parameter_groups(model)]
-        grouped = {id(parameter) for group in groups for parameter in group["params"]}
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and id(parameter) not in grouped:
-                raise Unsupported(
-                    f"parameter_groups() of {arguments.task} leaves out {name}: add it to a group, or set its "
-                    "requires_grad to False in model()"
-                )
-        return models.optimizer(model, arguments, groups)
+    def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        """Return the user's groups, none where the class has no such method."""
+        return list(self.own.parameter_groups(model)) if hasattr(self.own, "parameter_groups") else []
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Return the batch where the model is."""
@@ -139,7 +142,7 @@ class CustomTask(Task):
 
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return the user's metrics of all held-out samples."""
-        return self.own.metrics(predictions)  # type: ignore[no-any-return]
+        return self.own.metrics(predictions) if hasattr(self.own, "metrics") else {}
 
     def samples(self, predictions: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the user's rows for the table `predictions`."""
@@ -150,9 +153,59 @@ class CustomTask(Task):
         return {"eval_loss": sums[0] / max(sums[1], 1)}
 
 
+@dataclass
+class CustomLanguageTask(CustomTask):
+    """Wraps a class without `loss`: that of a language model by the labels of its batches, in chunks where it can be."""
+
+    writes: ClassVar[bool] = True
+    unit: ClassVar[str] = "tokens"
+    to_device, count, size = Task.to_device, Task.count, Task.size
+    losses, scores, summary = Task.losses, Task.scores, Task.summary
+
+    def _collate(self, items: list[Any]) -> Any:
+        batch = self.own_collate([item for _, item in items])
+        if not isinstance(batch, Mapping) or not {"input_ids", "labels"} <= batch.keys():
+            raise Unsupported(
+                f"the task {type(self.own).__name__} has no loss(): its batches must have input_ids and labels, or write one"
+            )
+        counts = torch.tensor([counts for counts, _ in items])[:, None]
+        return dict(batch) | {"labels": batch["labels"].masked_fill(~counts, IGNORED)}
+
+    def predictions(self, outputs: Any, batch: Any) -> dict[str, Any]:
+        """Return the user's predictions of a batch."""
+        return self.own.predictions(outputs, batch)  # type: ignore[no-any-return]
+
+
 class OwnSamples(Samples):
     """The user's data: only its length can be compared between ranks."""
 
     def fingerprint(self) -> str:
         """Return the number of samples."""
         return str(len(self))
+
+
+def check_methods(own: Any, task: str) -> None:
+    """Raise Unsupported for a class that lacks a method, or has one that could never be called."""
+    if missing := [name for name in NEEDED if not callable(getattr(own, name, None))]:
+        raise Unsupported(f"the task {task} has no method {missing[0]}()")
+    for name in OF_PREDICTIONS:
+        if hasattr(own, name) and not hasattr(own, "predictions"):
+            raise Unsupported(f"the task {task} has {name}(), but no predictions() that it is computed of")
+    if hasattr(own, "count") and not hasattr(own, "loss"):
+        raise Unsupported(f"the task {task} has count(), but no loss(): without it the labels are counted")
+
+
+def check_data(train: Any, held_out: Any, arguments: Arguments) -> None:
+    """Raise Unsupported for data that has no length, and for a stream that has one."""
+    task = arguments.task
+    if arguments.streaming and not isinstance(train, IterableDataset):
+        raise Unsupported(
+            f"--streaming: train_data() of {task} must return a torch.utils.data.IterableDataset, "
+            f"not a {type(train).__name__}. Remove streaming where the data has a length"
+        )
+    for name, data in (("eval_data", held_out), *([] if arguments.streaming else [("train_data", train)])):
+        if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            hint = ": set streaming: true and max_steps for a stream" if name == "train_data" else ""
+            raise Unsupported(f"{name}() of {task} must return a dataset with __len__ and __getitem__{hint}")
+    if held_out is None and arguments.eval_strategy != "no":
+        raise Unsupported(f"--eval_strategy {arguments.eval_strategy} needs an eval_data() of {task}")

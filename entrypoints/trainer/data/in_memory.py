@@ -17,7 +17,7 @@ from ..labels import IGNORED
 from .sample_stream import Samples, SampleStream
 from .samples import EMPTY
 from .stream import StreamBatches
-from .tasks import Task, weighed
+from .tasks import Task, moved, weighed
 
 
 @dataclass
@@ -52,12 +52,7 @@ class InMemoryTask(Task):
 
     def stream(self, **batching: Any) -> StreamBatches:
         """Return this rank's batches of an iterable dataset."""
-        batches = SampleStream(self.train, **batching)
-        self.described += batches.described
-        if batches.readers == 1:
-            check_same_stream(repr(self.train.sample(0)))
-        batches.collate = self.collate  # type: ignore[method-assign]
-        return batches
+        return as_stream(self, **batching)
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Return the batch where the model is."""
@@ -106,6 +101,7 @@ class Labelled(Samples):
 class InMemoryLanguageTask(InMemoryTask):
     """A language model of transformers by its labels: every strategy can spread that."""
 
+    writes: ClassVar[bool] = True
     unit: ClassVar[str] = "tokens"
     to_device, count, size = Task.to_device, Task.count, Task.size
     losses, scores, summary = Task.losses, Task.scores, Task.summary
@@ -124,6 +120,16 @@ def make_task(parts: dict[str, Any], own_loss: bool) -> Task:
     return task
 
 
+def as_stream(task: Any, **batching: Any) -> SampleStream:
+    """Return this rank's batches of the iterable dataset in `train`; raises Unsupported where ranks read different ones."""
+    batches = SampleStream(task.train, **batching)
+    task.described += batches.described
+    if batches.readers == 1:
+        check_same_stream(repr(task.train.sample(0)))
+    batches.collate = task.collate  # type: ignore[method-assign]
+    return batches
+
+
 def check_same_stream(first: str) -> None:
     """Raise Unsupported where ranks that read a whole stream find other samples in it; collective."""
     found = collectives.every_rank(re.sub("0x[0-9a-f]+", "", first))
@@ -132,17 +138,6 @@ def check_same_stream(first: str) -> None:
             f"rank {odd[0]} reads another first sample than rank 0: an IterableDataset yields the same samples on each rank, "
             "or asks torch.utils.data.get_worker_info() for its part"
         )
-
-
-def moved(batch: Any, device: Any) -> Any:
-    """Return a nested batch where the model is."""
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if hasattr(batch, "items"):
-        return {name: moved(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [moved(value, device) for value in batch]
-    return batch
 
 
 def loss_of(model: Any, batch: Any, loss: Any) -> tuple[Any, Any, Any]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import default_collate
 
 from .. import collectives
-from .. import model as models
 from ..errors import Unsupported
 from ..kinds import CausalText, Conversations, LabelledTexts
 from ..labels import IGNORED
@@ -127,8 +126,6 @@ class Chat(Conversations, TextTask):
 class Classification(LabelledTexts, TextTask):
     """The class of a text."""
 
-    gathers: ClassVar[bool] = True
-
     @classmethod
     def from_documents(
         cls, arguments: Arguments, tokenizer: Any, train: Sequence[Document], held_out: Sequence[Document]
@@ -156,12 +153,10 @@ class Classification(LabelledTexts, TextTask):
         described += learned.rows.kept
         return cls(tokenizer, learned, held, partial(padded, pad=tokenizer.pad_token_id), labels, described)
 
-    def scores(self, model: Any, batch: Any) -> torch.Tensor:
-        """Return (loss, labels that count, right ones) of each sample, and keep the predictions for the F1 score."""
-        logits = model(**models.inputs(batch)).logits
+    def predictions(self, outputs: Any, batch: Any) -> dict[str, Any]:
+        """Return the likeliest class and the label of each sample."""
         counts = batch["labels"] != IGNORED
-        self.predicted.append({"predictions": logits.argmax(-1)[counts].cpu(), "labels": batch["labels"][counts].cpu()})
-        return models.scored(logits, batch["labels"])
+        return {"predictions": outputs.argmax(-1)[counts], "labels": batch["labels"][counts]}
 
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return the F1 score, the mean of all classes."""
@@ -235,7 +230,6 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str], columns:
         raise Unsupported(
             "with --streaming no documents are held out: evaluations need --eval_dataset or an input named validation"
         )
-    collectives.check_same("held-out data", held.fingerprint() if held is not None else "")
     described = f"a stream of {', '.join(names)}, {len(held or ()):,} blocks held out"
     return tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described
 

@@ -137,6 +137,7 @@ class PreferenceTuning(Preferences, TextTask):
     def scores(self, model: Any, batch: Item) -> torch.Tensor:
         """Return (loss, pairs that count, reward of the chosen answer, of the rejected, right order): (B, 5)."""
         loss, chosen, rejected = self._rewards(model, batch)
+        self.keep(model, torch.stack([chosen, rejected], dim=1), batch)
         rows = torch.stack([loss, torch.ones_like(loss), chosen, rejected, (chosen > rejected).float()], dim=1)
         return (rows * batch["counts"][:, None]).double()
 

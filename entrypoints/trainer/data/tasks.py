@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from .. import collectives, generate
+from .. import collectives, generate, lora
 from .. import model as models
 from ..argument_rules import task_problems
 from ..errors import Unsupported
@@ -45,11 +45,10 @@ class Task(Kind):
     collate: Callable[[list[Item]], Item]
     labels: list[str] = field(default_factory=list)
     described: str = ""
-    predicted: list[dict[str, Any]] = field(default_factory=list)  # by `scores`, a batch each, of this rank's samples
+    predicted: list[dict[str, Any]] = field(default_factory=list)  # of this rank's held-out samples, a batch each
     table: list[dict[str, Any]] = field(default_factory=list)  # rows of `samples`, of the newest evaluation
     unit: ClassVar[str] = "tokens"  # of `size`
     wraps: ClassVar[bool] = False  # it stands for a class of the source that does not derive from this one
-    gathers: ClassVar[bool] = False  # `scores` appends to `predicted`, of which `metrics` are made
 
     @classmethod
     def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
@@ -58,19 +57,43 @@ class Task(Kind):
 
     def model(self, arguments: Arguments) -> torch.nn.Module:
         """Return the model, the same on every rank; it may be without values yet (weights.py)."""
+        if arguments.use_peft and not arguments.model:
+            raise Unsupported("--use_peft adapts a pretrained model: set --model")
         return models.outline(arguments, self.tokenizer, self.labels)
 
+    def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        """Return groups for AdamW with every parameter that is trained; none: weight decay on matrices only."""
+        return []
+
     def optimizer(self, model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
-        """Return the optimizer of what is trained."""
-        return models.optimizer(model, arguments)
+        """Return AdamW of the parameter groups, or of all that is trained.
+
+        Raises Unsupported where a parameter that is trained is in no group.
+        """
+        groups = [{**group, "params": list(group["params"])} for group in self.parameter_groups(model)]
+        if not groups:
+            return models.optimizer(model, arguments)
+        grouped = {id(parameter) for group in groups for parameter in group["params"]}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in grouped:
+                raise Unsupported(
+                    f"parameter_groups() of {arguments.task} leaves out {name}: add it to a group, or set its "
+                    "requires_grad to False in model()"
+                )
+        return models.optimizer(model, arguments, groups)
 
     def prepared(self, strategy: Any) -> None:
         """Use the model as the strategy has wrapped it, before the first step and before a checkpoint is read. Collective."""
 
     @property
     def of_labels(self) -> bool:
-        """Whether loss and scores are those of this class: a part of the logits at a time is enough for them."""
-        return type(self).losses is Task.losses and type(self).scores is Task.scores
+        """Whether loss and scores are those of this class for tokens: a part of the logits at a time is enough for them."""
+        return self.writes and type(self).losses is Task.losses and type(self).scores is Task.scores
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the predictions of held-out samples are kept, for `metrics` and `samples`."""
+        return type(self).predictions is not Task.predictions
 
     def stream(self, **batching: Any) -> StreamBatches:
         """Return this rank's batches of a stream, `train`."""
@@ -94,7 +117,18 @@ class Task(Kind):
 
     def scores(self, model: Any, batch: Any) -> torch.Tensor:
         """Return numbers of an evaluation, in float64: a row for each sample, or one of all together."""
-        return models.scored(model(**models.inputs(batch)).logits, batch["labels"])
+        logits = model(**models.inputs(batch)).logits
+        self.keep(model, logits, batch)
+        return models.scored(logits, batch["labels"])
+
+    def keep(self, model: Any, outputs: Any, batch: Any) -> None:
+        """Keep the predictions of a batch of an evaluation, if any sample in it counts; `scores` calls it."""
+        if self.gathers and int(self.count(model, batch)) > 0:
+            self.predicted.append(moved(self.predictions(outputs, batch), "cpu"))
+
+    def predictions(self, outputs: Any, batch: Any) -> dict[str, Any]:
+        """Return tensors or lists by name, one row for each sample; `outputs` are the logits of the whole batch."""
+        raise NotImplementedError
 
     def summary(self, sums: list[float]) -> dict[str, float]:
         """Return the results of an evaluation by name, made of the sums of all rows."""
@@ -118,6 +152,17 @@ class Task(Kind):
     def samples(self, predictions: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return rows for the table `predictions`."""
         return []
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """Return a nested batch where the model is."""
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if hasattr(batch, "items"):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [moved(value, device) for value in batch]
+    return batch
 
 
 def weighed(loss: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
@@ -153,11 +198,12 @@ def options(pairs: list[str]) -> dict[str, Any]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task, built in or of the source; the one that wraps it where it does not derive from Task."""
+    """Return the class of a task, built in or of the source; one that wraps it where it does not derive from Task."""
     found = load_class(BUILT_IN[name].path if name in BUILT_IN else name)
     if isinstance(found, type) and issubclass(found, Task):
         return found
-    return load_class(WRAPPER)  # type: ignore[no-any-return]
+    said = {"own_arguments": getattr(found, "own_arguments", None)}
+    return type(found.__name__, (load_class(WRAPPER),), said)
 
 
 def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
@@ -172,12 +218,21 @@ def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
             if not hasattr(task, name):
                 raise Unsupported(f"--task_args {name}: the class {kind.__name__} has no attribute {name}")
             setattr(task, name, value)
-    if arguments.streaming:
-        return task
-    if len(task.train) == 0:
-        raise Unsupported("there is nothing to train on: the training data has no rows. Check dataset and its files")
     if task.held_out is not None and len(task.held_out) == 0:
         task.held_out = None
-    for name, samples in (("training data", task.train), ("held-out data", task.held_out)):
+    data = [("training data", task.train), ("held-out data", task.held_out)]
+    if arguments.streaming:
+        del data[0]  # nothing of a stream is read before it is needed
+    elif len(task.train) == 0:
+        raise Unsupported("there is nothing to train on: the training data has no rows. Check dataset and its files")
+    for name, samples in data:
         collectives.check_same(name, "" if samples is None else samples.fingerprint())
     return task
+
+
+def build_model(task: Task, arguments: Arguments) -> torch.nn.Module:
+    """Return the model of a task, with an adapter where one is asked for; collective."""
+    model = task.model(arguments)
+    if arguments.use_peft and not lora.is_adapted(model):
+        return lora.put_on(model, arguments)
+    return model

@@ -124,7 +124,7 @@ class Strategy:
 
     def scores(self, batch: Batch) -> torch.Tensor:
         """Return the row of `Task.scores` for this batch of all ranks, no sample counted twice. Collective."""
-        if self.chunked is not None:
+        if self.chunked is not None and not self.task.gathers:  # predictions are made of whole logits
             batch = self.part(batch)
             losses = self.chunked.losses(self.model, batch, summed=False)
             counted = models.counted(batch["labels"])
