@@ -58,8 +58,7 @@ def find_notes(job: Job, parallelism: Mapping[str, Any], source: Path) -> list[s
     """Return what a node would do that a user may not expect, one sentence each."""
     if not job.trainer:
         return []
-    found = module("trainer.preview").whole_model_note(job.argv()[1:], parallelism, source)
-    return [found] if found else []
+    return list(module("trainer.preview").notes(job.argv()[1:], parallelism, source))
 
 
 def _missing_folders(job: Job) -> list[Problem]:

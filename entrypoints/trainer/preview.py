@@ -110,13 +110,24 @@ def missing_class(task: str, source: Path) -> str | None:
     return f"--task {task}: {files[0].relative_to(source)} has no class {name}"
 
 
-def whole_model_note(argv: Sequence[str], parallelism: Mapping[str, Any], source: Path) -> str:
-    """Return a sentence for a task of the source whose model each rank builds whole before it is sharded; "" for others."""
+def notes(argv: Sequence[str], parallelism: Mapping[str, Any], source: Path) -> list[str]:
+    """Return what a plan says of a task of the source: what it cannot know, and how its model is built."""
     try:
         arguments = parse(argv)
     except Misuse:
-        return ""
-    if not arguments.own_task or parallelism.get("strategy") not in ("fsdp", "hsdp", "zero3"):
+        return []
+    if not arguments.own_task:
+        return []
+    unknown = (
+        f"--task {arguments.task}: only the node loads this class. The plan does not check its data, the arguments "
+        "that it takes and the names of its metrics, and knows neither its memory nor its duration"
+    )
+    return [unknown, *filter(None, [whole_model_note(arguments, parallelism, source)])]
+
+
+def whole_model_note(arguments: Any, parallelism: Mapping[str, Any], source: Path) -> str:
+    """Return a sentence for a task of the source whose model each rank builds whole before it is sharded; "" for others."""
+    if parallelism.get("strategy") not in ("fsdp", "hsdp", "zero3"):
         return ""
     path = arguments.task.partition(":")[0].replace(".", "/")
     for file in (source / f"{path}.py", source / path / "__init__.py"):

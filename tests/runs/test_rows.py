@@ -136,6 +136,19 @@ class Tokenizer:
         return {"input_ids": [len(message["content"]) for message in messages]}
 
 
+def test_a_plan_says_what_it_does_not_know_of_a_class_of_the_source(tmp_path):
+    (tmp_path / "own.py").write_text("class Mine: ...\n")
+    more = {"use_peft": True, "streaming": True, "max_steps": 2, "task_args": ["a=1"]}  # the node checks these
+
+    def notes(task: str, **given: object) -> list[str]:
+        job = {"name": "x", "source": str(tmp_path), "trainer": True, "hyperparameters": {"task": task, **given}}
+        return [note for note in Planner("local").plan(job).notes if "--task" in note]
+
+    [note] = notes("own:Mine", **more)
+    assert note.startswith("--task own:Mine: only the node loads this class. The plan does not check its data")
+    assert notes("causal-lm", dataset="python-stdlib") == []
+
+
 def test_other_kinds_of_files(tmp_path):
     write(tmp_path / "a.csv", "text,label", "good,1")
     write(tmp_path / "b.tsv", "text\tlabel", "good\t1")

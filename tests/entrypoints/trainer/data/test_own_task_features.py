@@ -110,7 +110,16 @@ CHUNKED = {"Plain": "in chunks", "Direct": "in chunks", "OwnCausal": "in chunks"
 TEXTS = {"Plain": "ab and more", "OwnChat": "ab\n"}  # of others the prompt is continued
 COMMON = ["--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--lora_dropout", "0", "--max_steps", "4"]
 COMMON += ["--logging_steps", "1", "--eval_strategy", "steps", "--eval_steps", "2", "--block_size", "16"]
-COMMON += ["--per_device_eval_batch_size", "2", "--sample_tokens", "3", "--task_args", "rate=0.05"]
+COMMON += [
+    "--validation_split_percentage",
+    "30",
+    "--per_device_eval_batch_size",
+    "2",
+    "--sample_tokens",
+    "3",
+    "--task_args",
+    "rate=0.05",
+]
 
 
 @pytest.fixture(scope="module")
