@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,8 @@ def begin(accelerator: Any, arguments: Arguments, context: RunContext) -> bool:
     same place."""
     if not accelerator.log_with:
         return False
-    plain = vars(arguments).items()
-    config = {name: value if isinstance(value, (int, float, str)) else " ".join(value) for name, value in plain}
+    values = {item.name: getattr(arguments, item.name) for item in fields(arguments)}
+    config = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
     name = arguments.run_name or context.run_id
     wandb: dict[str, Any] = {"name": name, "id": context.run_id, "resume": "allow", "dir": context.output_dir}
     given = {"entity": arguments.wandb_entity, "group": arguments.wandb_group, "tags": arguments.wandb_tags}

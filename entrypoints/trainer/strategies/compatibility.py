@@ -30,6 +30,8 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
             f"{arguments.task if built_in else 'a model or a loss of your own'} "
             f"works with strategies none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
         )
+    if plan.pipeline > 1 and not arguments.kind.staged:
+        raise Unsupported(f"pp_size {plan.pipeline} is for causal language models, not for {arguments.task}")
     if arguments.gradient_compression != "no" and (plan.carrier != "accelerate" or plan.context > 1):
         raise Unsupported(f"--gradient_compression works with strategy ddp, not with {plan.described}")
     if getattr(arguments, "hook", False) and (plan.carrier != "accelerate" or arguments.gradient_compression != "no"):

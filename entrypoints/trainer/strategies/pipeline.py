@@ -42,8 +42,6 @@ class PipelineStrategy(ShardedStrategy):
 
     def __init__(self, accelerator: Any, plan: ParallelismPlan, arguments: Arguments) -> None:
         super().__init__(accelerator, plan)
-        if not arguments.kind.staged:
-            raise Unsupported(f"pp_size {plan.pipeline} is for causal language models, not for {arguments.task}")
         self.microbatches = microbatches(plan, arguments.per_device_train_batch_size)
         self._schedules: dict[Any, Any] = {}
         self._labels = torch.ones(())

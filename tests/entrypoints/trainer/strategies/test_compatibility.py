@@ -35,6 +35,15 @@ CANNOT = {
         "--use_peft cannot be combined with fsdp .*tensor",
     ),
     "lora, pp": ({"use_peft": True}, ParallelismPlan(pipeline=2), "cpu", "--use_peft cannot be combined with"),
+    "chat, pp": ({"task": "chat"}, ParallelismPlan(pipeline=2), "cpu", "pp_size 2 is for causal language models"),
+    "classes, cp": (
+        {"task": "sequence-classification"},
+        ParallelismPlan(context=2),
+        "cpu",
+        "cp_size 2 is for language models",
+    ),
+    "dpo, tp": ({"task": "dpo"}, ParallelismPlan(tensor=2), "cpu", "^dpo works with strategies none, ddp"),
+    "a class, tp": ({"task": "a:B"}, ParallelismPlan(tensor=2), "cpu", "^a model or a loss of your own works with"),
     "compile": (
         {"torch_compile": True},
         ParallelismPlan(tensor=2),
