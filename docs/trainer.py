@@ -42,7 +42,7 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 ## What you can rely on
 
 - The loss is the mean over all labels of the global batch. The number of ranks, accumulation and sample lengths do not change it.
-- Each token is used once. Documents are joined and cut into blocks. Only the last incomplete block is dropped.
+- Each token is used once in an epoch. Documents are joined and cut into blocks. The last block is filled up with tokens that do not count.
 - Global batch *k* holds the same samples for any number of ranks. Evaluation counts each held-out sample once.
 - A resumed run gives the losses of an unbroken one ([what resumes as what](checkpoints-evidence.md)).
 - The trainer exits with 78 before the first step if the number of processes is not the one that the job asked for.
@@ -62,21 +62,21 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
   the folder at any time. Rows of jsonl, csv and hub datasets stay in their files. Rows of parquet and .json files are in memory.
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
-- **Rows are checked by `plan`**: it reads the first 20 rows of each data file that this machine has. A wrong one is refused with file, line and what is expected.
+- **Rows are checked by `plan`**, for all built-in tasks: it reads the first 20 rows of each data file that this machine has, of a folder or glob the first 50 files. A wrong one is refused with file, line and what is expected.
 - **Classification** (`task: sequence-classification`): a text and a label in each row.
 - **Preferences** (`task: dpo`): prompt, chosen and rejected in each row ([how](how/dpo.md)).
-- **A task of your own** (`task: mypkg.task:MyTask`): a class gives model, data and loss ([how](how/own-task.md)).
-- **LoRA** (`use_peft: true`, on a pretrained model): saves the adapter, or with `merge_adapter` the whole model. Not with `tp_size` or `pp_size`.
+- **A task of your own** (`task: mypkg.task:MyTask`): a class gives model, data and loss ([how](how/own-task.md)). It may stream, use LoRA and the loss in chunks as these do.
+- **LoRA** (`use_peft: true`, on a pretrained model): the run saves the adapter, or with `merge_adapter` the whole model. Not with `tp_size` or `pp_size`.
 
 ## Batch, memory, speed
 
 - `global_batch_size` (samples) or `global_batch_tokens` sets the batch of one optimizer step over all ranks. Accumulation follows from it.
 - `gradient_checkpointing` computes activations again instead of keeping them. `attn_implementation` chooses the attention. `torch_compile` works with none and ddp.
-- The loss is computed in chunks of tokens, so that the logits are never whole in memory. Exceptions: `tp_size`, `pp_size`, `torch_compile`, and families other than
-  Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo, GPT-2 and GPT-NeoX.
+- In causal LM and chat the loss is computed in chunks of tokens, so that the logits are never whole in memory. Exceptions: `tp_size`, `pp_size`, `torch_compile`, and families other than
+  Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo, OLMo 2, GPT-2 and GPT-NeoX.
 - `early_stopping_patience` ends the training early. `load_best_model_at_end` keeps the best evaluation's checkpoint.
 
-Arguments that contradict each other are refused with exit code 2 before torch is imported. What the machine, the data or the number of ranks cannot do ends with 78
+Arguments that contradict each other, or that the task does not read, are refused with exit code 2 before torch is imported. What the machine, the data or the number of ranks cannot do ends with 78
 before the first step.
 
 ## What it prints
@@ -118,7 +118,7 @@ Before the first step the trainer refuses:
 - heads, columns or layers that cannot be divided, and batches that micro-batches do not divide
 - ZeRO with `tp_size`, `pp_size` or `cp_size`; `cp_size` with `pp_size` or `torch_compile`
 - fp16 with anything but none and ddp; `offload` without a GPU (except ZeRO)
-- classification with `pp_size` or `cp_size`
+- tasks other than `causal-lm` with `pp_size`; classification with `cp_size`; DPO and your own tasks with `tp_size`, `pp_size` or `cp_size`
 - `tp_size` for a family without a plan in transformers (GPT-2 has none)
 - `cp_size` for families other than Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma, Gemma 3 (text), Phi-3, OLMo 2 and GPT-2
 - `cp_size` with position embeddings that depend on the length (longrope, dynamic)

@@ -21,6 +21,10 @@ TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
 )  # fmt: skip
+SECTIONS = {  # of the help, by their first argument
+    "dataset": "data", "task": "task and model", "optim": "optimisation", "eval_strategy": "evaluation",
+    "logging_steps": "logging and checkpoints", "push_to_hub": "the hub", "samples": "data in memory",
+}  # fmt: skip
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
 
 
@@ -49,24 +53,36 @@ class Arguments:
     )
     dataset_config: str = _is("", "Configuration name of a Hugging Face Hub dataset.")
     dataset_split: str = _is("train", "Split of a Hugging Face Hub dataset.")
-    validation_split_percentage: float = _is(5.0, "Documents (or rows) held out for evaluation without --eval_dataset.")
-    text_column: str = _is("text", "Column of the text in jsonl, csv, parquet and hub datasets.")
-    messages_column: str = _is(
-        "messages", "Column of the conversations for chat: lists of role and content; else prompt and completion are."
+    validation_split_percentage: float = _is(
+        5.0, "Percentage of the documents or rows held out for evaluation without --eval_dataset; none of a stream."
     )
-    label_column: str = _is("label", "Column of the label for sequence classification.")
-    block_size: int = _is(512, "Sequence length in tokens; in classification, the maximum length of a text.")
-    max_train_bytes: int = _is(-1, "Maximum text read for training, in bytes.")
+    text_column: str = _is(
+        "text", "Column of the text in jsonl, csv, parquet and hub datasets; in causal-lm and sequence-classification."
+    )
+    messages_column: str = _is(
+        "messages",
+        "In chat, column of the conversations: lists of role and content. A row without it has prompt and completion.",
+    )
+    label_column: str = _is("label", "In sequence-classification, column of the label.")
+    block_size: int = _is(
+        512,
+        "Sequence length in tokens: of each block in causal-lm, at most of a row in the other tasks.",
+    )
+    max_train_bytes: int = _is(-1, "In causal-lm, maximum text read for training, in bytes.")
     max_train_samples: int = _is(
-        -1, "Maximum number of training samples: blocks of a language model, rows in classification."
+        -1, "Maximum number of training samples: blocks in causal-lm, rows in the other tasks."
     )
     max_eval_samples: int = _is(-1, "Maximum number of samples of an evaluation.")
     token_cache: str = _is(
         "",
         "Folder that caches tokens for later attempts and runs, or none. Default: the user's cache, for large texts.",
     )
-    streaming: bool = _is(False, "Stream the texts instead of loading them all; needs --max_steps.")
-    shuffle_buffer_size: int = _is(1000, "In a stream, documents to draw the next one from; 0: read them in order.")
+    streaming: bool = _is(
+        False, "Stream the data instead of loading it all; in causal-lm and in your own task. Needs --max_steps."
+    )
+    shuffle_buffer_size: int = _is(
+        1000, "In a stream of causal-lm, documents to draw the next one from; 0: read them in order."
+    )
     dataloader_num_workers: int = _is(0, "Data loader worker processes of each rank.")
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")
 
@@ -76,14 +92,19 @@ class Arguments:
         [], "Options of your own task: name=value, as JSON or as text."
     )
     dpo_beta: float = _is(0.1, "In dpo, beta: how strongly the model stays near the reference model.")
-    chat_template_path: str = _is("", "File with a chat template (Jinja). Default: the tokenizer's.")
+    chat_template_path: str = _is(
+        "",
+        "In chat and dpo, file with a chat template (Jinja). Default: the tokenizer's; ChatML for one that is trained here.",
+    )
     assistant_only_loss: bool = _is(
         True, "In chat, compute the loss on the assistant's tokens only; off: on every token."
     )
     model: str = _is(
         "", "Hub name, folder or input:NAME of a pretrained model. Default: train from scratch, see --model_type."
     )
-    tokenizer: str = _is("", "Hub name, folder, input:NAME, or bpe:4096 to train one. Default: the model's, bpe:4096.")
+    tokenizer: str = _is(
+        "", "Hub name, folder, input:NAME, or bpe:4096 to train one. Default: the model's; bpe:4096 from scratch."
+    )
     model_type: str = _is("llama", "Architecture from scratch: llama, qwen2, gpt2, bert or any that transformers has.")
     hidden_size: int = _is(256, "Hidden size of a model trained from scratch.")
     intermediate_size: int = _is(-1, "Size of the feed-forward layers, from scratch; -1: the architecture's default.")
@@ -91,13 +112,15 @@ class Arguments:
     num_attention_heads: int = _is(4, "Number of attention heads of a model trained from scratch.")
     num_key_value_heads: int = _is(-1, "Key and value heads, from scratch; -1: as many as attention heads.")
     tie_word_embeddings: bool = _is(True, "Tie input and output embeddings of a model trained from scratch.")
-    dropout: float = _is(-1.0, "Dropout of all layers; -1: the architecture's default.")
+    dropout: float = _is(-1.0, "Dropout of all layers of a model trained from scratch; -1: the architecture's default.")
     attn_implementation: str = _is("sdpa", "Attention: sdpa, eager, flash_attention_2.")
     gradient_checkpointing: bool = _is(False, "Gradient checkpointing: recompute activations instead of keeping them.")
     torch_compile: bool = _is(False, "Compile the model with torch.compile.")
     torch_compile_backend: str = _is("inductor", "Backend of torch.compile: inductor, aot_eager, ...")
     torch_compile_mode: str = _is("", "Mode of torch.compile: reduce-overhead, max-autotune, ...")
-    use_peft: bool = _is(False, "Train a LoRA adapter and freeze the pretrained model.")
+    use_peft: bool = _is(
+        False, "Train a LoRA adapter and freeze the pretrained model, --model or that of your own task."
+    )
     lora_r: int = _is(16, "Rank of the LoRA adapter.")
     lora_alpha: int = _is(32, "LoRA alpha: the adapter is scaled by alpha / rank.")
     lora_dropout: float = _is(0.05, "Dropout before the LoRA adapter.")
@@ -125,7 +148,7 @@ class Arguments:
     global_batch_size: int = _is(
         -1, "Samples of all ranks in one optimizer step; --gradient_accumulation_steps follows from it."
     )
-    global_batch_tokens: int = _is(-1, "Like --global_batch_size, but in tokens; for blocks of --block_size.")
+    global_batch_tokens: int = _is(-1, "In causal-lm, like --global_batch_size, but in tokens.")
     bf16: bool = _is(False, "Mixed precision with bfloat16.")
     fp16: bool = _is(False, "Mixed precision with float16 (GPU only).")
     gradient_compression: str = _is("no", "Data type in which ddp sends gradients.", ("no", "fp16", "bf16"))
@@ -133,7 +156,9 @@ class Arguments:
 
     # evaluation, logging, checkpoints
     eval_strategy: str = _is(
-        "no", "When to evaluate during training; an evaluation at the end always runs.", ["no", "steps", "epoch"]
+        "no",
+        "When to evaluate during training. If data is held out, the end is evaluated too.",
+        ["no", "steps", "epoch"],
     )
     eval_steps: int = _is(-1, "Steps between evaluations; -1: as --logging_steps.")
     load_best_model_at_end: bool = _is(False, "At the end, load the checkpoint with the best evaluation.")
@@ -143,27 +168,27 @@ class Arguments:
     )
     greater_is_better: str = _is(
         "auto",
-        "Whether the best is the highest --metric_for_best_model; auto: the lowest of loss and perplexity, else the highest.",
+        "Whether the best is the highest --metric_for_best_model; auto: the lowest of names that end with loss or perplexity.",
         ("auto", "true", "false"),
     )
     early_stopping_patience: int = _is(-1, "Stop after this many evaluations in a row without improvement.")
     early_stopping_threshold: float = _is(0.0, "Minimum improvement that counts for early stopping.")
-    eval_on_start: bool = _is(True, "Evaluate before the first step.")
+    eval_on_start: bool = _is(True, "Evaluate before the first step too.")
     logging_steps: int = _is(10, "Steps between progress lines.")
     logging_first_step: bool = _is(True, "Print progress of the first step too.")
-    save_steps: int = _is(-1, "Steps between checkpoints; -1: as the job's `checkpoint.every` says.")
-    save_total_limit: int = _is(-1, "Number of checkpoints to keep; -1: as the job's `checkpoint.keep` says.")
+    save_steps: int = _is(-1, "Steps between checkpoints; -1: as the job's `checkpoint.every` says, else 15 minutes.")
+    save_total_limit: int = _is(-1, "Number of checkpoints to keep; -1: as the job's `checkpoint.keep` says, else 3.")
     save_async: bool = _is(
         True, "Continue training while a checkpoint is written from a copy of the state in host memory."
     )
-    report_to: list[str] = _is([], f"Trackers: {', '.join(TRACKERS)}.")  # noqa: RUF009
+    report_to: list[str] = _is([], f"Trackers: {', '.join(TRACKERS)}. Default: none.")  # noqa: RUF009
     run_name: str = _is("", "Name of the run in trackers; default: the run id.")
     wandb_project: str = _is("", "Project in W&B; default: the environment's WANDB_PROJECT, then cloudtrain.")
     wandb_entity: str = _is("", "Team or user in W&B; default: WANDB_ENTITY, then that of the key.")
     wandb_group: str = _is("", "Run group in W&B.")
     wandb_tags: list[str] = _is([], "Tags of the run in W&B.")  # noqa: RUF009
     sample_prompt: str = _is(
-        "", "Prompt of the sample text that is generated at the end; of task chat a user's message."
+        "", "Prompt of the text that a language model generates at the end; in chat, a user's message."
     )
     sample_prompts: list[str] = _is(  # noqa: RUF009
         [], "More prompts. All generated texts are in the table `samples`, also in W&B."
@@ -210,11 +235,20 @@ def parse(argv: Sequence[str], made: type[A] = Arguments) -> A:  # type: ignore[
     """Return the arguments of a command line; raises Misuse with every problem at once."""
     hints = get_type_hints(made)
     items = {item.name: item for item in fields(made)}
-    parser = _Parser(prog="train.py", description="Train a model with Hugging Face Accelerate.", allow_abbrev=False)
+    parser = _Parser(
+        prog="train.py",
+        usage="train.py [--NAME VALUE ...]",
+        description="Train a model with Hugging Face Accelerate. Names may be written with - too, as --learning-rate.",
+        allow_abbrev=False,
+    )
+    group: Any = parser
     for name, item in items.items():
+        group = parser.add_argument_group(SECTIONS[name]) if name in SECTIONS else group
         shape: dict[str, Any] = {bool: {"nargs": "?", "const": "true"}, list[str]: {"nargs": "*"}}.get(hints[name], {})
-        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-        parser.add_argument(*spellings, dest=name, help=_help(item), **shape)
+        group.add_argument(f"--{name}", dest=name, help=_help(item), metavar=_metavar(hints[name], item), **shape)
+        if "_" in name:
+            hidden = {"dest": name, "help": argparse.SUPPRESS, **shape}
+            parser.add_argument(f"--{name.replace('_', '-')}", **hidden)
     known, strange = parser.parse_known_args(list(argv))
     problems = [_unknown(text, items) for text in strange if text.startswith("--")]
     loose = [text for text in strange if not text.startswith("--")]
@@ -244,8 +278,16 @@ class _Parser(argparse.ArgumentParser):
 
 def _help(item: Field[Any]) -> str:
     default: Any = item.default if item.default is not MISSING else ""
-    shown = f" (default {default})" if default not in ("", -1, -1.0, False) else ""
-    return f"{item.metadata['help']}{shown}".replace("%", "%%")
+    said = "on" if default is True else default
+    shown = f" (default {said})" if default not in ("", -1, -1.0, False) else ""
+    choices = f" One of {', '.join(item.metadata['choices'])}." if item.metadata["choices"] else ""
+    return f"{item.metadata['help']}{choices}{shown}".replace("%", "%%")
+
+
+def _metavar(kind: Any, item: Field[Any]) -> str:
+    return {bool: "true|false", int: "N", float: "X", list[str]: "TEXT"}.get(
+        kind, "NAME" if item.metadata["choices"] else "TEXT"
+    )
 
 
 def _unknown(text: str, items: Sequence[str] | dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from .columns import NO_PAIR, Columns, are_messages, messages_of, wrong_conversa
 # Arguments that only some tasks read. A task that does not name one refuses it.
 TASK_ARGUMENTS = (
     "text_column", "messages_column", "label_column", "dpo_beta", "chat_template_path", "assistant_only_loss",
-    "sample_prompt", "sample_prompts",
+    "max_train_bytes", "sample_prompt", "sample_prompts",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class CausalText(Kind):
 
     writes, streams, equal_lengths, staged, whole_loss = True, True, True, True, False
     metric_names = ("loss", "perplexity")
-    own_arguments = ("text_column", "sample_prompt", "sample_prompts")
+    own_arguments = ("text_column", "max_train_bytes", "sample_prompt", "sample_prompts")
 
 
 class Conversations(Kind):
