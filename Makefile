@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-WORKERS ?= auto
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n + (n + 1) / 2))) # of pytest; many tests only wait, for a lost node say
 KIND ?= cpu
+unexport PYTHONDONTWRITEBYTECODE # where it is set, each worker compiles all tests at each start
 
 .PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies test-versions lint types format docs docs-serve dist bench clean
 
@@ -18,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables setuptools
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(BIN)/python -m compileall -q cloudtrain entrypoints  # where PYTHONDONTWRITEBYTECODE is set, no other step compiles
+	$(BIN)/python -m compileall -q cloudtrain entrypoints  # some tests start Python with -B, which compiles at each start
 	@touch $@
 
 demo: $(STAMP) ## train the quickstart on this machine and follow it

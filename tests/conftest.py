@@ -28,10 +28,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the slow tests; of several workers, each begins with its part of these.
+
+    xdist gives each worker as many tests, in this order. One that has ended its own takes some from the end of another's
+    list: quick ones, so that no worker is left with long tests while the others have none.
+    """
     for item in items:
         if is_slow(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.slow)
+    yield
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count > 1:
+        kinds = [[item for item in items if bool(item.get_closest_marker("slow")) is slow] for slow in (True, False)]
+        items[:] = [
+            item
+            for part in range(count)
+            for kind in kinds
+            for item in kind[part * len(kind) // count : (part + 1) * len(kind) // count]
+        ]
 
 
 @pytest.fixture(autouse=True)
