@@ -44,7 +44,7 @@ def test_what_a_target_names_and_the_cluster_lacks(cluster: Cluster):
     cluster.objects.add("secrets", "default", {"metadata": {"name": "registry"}})
     cluster.objects.add("serviceaccounts", "default", {"metadata": {"name": "trainer"}})
     assert found(cluster, pull_secrets=["registry"], service_account="trainer") == []
-    cluster.denied |= {("get", "namespaces"), ("get", "secrets")}
+    cluster.resources.denied |= {("get", "namespaces"), ("get", "secrets")}
     assert found(cluster, namespace="nowhere", pull_secrets=["none"]) == [], "what may not be asked is no problem"
 
 
@@ -56,11 +56,11 @@ def test_a_queue_needs_kueue_and_has_to_be_there(cluster: Cluster):
 
 
 def test_a_jobset_needs_its_operator_and_its_own_permissions(cluster: Cluster):
-    cluster.denied |= {("create", "jobs"), ("patch", "jobs"), ("create", "services")}
+    cluster.resources.denied |= {("create", "jobs"), ("patch", "jobs"), ("create", "services")}
     assert len(found(cluster)) == 3 and found(cluster, kind="jobset") == []
     assert probed(cluster, {"kind": "jobset"}) == []
     cluster.kubelet.has_jobsets = False
-    cluster.denied |= {("create", "jobsets")}
+    cluster.resources.denied |= {("create", "jobsets")}
     assert found(cluster, kind="jobset") == [
         "you have no permission to create jobsets in default, which cloudtrain needs to submit",
         "the cluster has no JobSet operator",
@@ -85,7 +85,7 @@ def test_a_job_is_tried_against_pod_security(cluster: Cluster):
     assert 'violates PodSecurity "restricted' in refused and "runAsNonRoot" in refused
     assert probed(cluster, {"security": "restricted"}) == []
     assert cluster.objects.all("pods") == [], "a dry run"
-    cluster.denied.add(("create", "pods"))
+    cluster.resources.denied.add(("create", "pods"))
     assert probed(cluster) == []
 
 

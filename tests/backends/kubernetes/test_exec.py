@@ -86,10 +86,10 @@ def test_what_the_server_refuses(cluster: Cluster, pod: str):
     with pytest.raises(BackendError, match="container other is not valid"):
         run(cluster, "true", container="other")
     for verb in ("get", "create"):
-        cluster.denied.add((verb, "pods/exec"))
+        cluster.resources.denied.add((verb, "pods/exec"))
         with pytest.raises(BackendError, match=f"permission denied: .*cannot {verb} resource .pods/exec"):
             run(cluster, "true")
-        cluster.denied.clear()
+        cluster.resources.denied.clear()
     cluster.token, token = "another", cluster.token
     with pytest.raises(BackendError, match="does not accept the credentials"):
         run(cluster, "true")

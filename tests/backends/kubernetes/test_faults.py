@@ -348,7 +348,7 @@ def test_a_claim_whose_answer_breaks_off_is_read_on(place: Ground, tmp_path: Pat
     place.cluster.faults += [Fault("GET", "/proxy/file", status) for status in (503, 0, 429)]
     backend.fetch(handle, tmp_path / "out", ("model",))
     assert (tmp_path / "out" / "model" / "m").read_text() == "whole"
-    place.cluster.denied.add(("get", "pods/proxy"))
+    place.cluster.resources.denied.add(("get", "pods/proxy"))
     with pytest.raises(BackendError, match="permission denied"):
         backend.fetch(handle, tmp_path / "other")
     wait_for(
@@ -367,7 +367,7 @@ def test_a_large_source_goes_through_the_store_once(place: Ground, monkeypatch: 
 
 def test_doctor_names_what_is_not_allowed(place: Ground):
     assert place.backend().check() == []
-    place.cluster.denied |= {("create", "jobs"), ("get", "pods/log")}
+    place.cluster.resources.denied |= {("create", "jobs"), ("get", "pods/log")}
     messages = [problem.message for problem in place.backend().check()]
     assert len(messages) == 2 and "no permission to create jobs in default" in messages[0] and "pods/log" in messages[1]
 
@@ -379,9 +379,9 @@ def test_doctor_counts_the_gpus_that_a_target_may_have(place: Ground, tmp_path: 
     assert place.backend().capacity().startswith("8 of nvidia.com/gpu on 1 node, at most 8 on one")
     assert place.backend(node_selector={"rack": "b"}).capacity().startswith("0 of nvidia.com/gpu on 0 nodes that")
     assert place.backend(gpu_resource="amd.com/gpu").capacity().startswith("0 of amd.com/gpu on 1 node;")
-    place.cluster.denied.add(("list", "nodes"))
+    place.cluster.resources.denied.add(("list", "nodes"))
     assert place.backend().capacity() == "unknown: you have no permission to list nodes"
-    place.cluster.denied.clear()
+    place.cluster.resources.denied.clear()
     (tmp_path / "cloudtrain.toml").write_text(
         f'[targets.there]\nbackend = "kubernetes"\nkubeconfig = {json.dumps(str(place.cluster.kubeconfig))}\n'
     )

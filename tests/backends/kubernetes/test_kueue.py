@@ -35,5 +35,5 @@ def test_a_job_past_its_total_time_has_timed_out(place: Ground, kind: str, prefi
     assert (status.state, status.ended_at) == (State.TIMED_OUT, AT)
     assert backend.statuses([handle]) == {handle: status}
     assert list(backend.logs(handle, follow=True)) == []
-    place.cluster.denied.add(("list", "workloads"))
+    place.cluster.resources.denied.add(("list", "workloads"))
     assert backend.status(handle).state is State.QUEUED

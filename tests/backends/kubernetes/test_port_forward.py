@@ -140,10 +140,10 @@ def test_what_the_server_refuses(cluster: Cluster, pod: str):  # noqa: F811
     api = KubeApi(str(cluster.kubeconfig), None)
     path = channel.port_path("default", pod, 80)
     for verb in ("get", "create"):
-        cluster.denied.add((verb, "pods/portforward"))
+        cluster.resources.denied.add((verb, "pods/portforward"))
         with pytest.raises(BackendError, match=f"permission denied: .*cannot {verb} resource .pods/portforward"):
             channel.connect_port(api, path, -1, 1, 2)
-        cluster.denied.clear()
+        cluster.resources.denied.clear()
     with pytest.raises(BackendError, match="not found"):
         channel.connect_port(api, channel.port_path("default", "absent", 80), -1, 1, 2)
 

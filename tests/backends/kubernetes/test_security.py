@@ -31,7 +31,7 @@ class TestSimulated(LockedDown):
         allowed = {(verb, name) for rule in rules for verb in rule["verbs"] for name in rule["resources"]}
         resources = {*(name for _, name in allowed), without, "secrets"}
         verbs = ("create", "delete", "get", "list", "patch")
-        self.cluster.denied = {(verb, name) for verb in verbs for name in resources} - allowed
+        self.cluster.resources.denied = {(verb, name) for verb in verbs for name in resources} - allowed
         return str(self.cluster.kubeconfig)
 
     @contextmanager

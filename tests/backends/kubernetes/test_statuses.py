@@ -102,7 +102,7 @@ def test_warnings_are_one_list_for_all_that_say_nothing_else(place: Ground, subm
     found: dict = {}
     assert asked(place, lambda: found.update(backend.statuses(handles))) == ["jobs", "pods", "events"]
     assert found == {handle: backend.status(handle) for handle in handles}
-    place.cluster.denied.add(("list", "events"))
+    place.cluster.resources.denied.add(("list", "events"))
     assert {status.reason for status in backend.statuses(handles).values()} == {""}
 
 
@@ -131,7 +131,7 @@ def test_lists_have_pages_and_selectors_an_end(place: Ground, submit: Submit, mo
 
 def test_who_may_not_list_jobs_asks_one_by_one(place: Ground, submit: Submit):
     backend, handle = place.backend(), submit("alone", NOWHERE)
-    place.cluster.denied.add(("list", "jobs"))
+    place.cluster.resources.denied.add(("list", "jobs"))
     assert backend.statuses([handle]) == {} and backend.status(handle).state is State.STARTING
 
 
