@@ -2,6 +2,7 @@
 
     python benchmarks/data.py 16 64                 # MB of text; each in a process of its own
     python benchmarks/data.py --task chat 16 64     # MB of conversations, in one jsonl file
+    python benchmarks/data.py --task chat --format parquet 16 64    # or json, csv; parquet has one row group
 
 Memory is the peak of RssAnon above that after imports: pages of files that are mapped are not part of it.
 """
@@ -9,6 +10,7 @@ Memory is the peak of RssAnon above that after imports: pages of files that are 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import random
 import subprocess
@@ -16,7 +18,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}{% if message['role'] == 'assistant' %}"
@@ -34,18 +38,35 @@ def write_texts(folder: Path, megabytes: int) -> None:
         (folder / f"{number:05d}.txt").write_text(" ".join(chosen)[:1_000_000])
 
 
-def write_conversations(folder: Path, megabytes: int) -> None:
-    """Write a jsonl file of conversations of about a KB each, alike everywhere."""
+def conversations(megabytes: int) -> Iterator[dict[str, Any]]:
+    """Yield rows of conversations of about a KB each, alike everywhere."""
     draw = random.Random(7)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(5000)]
     left = megabytes * 1_000_000
-    with open(folder / "00000.jsonl", "w") as stream:
-        while left > 0:
-            turns = [
-                (role, " ".join(draw.choices(words, k=draw.randint(20, 60)))) for role in ("user", "assistant") * 2
-            ]
-            line = json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n"
-            left -= stream.write(line)
+    while left > 0:
+        turns = [(role, " ".join(draw.choices(words, k=draw.randint(20, 60)))) for role in ("user", "assistant") * 2]
+        row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+        left -= len(json.dumps(row)) + 1
+        yield row
+
+
+def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows in the format that the file's ending names."""
+    if file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), file)
+        return
+    with open(file, "w", newline="") as stream:
+        if file.suffix == ".csv":
+            table = csv.writer(stream)
+            table.writerow(["messages"])
+            table.writerows([json.dumps(row["messages"])] for row in rows)
+        elif file.suffix == ".json":
+            json.dump(list(rows), stream, indent=1)
+        else:
+            stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def train_tokenizer(file: Path, base: str) -> None:
@@ -93,31 +114,27 @@ def measure(task: str, texts: str, tokenizer: str, cache: str) -> dict[str, floa
     return {"tokens": len(tokens), "peak_mib": peak / 1024, **spent}
 
 
-def main(task: str, sizes: list[str]) -> None:
+def main(task: str, kind: str, sizes: list[str]) -> None:
     sys.path.pop(0)  # this folder, whose names are those of packages
     for size in sizes:
         with tempfile.TemporaryDirectory() as base:
             texts = Path(base, "texts")
             texts.mkdir()
-            (write_conversations if task == "chat" else write_texts)(texts, int(size))
             words = Path(base, "words.txt")
-            with open(sorted(texts.iterdir())[0]) as stream:
-                words.write_text(stream.read(1_000_000))
+            if task == "chat":
+                write_rows(texts / f"00000.{kind}", conversations(int(size)))
+                words.write_text("".join(json.dumps(row) + "\n" for row in conversations(1))[:1_000_000])
+            else:
+                write_texts(texts, int(size))
+                words.write_text(sorted(texts.iterdir())[0].read_text())
             train_tokenizer(words, base)
             for start in ("first", "second"):
-                command = [
-                    sys.executable,
-                    __file__,
-                    "measure",
-                    task,
-                    str(texts),
-                    str(Path(base, "tokenizer")),
-                    str(Path(base, "cache")),
-                ]
+                arguments = [task, str(texts), str(Path(base, "tokenizer")), str(Path(base, "cache"))]
+                command = [sys.executable, __file__, "measure", *arguments]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 row = json.loads(done.stdout.splitlines()[-1])  # before it, progress
                 print(
-                    f"{task}, {size} MB, {start} start: {row['tokens']:,} tokens, peak {row['peak_mib']:,.0f} MiB, "
+                    f"{task}, {kind}, {size} MB, {start} start: {row['tokens']:,} tokens, peak {row['peak_mib']:,.0f} MiB, "
                     f"{row['cpu_s']:.1f} CPU s, {row['seconds']:.1f} s",
                     flush=True,
                 )
@@ -129,6 +146,10 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
         parser.add_argument("--task", default="causal-lm", choices=("causal-lm", "chat"), help="task of the trainer")
+        formats = ("jsonl", "parquet", "json", "csv")
+        parser.add_argument("--format", choices=formats, help="of the rows of chat; jsonl unless it is given")
         parser.add_argument("sizes", nargs="+", help="MB of text")
         given = parser.parse_args()
-        main(given.task, given.sizes)
+        if given.format and given.task != "chat":
+            parser.error("--format is for --task chat: the texts of causal-lm are txt files")
+        main(given.task, given.format or ("jsonl" if given.task == "chat" else "txt"), given.sizes)

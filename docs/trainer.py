@@ -59,7 +59,9 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 - **Tokens are kept**, for all built-in tasks. From 32 MiB of text on, the ranks of a machine tokenize together, once, and keep the tokens in
   `~/.cache/cloudtrain/tokens`. The log has a progress bar. An interrupted start leaves its finished pieces to the next one. Later attempts and runs with the same text and tokenizer read the tokens
   memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container. `token_cache: none` keeps nothing. You may delete
-  the folder at any time. Rows of jsonl, csv and hub datasets stay in their files. Rows of parquet and .json files are in memory.
+  the folder when no run is starting. Rows of jsonl, csv and hub datasets stay in their files. The texts of parquet and .json files are copied to `rows` in that folder,
+  once for all ranks of a machine, and deleted after they are tokenized. With `token_cache: none` each rank has a copy in the temporary folder (`TMPDIR`). Where no copy can be
+  written they are in memory, and the log says so. A .json file that is one object is one row, and in memory: use jsonl.
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
 - **Rows are checked by `plan`**, for all built-in tasks: it reads the first 20 rows of each data file that this machine has, of a folder or glob the first 50 files. A wrong one is refused with file, line and what is expected.

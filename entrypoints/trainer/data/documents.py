@@ -18,19 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Unsupported
-from .row_files import (
-    ENDINGS,
-    LINES,
-    TABLES,
-    Columns,
-    Document,
-    Documents,
-    FileRows,
-    HubRows,
-    NotJson,
-    document_of,
-    numbered_rows,
-)
+from .json_rows import NotJson
+from .row_copies import NEVER, Copies
+from .row_files import ENDINGS, LINES, TABLES, Columns, Document, Documents, FileRows, HubRows
 from .shared_reading import SharedReader
 
 STDLIB = "python-stdlib"
@@ -40,11 +30,18 @@ _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
 }  # fmt: skip
 
 
-def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Documents:
-    """Return the documents that names stand for, in the order of their hashes; raises Unsupported when there are none."""
-    parts: list[Sequence[Document]] = []
+def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str], copies: str = NEVER) -> Documents:
+    """Return the documents that names stand for, in the order of their hashes; raises Unsupported when there are none.
+
+    Args:
+        names: Files, folders, globs, hub datasets or inputs.
+        columns: Where rows have their text.
+        inputs: Folders of the job's inputs.
+        copies: The folder of the token cache, in which rows of parquet and .json files are copied (row_copies.py).
+    """
+    parts, copied = list[Sequence[Document]](), Copies(copies)
     for name in names:
-        parts += _found(name, columns, inputs)
+        parts += _found(name, columns, inputs, copied)
     if not any(map(len, parts)):
         raise Unsupported(f"there is no text in {', '.join(names)}")
     return Documents(parts)
@@ -130,7 +127,7 @@ def take(documents: Iterable[Document], max_bytes: int = -1) -> Iterator[str]:
             return
 
 
-def _found(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[Sequence[Document]]:
+def _found(name: str, columns: Columns, inputs: Mapping[str, str], copied: Copies) -> Iterator[Sequence[Document]]:
     """Yield the documents that a name stands for, file by file."""
     files = _files_of(name, inputs)
     if files is None:
@@ -143,7 +140,8 @@ def _found(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[S
             with _readable(file):
                 yield FileRows(file, key, columns)
         elif suffix in ENDINGS:
-            yield list(_rows_of(file, key, columns))
+            with _readable(file):
+                yield copied.rows(file, key, columns)
         elif whole := _whole(file, key, columns, in_folder):
             yield [whole]
 
@@ -220,12 +218,6 @@ def _readable(file: Path) -> Iterator[None]:
         raise Unsupported(f"{file}:{error.line}: {error}") from None
     except (ValueError, csv.Error) as error:
         raise Unsupported(f"{file} cannot be read: {error}") from None
-
-
-def _rows_of(file: Path, key: str, columns: Columns) -> Iterator[Document]:
-    with _readable(file):
-        for number, (at, row) in enumerate(numbered_rows(file)):
-            yield document_of(number, at, row, key, columns, os.fspath(file))
 
 
 def _whole(file: Path, key: str, columns: Columns, in_folder: bool) -> Document | None:

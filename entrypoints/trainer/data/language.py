@@ -206,9 +206,9 @@ def _documents(
     arguments: Arguments, inputs: Mapping[str, str], columns: Columns
 ) -> tuple[Sequence[Document], Sequence[Document]]:
     names, other = _named(arguments, inputs)
-    documents = load(names, columns, inputs)
+    documents = load(names, columns, inputs, arguments.token_cache)
     if other:
-        return documents, load(other, columns, inputs)
+        return documents, load(other, columns, inputs, arguments.token_cache)
     return hold_out(documents, arguments.validation_split_percentage, whole=columns.turns or bool(columns.together))
 
 
@@ -225,7 +225,7 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str], columns:
     tokenizer = tokenizers.load(name, take(stream(names, columns, inputs), FIRST_BYTES))
     if tokenizer.eos_token_id is None:
         raise Unsupported("the tokenizer has no end-of-text token to put between documents")
-    held = _blocks(arguments, tokenizer, load(other, columns, inputs)) if other else None
+    held = _blocks(arguments, tokenizer, load(other, columns, inputs, arguments.token_cache)) if other else None
     if held is None and arguments.eval_strategy != "no":
         raise Unsupported(
             "with --streaming no documents are held out: evaluations need --eval_dataset or an input named validation"

@@ -21,10 +21,13 @@ from typing import Any
 
 from ..columns import PAIR, Columns
 from ..errors import Unsupported
+from .json_rows import NotJson, json_rows
 
 LINES = {".jsonl", ".ndjson"}
 TABLES = {".csv", ".tsv"}
 ENDINGS = LINES | TABLES | {".json", ".parquet"}
+BATCH = 1024  # rows of parquet that are decoded at a time, fewer where they are long
+DECODED = 1 << 22  # bytes of them
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -43,40 +46,29 @@ class Document:
         return self.place or self.key
 
 
-class NotJson(ValueError):
-    """A line of a file that is no JSON."""
-
-    def __init__(self, line: int, error: json.JSONDecodeError) -> None:
-        super().__init__(f"is not JSON: {error.msg} at column {error.colno}")
-        self.line = line
-
-
-def numbered_rows(file: Path, batch_rows: int = 1024, most_json: int = -1) -> Iterator[tuple[int, Any]]:
-    """Yield a file's rows as they are read, with their line, of parquet and .json with their number from 1.
-
-    Args:
-        file: What is read.
-        batch_rows: Rows of parquet that are decoded at a time.
-        most_json: Bytes of a .json file, which is read whole; a larger one has no rows here. -1: no bound.
-    """
+def numbered_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield a file's rows as they are read, with their line, of parquet and .json with their number from 1."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(file) as table:
-            first = 1
-            for batch in table.iter_batches(batch_rows):
-                yield from enumerate(batch.to_pylist(), first)
-                first += batch.num_rows
+        yield from enumerate(parquet_rows(file), 1)
     elif suffix == ".json":
-        if most_json < 0 or file.stat().st_size <= most_json:
-            try:
-                whole = json.loads(file.read_text("utf-8-sig"))
-            except json.JSONDecodeError as error:
-                raise NotJson(error.lineno, error) from None
-            yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
+        yield from enumerate(json_rows(file), 1)
     else:
         yield from ((at, row) for at, _, row in _placed_rows(file))
+
+
+def parquet_rows(file: Path, groups: Sequence[int] | None = None) -> Iterator[Any]:
+    """Yield the rows of a parquet file, of all of its row groups or of some; few of them are decoded at a time."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file, memory_map=True) as table:
+        rows, size = (
+            table.metadata.num_rows,
+            sum(table.metadata.row_group(number).total_byte_size for number in range(table.num_row_groups)),
+        )
+        few = max(1, min(BATCH, DECODED * rows // max(size, 1)))
+        for batch in table.iter_batches(few, row_groups=groups):
+            yield from batch.to_pylist()
 
 
 def line_of(file: str, at: int, row: Any, column: str) -> int:
@@ -113,6 +105,12 @@ def row_of_line(file: str, at: int, line: str) -> Any:
         raise Unsupported(f"{file}:{at}: {NotJson(at, error)}") from None
 
 
+def rows_of(file: Path, key: str, columns: Columns) -> Iterator[Document]:
+    """Yield the documents of a file of rows, as they are read; raises Unsupported."""
+    for number, (at, row) in enumerate(numbered_rows(file)):
+        yield document_of(number, at, row, key, columns, os.fspath(file))
+
+
 class Rows(Sequence[Document]):
     """The documents of many rows: all of them are checked once, and each is read again when it is needed.
 
@@ -121,18 +119,19 @@ class Rows(Sequence[Document]):
 
     def __init__(self, key: str, columns: Columns, shown: str) -> None:
         self.key, self.columns, self.shown = key, columns, shown
-        self.lines, self._labels, self._numbers = array("q"), array("q"), dict[str, int]()
-        self._names: list[str] = []  # each label once
+        self.lines, self.labels, self._numbers = array("q"), array("q"), dict[str, int]()
+        self.names: list[str] = []  # each label once
 
-    def add(self, at: int, row: Any) -> None:
-        """Check the next row and keep its line and label; raises Unsupported."""
-        label = document_of(len(self.lines), at, row, self.key, self.columns, self.shown).label
+    def add(self, at: int, row: Any) -> Document:
+        """Check the next row, keep its line and label, and return it; raises Unsupported."""
+        document = document_of(len(self.lines), at, row, self.key, self.columns, self.shown)
         self.lines.append(at)
-        if label is not None:
+        if (label := document.label) is not None:
             if label not in self._numbers:
-                self._numbers[label] = len(self._names)
-                self._names.append(label)
-            self._labels.append(self._numbers[label])
+                self._numbers[label] = len(self.names)
+                self.names.append(label)
+            self.labels.append(self._numbers[label])
+        return document
 
     def row(self, number: int) -> Any:
         """Read a row."""
@@ -142,7 +141,7 @@ class Rows(Sequence[Document]):
         return len(self.lines)
 
     def __getitem__(self, number: Any) -> Any:
-        label = self._names[self._labels[number]] if self._names else None
+        label = self.names[self.labels[number]] if self.names else None
         at = self.lines[number]
         return Document(f"{self.key}#{number}", partial(self._read, number, at), label, f"{self.shown}:{at}")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .documents import STDLIB, files_below
-from .row_files import ENDINGS, NotJson, line_of, numbered_rows
+from .json_rows import NotJson
+from .row_files import ENDINGS, line_of, numbered_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
 
 FIRST = 20  # rows of a file
 MOST_FILES = 50  # of a folder
-WHOLE_BYTES = 16 << 20  # of a .json file, which can only be read whole
 
 
 def problems(arguments: Arguments, inputs: Mapping[str, str], source: Path | None) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _first_wrong(file: Path, arguments: Arguments) -> tuple[str, str] | None:
             return "", f"{arguments.task} reads rows: jsonl, csv or parquet, each row like {example}"
         return None
     try:
-        for line, row in islice(numbered_rows(file, FIRST, WHOLE_BYTES), FIRST):
+        for line, row in islice(numbered_rows(file), FIRST):
             if wrong := wrong_row(row, arguments):
                 if isinstance(row, Mapping):
                     for column in arguments.kind.columns(arguments).missing(row):

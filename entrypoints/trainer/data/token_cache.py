@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from .progress import Progress
+from .row_copies import NEVER, default_folder
 from .samples import token_groups
 from .tokenizer import fingerprint
 
 PIECE = 4 << 20  # characters of text that one process takes at a time; a long text is one piece
 SMALLEST = 32 << 20  # bytes of text that are kept where no folder is named
-NEVER = "none"
 _FORMAT = "1 int32"
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
@@ -80,11 +80,6 @@ def kept_arrays(work: Work, digest: str, size: int, folder: str) -> tuple[Arrays
         return _kept(base / digest, work, Progress("tokenizing", size)), str(base / digest)
     except OSError as error:  # a full disk, a folder that is not writable, a file system without locks
         return None, f"memory only: {base}: {error.strerror or error}"
-
-
-def default_folder() -> str:
-    """Return the folder of this user's cache."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "cloudtrain", "tokens")
 
 
 def in_memory(texts: Iterable[str], tokenizer: Any, pieces: int = 256) -> Tokens:
