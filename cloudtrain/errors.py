@@ -14,7 +14,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 ├── BackendError         5   the platform refused, or could not be reached
 │   ├── Unreachable          no answer, or one that says try later: what was asked may have been done or not
 │   │   └── NoService            nothing listens at the address, or the name has no address
-│   ├── NotReached           too few machines could be reached; nothing was sent to any of them
+│   ├── NotReached           machines or a platform could not be reached; nothing was sent
 │   └── NoCapacity           the platform has no such machines free, or a quota is used up; nothing was started
 └── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
 """
@@ -24,7 +24,8 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,10 +196,10 @@ class NoService(Unreachable):
 
 
 class NotReached(BackendError):
-    """Too few machines could be reached, and nothing was sent to any of them: the attempt can safely be sent elsewhere.
+    """Too few machines, or no platform, could be reached, and nothing was sent: the attempt can safely be sent elsewhere.
 
     Args:
-        message: What is wrong with which machine.
+        message: What is wrong with which machine or platform.
         hint: What to do.
         waits: Whether a first attempt waits for the machines; False where they refuse connections.
     """
@@ -206,6 +207,16 @@ class NotReached(BackendError):
     def __init__(self, message: str, hint: str = "", *, waits: bool = True) -> None:
         super().__init__(message, hint)
         self.waits = waits
+
+
+@contextmanager
+def before_sending() -> Iterator[None]:
+    """Raise NotReached where a platform gives no answer to what `Backend.submit` does before it sends a job."""
+    try:
+        yield
+    except Unreachable as error:
+        waits = not isinstance(error, NoService)
+        raise NotReached(error.message, error.hint, waits=waits) from error
 
 
 class NoCapacity(BackendError):

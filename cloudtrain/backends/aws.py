@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
+from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, NoService, Unreachable
 from cloudtrain.importing import Quickly
 
 TRIES = 6  # tries of one request; the pauses between them grow to 20 s
@@ -63,6 +63,10 @@ class AwsError(BackendError):
 
 class AwsUnreachable(AwsError, Unreachable):
     """AWS did not answer, throttles, or failed with 5xx: the request may have been carried out."""
+
+
+class AwsNoService(AwsUnreachable, NoService):
+    """The endpoint's name has no address, or nothing listens there."""
 
 
 class AwsNoCapacity(AwsError, NoCapacity):
@@ -208,6 +212,8 @@ class Aws:
             OSError,
         )
         kind = AwsUnreachable if isinstance(error, no_answer) else AwsError
+        if isinstance(error, exceptions.EndpointConnectionError):
+            kind = AwsNoService
         return kind(f"AWS cannot be reached: {message}", "check the network, proxies and the region")
 
     @property

@@ -34,9 +34,15 @@ here_option = click.option(
 @options.argument("run_ids", "RUN...", options.RUNS, nargs=-1, shell_complete=options.complete_runs)
 @dry_run_option
 @here_option
+@click.option(
+    "--force",
+    is_flag=True,
+    help="With --here: delete a run that has not ended, too, while its platform does not answer. Its job may exist there, "
+    "and nothing ends it.",
+)
 @yes_option
 @options.json_option
-def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
+def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, force: bool, yes: bool, as_json: bool) -> int:
     """Delete runs here, on hosts and platforms; not files in buckets.
 
     It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not
@@ -48,6 +54,8 @@ def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_j
     \b
     cloudtrain rm tiny-lm-261125 --dry-run
     """
+    if force and not here:
+        raise click.UsageError("--force needs --here: it deletes only what is on this computer")
     selected: list[Run] = []
     sweeps: list[str] = []
     for text in run_ids:
@@ -55,7 +63,7 @@ def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_j
         if trials is not None:
             sweeps.append(text)
         selected += [runs.find(text)] if trials is None else trials
-    return delete(selected, sweeps, dry_run=dry_run, here=here, yes=yes, as_json=as_json)
+    return delete(selected, sweeps, dry_run=dry_run, here=here, force=force, yes=yes, as_json=as_json)
 
 
 def _runs_of_sweep(sweep_id: str) -> list[Run] | None:
@@ -76,7 +84,14 @@ def _runs_of_sweep(sweep_id: str) -> list[Run] | None:
 
 
 def delete(
-    selected: Sequence[Run], sweeps: Sequence[str] = (), *, dry_run: bool, here: bool, yes: bool, as_json: bool
+    selected: Sequence[Run],
+    sweeps: Sequence[str] = (),
+    *,
+    dry_run: bool,
+    here: bool,
+    yes: bool,
+    as_json: bool,
+    force: bool = False,
 ) -> int:
     """Print what runs have left, ask, and delete it, then the sweeps; returns the exit code of the last error, else 0."""
     from cloudtrain.history.trials import SweepHistory
@@ -85,7 +100,7 @@ def delete(
     code, found = 0, []
     for run in selected:
         try:
-            found.append((run, remove.find_remains(run, here=here)))
+            found.append((run, remove.find_remains(run, here=here, force=force)))
         except CloudtrainError as error:
             if len(selected) == 1 and not sweeps:
                 if isinstance(error, Unreachable) and not here:
@@ -103,8 +118,9 @@ def delete(
         terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence + COSTS)
     for run, remains in found:
         try:
-            if not dry_run:
-                remove.remove(run, here=here)
+            target = run.record.target or run.record.backend
+            if not dry_run and (job := remove.remove(run, here=here, force=force)):
+                terminal.note(MAY_EXIST.format(target=target, job=job))
         except CloudtrainError as error:
             code = _print_error(run, error, here=here)
             continue
@@ -120,6 +136,7 @@ def delete(
     return code
 
 
+MAY_EXIST = "warning: a job {job} may exist on {target}, and may cost money: look for it there and stop it there"
 HERE = "--here deletes only what is on this machine, and leaves the files there"
 COSTS = "; `cloudtrain costs` no longer counts deleted runs"
 

@@ -20,12 +20,13 @@ _SENDING: set[str] = set()  # attempts that a thread of this process is sending
 _LOCK = Lock()
 
 
-def is_free(attempt: AttemptRecord) -> bool:
+def is_free(attempt: AttemptRecord, *, mine: bool = False) -> bool:
     """Return whether no process is sending an attempt: its sender has died, or has ended without an answer.
 
-    Whether a sender on another machine lives cannot be seen; it counts as gone after ADOPTABLE_S.
+    Whether a sender on another machine lives cannot be seen; it counts as gone after ADOPTABLE_S. `mine`: the caller
+    holds the mark of `marked_as_sending`.
     """
-    if attempt.attempt_id in _SENDING:
+    if attempt.attempt_id in _SENDING and not mine:
         return False
     if attempt.owner in ("", str(Process.here())):
         return True

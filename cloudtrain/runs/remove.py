@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cloudtrain.backends.api import HasRemoval
-from cloudtrain.errors import BadRequest, DiskError
+from cloudtrain.errors import BadRequest, CloudtrainError, DiskError
+from cloudtrain.events import State, Status
 from cloudtrain.history import audit
+from cloudtrain.job.units import now
 from cloudtrain.nodes import removal
-from cloudtrain.runs import output_audit, run_inputs
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import open_attempt, outcomes, output_audit, run_inputs
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.run import Run
 
+FORCE = "cloudtrain rm --here --force"
 FOLDERS = ("runs", run_inputs.FOLDER)  # of the home, which have one of a run's name
 
 
@@ -25,18 +29,28 @@ class Remains:
     kept: str = ""
 
 
-def find_remains(run: Run, *, here: bool = False) -> Remains:
-    """Return what `remove` deletes of a run; blocking. `here`: only on this machine.
+def find_remains(run: Run, *, here: bool = False, force: bool = False) -> Remains:
+    """Return what `remove` deletes of a run; blocking.
+
+    Args:
+        run: the run.
+        here: only what is on this machine.
+        force: also of a run that has not ended, while its platform does not answer.
 
     Raises:
         BadRequest: the run is live.
         BackendError: its platform does not answer.
     """
-    if not (run.record.status.state.final or run.refresh().state.final):
-        raise BadRequest(
-            f"{run.run_id} is still {run.record.status.state}: only ended runs can be removed",
-            f"cloudtrain cancel {run.run_id} ends it first",
-        )
+    state = run.record.status.state
+    silent: list[CloudtrainError] = []
+    if not (state.final or (state := run.refresh(silent.append).state).final):
+        cancel = f"cloudtrain cancel {run.run_id} ends it first"
+        if not silent:
+            raise BadRequest(f"{run.run_id} is still {state}: only ended runs can be removed", cancel)
+        if not force:
+            raise BadRequest(f"{run.run_id} is still {state}, and its platform does not answer: {silent[0].message}",
+                             f"{cancel}, once the platform answers; {FORCE} {run.run_id} removes it from this machine "
+                             "without an answer")  # fmt: skip
     places: dict[str, int | None] = {}
     for handle, backend in () if here else _removable(run):
         places |= backend.remains(handle)
@@ -47,15 +61,23 @@ def find_remains(run: Run, *, here: bool = False) -> Remains:
     return Remains(run.run_id, places, "" if run.record.attached else str(run.record.job.get("output") or ""))
 
 
-def remove(run: Run, *, here: bool = False) -> None:
+def remove(run: Run, *, here: bool = False, force: bool = False) -> str:
     """Delete a run that has ended; blocking, and repeated after an interruption it deletes the rest.
 
     Its rows go last, so that what is left can still be found. Raises BadRequest, BackendError and DiskError.
+
+    Returns:
+        The job that may exist on the platform, where `force` removed a run without an answer; else "".
     """
-    find_remains(run, here=True)  # raises where it is live
+    find_remains(run, here=True, force=force)  # raises where it is live
+    left = "" if run.record.status.state.final else _abandon(run)
     record = run.record
     row = audit.append(
-        run.store.home, "rm", run.run_id, target=record.target or record.backend, detail="here" if here else ""
+        run.store.home,
+        "rm",
+        run.run_id,
+        target=record.target or record.backend,
+        detail=("here, by force" if left else "here") if here else "",
     )
     with output_audit.copied(run.store.home, {} if record.attached else record.job, row):
         for handle, backend in () if here else _removable(run):
@@ -67,6 +89,24 @@ def remove(run: Run, *, here: bool = False) -> None:
         raise DiskError(error.filename or run.store.home, error) from None
     if not run.store.delete(run.run_id):
         raise BadRequest(f"{run.run_id} was resumed in the meantime")
+    return left
+
+
+def _abandon(run: Run) -> str:
+    """End a run in the history without its platform's answer, so that nothing sends or watches it; return its job.
+
+    Raises BadRequest where a process is sending it at this moment.
+    """
+    run.store.request_cancel(run.run_id)  # from here on no retry follows
+    newest = run.attempts[-1]
+    status = Status(State.LOST, None, f"removed by force: {newest.plan.backend} did not answer", ended_at=now())
+    with open_attempt.marked_as_sending(newest.attempt_id) as mine:
+        if newest.handle is None:
+            free = mine and open_attempt.is_free(newest, mine=True)
+            if not (free and run.store.change_owner(newest.attempt_id, old=newest.owner, new=Process.here())):
+                raise BadRequest(f"{run.run_id} is being sent at this moment", "repeat the command in a minute")
+        outcomes.end_attempt(run.store, newest.plan, status)
+    return "" if open_attempt.is_unsent(newest) else newest.handle or newest.attempt_id
 
 
 def _removable(run: Run) -> Iterator[tuple[str, HasRemoval]]:

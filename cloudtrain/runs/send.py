@@ -79,7 +79,7 @@ def send_attempt(
         except NotReached as error:
             return (
                 outcomes.record_unknown(store, plan, error)
-                if again
+                if again and not nothing_sent
                 else outcomes.record_not_reached(store, plan, error)
             )
         except Unreachable as error:

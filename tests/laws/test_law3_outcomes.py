@@ -319,6 +319,48 @@ def test_a_cancel_reaches_it_when_the_platform_answers(user: User) -> None:
 
 
 @BOTH
+def test_a_run_that_the_platform_never_answers_for_can_be_removed_here_by_force(user: User) -> None:
+    user.platform.away()
+    assert user.submit()[0] == 5
+    run_id = user.the_run().run_id
+    code, _, err = user.run("cancel", run_id)
+    assert code == 5 and f"cloudtrain rm --here --force {run_id}" in err, err
+    code, _, err = user.run("rm", "--here", "--yes", run_id)
+    assert code == 2 and f"cloudtrain rm --here --force {run_id}" in err, err
+    code, _, err = user.run("rm", "--force", "--yes", run_id)
+    assert code == 2 and "--here" in err, "files and jobs of a platform are not deleted by force"
+    code, out, err = user.run("rm", "--here", "--force", "--yes", run_id)
+    assert code == 0 and f"deleted {run_id}" in out, err
+    assert f"a job {run_id}-a1 may exist" in err and "ends it" not in err, err
+    assert Store(targets.home()).runs() == []
+    user.platform.heal()
+    assert user.platform.live() == [f"{run_id}-a1"], "the job that the warning names"
+    code, said, _ = user.submit()
+    assert code == 0 and not said["reused"] and len(user.platform.jobs()) == 2, "the person has asked for two"
+    code, _, err = user.run("rm", "--here", "--force", "--yes", said["run_id"])
+    assert code == 2 and "cancel" in err and "--force" not in err, "a platform that answers ends it"
+
+
+@pytest.mark.parametrize("platform", ["sagemaker"], indirect=True)
+def test_what_never_reached_the_platform_is_not_sent_and_ends(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is refused before the job was sent: no outcome is open."""
+    user.platform.close()
+    code, _, err = user.submit()
+    run = user.the_run()
+    assert code == 5 and "nothing was sent" in err and "unknown" not in err, err
+    assert run.record.status.state is State.FAILED and "nothing was sent" in run.record.status.reason
+    assert user.run("rm", "--here", "--yes", run.run_id)[0] == 0
+    code, _, err = user.submit("--set", "limits.max_wait=1h")
+    run = user.the_run()
+    assert code == 0 and "not sent yet" in err and run.record.status.state is State.QUEUED, err
+    look(run)
+    assert "not sent yet, tried 2 times" in run.record.status.reason
+    user.run("cancel", run.run_id)
+    look(run)  # as the watcher does, without an answer
+    assert run.record.status.state is State.CANCELLED
+
+
+@BOTH
 def test_a_used_up_quota_is_waited_for_where_the_job_says_so(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.platform.answer("quota")
     code, _, err = user.submit()

@@ -20,7 +20,7 @@ from cloudtrain.backends.akash.request import fill
 from cloudtrain.backends.akash.sdl import usd_per_hour
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.manifest import env_secrets
-from cloudtrain.errors import BackendError, NoCapacity, Unreachable
+from cloudtrain.errors import BackendError, NoCapacity, Unreachable, before_sending
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Submission:
         if lease := control.read("lease"):
             return str(lease["dseq"])
         bucket, _, key = str(plan.request["source"]["uri"]).removeprefix("s3://").partition("/")
-        s3.upload_once(self._aws, bundle.path, bucket, key)
+        with before_sending():
+            s3.upload_once(self._aws, bundle.path, bucket, key)
         dseq, manifest = self.deployment(plan.attempt_id) or self._create(plan, control, bucket, key)
         return self._accept_bid(plan, control, dseq, manifest)
 

@@ -28,7 +28,7 @@ from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, t
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
-from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem
+from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem, before_sending
 from cloudtrain.events import LogLine, Status
 from cloudtrain.nodes.files import write
 
@@ -145,7 +145,8 @@ class KubernetesBackend:
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         bundle_base64 = ""
         if plan.request["source"]:
-            self._store.upload_bundle(bundle, str(plan.request["source"]))
+            with before_sending():
+                self._store.upload_bundle(bundle, str(plan.request["source"]))
         else:
             bundle_base64 = base64.b64encode(bundle.path.read_bytes()).decode()
         return self._jobs.submit(plan.request, bundle_base64)

@@ -44,7 +44,7 @@ from cloudtrain.backends.sagemaker import (
     types,
     upload,
 )
-from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable, before_sending
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -115,8 +115,9 @@ class SagemakerBackend:
         return fields.find_facts(plan.request, self._options)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
-        self._check_account()
-        upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
+        with before_sending():
+            self._check_account()
+            upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
         if self._options.get("queue"):
             return self._submit_to_queue(plan.attempt_id, request)

@@ -27,7 +27,7 @@ from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import JobLogs, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
 from cloudtrain.backends.vertex.status import STATES, has_ended, job_status
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, Unreachable, before_sending
 from cloudtrain.events import State, Status
 from cloudtrain.importing import Quickly
 from cloudtrain.job.units import unix_time
@@ -70,9 +70,10 @@ class CustomJobs:
         """Upload the bundle, create the job unless its attempt exists, and return its handle."""
         job = request["customJob"]
         attempt_id = job["labels"][ATTEMPT]
-        if (handle := self.find(attempt_id)) is not None:
-            return handle
-        Bucket(self._api, request["source"]["bucket"]).upload_once(bundle.path, request["source"]["object"])
+        with before_sending():
+            if (handle := self.find(attempt_id)) is not None:
+                return handle
+            Bucket(self._api, request["source"]["bucket"]).upload_once(bundle.path, request["source"]["object"])
         by_sdk = client == "sdk" and has_sdk()
         lost = False
         for turn in range(CREATES):

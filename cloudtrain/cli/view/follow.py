@@ -187,7 +187,8 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
         backend = run.record.backend
         raise Unreachable(
             f"{run.run_id} cannot be cancelled yet: {backend} did not answer whether it has the job: {status.reason}",
-            f"the background watcher cancels it when {backend} answers; see cloudtrain show {run.run_id}",
+            f"correct the connection or the credentials: the background watcher cancels it when {backend} answers; where it "
+            f"never will, cloudtrain rm --here --force {run.run_id} removes the run from this machine, though a job may exist",
         )
     return (
         f"{run.run_id}  cancel requested; {run.record.backend} has not confirmed it after {wait_s:g} s"
