@@ -235,8 +235,8 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
     """Add trials to a sweep's budget.
 
     A sweep that has ended or was stopped continues, with the added trials and those of its budget that have not
-    run. It ends again at once where its goal was reached, its hours or USD are used, or more than max_failed trials
-    have failed twice. Each call adds N more. A sweep whose file limits only hours or USD is refused (exit code 2).
+    run. It ends again at once where its goal was reached, its hours or USD are used, more than max_failed trials
+    have failed twice, or no trial can have a result. Each call adds N more. A sweep whose file limits only hours or USD is refused (exit code 2).
     """
     sweep = _find(sweep_id)
     sweep.extend(trials)

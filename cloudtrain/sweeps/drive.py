@@ -24,7 +24,7 @@ from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import environment, watch_log, watcher
 from cloudtrain.runs.run import Run
-from cloudtrain.sweeps import standing
+from cloudtrain.sweeps import causes, standing
 from cloudtrain.sweeps.draw import draw
 from cloudtrain.sweeps.early_stop import EarlyStop
 from cloudtrain.sweeps.send import Trials
@@ -91,6 +91,10 @@ class Driver:
         counted = self.sweep.budget.hours is not None or self.sweep.budget.usd is not None
         spent = standing.spent(self.store, trials) if counted else Spent()
         end = standing.outcome(self.sweep, record, trials, spent, exhausted=self._drawn_out)
+        if record.state == "RUNNING" and (why := causes.find_common(self.sweep, trials, self.store)):
+            end = "FAILED", why
+        elif end and end[0] == "FAILED" and (broken := [trial for trial in trials if standing.failed(trial)]):
+            end = "FAILED", f"{end[1]}; trial {broken[-1].number}: {causes.describe(broken[-1], self.store)}"
         if end:
             self._cancel(live, f"the sweep has ended: {end[1]}" if end[0] != "CANCELLED" else end[1])
             if not live:
@@ -158,7 +162,7 @@ class Driver:
             and self.history.find(self.sweep_id).state == "RUNNING"
         ):
             repeated = any(other.retry_of == trial.number for other in trials)
-            if not repeated:
+            if not repeated and not causes.is_common(trial, self.store):
                 number = len(self.history.trials(self.sweep_id)) + 1
                 self.history.add_trial(
                     self.sweep_id, number, trial.params, trial.point, trial.target, retry_of=trial.number

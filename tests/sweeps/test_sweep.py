@@ -56,15 +56,39 @@ def test_a_job_file_with_a_sweep_in_it_and_a_goal(project: Path, census: Path):
 def test_a_failed_trial_is_repeated_once_and_too_many_end_the_sweep(start: Start, tmp_path: Path):
     sweep = start([0.2, -1, -2, 0.3], "max_failed: 1\nmax_parallel: 1")
     record = sweep.wait(5 * WAIT_S)
-    assert (record.state, record.reason) == ("FAILED", "2 trials failed twice (max_failed: 1)")
+    assert record.state == "FAILED"
+    assert re.fullmatch(
+        r"2 trials failed twice \(max_failed: 1\); trial \d: .*code 1 \(cloudtrain logs tune-\w+\)", record.reason
+    ), record.reason
     assert [(trial.params["lr"], trial.retry_of) for trial in sweep.trials][:3] == [(0.2, None), (-1, None), (-1, 2)]
     rates = [given["lr"] for given in starts(tmp_path)]
     assert rates.count(-1) == rates.count(-2) == 2 and rates.count(0.2) == 1
     assert sweep.best and sweep.best.params["lr"] in (0.2, 0.3)
     assert [sweep.rerun_failed(), sweep.rerun_failed()] == [2, 0], "the second call finds them repeated"
-    assert sweep.wait(5 * WAIT_S).reason == "2 trials failed twice (max_failed: 1)"
+    assert sweep.wait(5 * WAIT_S).reason.startswith("2 trials failed twice (max_failed: 1); trial ")
     again = [trial for trial in sweep.trials if trial.params["lr"] < 0][4:]
     assert [trial.state for trial in again] == [State.FAILED] * 2, "they were not cancelled for the failures before"
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (
+            "metric: {name: los}\nparameters: {lr: {values: [0.1, 0.2, 0.3]}}",
+            "trial 1 SUCCEEDED without the sweep's metric los; it reported loss: did you mean loss?",
+        ),
+        (
+            "metric: {name: loss}\nparameters: {lrr: {values: [0.1, 0.2, 0.3]}}",
+            "trial 1 failed, as every other would: train.py: error: unrecognized arguments: --lrr 0.1",
+        ),
+    ],
+    ids=["metric", "argument"],
+)
+def test_what_every_trial_would_meet_ends_the_sweep_at_the_first(project: Path, census: Path, keys: str, reason: str):
+    (project / "sweep.yaml").write_text(f"job: job.yaml\nmethod: grid\nmax_parallel: 1\n{keys}\n")
+    said = command(project, "sweep", "sweep.yaml", "--wait", code=1)
+    assert f"FAILED: {reason}" in said, said
+    assert len(Sweep.find().trials) == 1, "the others were not paid for"
 
 
 def test_a_trial_that_others_have_beaten_is_cancelled_with_the_reason(start: Start, tmp_path: Path):
