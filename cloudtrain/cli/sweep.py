@@ -236,7 +236,8 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
 
     A sweep that has ended or was stopped continues, with the added trials and those of its budget that have not
     run. It ends again at once where its goal was reached, its hours or USD are used, more than max_failed trials
-    have failed twice, or no trial can have a result. Each call adds N more. A sweep whose file limits only hours or USD is refused (exit code 2).
+    have failed twice, or no trial can have a result. Each call adds N more. A sweep whose file limits only hours or
+    USD is refused (exit code 2).
     """
     sweep = _find(sweep_id)
     sweep.extend(trials)
