@@ -55,7 +55,7 @@ def test_sizes_are_shown_and_nothing_is_deleted_without_a_yes(store: Store, cli)
 
 
 def test_a_host_that_cannot_be_reached_has_the_advice_to_delete_here(store: Store, cli, monkeypatch):
-    def unreachable(run, *, here):
+    def unreachable(run, **given):
         raise Unreachable("root@10.0.0.5 cannot be reached: Connection refused")
 
     monkeypatch.setattr(remove, "find_remains", unreachable)
