@@ -229,11 +229,14 @@ class NoCapacity(BackendError):
 class RunFailed(CloudtrainError):
     """The run ended in another state than SUCCEEDED.
 
-    Args:
+    Attributes:
         run_id: Id of the run.
         status: Its final status, with state, reason and exit code.
         why: The cause and the line that shows it, "" where none is known.
         advice: What to try, "" for nothing.
+        message: The run, its state, the reason and the cause in one text; `str(error)` is the same.
+        hint: What to try, and the command for the log.
+        exit_code: The exit code of `cloudtrain wait` for this run.
     """
 
     def __init__(self, run_id: str, status: Status, why: str = "", advice: str = "") -> None:
@@ -243,4 +246,6 @@ class RunFailed(CloudtrainError):
         )
         self.run_id = run_id
         self.status = status
+        self.why = why
+        self.advice = advice
         self.exit_code = status.cli_exit_code

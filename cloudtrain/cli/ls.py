@@ -13,7 +13,7 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.columns import find_column, format_cell
-from cloudtrain.job.units import format_count, format_number
+from cloudtrain.job.units import format_count, format_duration, format_number
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
@@ -190,9 +190,10 @@ def _print_rows(store: Store, rows: Sequence[Row], query: Query, as_json: bool) 
             styles=runs.STYLES,
         )
     else:
+        lasted = store.attempts_s([record.run_id for record in records])
         terminal.print_table(
             ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
-            [_row(record, losses.get(record.run_id)) for record in records],
+            [_row(record, losses.get(record.run_id), lasted.get(record.run_id)) for record in records],
             right=("exit", "age", "took", "loss"),
             styles=runs.STYLES,
             spare=("target", "backend", "took", "exit", "loss", "age"),
@@ -257,10 +258,10 @@ def _refresh_live(store: Store, records: Sequence[RunRecord]) -> None:
             terminal.note(f"  {format_count(len(others), 'more run')} at {target} not checked: {listed}")
 
 
-def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:
+def _row(record: RunRecord, loss: Summary | None, lasted_s: float | None) -> tuple[str, ...]:
     status = record.status
     code = "" if status.exit_code is None else str(status.exit_code)
-    took = runs.elapsed(status.started_at, status.ended_at) if status.started_at else ""
+    took = "" if lasted_s is None else format_duration(lasted_s)
     target = "attached" if record.attached else "" if record.target == record.backend else record.target
     last = format_number(loss.last) if loss else ""
     return record.run_id, str(status.state), code, runs.elapsed(record.created_at), took, last, record.backend, target

@@ -16,7 +16,9 @@ from cloudtrain.history.usage import UNITS
 from cloudtrain.job.units import format_duration, format_number
 
 Kind = Literal["text", "number", "value", "time", "seconds"]
-_TOOK = "round((julianday(coalesce(ended_at, 'now')) - julianday(started_at)) * 86400, 2)"
+# The time of its attempts, without the pauses between them.
+ATTEMPTS_S = "round(sum((julianday(coalesce(a.ended_at, 'now')) - julianday(a.started_at)) * 86400), 2)"
+_TOOK = f"(SELECT {ATTEMPTS_S} FROM attempts a WHERE a.run_id = runs.run_id)"
 # Who submitted a run (job/targets.py): of two labels the first by name.
 _USER = (
     "(SELECT text FROM run_values v WHERE v.run_id = runs.run_id AND v.name IN ('label.submitted_by', 'label.user')"

@@ -14,7 +14,8 @@ from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history import labelled
-from cloudtrain.history.database import Database
+from cloudtrain.history.columns import ATTEMPTS_S
+from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.file import repaired
 from cloudtrain.history.records import (
     ATTEMPTS,
@@ -142,6 +143,15 @@ class History:
                 "SELECT state, cursor FROM attempts WHERE attempt_id = ?", (attempt_id,)
             ).fetchone()
         return State(state), cursor
+
+    def attempts_s(self, run_ids: Sequence[str]) -> dict[str, float]:
+        """Return for how many seconds the attempts of each run ran, those until now included; without the others."""
+        query = (
+            f"SELECT a.run_id, {ATTEMPTS_S} FROM attempts a WHERE a.started_at IS NOT NULL"
+            f" AND a.run_id IN ({placeholders(run_ids)}) GROUP BY a.run_id"
+        )
+        with self.database.read() as db:
+            return dict(db.execute(query, tuple(run_ids)).fetchall())
 
     def metrics(self, run_id: str, name: str | None = None, rank: int | None = 0) -> list[MetricRow]:
         """Return the metric points of a run in the order in which they were logged; of all ranks for None.

@@ -24,6 +24,7 @@ from cloudtrain.history.usage import summarize as summarize_usage
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
+_ASKED_TO_STOP = (State.CANCELLED, State.PREEMPTED, State.TIMED_OUT)
 _FINAL = tuple(sorted(state.value for state in FINAL))
 UNSENT = "unsent"  # the event of an open attempt of which nothing was sent: no machine was reached
 UNASKED = "unasked"  # the same of a key's run: nothing is sent before its platforms have answered whether they have it
@@ -180,7 +181,7 @@ class Store(Leases):
                 db.execute(
                     "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?"
                     " WHERE run_id = ? AND identity = ?",
-                    (status.state.value, status.exit_code, status.reason, status.started_at, status.ended_at,
+                    (status.state.value, _code(status), status.reason, status.started_at, status.ended_at,
                      plan.run_id, identity),
                 )  # fmt: skip
                 db.execute(f"INSERT OR IGNORE INTO unread_runs SELECT run_id {mine}", (plan.run_id, identity))
@@ -202,7 +203,7 @@ class Store(Leases):
             db.execute(
                 "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = (SELECT min(started_at) FROM attempts a"
                 f" WHERE a.run_id = runs.run_id), ended_at = ? WHERE ({newest}) = ? AND substr(identity, 1, ?) = ?",
-                (status.state.value, status.exit_code, status.reason, status.ended_at, attempt_id, len(ATTACHED),
+                (status.state.value, _code(status), status.reason, status.ended_at, attempt_id, len(ATTACHED),
                  ATTACHED),
             )  # fmt: skip
 
@@ -391,6 +392,11 @@ def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None
     db.execute("DELETE FROM events WHERE attempt_id = ? AND node = ? AND seq <= ? AND kind = 'status'", old)
 
 
+def _code(status: Status) -> int | None:
+    """Return the script's own exit code: of an attempt that was asked to stop the code is the launcher's, or a signal's."""
+    return None if status.state in _ASKED_TO_STOP else status.exit_code
+
+
 def _status_columns(status: Status) -> tuple[Any, ...]:
     times = (status.started_at, status.ended_at)
-    return (status.state.value, status.exit_code, status.reason, *times, status.url, status.billable_s)
+    return (status.state.value, _code(status), status.reason, *times, status.url, status.billable_s)

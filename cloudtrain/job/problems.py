@@ -174,10 +174,15 @@ def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet:
     return message[:1].lower() + message[1:], ""
 
 
+SYNONYMS = {"tag": "labels", "tags": "labels"}  # other tools' words, which are spelt like a key of another meaning
+
+
 def nearest(text: str, names: Collection[str]) -> str:
     """Return the known word that is most like another, or the empty text."""
     from difflib import get_close_matches
 
+    if (meant := SYNONYMS.get(text)) and meant in names:
+        return meant
     return next(iter(get_close_matches(text, names, 1)), "")
 
 

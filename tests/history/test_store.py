@@ -74,6 +74,9 @@ def test_next_attempt_is_a_compare_and_swap(store, run):
     assert not store.next_attempt(plan(attempt=4), owner=ME)
     assert store.find(run).status.state is State.QUEUED
     assert [a.number for a in store.attempts(run)] == [1, 2]
+    assert store.attempts(run)[0].status.exit_code is None, (
+        "the code of a run that was asked to stop is not the script's"
+    )
 
 
 def test_a_cancelled_run_gets_no_attempt_unless_resumed(store, run):

@@ -127,6 +127,7 @@ def test_what_a_rule_sets_wins_over_set_and_over_options_from_python(project: Pa
             "policy.toml:2: rules.a.max_runtimes: is not known (did you mean max_runtime?)",
         ),
         ("[rules.a]\nbudget = 8", "max_cost"),
+        ("[rules.a]\ntags = 'x'", "rules.a.tags: is not known (did you mean labels?)"),
         ("[rules.a]\nbudget = 8", ", on, why, set"),
         ("[rules.a]\nspot = false", "policy.toml:2: rules.a.spot: can only be true"),
         ("[rules.a]\nmax_usd_per_hour = '5 USD'", "policy.toml:2: rules.a.max_usd_per_hour: is not such an amount"),

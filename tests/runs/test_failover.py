@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.cli.view.follow import Begun, begin
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from tests.runs.fleet import NAMES, Fleet, submit
@@ -44,6 +45,17 @@ def test_a_refusal_goes_on_to_the_next_at_once_and_ends_after_the_last(fleet, so
     fleet.look(run)
     assert places(run) == ["east", "west", "lab"]
     assert run.record.status.state is State.FAILED and "lab has no such machines" in run.record.status.reason
+
+
+def test_a_submit_names_the_target_that_refused_and_not_one_that_has_it(fleet, source, home, capsys):
+    fleet.refuses = {"east"}
+    run = submit(fleet, job_of(source), home)
+    begin(run.store, lambda: Begun(run, "submitted to"), follow=False, wait=False, on_interrupt="detach", as_json=False)
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{run.run_id}  was refused by east") and "another attempt follows on west" in err, out + err
+    fleet.look(run)
+    begin(run.store, lambda: Begun(run, "submitted to"), follow=False, wait=False, on_interrupt="detach", as_json=False)
+    assert capsys.readouterr().out.startswith(f"{run.run_id}  submitted to west")
 
 
 def test_a_second_round_begins_after_a_pause(fleet, source, home):

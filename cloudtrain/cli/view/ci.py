@@ -278,10 +278,11 @@ train:
     - {submit_command(job)}
   after_script:
     - if [ "$CI_JOB_STATUS" = canceled ]; then cloudtrain cancel --key "$COMMIT"; fi
-    - cloudtrain report -o report.html
+    - mkdir -p .cloudtrain-ci && echo '*' > .cloudtrain-ci/.gitignore   # no part of the source
+    - cloudtrain report -o .cloudtrain-ci/report.html
   artifacts:
     when: always
-    paths: [report.html]
+    paths: [.cloudtrain-ci/report.html]
 """
 
 

@@ -54,6 +54,8 @@ def begin(
 
                 waits = open_attempt.is_unsent(run.attempts[-1])
                 action = "waits for" if waits else "was sent to"
+            elif run.attempts[-1].handle is None and run.attempts[-1].status.state.final:
+                action = "was refused by"  # and its reason says where the next attempt goes
             _print_started(run, action, follow=follow, wait=wait, as_json=as_json)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
                 run.acknowledge()  # behind the flush: from here on the person knows the id
