@@ -53,8 +53,10 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 ## Tasks and data
 
 - **Pretraining** packs documents into blocks. `streaming: true` reads jsonl, csv, parquet, text files and hub datasets without keeping them in memory. It needs
-  `max_steps`. Each row is read by one rank, and each document tokenized by one. Byte ranges of a jsonl file are read at the same time. Row groups of
-  parquet, csv files and shards of hub datasets are read in turns. The ranks hand each other the rows: the order must be the same on any number of ranks.
+  `max_steps`. Each row is read by one rank, and each document tokenized by one. The ranks read at the same time: byte ranges of
+  jsonl, row groups of parquet, other files and shards of hub datasets, each rank one of them. They hand each other the rows in an order that is the same on any number of ranks.
+  Of what is not jsonl a rank reads 32 million characters before its turn. The other ranks wait for the rest of a longer row group, file or shard, and for a single csv or
+  .json file: use jsonl, or smaller row groups and files.
   A stream is shuffled by a buffer of `shuffle_buffer_size` documents; rows in it are in memory.
 - **Tokens are kept**, for all built-in tasks. From 32 MiB of text on, the ranks of a machine tokenize together, once, and keep the tokens in
   `~/.cache/cloudtrain/tokens`. The log has a progress bar. An interrupted start leaves its finished pieces to the next one. Later attempts and runs with the same text and tokenizer read the tokens

@@ -6,22 +6,19 @@ names, and the first of that order are held out: neither depends on the order in
 
 from __future__ import annotations
 
-import csv
 import glob
 import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import Unsupported
-from .json_rows import NotJson
+from .parts import parts_of, readable, shards_of
 from .row_copies import NEVER, Copies
 from .row_files import ENDINGS, LINES, TABLES, Columns, Document, Documents, FileRows, HubRows
-from .shared_reading import SharedReader
+from .shared_reading import Part, SharedReader
 
 STDLIB = "python-stdlib"
 NO_DATASET = "there is no --dataset and the job has no input named train"
@@ -76,7 +73,7 @@ def stream(
         reader: Hands rows from rank to rank; the iterator is collective then. None: this process reads all of them.
     """
     reader = reader or SharedReader()
-    found = (document for name in names for document in _streamed(name, columns, inputs, reader))
+    found = reader.documents((part for name in names for part in _streamed(name, columns, inputs)), columns)
     return shuffle(found, buffer, seed) if buffer > 1 else found
 
 
@@ -137,34 +134,25 @@ def _found(name: str, columns: Columns, inputs: Mapping[str, str], copied: Copie
     for file, key, in_folder in files:
         suffix = file.suffix.lower()
         if suffix in LINES | TABLES:
-            with _readable(file):
+            with readable(file):
                 yield FileRows(file, key, columns)
         elif suffix in ENDINGS:
-            with _readable(file):
+            with readable(file):
                 yield copied.rows(file, key, columns)
         elif whole := _whole(file, key, columns, in_folder):
             yield [whole]
 
 
-def _streamed(name: str, columns: Columns, inputs: Mapping[str, str], reader: SharedReader) -> Iterator[Document]:
-    """Yield the documents that a name stands for, as they are read."""
+def _streamed(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[Part]:
+    """Yield the parts of what a name stands for, and text files as documents."""
     files = _files_of(name, inputs)
     if files is None:
         rows, key = _hub(name, columns, lazily=True)
-        total = getattr(rows, "num_shards", 1)
-        shards = (
-            [partial(rows.shard, num_shards=total, index=index) for index in range(total)]
-            if total > 1
-            else [rows.__iter__]
-        )
-        for number, (at, read) in enumerate(reader.shards(shards, key, columns, key)):
-            yield Document(f"{key}#{number}", read, place=f"{key}:{at}")
+        yield from shards_of(rows, key)
         return
     for file, key, in_folder in files:
         if file.suffix.lower() in ENDINGS:
-            with _readable(file):
-                for number, (at, read) in enumerate(reader.texts(file, key, columns)):
-                    yield Document(f"{key}#{number}", read, place=f"{file}:{at}")
+            yield from parts_of(file, key)
         elif whole := _whole(file, key, columns, in_folder):
             yield whole
 
@@ -207,17 +195,6 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def _reader(file: Path) -> Callable[[], str]:
     return lambda: file.read_bytes().decode("utf-8", "replace")
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """Raise Unsupported, with the line where it is known, for a file that cannot be read."""
-    try:
-        yield
-    except NotJson as error:
-        raise Unsupported(f"{file}:{error.line}: {error}") from None
-    except (ValueError, csv.Error) as error:
-        raise Unsupported(f"{file} cannot be read: {error}") from None
 
 
 def _whole(file: Path, key: str, columns: Columns, in_folder: bool) -> Document | None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.entrypoints.training import ENTRYPOINTS
 
-from trainer.data import documents, shared_reading  # isort: skip
+from trainer.data import documents, parts, shared_reading  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
 from trainer.labels import IGNORED  # isort: skip
 from trainer.data.stream import StreamBatches, Texts  # isort: skip
@@ -174,22 +174,33 @@ def test_a_shuffled_stream_resumes_at_its_place_and_each_epoch_has_another_order
 
 
 RANKS = """
-import json, os, sys
+import json, os, sys, time
+from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import torch.distributed as dist
-from tests.entrypoints.trainer.data.test_stream import Letters, StreamBatches, Texts, documents, shared_reading, steps
+from tests.entrypoints.trainer.data.test_stream import Letters, StreamBatches, Texts, documents, parts, shared_reading, steps
 
 seen, reads = [], []
-shared_reading.RANGE, shared_reading.BATCH = 300, 10
+parts.RANGE, shared_reading.BATCH = 300, 10
+shared_reading.AHEAD = int(os.environ.get("AHEAD", shared_reading.AHEAD))
+together = int(os.environ.get("TOGETHER", 0))
 
 def noting(name):
-    made = getattr(shared_reading, name)
+    made = getattr(parts, name)
     def note(file, *rest):
-        reads.append([file.name, *rest])
+        reads.append([file.name, *rest][:2])
+        if together:  # so many parts are begun before one of them is read
+            begun = Path(sys.argv[3]).parent / "begun"
+            begun.mkdir(exist_ok=True)
+            (begun / "-".join(map(str, [file.name, *rest]))).touch()
+            deadline = time.monotonic() + 60
+            while len(list(begun.iterdir())) < together:
+                assert time.monotonic() < deadline, f"{file.name} is read alone"
+                time.sleep(0.01)
         return made(file, *rest)
-    setattr(shared_reading, name, note)
+    setattr(parts, name, note)
 
-for name in ("read_range", "_row_group", "numbered_rows"):
+for name in ("read_range", "row_group", "numbered_rows"):
     noting(name)
 
 class Counting(Letters):
@@ -215,11 +226,11 @@ os._exit(0)
 """
 
 
-def three_ranks(file: Path) -> list:
+def three_ranks(file: Path, **settings: str) -> list:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     script = file.parent.parent / "ranks.py"
     script.write_text(RANKS)
-    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | settings
     done = subprocess.run(
         [*command, str(script), str(ENTRYPOINTS), str(ENTRYPOINTS.parent), str(file)],
         env=env, capture_output=True, text=True, timeout=300, check=False,
@@ -245,7 +256,8 @@ def test_ranks_tokenize_a_stream_together(tmp_path: Path):
         assert all(learned[number][1] == place for _, learned, *_ in found)
 
 
-def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path):
+@pytest.mark.parametrize("ahead", ["150", "9999"])
+def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path, ahead: str):
     """Byte ranges of jsonl, row groups of parquet and whole csv files; a run resumes on another number of ranks."""
     import pyarrow
     import pyarrow.parquet
@@ -258,7 +270,8 @@ def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path
         (folder / name).write_text("text\n" + "".join(f'"{name}\n{number}"\n' for number in range(25)))
     table = pyarrow.table({"text": [f"p{number}" for number in range(50)]})
     pyarrow.parquet.write_table(table, folder / "c.parquet", row_group_size=15)
-    found = three_ranks(folder)
+    found = three_ranks(folder, AHEAD=ahead)
+    assert not any(error for _, _, error, _ in found)
     reads = [read for *_, part in found for read in part]
     size = (folder / "a.jsonl").stat().st_size
     assert sorted(reads, key=str) == sorted(
@@ -268,7 +281,7 @@ def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path
         key=str,
     ), "each part is read once"
     assert all(len([read for read in part if read[0] == "a.jsonl"]) > 1 for *_, part in found)
-    assert all(any(read[0] != "a.jsonl" for read in part) for *_, part in found)
+    assert all(len([read for read in part if read[0] != "a.jsonl"]) == 2 for *_, part in found)
     texts = Texts(lambda epoch: documents.stream([str(folder)], documents.Columns(), {}, 7, epoch), Letters(), 5)
     one = steps(StreamBatches(texts, 6, 1, 1, 0))
     assert len(one) == len(found[0][1]) > 20
@@ -280,12 +293,43 @@ def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path
     assert steps(resumed) == one[10:]
 
 
+def test_ranks_read_row_groups_and_files_at_the_same_time(tmp_path: Path):
+    """A read waits until three have begun: one of the row group, and two of files beside it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["p"] * 40}), folder / "a.parquet", row_group_size=40)
+    for name in ("b.csv", "c.csv"):
+        (folder / name).write_text("text\n" + "x\n" * 40)
+    found = three_ranks(folder, TOGETHER="3")
+    assert [error for _, _, error, _ in found] == ["", "", ""]
+    assert [part for *_, part in found] == [[["a.parquet", 0]], [["b.csv"]], [["c.csv"]]]
+
+
+def test_an_error_in_a_later_part_is_raised_behind_what_comes_before_it(tmp_path: Path):
+    """The row of a hub dataset is counted from its beginning, also where it was read before its turn."""
+    for name, text in (("a", "x\n" * 30), ("b", "x\n" * 30 + '"'), ("c", "")):
+        (tmp_path / f"{name}.csv").write_text("text\n" + text)
+    reader = shared_reading.SharedReader()
+    made = (part for name in "ab" for part in parts.parts_of(tmp_path / f"{name}.csv", name))
+    shards = [*made, parts.Shard("hub", "hub", lambda: iter([(1, {"text": "x"}), (2, {"other": "x"})]), relative=True)]
+    readings = [shared_reading._Reading(shard, documents.Columns()) for shard in shards]
+    for reading in readings:
+        reading.read_ahead()
+    assert [len(reading.ready) for reading in readings] == [1, 1, 0]
+    assert reader.ranks == 1 and readings[0].batch(0)[-1] == (31, "x")
+    with pytest.raises(Unsupported, match="hub:72: the row has no 'text'; it has: other"):
+        readings[2].batch(70)
+
+
 def test_byte_ranges_have_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": "ä" * (number % 7) + str(number)}, ensure_ascii=False) for number in range(40)]
     file.write_text("\ufeff" + "\n\n".join(lines[:20]) + "\r\n" + "\n".join(lines[20:]), newline="")
     for size in (1, 7, 16, 100, 10**6):
-        monkeypatch.setattr(shared_reading, "RANGE", size)
+        monkeypatch.setattr(parts, "RANGE", size)
         found = list(documents.stream([str(file)], documents.Columns(), {}))
         assert [document.read() for document in found] == [json.loads(line)["text"] for line in lines]
         assert [document.where for document in found] == [
