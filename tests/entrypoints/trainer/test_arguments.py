@@ -80,7 +80,6 @@ def test_all_problems_are_told_at_once():
         ("--task classify", "--task is one of causal-lm, chat, sequence-classification, dpo, or module:Class"),
         ("--task_args a=1", "--task_args works with your own task only, not with causal-lm"),
         ("--task a.b:C --task_args a", "--task_args takes name=value, not 'a'"),
-        ("--task a.b:C --use_peft --model gpt2", "add the adapter in the model()"),
         ("--task dpo --dpo_beta 0", "--dpo_beta must be above 0"),
         ("--optim sgd", "--optim is one of adamw_torch_fused, adamw_torch"),
         ("--report_to wandbb", "--report_to takes"),

@@ -200,3 +200,12 @@ def test_the_same_with_the_model_in_shards(tmp_path: Path, base: Path, name: str
     two = run(tmp_path / "two", base, name, 2, CLOUDTRAIN_PARALLELISM=json.dumps({"strategy": "fsdp"}))
     for mine, theirs in zip(results(two), results(one), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-4)
+
+
+def test_the_class_of_the_page_that_derives_from_task(tmp_path: Path, base: Path):
+    page = (Path(__file__).parents[4] / "docs" / "how" / "own-task.md").read_text()
+    (tmp_path / "lines.py").write_text(page.partition('```python title="lines.py"')[2].partition("```")[0])
+    args = ["--task", "lines:Lines", "--model", str(base / "run" / "model"), "--block_size", "8", "--max_steps", "3"]
+    done = train(tmp_path, [*args, "--learning_rate", "0.01", "--logging_steps", "1", "--sample_tokens", "2"])
+    losses = done.losses()
+    assert losses[3] < losses[1] and "samples" in tables(done)
