@@ -213,7 +213,13 @@ ELSEWHERE = (
 )
 
 
-@pytest.mark.parametrize("title", ELSEWHERE)
+# What its machines do otherwise than others: a folder of the platform that comes home, a restart. The rest is `long`.
+ON_VERTEX = ("A script that writes beside itself", "A script that knows how to resume")
+
+
+@pytest.mark.parametrize(
+    "title", [title if title in ON_VERTEX else pytest.param(title, marks=pytest.mark.long) for title in ELSEWHERE]
+)
 def test_a_case_on_vertex_local(title: str, project: Path, shared_home: Path):  # noqa: F811
     check(title, brought_home(title, project, "-t", "vertex-local", home=shared_home))
 

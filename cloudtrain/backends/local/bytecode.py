@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import sys
 from pathlib import Path
 
+from cloudtrain.source.bundle import runtime_files
 from cloudtrain.source.files import RESERVED
 
 
@@ -43,10 +45,15 @@ def _compile(runtime: Path, files: list[Path], target: Path) -> None:
     from py_compile import PycInvalidationMode, PyCompileError, compile
 
     partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    installed = dict(runtime_files())
     try:
         for file in files:
             relative = file.relative_to(runtime)
             compiled = partial / relative.parent / f"{relative.stem}.{sys.implementation.cache_tag}.pyc"
+            if known := _installed(file, installed.get(f"{RESERVED}/{relative.as_posix()}")):
+                compiled.parent.mkdir(parents=True, exist_ok=True)
+                compiled.write_bytes(known)
+                continue
             compile(str(file), str(compiled), doraise=True, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         partial.rename(target)
     except PyCompileError as error:
@@ -56,3 +63,24 @@ def _compile(runtime: Path, files: list[Path], target: Path) -> None:
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _installed(file: Path, installed: Path | None) -> bytes | None:
+    """Return the bytecode that pip or an import made of the same file of this installation; None where that is not current.
+
+    Its header has the time and size of the installed file; it becomes the hash of the source (PEP 552).
+    """
+    from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
+
+    try:
+        if installed is None or (text := file.read_bytes()) != installed.read_bytes():
+            return None
+        stat, data = installed.stat(), Path(cache_from_source(str(installed))).read_bytes()
+    except (OSError, NotImplementedError):
+        return None
+    made_of = (0, int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
+    if data[:16] != MAGIC_NUMBER + struct.pack("<3I", *made_of):
+        return None
+    return (
+        MAGIC_NUMBER + struct.pack("<I", 0b11) + source_hash(text) + data[16:]
+    )  # 0b11: checked against the source's hash

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,34 @@ def test_a_changed_module_is_never_run_from_old_bytecode(tmp_path, source):
     part.write_text("VALUE = 2\n")
     os.utime(part, ns=(at.st_atime_ns, at.st_mtime_ns))  # neither time nor size tell
     assert launch(source, "-B").stdout.startswith("2 ")
+
+
+def test_what_the_installation_has_compiled_is_not_compiled_again(tmp_path, source, monkeypatch):
+    """Of another text, or compiled before the installed file was last changed, nothing is taken over."""
+    installed = make(tmp_path / "installed")
+    names = ("node/part.py", "node/__init__.py")
+    monkeypatch.setattr(
+        bytecode, "runtime_files", lambda: [(f".cloudtrain/{name}", installed / ".cloudtrain" / name) for name in names]
+    )
+    compiled = Path(py_compile.compile(str(installed / ".cloudtrain" / "node" / "part.py")))
+    asked: list[str] = []
+    compile_file = py_compile.compile
+    monkeypatch.setattr(
+        py_compile,
+        "compile",
+        lambda file, *more, **named: asked.append(Path(file).name) or compile_file(file, *more, **named),
+    )
+    bytecode.link_bytecode(source, tmp_path / "cache")
+    assert asked == ["launch.py", "__init__.py"]
+    done = launch(source, "-v")
+    assert done.stdout.startswith("1 ") and f"matches {source}/.cloudtrain/node/part.py" in done.stderr
+    bytecode.link_bytecode(other := make(tmp_path / "other", "VALUE = 3\n"), tmp_path / "cache")
+    assert "part.py" in asked[2:] and launch(other).stdout.startswith("3 ")
+    asked.clear()
+    os.utime(installed / ".cloudtrain" / "node" / "part.py", (1, 1))
+    assert compiled.exists()
+    bytecode.link_bytecode(make(tmp_path / "later"), tmp_path / "cache-2")
+    assert "part.py" in asked
 
 
 def test_another_text_has_another_place(tmp_path, source):
