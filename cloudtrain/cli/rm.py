@@ -46,7 +46,7 @@ def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, force: bool, ye
     """Delete runs here, on hosts and platforms; not files in buckets.
 
     It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not
-    ended. Its log, metrics and row in the history are deleted too, and `cloudtrain costs` no longer counts it. It
+    ended. Its log, metrics and row in the history are deleted too; `cloudtrain costs` and budgets still count it. It
     keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. On
     local, SSH and Slurm without `output`, it deletes the run's checkpoints and models: copy them with `cloudtrain
     fetch` first. The id of an ended sweep, typed in full, deletes the sweep and the runs of its trials.
@@ -115,7 +115,7 @@ def delete(
     if (found or sweeps) and dry_run and not as_json:
         terminal.print_lines(sentence)
     if (found or sweeps) and not dry_run:
-        terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence + COSTS)
+        terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence)
     for run, remains in found:
         try:
             target = run.record.target or run.record.backend
@@ -138,7 +138,6 @@ def delete(
 
 MAY_EXIST = "warning: a job {job} may exist on {target}, and may cost money: look for it there and stop it there"
 HERE = "--here deletes only what is on this machine, and leaves the files there"
-COSTS = "; `cloudtrain costs` no longer counts deleted runs"
 
 
 def _print_remains(remains: Remains) -> None:

@@ -12,7 +12,7 @@ from cloudtrain.history import audit
 from cloudtrain.job.units import now
 from cloudtrain.nodes import removal
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import open_attempt, outcomes, output_audit, run_inputs
+from cloudtrain.runs import open_attempt, outcomes, output_audit, run_inputs, spend
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.run import Run
 
@@ -87,6 +87,8 @@ def remove(run: Run, *, here: bool = False, force: bool = False) -> str:
             removal.remove_run(run.store.home / name, run.run_id, stops=False)
     except OSError as error:
         raise DiskError(error.filename or run.store.home, error) from None
+    if not record.attached:
+        spend.keep(run.store, run.run_id)
     if not run.store.delete(run.run_id):
         raise BadRequest(f"{run.run_id} was resumed in the meantime")
     return left

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import TimeLimit
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
+from cloudtrain.history import deleted_spend
 from cloudtrain.job import targets, units
 from cloudtrain.runs import cap
 
@@ -52,6 +53,9 @@ class Share:
         if by == "user":
             return targets.submitter(self.labels) or NONE
         return self.labels.get(by.removeprefix("label."), NONE)
+
+
+_SHARE = tuple(each.name for each in fields(Share))
 
 
 @dataclass
@@ -118,9 +122,40 @@ def _limit(plan: Plan, home: Path) -> TimeLimit:
 def shares(store: Store, since: str = "", until: str = "") -> list[Share]:
     """Return what the attempts that were started since a time, and before another, have spent; blocking.
 
-    Times are ISO 8601, UTC; "" for no limit.
+    Attempts of deleted runs are among them. Times are ISO 8601, UTC; "" for no limit.
     """
-    return [share_of(attempt, store.home) for attempt in store.attempts_since(since, until)]
+    attempts = list(store.attempts_since(since, until))
+    known = {(attempt.run_id, attempt.number) for attempt in attempts}
+    deleted = [
+        _stored(row)
+        for row in deleted_spend.read(store.home)
+        if since <= row["created_at"] and (not until or row["created_at"] < until)
+        and (row["run_id"], row["attempt"]) not in known
+    ]  # fmt: skip
+    return [*(share_of(attempt, store.home) for attempt in attempts), *deleted]
+
+
+def keep(store: Store, run_id: str) -> None:
+    """Store what a run's attempts have spent beside the history, before the run is deleted; raises DiskError."""
+    rows = []
+    for attempt in store.attempts(run_id):
+        share = share_of(attempt, store.home)
+        if share.node_s:
+            rows.append({**asdict(share), "attempt": attempt.number, "created_at": attempt.created_at})
+    deleted_spend.append(store.home, rows)
+
+
+def total_of_deleted(home: Path, run_ids: Collection[str]) -> Sum:
+    """Return what deleted runs have spent together."""
+    found = Sum("")
+    for row in deleted_spend.read(home) if run_ids else ():
+        if row["run_id"] in run_ids:
+            found.add(_stored(row))
+    return found
+
+
+def _stored(row: Mapping[str, Any]) -> Share:
+    return Share(**{name: row[name] for name in _SHARE})
 
 
 def sums(shares: Iterable[Share], *by: str) -> list[Sum]:

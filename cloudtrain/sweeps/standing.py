@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.events import State
 from cloudtrain.history.trials import SweepRecord, TrialRecord
 from cloudtrain.job.units import format_count
-from cloudtrain.runs.spend import total
+from cloudtrain.runs.spend import total, total_of_deleted
 from cloudtrain.sweeps.draw import Past
 from cloudtrain.sweeps.file import Metric, SweepFile
 
@@ -40,7 +40,8 @@ def spent(store: Store, trials: Sequence[TrialRecord]) -> Spent:
         hours, usd = hours + used.node_s / 3600, usd + used.usd
         if not trial.ended and attempts:
             promised += max(0.0, float((attempts[-1].plan.at_most or {}).get("usd") or 0.0) - used.usd)
-    return Spent(hours, usd, promised)
+    deleted = total_of_deleted(store.home, {str(trial.run_id) for trial in trials if trial.deleted})
+    return Spent(hours + deleted.node_s / 3600, usd + deleted.usd, promised)
 
 
 def describe_spent(used: Spent) -> str:

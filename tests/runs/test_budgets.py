@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -14,8 +15,10 @@ from cloudtrain.cli import main
 from cloudtrain.cli.view import terminal
 from cloudtrain.errors import BadJob, BadRequest, OverBudget
 from cloudtrain.events import State
+from cloudtrain.history import deleted_spend
 from cloudtrain.job import configfile
 from cloudtrain.job.job import Job
+from cloudtrain.runs import remove
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
@@ -63,6 +66,24 @@ def test_at_100_percent_nothing_is_sent(submit):
         submit(BUDGET, 500.0, **NLP)
     assert "this machine only" in error.value.hint and "max_cost" in error.value.hint and error.value.exit_code == 2
     assert len(MemoryBackend.attempts) == 1, "only the run that had spent it"
+
+
+def test_a_deleted_run_still_counts_for_a_budget_and_for_costs(submit, capsys):
+    with pytest.raises(OverBudget):
+        submit(BUDGET, 500.0, **NLP)
+    (attempt,) = MemoryBackend.attempts
+    run = Run.find(attempt.removesuffix("-a1"))
+    remove.remove(run, here=True)
+    assert run.store.runs() == []
+    with pytest.raises(OverBudget, match=r"500\.00 USD are spent"):
+        submit(BUDGET, **NLP)
+    assert main(["costs", "--by", "label.team", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["key"], row["runs"], row["usd"]) == ("nlp", 1, 500.0)
+    deleted_spend.append(run.store.home, list(deleted_spend.read(run.store.home)))  # as an interrupted removal repeats
+    assert main(["costs", "--since", "2020-01-01", "--until", "2021-01-01"]) == 0
+    assert "no costs" in capsys.readouterr().out
+    assert main(["costs"]) == 0 and "500.00" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
