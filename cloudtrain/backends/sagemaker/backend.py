@@ -9,7 +9,6 @@ All other calls use boto3, because that SDK takes seconds to import. No local pr
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -30,9 +29,10 @@ from cloudtrain.backends.api import (
     Shell,
     TimeLimit,
 )
-from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
+from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker import (
     client,
+    described,
     ecr,
     fields,
     limits,
@@ -41,10 +41,11 @@ from cloudtrain.backends.sagemaker import (
     queue,
     request,
     status,
+    submission,
     types,
     upload,
 )
-from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable, before_sending
+from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -73,11 +74,10 @@ class SagemakerBackend:
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
-        # Job's name -> when it was last seen, and DescribeTrainingJob's answer without what is large.
-        self._known: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
+        self._jobs = described.DescribedJobs(self.aws)
         self._queue = queue.Queue(self.aws, self._options, workdir.parent / "sagemaker" / "batch")
         pause_s = 0.0 if options.get("endpoint") else 1 / listing.CALLS_PER_S
-        self._list = listing.JobList(self.aws, self._describe, lambda: time.sleep(pause_s))
+        self._list = listing.JobList(self.aws, self._jobs.describe, lambda: time.sleep(pause_s))
         account = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
         self.group, self.calls_per_s = f"sagemaker {'/'.join(account)}", listing.CALLS_PER_S
         self.logs_per_s = logs.NODES_PER_S
@@ -120,65 +120,8 @@ class SagemakerBackend:
             upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
         if self._options.get("queue"):
-            return self._submit_to_queue(plan.attempt_id, request)
-        try:
-            if client.choose_client(request, self._options)[0] == "sdk":
-                from cloudtrain.backends.sagemaker.huggingface_estimator import submit
-
-                return submit(self.aws, request)
-            return str(self.aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
-        except AwsError as error:
-            if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
-                return self._find_after_error(plan.attempt_id, request, error)
-            raise
-
-    def _submit_to_queue(self, attempt_id: str, request: Mapping[str, Any]) -> str:
-        """Send a request to the queue; return the ARN of the service job that holds it, also where its answer was lost."""
-        try:
-            return self._queue.submit(request)
-        except AwsError as error:
-            # A repeated request with the same client token is refused as ClientException.
-            if not (error.code == "ClientException" or error.resent or isinstance(error, Unreachable)):
-                raise
-            try:
-                job = self._queue.find(attempt_id)
-            except BackendError as lookup_error:
-                message = (
-                    f"{error.message}, and AWS Batch did not answer whether it has the job: {lookup_error.message}"
-                )
-                if error.code == "ClientException" and not error.resent:  # a refusal: no queue of this name, say
-                    raise error from None
-                raise AwsUnreachable(message, lookup_error.hint, error.code) from None
-            if job is None and (error.resent or "token" in error.message.lower()):
-                message = f"the queue has a job {attempt_id}, but does not list it yet"
-                raise AwsUnreachable(message, "", error.code) from None
-            if job is None:
-                raise
-            if json.loads(job["serviceRequestPayload"])["HyperParameters"] != request["HyperParameters"]:
-                message = f"the queue has a job {attempt_id} already, with different contents"
-                raise AwsError(message, "submit again: the new run gets another name") from None
-            return str(job["jobArn"])
-
-    def _find_after_error(self, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:
-        """Return the ARN of the job that a lost or repeated request created; raises AwsError where there is none.
-
-        An error is a refusal only if no earlier try of the same request has created the job.
-        """
-        try:
-            job = self._describe(attempt_id)
-        except BackendError as lookup_error:
-            message = error.message
-            if lookup_error.message != error.message:
-                message += f", and SageMaker did not answer whether it has the job: {lookup_error.message}"
-            raise AwsUnreachable(message, lookup_error.hint, error.code) from None
-        if job is None and error.code == "ResourceInUse":
-            raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not describe it yet", "", error.code)
-        if job is None:
-            raise error
-        if job.get("HyperParameters") != request["HyperParameters"]:
-            message = f"there is a training job {attempt_id} already, with different contents"
-            raise AwsError(message, "submit again: the new run gets another name") from None
-        return str(job["TrainingJobArn"])
+            return submission.submit_to_queue(self._queue, plan.attempt_id, request)
+        return submission.submit_job(self.aws, self._jobs, plan.attempt_id, request, self._options)
 
     def _check_account(self) -> None:
         pinned = self._options.get("account")
@@ -200,7 +143,7 @@ class SagemakerBackend:
             if found is None:
                 self._check_account()
             return str(found["jobArn"]) if found else None
-        job = self._describe(attempt_id)
+        job = self._jobs.describe(attempt_id)
         if job is None:  # in another account "not found" would mean nothing
             self._check_account()
             self._check_account_is(str(self._options.get("role") or "").split(":")[4:5])
@@ -235,24 +178,13 @@ class SagemakerBackend:
         handles = [*(handle for handle in handles if handle not in waiting), *training]
         if not handles:
             return {handle: queue.parse_status(job, None) for handle, job in live.items()}
-        listed = self._listed(handles)
+        listed = self._list.statuses(set(handles))
+        self._jobs.keep_listed(handles, listed)
         for handle, job in live.items():
             arn = queue.training_job(job)
             if arn is None or arn in listed:
                 listed[handle] = queue.parse_status(job, listed.pop(arn, None) if arn else None)
         return listed
-
-    def _listed(self, handles: Sequence[str]) -> dict[str, Status]:
-        """Return the statuses of training jobs that the list shows."""
-        found = self._list.statuses(set(handles))
-        names = {handle.rpartition("/")[2]: handle for handle in handles}
-        for name, (seen_at, job) in list(self._known.items()):
-            if name not in names:
-                if time.monotonic() - seen_at > listing.FORGET_S:
-                    self._known.pop(name, None)
-            elif (listed := found.get(names[name])) and job and status.parse_status(job).state is listed.state:
-                self._known[name] = time.monotonic(), job
-        return found
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         if queue.is_service_job(handle):
@@ -422,7 +354,7 @@ class SagemakerBackend:
         arn = status.ARN.fullmatch(handle)
         if arn is None:
             return None
-        job = self._describe(arn["name"])
+        job = self._jobs.describe(arn["name"])
         return job if job and job["TrainingJobArn"] == handle else None
 
     def _recent_job(self, handle: str, positions: Sequence[Position] | None) -> Mapping[str, Any] | None:
@@ -430,25 +362,11 @@ class SagemakerBackend:
 
         Who watches asks once in `poll_s`, and may read the log just before that.
         """
-        seen_at, job = self._known.get(handle.rpartition("/")[2], (-math.inf, None))
-        if job is None or job["TrainingJobArn"] != handle or time.monotonic() - seen_at >= 2 * self.poll_s:
-            return self._job(handle)
-        running = not status.parse_status(job).state.final
-        if running and positions and all(position.ended for position in positions):
+        job = self._jobs.recent(handle, 2 * self.poll_s)
+        running = job is not None and not status.parse_status(job).state.final
+        if job is None or (running and positions and all(position.ended for position in positions)):
             return self._job(handle)
         return job
-
-    def _describe(self, name: str) -> Mapping[str, Any] | None:
-        try:
-            job = dict(self.aws.call("sagemaker", "describe_training_job", TrainingJobName=name))
-            small = {key: value for key, value in job.items() if key not in ("HyperParameters", "Environment")}
-            self._known[name] = time.monotonic(), small
-            return job
-        except AwsError as error:
-            # "Requested resource not found" comes as ValidationException, the code of every malformed request too.
-            if error.code == "ResourceNotFound" or (error.code == "ValidationException" and "not found" in str(error)):
-                return None
-            raise
 
 
 def estimator(plan: Plan) -> Any:

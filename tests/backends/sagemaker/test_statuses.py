@@ -121,7 +121,7 @@ def test_jobs_that_a_call_does_not_ask_for_are_remembered(simulator: Simulator, 
 def test_pages_are_read_at_the_rate_that_aws_allows(simulator: Simulator, backend: SagemakerBackend, monkeypatch):  # noqa: F811
     monkeypatch.setattr(listing, "PAGE", 3)
     waits: list[int] = []
-    jobs = listing.JobList(backend.aws, backend._describe, lambda: waits.append(len(waits)))
+    jobs = listing.JobList(backend.aws, backend._jobs.describe, lambda: waits.append(len(waits)))
     handles = create(simulator, *(f"many-{n}" for n in range(12)))
     assert calls_of(simulator, lambda: jobs.statuses(handles)).count("ListTrainingJobs") == 4 and len(waits) == 3
     monkeypatch.setattr(listing, "PAGES", 1)
@@ -174,7 +174,7 @@ def test_what_is_half_written_is_read_again(simulator: Simulator, backend: Sagem
     monkeypatch.undo()
     job._transition("Uploading", "")
     answers = [old]
-    monkeypatch.setattr(backend._list, "_describe", lambda name: answers.pop() if answers else backend._describe(name))
+    monkeypatch.setattr(backend._list, "_describe", lambda name: answers.pop() if answers else backend._jobs.describe(name))
     first, second = (backend.statuses([handle])[handle] for _ in range(2))
     assert first.state is State.STARTING and second == backend.status(handle), (
         "an answer older than the list is not kept"

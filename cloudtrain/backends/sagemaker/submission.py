@@ -1,0 +1,79 @@
+"""Send a training job, to SageMaker or to a queue of AWS Batch, and find it where the answer was lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
+from cloudtrain.backends.sagemaker import client
+from cloudtrain.errors import BackendError, Unreachable
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.sagemaker.described import DescribedJobs
+    from cloudtrain.backends.sagemaker.queue import Queue
+
+
+def submit_job(
+    aws: Aws, jobs: DescribedJobs, attempt_id: str, request: Mapping[str, Any], options: Mapping[str, Any]
+) -> str:
+    """Send a request to SageMaker; return the ARN of its job, also where the answer was lost."""
+    try:
+        if client.choose_client(request, options)[0] == "sdk":
+            from cloudtrain.backends.sagemaker.huggingface_estimator import submit
+
+            return submit(aws, request)
+        return str(aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
+    except AwsError as error:
+        if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
+            return _find_after_error(jobs, attempt_id, request, error)
+        raise
+
+
+def _find_after_error(jobs: DescribedJobs, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:
+    """Return the ARN of the job that a lost or repeated request created; raises AwsError where there is none.
+
+    An error is a refusal only if no earlier try of the same request has created the job.
+    """
+    try:
+        job = jobs.describe(attempt_id)
+    except BackendError as lookup_error:
+        message = error.message
+        if lookup_error.message != error.message:
+            message += f", and SageMaker did not answer whether it has the job: {lookup_error.message}"
+        raise AwsUnreachable(message, lookup_error.hint, error.code) from None
+    if job is None and error.code == "ResourceInUse":
+        raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not describe it yet", "", error.code)
+    if job is None:
+        raise error
+    if job.get("HyperParameters") != request["HyperParameters"]:
+        message = f"there is a training job {attempt_id} already, with different contents"
+        raise AwsError(message, "submit again: the new run gets another name") from None
+    return str(job["TrainingJobArn"])
+
+
+def submit_to_queue(queue: Queue, attempt_id: str, request: Mapping[str, Any]) -> str:
+    """Send a request to the queue; return the ARN of the service job that holds it, also where its answer was lost."""
+    try:
+        return queue.submit(request)
+    except AwsError as error:
+        # A repeated request with the same client token is refused as ClientException.
+        if not (error.code == "ClientException" or error.resent or isinstance(error, Unreachable)):
+            raise
+        try:
+            job = queue.find(attempt_id)
+        except BackendError as lookup_error:
+            message = f"{error.message}, and AWS Batch did not answer whether it has the job: {lookup_error.message}"
+            if error.code == "ClientException" and not error.resent:  # a refusal: no queue of this name, say
+                raise error from None
+            raise AwsUnreachable(message, lookup_error.hint, error.code) from None
+        if job is None and (error.resent or "token" in error.message.lower()):
+            message = f"the queue has a job {attempt_id}, but does not list it yet"
+            raise AwsUnreachable(message, "", error.code) from None
+        if job is None:
+            raise
+        if json.loads(job["serviceRequestPayload"])["HyperParameters"] != request["HyperParameters"]:
+            message = f"the queue has a job {attempt_id} already, with different contents"
+            raise AwsError(message, "submit again: the new run gets another name") from None
+        return str(job["jobArn"])
