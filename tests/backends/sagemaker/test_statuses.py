@@ -174,7 +174,9 @@ def test_what_is_half_written_is_read_again(simulator: Simulator, backend: Sagem
     monkeypatch.undo()
     job._transition("Uploading", "")
     answers = [old]
-    monkeypatch.setattr(backend._list, "_describe", lambda name: answers.pop() if answers else backend._jobs.describe(name))
+    monkeypatch.setattr(
+        backend._list, "_describe", lambda name: answers.pop() if answers else backend._jobs.describe(name)
+    )
     first, second = (backend.statuses([handle])[handle] for _ in range(2))
     assert first.state is State.STARTING and second == backend.status(handle), (
         "an answer older than the list is not kept"
