@@ -103,7 +103,7 @@ class DistributedTraining:
                 `labels`. An `IterableDataset` yields such samples in the same order every time, and needs `max_steps`;
                 each rank reads its own shards where `num_shards` or `get_worker_info()` gives some.
                 A text is the address (s3://, gs://, a path on the nodes) of a folder that `save_to_disk` of the library
-                `datasets` wrote: data of any size. `{"samples": n, "features": m}` is synthetic data of that size.
+                `datasets` wrote. Data may have any size. `{"samples": n, "features": m}` is synthetic data of that size.
             nodes: how many nodes train.
             use_gpus: the accelerators of a node ("A100:8"); True is one.
             epochs: passes over the data.

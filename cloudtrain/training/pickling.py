@@ -1,26 +1,28 @@
 """Pickle a model and the user's functions: modules of the user's own by value, parameters as references to files.
 
 A model's parameters are written tensor by tensor beside the pickle (shipping.py). On a rank they are on the meta device
-until the strategy reads this rank's part of each (entrypoints/trainer/in_memory_model.py).
+until the strategy reads this rank's part of each (entrypoints/trainer/in_memory_model.py). Large tensors and arrays of
+anything else are files too, which a rank maps (parts_pickler.py).
 """
 
 from __future__ import annotations
 
-import io
+import errno
 import os
 import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.source.node_code import PACKAGE, module
 
-MAX_BYTES = 1 << 30  # of a pickle without its parameters: every rank holds all of it
-HINT = "save the data to a bucket (save_to_disk of `datasets`) and pass its URI, or write a job with `inputs`"
+MAX_WITH_LISTS = 1 << 24  # bytes of a pickle that has lists of samples; of a larger one each sample is read by itself
+DATA = ("data", "eval_data")
 
 
 def stored_parameters(model: Any) -> tuple[dict[str, Any], str]:
@@ -43,54 +45,65 @@ def stored_parameters(model: Any) -> tuple[dict[str, Any], str]:
     return parameters, ""
 
 
-def dump(parts: Mapping[str, Any], stream: IO[bytes], stored: Mapping[str, Any], max_bytes: int) -> None:
-    """Pickle the parts; of the stored parameters only name, shape and type. Tensors come from the CPU.
+def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> int:
+    """Pickle the parts; return how many bytes of the pickle each rank holds in memory.
+
+    Args:
+        parts: what is pickled, by name.
+        folder: where `parts.pkl` is written, and beside it the memory of large tensors and arrays.
+        stored: parameters of the model, by name, of which only name, shape and type are pickled.
 
     Raises:
-        BadRequest: the pickle is too large, or a part cannot be pickled.
+        BadRequest: a part cannot be pickled.
     """
-    import cloudpickle
+    from cloudtrain.training.parts_pickler import BesideFiles, PartsPickler, lists_of_samples
+
+    path, whole = folder / "parts.pkl", _pickled_parameters(parts.get("model"), stored)
+    lists = {key: each for name in DATA for key, each in lists_of_samples(parts.get(name)).items()}
+    limit = MAX_WITH_LISTS + sum(whole.values()) if lists else None
+    with _own_modules_by_value():
+        while True:
+            files = BesideFiles(folder, stored, frozenset(whole), lists if limit is None else {})
+            try:
+                with open(path, "wb") as stream:
+                    PartsPickler(_Bounded(stream, limit), files).dump(parts)
+                    files.arrays.close()
+                return path.stat().st_size - sum(whole.values())
+            except _TooLarge:
+                limit = None
+            except BadRequest:
+                raise
+            except Exception as error:  # whatever an object's own __reduce__ raises
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+                files.discard()
+                raise BadRequest(f"{_culprit(parts, folder, stored)} cannot be pickled: {reason}") from error
+            files.discard()
+
+
+def _pickled_parameters(model: Any, stored: Mapping[str, Any]) -> dict[int, int]:
+    """Return the sizes of the parameters that are pickled with their values, by the address of their memory."""
     import torch
 
-    names = {id(parameter): name for name, parameter in stored.items()}
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def persistent_id(self, obj: Any) -> Any:
-            if (name := names.get(id(obj))) is None:
-                return None
-            return name, tuple(obj.shape), obj.dtype, obj.requires_grad
-
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
-                return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(4)  # type: ignore[no-untyped-call]
-            if isinstance(
-                obj, io.TextIOWrapper | io.BufferedReader | io.BufferedWriter | io.BufferedRandom | io.FileIO
-            ):
-                raise BadRequest(
-                    f"an open file ({obj.name}) cannot be sent to the nodes",
-                    "open it where it is read: in __getitem__, __iter__ or the function itself",
-                )
-            return super().reducer_override(obj)
-
-    with _own_modules_by_value():
-        try:
-            Pickler(_Bounded(stream, max_bytes)).dump(parts)
-        except BadRequest:
-            raise
-        except Exception as error:  # whatever an object's own __reduce__ raises
-            reason = f"{type(error).__name__}: {error}"
-            raise BadRequest(f"{_culprit(parts)} cannot be pickled: {reason}") from error
+    if model is None or stored:
+        return {}
+    own = [each for each in model.parameters() if each.layout == torch.strided]
+    return {each.untyped_storage().data_ptr(): each.nbytes for each in own}
 
 
-def _culprit(parts: Mapping[str, Any]) -> str:
+def _culprit(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> str:
     """Return which part cannot be pickled, and which attribute of it."""
-    import cloudpickle
+    from cloudtrain.training.parts_pickler import BesideFiles, PartsPickler
 
     def fails(obj: Any) -> bool:
+        files = BesideFiles(folder, stored, frozenset(), {})
         try:
-            cloudpickle.Pickler(_Nowhere()).dump(obj)
+            PartsPickler(_Nowhere(), files).dump(obj)
         except Exception:
             return True
+        finally:
+            files.discard()
         return False
 
     for name, part in parts.items():
@@ -105,16 +118,21 @@ class _Nowhere:
         return memoryview(piece).nbytes
 
 
-class _Bounded:
-    """A file to write to that refuses to grow beyond what may be sent."""
+class _TooLarge(Exception):
+    """The pickle is larger than its limit."""
 
-    def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
-        self.stream, self.left = stream, max_bytes
+
+class _Bounded:
+    """A file to write to that may have a limit."""
+
+    def __init__(self, stream: IO[bytes], limit: int | None) -> None:
+        self.stream, self.left = stream, limit
 
     def write(self, piece: Any) -> int:
-        self.left -= memoryview(piece).nbytes
-        if self.left < 0:
-            raise BadRequest(f"the data is over {MAX_BYTES >> 20:,} MiB, and every rank would hold a copy", HINT)
+        if self.left is not None:
+            self.left -= memoryview(piece).nbytes
+            if self.left < 0:
+                raise _TooLarge
         return self.stream.write(piece)
 
 

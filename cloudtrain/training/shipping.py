@@ -3,6 +3,7 @@
 A transformers model that its configuration makes again, and a `datasets.Dataset`, are saved as files of their own kinds.
 Of any other model the parameters are written as safetensors, tensor by tensor, and the rest is pickled on the user's machine,
 with the classes of the script, notebook and own modules in it (pickling.py; entrypoints/trainer/pickled.py reads it).
+Large tensors and arrays of data are files beside the pickle, which a rank maps.
 What comes back is safetensors: nothing that a node wrote is unpickled.
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 LARGE_BYTES = 1 << 30  # of what is sent: more gets a line, every node receives its own copy
+HELD_BYTES = 1 << 28  # of what each rank holds in memory: more gets a line
 MAX_SYNTHETIC = 1 << 32  # of made-up numbers, which every rank holds in memory
 HIDDEN = 64  # width of a synthetic model
 
@@ -85,7 +87,7 @@ def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[s
 
     shipped = folder / "shipped"
     shipped.mkdir()
-    notes, stored, whole_bytes = [], dict[str, Any](), 0
+    notes, stored = [], dict[str, Any]()
     rest = {name: part for name, part in parts.items() if part is not None}
     try:
         if rebuilds(model):
@@ -96,18 +98,24 @@ def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[s
             rest["model"] = model
             stored, reason = pickling.stored_parameters(model)
             if reason:
-                whole_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
                 notes.append(f"each rank loads the whole model: {reason}")
             else:
                 _write_parameters(shipped / "weights", stored)
         for name, data in datasets.items():
-            if type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk"):
+            if (
+                type(data).__module__.startswith("datasets.")
+                and hasattr(data, "save_to_disk")
+                and not _transforms(data)
+            ):
                 data.save_to_disk(shipped / name)
             elif data is not None:
                 rest[name] = data
         if rest:
-            with open(shipped / "parts.pkl", "wb") as stream:
-                pickling.dump(rest, stream, stored, pickling.MAX_BYTES + whole_bytes)
+            if (held := pickling.dump(rest, shipped, stored)) > HELD_BYTES:
+                notes.append(
+                    f"each rank holds {held / 1e9:,.1f} GB of objects in memory, such as texts: tensors, arrays and "
+                    "lists of samples are read from files instead"
+                )
             shutil.copytree(
                 Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
             )
@@ -117,6 +125,11 @@ def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[s
     if size > LARGE_BYTES:
         notes.append(f"model and data take {size / 1e9:,.1f} GB of the bundle, of which every node receives a copy")
     return notes
+
+
+def _transforms(data: Any) -> bool:
+    """Return whether a dataset of the library `datasets` has a function of the user's, which its files cannot have."""
+    return "transform" in data.format["format_kwargs"]
 
 
 def rebuilds(model: Any) -> bool:

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import json
-import pickle
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-from torch import nn
 
 from . import collectives, pretrained
+from .data.mapped import Files, PartsUnpickler
 from .weights import Recorder, Weights
 
 
-def unpickled(stream: IO[bytes], weights: Path, seed: int) -> dict[str, Any]:
+def unpickled(folder: Path, seed: int) -> dict[str, Any]:
     """Return what was pickled, by name; the model has its parameters on the meta device and their values in `weights`.
 
     The pickle was made on the user's machine and belongs to the job's source.
     """
-    parts: dict[str, Any] = _Unpickler(stream).load()
-    if weights.is_dir():
+    with open(folder / "parts.pkl", "rb") as stream:
+        parts: dict[str, Any] = PartsUnpickler(stream, Files(folder)).load()
+    if (weights := folder / "weights").is_dir():
         model, files = parts["model"], pretrained.find(str(weights))
         stored = {id(parameter): partial(files.slice, name) for name, parameter in model.named_parameters()}
         model.initial_weights = Weights.of(model, Recorder(), seed, stored)
     return parts
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes the parameters that the pickle refers to, without values; each once."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__(stream)
-        self._made: dict[str, nn.Parameter] = {}
-
-    def persistent_load(self, pid: tuple[str, tuple[int, ...], torch.dtype, bool]) -> nn.Parameter:
-        name, shape, dtype, learns = pid
-        if name not in self._made:
-            self._made[name] = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), learns)
-        return self._made[name]
 
 
 def outlined(folder: Path, frozen: Path, seed: int) -> Any:

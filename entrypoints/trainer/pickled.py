@@ -3,10 +3,11 @@
     shipped/model/      a transformers model as save_pretrained wrote it; frozen.json names what is not trained
     shipped/weights/    the parameters of any other model, safetensors
     shipped/data/       a dataset of the library datasets as save_to_disk wrote it; eval_data/ likewise
+    shipped/arrays/     the memory of large tensors and arrays of what is in parts.pkl; tables/ and lists/ likewise
     shipped/parts.pkl   everything else, by cloudpickle: module, datasets, loss, optimizer, collate, communication hook
     cloudpickle/        the very version that wrote it
 
-Data that is too large to be sent is the job's input `data`, a folder that save_to_disk wrote. The training is train.py's.
+Data that is not sent is the job's input `data`, a folder that save_to_disk wrote. The training is train.py's.
 
 A pickle is code. This one was made on the user's own machine and belongs to the source of the job, as a script does;
 its digest is part of the bundle's. What goes back is safetensors alone.
@@ -58,8 +59,7 @@ def unpacked(folder: Path, arguments: InMemoryArguments, inputs: Mapping[str, st
                 f"the model was pickled with Python {arguments.python}, but this node runs {here}: use the same version on both"
             )
         sys.path.insert(0, str(folder.parent))  # where cloudpickle lies
-        with open(folder / "parts.pkl", "rb") as stream:
-            parts = in_memory_model.unpickled(stream, folder / "weights", arguments.seed)
+        parts = in_memory_model.unpickled(folder, arguments.seed)
     if (folder / "model").is_dir():
         parts["model"] = in_memory_model.outlined(folder / "model", folder / "frozen.json", arguments.seed)
     for name in ("data", "eval_data"):
