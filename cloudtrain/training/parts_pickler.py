@@ -17,7 +17,6 @@ from typing import Any
 
 import cloudpickle
 import numpy
-import torch
 from numpy.lib.array_utils import byte_bounds
 
 from cloudtrain.errors import BadRequest
@@ -64,6 +63,8 @@ class PartsPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles to a stream, and to the files beside it."""
 
     def __init__(self, stream: Any, files: BesideFiles) -> None:
+        import torch
+
         super().__init__(stream)
         self._files = files
         self._made: dict[int, int] = {}  # the number of each reference, by the `id` of its object
@@ -97,6 +98,8 @@ class PartsPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reference
 
     def reducer_override(self, obj: Any) -> Any:
+        import torch
+
         if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(4)  # type: ignore[no-untyped-call]
         if isinstance(obj, _FILES):
@@ -106,7 +109,9 @@ class PartsPickler(cloudpickle.Pickler):  # type: ignore[misc]
             )
         return super().reducer_override(obj)
 
-    def _tensor(self, obj: torch.Tensor) -> Any:
+    def _tensor(self, obj: Any) -> Any:
+        import torch
+
         if obj.layout is not torch.strided or obj.is_nested or obj.is_quantized or obj.is_meta:
             return None
         if obj.is_conj() or obj.is_neg() or vars(obj) or obj._backward_hooks:
