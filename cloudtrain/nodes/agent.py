@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.nodes import bundles
-from cloudtrain.nodes.files import AnyPath, expand_path, make_folders, read, read_texts, token, walk, write
+from cloudtrain.nodes.files import AnyPath, digests, expand_path, make_folders, read, read_texts, token, walk, write
 from cloudtrain.nodes.removal import measure, remove_run, stop_and_wait
 from cloudtrain.nodes.supervisor import (
     FINAL,
@@ -197,6 +197,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "read": read,
     "write": write,
     "walk": walk,
+    "digests": digests,
     "folders": make_folders,
     "texts": read_texts,
     "command": run_command,

@@ -70,6 +70,23 @@ def walk(path: AnyPath) -> list[list[Any]]:
     return entries
 
 
+def digests(folder: AnyPath, paths: Sequence[str]) -> list[str]:
+    """Return the SHA-256 of files below a folder; "" for one that cannot be read, as it was removed meanwhile."""
+    import hashlib  # only here: agents start faster without
+
+    top, found = expand_path(folder), []
+    for path in paths:
+        digest = hashlib.sha256()
+        try:
+            with open(top / path, "rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+            found.append(digest.hexdigest())
+        except OSError:
+            found.append("")
+    return found
+
+
 def read_texts(folder: AnyPath, patterns: Sequence[str], limit: int = 1 << 20) -> dict[str, str]:
     """Return the text of files that match patterns such as node-*/status.json, by relative path; long ones: the end."""
     top, contents = expand_path(folder), {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.nodes import event_loop
@@ -156,40 +156,59 @@ def _make_identity() -> str:
     return (certificate.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)).decode()
 
 
+class Entry(NamedTuple):
+    """A file or link below a folder of a machine."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    mode: int
+    target: str  # of a link; "" for a file
+
+
 def download_folder(agent: Agent, folder: str, into: Path) -> None:
     """Download a machine's folder, links as links; blocking. Files with the same size and time are skipped.
 
     Raises BackendError, also for a file name that would lead out of `into`.
     """
-    entries = agent.ask("walk", path=folder, timeout_s=SEND_S).value
-    links = {path: target for path, _, _, _, target in entries if target}
-    for path in (path for path, *_ in entries):
+    download_entries(agent, folder, into, [(entry, entry.path) for entry in list_entries(agent, folder)])
+
+
+def list_entries(agent: Agent, folder: str) -> list[Entry]:
+    """List the files and links below a machine's folder; raises BackendError for a name that would lead out of it."""
+    entries = [Entry(*fields) for fields in agent.ask("walk", path=folder, timeout_s=SEND_S).value]
+    for path, *_ in entries:
         if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
             raise BackendError(f"{agent.label} has a file {path!r}, outside of the run's folder: nothing is copied")
-    files = [(path, size, mtime, mode) for path, size, mtime, mode, target in entries if not target]
-    if files or links:
+    return entries
+
+
+def download_entries(agent: Agent, folder: str, into: Path, placed: Sequence[tuple[Entry, str]]) -> None:
+    """Download some of what `list_entries` returned, each to its name below `into`; blocking. Raises BackendError."""
+    links = {entry.path: entry.target for entry, _ in placed if entry.target}
+    files = [(entry, into / name) for entry, name in placed if not entry.target]
+    if placed:
         into.mkdir(parents=True, exist_ok=True)
-    wanted = [file for file in files if not _is_unchanged(into / file[0], file[1], file[2])]
-    answers = _read_files(agent, folder, [(path, size) for path, size, _, _ in wanted])
-    for path, size, mtime, mode in wanted:
-        local_path = into / path
+    wanted = [(entry, path) for entry, path in files if not _is_unchanged(path, entry.size, entry.mtime_ns)]
+    answers = _read_files(agent, folder, [(entry.path, entry.size) for entry, _ in wanted])
+    for entry, local_path in wanted:
         local_path.parent.mkdir(parents=True, exist_ok=True)
         partial = local_path.with_name(f".{local_path.name}.{os.getpid()}")
         with open(partial, "wb") as file:
-            while (missing := size - file.tell()) > 0:
+            while (missing := entry.size - file.tell()) > 0:
                 piece = next(answers)
                 if not piece:
                     break  # it became shorter meanwhile
                 file.write(piece[:missing])
-        partial.chmod(mode)
-        os.utime(partial, ns=(mtime, mtime))
+        partial.chmod(entry.mode)
+        os.utime(partial, ns=(entry.mtime_ns, entry.mtime_ns))
         partial.replace(local_path)
-    for path, target in links.items():
-        if leads_out(path, links):
+    for entry, name in placed:
+        if not entry.target or leads_out(entry.path, links):
             continue  # it points outside the folder, to a path on that machine
-        (into / path).parent.mkdir(parents=True, exist_ok=True)
-        (into / path).unlink(missing_ok=True)
-        (into / path).symlink_to(target)
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        (into / name).unlink(missing_ok=True)
+        (into / name).symlink_to(entry.target)
 
 
 def _is_unchanged(path: Path, size: int, mtime_ns: int) -> bool:

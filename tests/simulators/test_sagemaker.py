@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cloudtrain.simulators.sagemaker import training_job
+from cloudtrain.simulators.sagemaker import host, training_job
 from cloudtrain.simulators.sagemaker.server import Simulator
 
 
@@ -94,3 +95,43 @@ def test_a_hand_written_script_sends_through_a_queue_of_aws_batch(simulator: Sim
     assert seen["bad"] == ["FAILED", "Received status from SageMaker: AlgorithmError: exit code: 3", 1]
     assert (seen["attempts"], seen["before its start"], seen["refused"]) == (2, ["FAILED", True], "FAILED")
     assert (seen["too long"], seen["unknown"]) == ("ClientException", ["ClientException", "ClientException"])
+
+
+class Service:
+    """CloudWatch as LogStream calls it: takes events in the order of their times only, and fails as often as it is told."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.taken = failures, []
+
+    def __call__(self, service: str, operation: str, **values) -> None:
+        if operation != "put_log_events":
+            return
+        times = [event["timestamp"] for event in values["logEvents"]]
+        if times != sorted(times):
+            raise ValueError("Log events in a single PutLogEvents request must be in chronological order.")
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("injected")
+        self.taken += [event["message"] for event in values["logEvents"]]
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_no_line_of_a_host_is_lost_to_a_failed_request_or_a_clock_that_is_set_back(failures: int, monkeypatch) -> None:
+    clock = iter([1000.0, 999.0, 1001.0])
+    service = Service(failures)
+    stream = host.LogStream("one", service, host.Behavior())
+    with stream._lock:  # all three lines go into one request
+        monkeypatch.setattr(host.time, "time", lambda: next(clock, 2000.0))
+        stream._lock, lock = nullcontext(), stream._lock
+        for line in (b"first", b"second", b"third"):
+            stream.write(line)
+        stream._lock = lock
+    stream.close()
+    assert service.taken == ["first", "second", "third"] and stream.failure is None
+
+
+def test_a_host_whose_log_cannot_be_sent_has_not_completed() -> None:
+    stream = host.LogStream("one", Service(failures=1000), host.Behavior())
+    stream.write(b"line")
+    stream.close()
+    assert isinstance(stream.failure, ConnectionError)

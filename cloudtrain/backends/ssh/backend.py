@@ -27,7 +27,7 @@ from cloudtrain.backends.ssh.machines import (
 from cloudtrain.backends.ssh.request import build_request
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import logs, paths, transfer
+from cloudtrain.nodes import common_folder, logs, paths
 from cloudtrain.nodes.rpc import remote_log_reader
 from cloudtrain.nodes.ssh import call_all
 from cloudtrain.nodes.ssh_command import client_argv, python_line
@@ -108,7 +108,9 @@ class SshBackend:
                 f"the first {manifest.nodes} of {len(self.machines)} machines in options.ssh.hosts that can be reached are used"
             )
         if manifest.nodes > 1 and job.output is None:
-            notes.append("`output` is not set: checkpoints and results are stored on node 0 only")
+            notes.append(
+                "`output` is not set: each node keeps its files on its own disk, and `fetch` copies those of all nodes"
+            )
         return Plan(
             backend=self.name,
             run_id=run_id,
@@ -296,16 +298,29 @@ class SshBackend:
             )
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        attempt = self._attempt_nodes(handle)
-        request = attempt[0].ask("request", folder=attempt[0].attempt).value if attempt else None
-        if not attempt or not request:
+        attempt = self._attempt_nodes(handle) or []
+        answers = call_all(lambda node: node.ask("request", folder=node.attempt).value, attempt)
+        request = next((answer for answer in answers if isinstance(answer, dict)), None)
+        if request is None:
+            raise_first(answers)
             hint = "cloudtrain show RUN tells which attempts ran, and where"
             raise BackendError(
                 f"{handle} does not exist: the attempt never started there, or its files were deleted", hint
             )
+        run_dir = str(request["run_dir"])
+        if not run_dir.startswith(f"{self.root}/runs/"):  # a path that all nodes share
+            attempt = [next(node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, dict))]
         into.mkdir(parents=True, exist_ok=True)
+        agents = [node.agent for node in attempt]
+        missing: set[int] = set()
         for name in what:
-            transfer.download_folder(attempt[0].agent, f"{request['run_dir']}/{name}", into / name)
+            missing.update(common_folder.download_nodes(agents, f"{run_dir}/{name}", into / name))
+        if missing:
+            names = ", ".join(f"node {attempt[rank].rank} ({attempt[rank].label})" for rank in sorted(missing))
+            raise Unreachable(
+                f"{names} cannot be reached: {into} lacks its files, and has those of the other nodes",
+                "fetch again once the machine can be reached: what is there is not copied again",
+            )
         return into
 
     def remains(self, handle: str) -> dict[str, int | None]:

@@ -144,7 +144,7 @@ def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:
         if content != marker:
             raise BackendError(
                 f"the output {output} is not the same folder on {machine.label} and {machines[0].label}",
-                "set output to a folder that all machines share, or remove it: then node 0 keeps the results",
+                "set output to a folder that all machines share, or remove it: each node then keeps its own files",
             )
 
 

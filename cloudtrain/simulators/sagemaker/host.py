@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from cloudtrain.simulators.replicas import list_processes
 
 GROUP = "/aws/sagemaker/TrainingJobs"
+LOG_TRIES = 3  # of the last lines of a host
 Call = Callable[..., Any]  # (service, operation, **values): Simulator.call
 
 
@@ -53,6 +55,7 @@ class Host:
         self.synced: dict[str, tuple[int, int]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
+        self._log: LogStream | None = None
 
     def prepare(self, call: Call, count: int) -> None:
         """Create the folders and download channels and checkpoints."""
@@ -101,7 +104,7 @@ class Host:
             **self.behavior.environment,
             **self.request.get("Environment", {}),
         }
-        writer = LogStream(stream, call, self.behavior)
+        writer = self._log = LogStream(stream, call, self.behavior)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -147,6 +150,8 @@ class Host:
         self.end()
         if self._reader is not None:
             self._reader.join()
+        if self._log is not None and self._log.failure is not None:
+            raise self._log.failure  # a job whose log is not whole has not completed
 
     def failure(self) -> str:
         """Return the content of /opt/ml/output/failure."""
@@ -167,6 +172,7 @@ class LogStream:
 
     def __init__(self, name: str, call: Call, behavior: Behavior) -> None:
         self._name, self._call, self._behavior = name, call, behavior
+        self.failure: Exception | None = None  # why lines are missing, once `close` has returned
         self._lines: list[tuple[float, bytes]] = []
         self._lock, self._end = threading.Lock(), threading.Event()
         for operation, values in (("create_log_group", {}), ("create_log_stream", {"logStreamName": name})):
@@ -179,8 +185,8 @@ class LogStream:
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        with self._lock:
-            self._lines.append((time.time(), line))
+        with self._lock:  # CloudWatch rejects events that are not in the order of their times: a clock may be set back
+            self._lines.append((max(time.time(), self._lines[-1][0] if self._lines else 0.0), line))
 
     def close(self) -> None:
         """Send the remaining lines; delayed ones may be sent after the job has ended."""
@@ -190,24 +196,35 @@ class LogStream:
 
     def _run(self) -> None:
         while not self._end.wait(0.05):
-            self._send(time.time() - self._behavior.logs_late_s)
+            with suppress(Exception):  # what could not be sent is sent with the next lines
+                self._send(time.time() - self._behavior.logs_late_s)
         time.sleep(self._behavior.logs_late_s)
-        try:
-            self._send(float("inf"))
-        except Exception:
-            if not self._behavior.logs_late_s:
-                raise  # with a delay, the simulator may have been closed meanwhile
+        for left in reversed(range(LOG_TRIES)):
+            try:
+                self._send(float("inf"))
+                return
+            except Exception as error:
+                if (
+                    not left and not self._behavior.logs_late_s
+                ):  # with a delay, the simulator may have been closed meanwhile
+                    self.failure = error
 
     def _send(self, until: float) -> None:
-        with self._lock:
-            due = [(at, line) for at, line in self._lines if at <= until]
-            self._lines = self._lines[len(due) :]
-        # CloudWatch rejects empty messages.
-        events = [{"timestamp": int(at * 1000), "message": line.decode("utf-8", "replace")} for at, line in due if line]
-        for first in range(0, len(events), 1000):
+        """Send the lines up to a time; those that CloudWatch has not taken stay."""
+        while True:
+            with self._lock:
+                due = [(at, line) for at, line in self._lines[:1000] if at <= until]
+            if not due:
+                return
+            # CloudWatch rejects empty messages.
+            events = [
+                {"timestamp": int(at * 1000), "message": line.decode("utf-8", "replace")} for at, line in due if line
+            ]
             for _ in range(2 if self._behavior.logs_twice else 1):
-                batch = events[first : first + 1000]
-                self._call("logs", "put_log_events", logGroupName=GROUP, logStreamName=self._name, logEvents=batch)
+                if events:
+                    self._call("logs", "put_log_events", logGroupName=GROUP, logStreamName=self._name, logEvents=events)
+            with self._lock:
+                del self._lines[: len(due)]
 
 
 def iter_files(folder: Path) -> Iterator[tuple[Path, str]]:

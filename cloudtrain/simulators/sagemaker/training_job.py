@@ -252,4 +252,5 @@ class TrainingJob:
                 return
             self._transition(secondary, failure or secondary)
             self._transitions[-1]["EndTime"] = self._ended = time.time()
-            self.status, self.failure = status, failure
+            self.failure = failure
+            self.status = status  # last: a queue looks at it without the lock

@@ -35,7 +35,7 @@ class LogsContract(ContractFixtures):
 
     def test_a_cursor_continues_behind_its_line(self, backend: Backend, start: Any) -> None:
         handle = start("for n in range(200): print('line', n)")
-        self.until_final(backend, handle)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         lines = list(backend.logs(handle))
         for cut in {0, 1, 17, len(lines) // 2, len(lines) - 1}:
             assert list(backend.logs(handle, after=lines[cut].cursor)) == lines[cut + 1 :]
