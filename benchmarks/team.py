@@ -1,4 +1,5 @@
-"""A team's output with many runs: the first `attach --all` with an index and without, a second one, and `ls`, in CPU seconds.
+"""A team's output with many runs: the first `attach --all` with an index and without, a second one, `ls`, and the console's
+list, in CPU seconds.
 
 python benchmarks/team.py [runs] [--s3]
 
@@ -77,6 +78,14 @@ def main() -> int:
         measure("second attach --all", lambda: attach_all(output))
         measure("ls state:succeeded", lambda: cloudtrain(["ls", "state:succeeded"]))
         measure("costs --by user", lambda: cloudtrain(["costs", "--by", "user"]))
+
+        from cloudtrain.console import runrows
+        from cloudtrain.history.store import Store
+        from cloudtrain.history.table import Query
+
+        store, live = Store(Path(os.environ["CLOUDTRAIN_HOME"])), Query("state:live", "", "")
+        measure("console, 50 live runs: the first list", lambda: runrows.read(store, live, 0))
+        measure("its next refresh", lambda: runrows.read(store, live, 0))
     return 0
 
 

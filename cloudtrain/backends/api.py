@@ -306,6 +306,20 @@ class HasProbe(Protocol):
 
 
 @runtime_checkable
+class KeepsFiles(Protocol):
+    """A backend on whose machines the files of a run stay, where its job has no output."""
+
+    lost_after_s: float  # for so long a machine does not answer before its attempt is LOST
+
+    def plan_after(self, plan: Plan, newest: int) -> Plan:
+        """Return the plan of a later attempt, sent to the machine that has the files of attempt `newest`.
+
+        With 0, where no attempt has left any, to any machine. Pure.
+        """
+        ...
+
+
+@runtime_checkable
 class HasPolicies(Protocol):
     """A backend whose platform needs policies for a job's role and for who submits; for `doctor --policy`."""
 

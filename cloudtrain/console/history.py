@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from cloudtrain.console import text
-from cloudtrain.errors import UnknownRun
+from cloudtrain.errors import CloudtrainError, UnknownRun
 from cloudtrain.history.store import Store
+from cloudtrain.runs import asked
 from cloudtrain.runs.run import Run
 
 T = TypeVar("T")
@@ -64,3 +66,24 @@ def open_history(home: Path) -> History:
 def current() -> History:
     """Return the history that this process shows."""
     return _open[0]
+
+
+_attached_read: dict[tuple[Path, str], float] = {}  # (home, run) -> when this process has read its output, monotonic
+
+
+def refresh(run: Run) -> bool:
+    """Refresh a live run for a page that is open, and return whether it was asked for; blocking.
+
+    An attached run is read whole from its output, so as rarely as other runs' platforms are asked. Where there is no
+    answer the stored state is shown.
+    """
+    record, key = run.record, (run.store.home, run.run_id)
+    last = _attached_read.get(key)
+    if record.attached and last is not None and time.monotonic() - last < asked.fresh_s(record.created_at):
+        return False
+    try:
+        run.refresh(lambda _: None)
+    except CloudtrainError:
+        pass  # no answer
+    _attached_read[key] = time.monotonic()
+    return True

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from cloudtrain.console import text, widgets
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.console import history, text, widgets
 from cloudtrain.events import State
 from cloudtrain.history import table
 from cloudtrain.history.columns import find_column, format_cell
@@ -70,12 +69,8 @@ def read(store: Store, query: Query, offset: int) -> Shown:
     rows, total = listing.read(store, wanted, limit=PAGE_SIZE, offset=offset)
     records = [row.record for row in rows]
     unwatched = [each.run_id for each in records if not each.status.state.final and not store.watched(each.run_id)]
-    for run_id in unwatched:
-        try:
-            Run(run_id, store).refresh(lambda _: None)
-        except CloudtrainError:
-            continue  # the platform did not answer: the stored state is shown
-    if unwatched:
+    refreshed = [run_id for run_id in unwatched if history.refresh(Run(run_id, store))]
+    if refreshed:
         rows, total = listing.read(store, wanted, limit=PAGE_SIZE, offset=offset)
     losses = {} if query.names else store.curves.last([row.record.run_id for row in rows])
     shown = query.names or ((*USUAL, "user") if any(record.attached for record in records) else USUAL)

@@ -43,7 +43,8 @@ IDLE_S = 120  # an agent without requests ends after this time: its client may b
 def prepare_attempt(root: AnyPath, run: str, attempt: int, sha256: str) -> dict[str, Any]:
     """Stop the nodes of earlier attempts of the run (blocks for their grace time) and return what this machine has.
 
-    `bundle`: the source was uploaded; `request`: the request of an interrupted submit; `first`: this was the run's node 0.
+    `bundle`: the source was uploaded; `request`: the request of an interrupted submit; `first`: the last attempt
+    that had its node 0 here, 0 for none.
     """
     run_dir = expand_path(root) / "runs" / run
     for earlier in range(1, attempt):
@@ -52,8 +53,16 @@ def prepare_attempt(root: AnyPath, run: str, attempt: int, sha256: str) -> dict[
     return {
         "bundle": (expand_path(root) / "src" / f"{sha256}.tar.gz").exists(),
         "request": read_request(run_dir / f"a{attempt}"),
-        "first": (run_dir / "first").exists(),
+        "first": _read_first(run_dir / "first", attempt),
     }
+
+
+def _read_first(path: AnyPath, attempt: int) -> int:
+    try:
+        # An older cloudtrain wrote no number, and never changed the machine.
+        return int(expand_path(path).read_text() or attempt - 1)
+    except FileNotFoundError:
+        return 0
 
 
 def read_request(folder: AnyPath) -> dict[str, Any] | None:

@@ -39,8 +39,7 @@ class Asked:
     def is_fresh(self, attempt: AttemptRecord) -> bool:
         """Return whether a reader takes the stored answer instead of asking for the run's newest attempt again."""
         began = unix_time(attempt.created_at)
-        fresh_s = OLD_FRESH_S if time.time() - began > OLD_S else FRESH_S
-        return self.shared and began < self.at and abs(time.time() - self.at) < fresh_s
+        return self.shared and began < self.at and abs(time.time() - self.at) < fresh_s(attempt.created_at)
 
     @property
     def outage(self) -> str:
@@ -53,6 +52,11 @@ class Asked:
         """Return when it was asked and since when there is no answer; "" where it answered."""
         when = f"last asked {self.age_s:.0f} s ago: " if self.at else ""  # `expire` forgets when
         return when + self.outage if self.error else ""
+
+
+def fresh_s(created_at: str) -> float:
+    """Return for how long readers take a stored answer about what was made at a time."""
+    return OLD_FRESH_S if time.time() - unix_time(created_at) > OLD_S else FRESH_S
 
 
 def note(home: Path, run_id: str, backend: Backend, error: CloudtrainError | None = None) -> None:

@@ -16,7 +16,18 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import evaluation_results, failover, notify, outcomes, policies, retry, send, spend, watch_log
+from cloudtrain.runs import (
+    evaluation_results,
+    failover,
+    left_files,
+    notify,
+    outcomes,
+    policies,
+    retry,
+    send,
+    spend,
+    watch_log,
+)
 from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
@@ -117,7 +128,7 @@ class AttemptEnds:
         client = backend if base is attempt.plan else backend_of(base, self.store.home)
         earlier = self.store.attempts(self.run_id)
         plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
-        plan = policies.check_stored(plan, client, self.store.home)
+        plan = left_files.plan_after(self.store, client, policies.check_stored(plan, client, self.store.home))
         if unset := unset_secrets(plan):
             raise BackendError(f"{unset} in the watcher's environment")
         if client is not backend:

@@ -15,7 +15,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attached_source, attempts, budgets, outcomes, policies, retry, send, watcher
+from cloudtrain.runs import attached_source, attempts, budgets, left_files, outcomes, policies, retry, send, watcher
 from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.plan import Planner
 
@@ -59,6 +59,7 @@ def send_next(
     brought = attached_source.bring(store, earlier[-1], uri) if uri else None
     plan, bundle, notes = plan_next(store, earlier, sets, target, force=force, brought=brought)
     backend = attempts.backend_of(plan, store.home)
+    plan = left_files.plan_after(store, backend, plan)
     send.preflight(plan, backend)
     if uri and confirm:
         confirm(attached_source.describe(plan, uri))

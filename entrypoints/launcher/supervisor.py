@@ -50,6 +50,7 @@ SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save 
 LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
 SECOND_REQUEST_S = 3.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
 EXIT_BROKEN = 70  # an error of the launcher itself
+OURS = ".cloudtrain/"  # begins the name of a script of ours
 FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others
 
 
@@ -78,6 +79,7 @@ class Supervisor:
         self._lease: Lease | None = None
         self._stall: StallDetector | None = None
         self._new_checkpoints: NewCheckpoints | None = None
+        self._files = False
         self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
         if environ.get(SHARED_GPUS):
@@ -223,7 +225,7 @@ class Supervisor:
                         usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
                 elif measure_at is not None and now >= measure_at:
                     measure_at = now + EVERY_S
-                    self.log.event("usage", **usage.sample(), **self._checkpoint_age())
+                    self.log.event("usage", **usage.sample(), **self._checkpoint_age(), **self._has_files())
                     if alarm := usage.idle_alarm():
                         self.log.event("alarm", idle=True, reason=alarm)
                     self._report_new_checkpoints()
@@ -240,6 +242,14 @@ class Supervisor:
         if self._prepared is not None and self._prepared.sync is not None:
             age_s = self._prepared.sync.freshness.age_s
         return {} if age_s is None else {"checkpoint_age_s": round(age_s, 1)}
+
+    def _has_files(self) -> dict[str, bool]:
+        """Return, where the run's files are on this node alone, whether a script has any from which it could go on."""
+        if self._manifest.output or self._prepared is None:
+            return {}
+        reports = self._manifest.argv[0].startswith(OURS)  # the shared trainer goes on from what it reports
+        self._files = self._files or (not reports and resume.has_files(*self._prepared.folders.values()))
+        return {"files": self._files}
 
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""

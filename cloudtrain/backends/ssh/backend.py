@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,9 @@ class SshBackend:
             job=job.to_dict(),
             notes=tuple(notes),
         )
+
+    def plan_after(self, plan: Plan, newest: int) -> Plan:
+        return replace(plan, request={**plan.request, "files_of": newest}) if plan.manifest["output"] is None else plan
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return TimeLimit.of_launcher(plan)

@@ -30,7 +30,7 @@ def choose_machines(
     """Return the machines by node rank, each with its answer to `prepare`; raises NotReached if too few answer.
 
     Repeats the choice of an interrupted submit: `find_begun` returns the handle that has begun in a folder. Node 0 stays
-    on the machine that has the run's checkpoints.
+    on the machine that has the run's checkpoints; where there are none (`files_of` is 0) any machine will do.
     """
     machines = [Machine({}, host) for host in plan.request["hosts"]]
     arguments = {"root": root, "run": plan.run_id, "attempt": plan.attempt, "sha256": plan.bundle["sha256"]}
@@ -53,9 +53,10 @@ def choose_machines(
         return [(m, prepared[label]) for label in earlier_choices[0] for m in machines if m.label == label]
     available = with_gpus([machine for machine in machines if machine.label in prepared], plan)
     num_nodes, min_nodes = plan.request["nodes"], min_nodes_of(plan)
-    holders = [machine for machine in available if prepared[machine.label]["first"]]
-    unshared = plan.attempt > 1 and plan.manifest["output"] is None
-    if len(available) < min_nodes or (unshared and unreachable and not holders):
+    # Which attempt of the run had its node 0 there last. Without `output` its disk has the run's checkpoints.
+    first = {machine.label: int(prepared[machine.label]["first"]) for machine in available}
+    files_of = int(plan.request.get("files_of", 1)) if plan.attempt > 1 and plan.manifest["output"] is None else 0
+    if len(available) < min_nodes or (unreachable and max(first.values(), default=0) < files_of):
         errors = "; ".join(_with_hint(error) for error in unreachable.values())
         shortage = (
             f"{len(available)} of {num_nodes} nodes"
@@ -64,8 +65,8 @@ def choose_machines(
         )
         waits = not all(isinstance(error, NoService) for error in unreachable.values())
         raise NotReached(f"{shortage} can be reached: {errors}", waits=waits)
-    if unshared:
-        available.sort(key=lambda machine: machine not in holders)
+    if plan.manifest["output"] is None:
+        available.sort(key=lambda machine: -first[machine.label])
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
 
 
@@ -124,7 +125,7 @@ def deliver_source(
         machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
         machine.agent.ask("write", json.dumps(request).encode(), path=f"{folder}/request.json")
         if rank == 0:
-            machine.agent.ask("write", b"", path=f"{root}/runs/{plan.run_id}/first")
+            machine.agent.ask("write", str(plan.attempt).encode(), path=f"{root}/runs/{plan.run_id}/first")
 
     raise_first(call_all(deliver, sorted(enumerate(chosen), key=lambda item: not item[1][1]["bundle"])))
     distribution.report()

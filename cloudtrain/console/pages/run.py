@@ -28,7 +28,7 @@ async def show(
     """Show a run; the address keeps how its curves are drawn."""
     from nicegui import ui
 
-    await history.current().query_run(run_id, _refresh_run)
+    await history.current().query_run(run_id, history.refresh)
     ui.page_title(f"{run_id} · cloudtrain")
     with ui.element("div").classes("ct-row"):
         with ui.element("div").classes("ct-grow"):
@@ -76,14 +76,6 @@ async def show(
     await origin.show(run_id)
     live += [log_panel.refresh, results.refresh]
     poll(live)
-
-
-def _refresh_run(run: Run) -> None:
-    """Refresh a run that has no watcher; raises UnknownRun."""
-    try:
-        run.refresh(lambda _: None)
-    except CloudtrainError:
-        pass  # the platform did not answer: the stored state is shown
 
 
 def _actions(run_id: str, details: RunDetails) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cloudtrain.backends.ssh import backend as ssh_backend
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.backends.ssh.launch import SKEW_S
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
@@ -174,11 +174,13 @@ def test_a_lone_node_that_nobody_reaches_is_lost_after_the_stated_time_only(lab,
     wait_for(lambda: left_on(lab) == [], "the end of the guard, which reports and then leaves")
 
 
-def test_the_next_attempt_of_a_lone_node_whose_host_died_runs_on_the_spare_host(lab, tmp_path):
+@pytest.mark.parametrize("shared", [True, False], ids=["with an output", "without"])
+def test_the_next_attempt_of_a_lone_node_whose_host_died_runs_on_the_spare_host(shared, lab, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    (source / "script.py").write_text(TWICE.replace("(folder / 'step').read_text() if rank == '0' else '-'", "'anew'"))
-    changes = {"distributed_env": "always", "retry": {"max_attempts": 2}, "output": str(lab.shared)}
+    script = "import os, time\nprint('here', flush=True)\ntime.sleep(600 if os.environ['CLOUDTRAIN_ATTEMPT'] == '1' else 0)\n"
+    (source / "script.py").write_text(script)
+    changes = {"retry": {"max_attempts": 2}, **({"output": str(lab.shared)} if shared else {})}
     run = Submitter("ssh", **options(lab, 2, lost_after_s=6.0)).submit(job_of(source, **changes))
     until_said(run, "here", 1)
     lab.hosts[0].power_off()
@@ -186,7 +188,28 @@ def test_the_next_attempt_of_a_lone_node_whose_host_died_runs_on_the_spare_host(
     first, second = run.attempts
     assert first.status.state is State.LOST and "could not be reached for 6 s" in first.status.reason
     assert first.handle.startswith(f"root@{lab.hosts[0].address}:") and lab.hosts[1].address in second.handle
-    assert said(run, "found") == ["found 0 1 anew"]
+    assert len(said(run, "here")) == 2
+
+
+# Which host has which files: two attempts on two hosts, and a third one that needs what the second one has saved.
+def test_a_later_attempt_goes_where_the_newest_files_are(lab, prepare, home):
+    backend = SshBackend(options(lab, 2), home / "runs")
+    plan, bundle = prepare(backend, "print('one')")
+    assert lab.hosts[0].address in (first := backend.submit(plan, bundle))
+    assert until_final(backend, first).state is State.SUCCEEDED
+    lab.hosts[0].cut()
+    backend = SshBackend(options(lab, 2), home / "runs")
+    close_all()
+    plan, _ = prepare(backend, "print('one')", attempt=2)
+    with pytest.raises(NotReached, match="no node that may have the checkpoints"):
+        backend.submit(backend.plan_after(plan, 1), bundle)
+    assert lab.hosts[1].address in (second := backend.submit(backend.plan_after(plan, 0), bundle))
+    assert until_final(backend, second).state is State.SUCCEEDED
+    lab.hosts[0].heal()
+    plan, _ = prepare(backend, "print('one')", attempt=3)
+    assert lab.hosts[1].address in (third := backend.submit(backend.plan_after(plan, 2), bundle))
+    assert until_final(backend, third).state is State.SUCCEEDED
+    wait_for(lambda: left_on(lab) == [], "the end of the guard, which reports and then leaves")
 
 
 def test_full_disk_on_one_node(lab, prepare, home):

@@ -276,6 +276,10 @@ def test_usage_events_come_while_ranks_run(tmp_path: Path):
         attempt.set("usage", "EVERY_S", 0.5).start()
         (event,) = wait_for(lambda: attempt.events("usage"), "a usage event")[:1]
         assert event["processes"] == 1 and event["rss_bytes"] > 1 << 20 and event["cpu_percent"] >= 0
+        assert event["files"] is False  # without an output the run's files are on this node alone
+        (tmp_path / "run" / "model").mkdir(exist_ok=True)
+        (tmp_path / "run" / "model" / "weights").touch()
+        wait_for(lambda: [event for event in attempt.events("usage") if event["files"]], "the file to be reported")
         (tmp_path / "run" / "gate").touch()
         assert attempt.wait() == [0]
 
