@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import sys
 import sysconfig
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.entrypoints.launching import Attempt
+from tests.entrypoints.launching import ENTRYPOINTS, Attempt
 
 MARK = "::cloudtrain::"  # the launcher's events: `end` says what they say
 # A script's threads, retries and caches are none of the test's business; nobody may ask the network.
@@ -50,6 +51,8 @@ def reproduce(script: str, launch: Mapping[str, Any], root: Path) -> tuple[list[
     )
     with attempt:
         for folder in attempt.folders:
+            for name in launch.get("entrypoints", ()):
+                shutil.copy(ENTRYPOINTS / name, folder / "source" / ".cloudtrain")
             for wheel, needs in launch.get("wheels", {}).items():
                 write_wheel(folder / "source" / "wheels", wheel, needs)
         attempt.run()

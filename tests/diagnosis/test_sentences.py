@@ -62,7 +62,8 @@ def test_a_certain_pattern_has_a_witness_and_no_second_meaning(row: Pattern, tab
 
 
 def test_what_is_certain_was_read_twice_and_alike():
-    for entry, verdict in verdicts():
+    # `refused` is no rule's guess: the trainer's own exit code and its own sentence.
+    for entry, verdict in ((entry, verdict) for entry, verdict in verdicts() if verdict.label != "refused"):
         assert not verdict.certain or entry.id in SECOND, (
             f"{entry.id} is certain and has no second reader: let one who sees its log, its end and the list"
             " of classes, but neither label nor rule, answer for corpus/second.json"

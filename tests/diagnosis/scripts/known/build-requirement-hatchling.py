@@ -1,0 +1,2 @@
+# The build backend of a package is pinned, and the node reaches no index.
+print("trained")

@@ -1,0 +1,2 @@
+# The requirements name a package of the source; the node reaches no index.
+print("trained")
