@@ -137,9 +137,8 @@ With fsdp, hsdp, zero3, tp and pp each rank writes and reads its own part of a c
   do so where `model()` builds [on the meta device](how/own-task.md#a-model-that-is-too-large-for-each-rank). Each rank builds the whole model first, and the log
   has a line, for quantized models, models without safetensors and experts that transformers packs. `train_distributed` sends the
   parameters as safetensors, of any size; each rank loads its part, and the log has a line where it cannot.
-- With fsdp, hsdp, zero3, `tp_size` and `pp_size` the trained model is written one tensor at a time. With LoRA only the adapter is gathered,
-  and `merge_adapter` merges one layer at a time; where an adapter is on tied embeddings, rank 0 gathers the whole model for that. With `pp_size`
-  rank 0 loads the saved model to write a sample of its text, up to 1 GiB; a larger one gets no sample.
+- With fsdp, hsdp, zero1 to zero3, `tp_size` and `pp_size` the trained model is written one tensor at a time. With LoRA only the adapter is gathered,
+  and `merge_adapter` merges one layer at a time, tied embeddings too. With `pp_size` rank 0 loads the saved model to write a sample of its text, up to 1 GiB; a larger one gets no sample.
 - `cp_size` keeps keys and values of one layer whole on each rank, and needs three to five bytes for each pair of tokens in a chunk.
 - It needs torch 2.8, transformers 4.56 and accelerate 1.10. `tp_size`, `pp_size` and `cp_size` need torch 2.13, transformers 5.23 and accelerate 1.15. A plan
   refuses a stock image whose name says that it is too old; otherwise the trainer exits with 78.
@@ -181,7 +180,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | the mean over all labels | two processes against one, with clipping and accumulation, within 1e-5 |
 | each feature of the page | `tests/entrypoints/test_train_features.py` and `tests/entrypoints/trainer`: each test fails where the feature does nothing |
 | a rank loads its shard | `benchmarks/model_start.py`: a Llama of 888 million parameters, 8 ranks, bfloat16 files or drawn: the peak of anonymous memory above imports is 0.46 to 0.89 of 1.3 x shard + one tensor with fsdp, zero3, `pp_size`, LoRA, and a task of your own on the meta device (`benchmarks/results/model_start.md`). zero3: 252 MB read and 394 MB drawn, with a shard of 222 MB in bfloat16 (2026-11-26). With fsdp and 990 million: 575 and 669 MB, with a shard of 495 MB (2026-11-25). At the save with LoRA: 455 MB with a shard of 445 MB (fsdp), 232 MB with 222 MB (zero3) (2026-11-26) |
-| no rank holds the whole at save | `tests/entrypoints/trainer/strategies/test_memory.py`: an 84 MB Llama on two ranks (four for hsdp), one step. Above what a rank held, a checkpoint, its reading and the final save took less than 20 MB each. fsdp, hsdp, zero3, tp, pp and LoRA, merged or not. Reading with zero3 took three times the shard for a moment: DeepSpeed reads its optimizer file at once. Each of eleven seeded faults that gather everything took 42 MB or more (2026-11-26) |
+| no rank holds the whole at save | `tests/entrypoints/trainer/strategies/test_memory.py`: an 84 MB Llama on two ranks (four for hsdp), one step. Above what a rank held, a checkpoint, its reading and the final save took less than 20 MB each. fsdp, hsdp, zero3, tp, pp and LoRA, merged or not, on tied embeddings too; zero1 and zero2 hold a replica and take no second one. Reading with zero3 took three times the shard for a moment: DeepSpeed reads its optimizer file at once. Each of eleven seeded faults that gather everything took 42 MB or more (2026-11-26) |
 | LoRA | none, ddp, fsdp, hsdp, zero1 to zero3, cp against one process, 15 steps: losses within 3e-7, adapters within 5e-5, frozen weights bit-equal; killed and resumed bit-equal |
 | context parallel | in bf16, with hsdp, and with fsdp and tp on eight ranks: six steps by hand, losses within 1e-6 of one process |
 | `torch_compile` | backend aot_eager on CPU, with none and ddp |

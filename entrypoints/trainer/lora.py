@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .errors import Unsupported
-from .weights import Recorder, Weights, take
+from .weights import Recorder, Weights, skeleton, take
 
 BASE = ".base_layer."  # in the name of a tensor that a layer's adapter changes
 
@@ -97,18 +96,11 @@ def adapter_names(bare: Any) -> list[str]:
 
 
 def parted(bare: Any) -> tuple[Any, dict[str, str]]:
-    """Return the plain model below a model without values, and for each of its tensors the name of that in the latter."""
-    copied = copy.deepcopy(bare)
+    """Return the plain model below a model, without values, and for each of its tensors the name of that in the latter."""
+    copied = skeleton(bare)
     names = {id(tensor): name for name, tensor in copied.state_dict(keep_vars=True).items()}
     plain = copied.unload()
     return plain, {name: names[id(tensor)] for name, tensor in plain.state_dict(keep_vars=True).items()}
-
-
-def merges_in_parts(bare: Any) -> bool:
-    """Return whether each layer can be merged alone: none with an adapter shares its matrix with another one."""
-    state = bare.state_dict(keep_vars=True)
-    ids = [id(tensor) for tensor in state.values()]
-    return not any(BASE in name and ids.count(id(tensor)) > 1 for name, tensor in state.items())
 
 
 def merged_tensors(
@@ -117,34 +109,53 @@ def merged_tensors(
     """Return what yields the tensors of the merged model, one layer after the other.
 
     Args:
-        bare: the model with the adapter, without values.
+        bare: the model with the adapter; its values are not used.
         sources: what `parted` has returned.
         tensors: returns tensors of the trained model by name, whole and on the CPU on rank 0, None elsewhere; collective.
     """
 
+    state = bare.state_dict(keep_vars=True)
+    changed: dict[int, list[str]] = {}  # the names of a tensor in layers with an adapter: of tied matrices several
+    for name, tensor in state.items():
+        if BASE in name:
+            changed.setdefault(id(tensor), []).append(name)
+
     def merge(names: list[str]) -> Iterator[tuple[str, torch.Tensor | None]]:
-        groups = [_layer(bare, sources[name]) for name in names]
-        found = tensors([each for group in groups for each in group])
-        for name, group in zip(names, groups, strict=True):
-            yield name, _merged(bare, sources[name], dict(islice(found, len(group))))
+        layers = [changed.get(id(state[sources[name]]), []) for name in names]
+        found = tensors([each for name, own in zip(names, layers, strict=True) for each in made_of(name, own)])
+        for name, own in zip(names, layers, strict=True):
+            yield name, _merged(bare, own, [tensor for _, tensor in islice(found, len(made_of(name, own)))])
+
+    def made_of(name: str, own: list[str]) -> list[str]:
+        """Return the names of the tensors that a tensor of the merged model is made of: itself, and the adapters' own."""
+        return [sources[name], *(each for source in own for each in _adapter(bare, source))]
 
     return merge
 
 
-def _layer(bare: Any, source: str) -> list[str]:
-    """Return the names of the tensors that a tensor of the merged model is made of."""
-    path, changed, _ = source.partition(BASE)
-    return [f"{path}.{own}" for own in bare.get_submodule(path).state_dict()] if changed else [source]
+def _adapter(bare: Any, source: str) -> list[str]:
+    """Return the names of the other tensors of a layer that has an adapter."""
+    path = source.partition(BASE)[0]
+    return [name for own in bare.get_submodule(path).state_dict() if (name := f"{path}.{own}") != source]
 
 
-def _merged(bare: Any, source: str, found: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
-    path, changed, own = source.partition(BASE)
-    if not changed or found[source] is None:
-        return found[source]
-    layer = copy.deepcopy(bare.get_submodule(path))
-    # Merging changes the matrix in place, which may be what the trained model has.
-    state = {name.removeprefix(f"{path}."): tensor.clone() for name, tensor in found.items() if tensor is not None}
+def _merged(bare: Any, own: list[str], found: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return a tensor of the merged model, changed by each layer in `own` that has it; None where its parts are None."""
+    tensor, *rest = found
     found.clear()
-    layer.load_state_dict(state, assign=True)
-    layer.merge()
-    return layer.base_layer.get_parameter(own).detach()  # type: ignore[no-any-return]
+    if tensor is None or not own:
+        return tensor
+    tensor = tensor.clone()  # merging changes a layer in place, which may be what the trained model has
+    for source in own:
+        names = _adapter(bare, source)
+        path, _, name = source.partition(BASE)
+        state = {source.removeprefix(f"{path}."): tensor}
+        for each, value in zip(names, rest, strict=False):
+            assert value is not None
+            state[each.removeprefix(f"{path}.")] = value.clone()
+        del rest[: len(names)]
+        layer = skeleton(bare.get_submodule(path))
+        layer.load_state_dict(state, assign=True)
+        layer.merge()
+        tensor = layer.base_layer.get_parameter(name).detach()
+    return tensor

@@ -44,10 +44,10 @@ def save(model: Any, tokenizer: Any, folder: Path, epoch: int, check_current: Ca
 
 
 def saves_in_parts(model: Any, merge: bool = False) -> bool:
-    """Return whether a model without values can be written tensor by tensor as it would be written whole.
+    """Return whether a model can be written tensor by tensor as it would be written whole.
 
     Args:
-        model: None where each rank has the whole.
+        model: its values are not used; None where it is to be written whole.
         merge: whether its adapter is merged into it.
     """
     import torch
@@ -56,7 +56,7 @@ def saves_in_parts(model: Any, merge: bool = False) -> bool:
     if model is None:
         return False
     if lora.is_adapted(model):
-        return not merge or (lora.merges_in_parts(model) and saves_in_parts(lora.parted(model)[0]))
+        return not merge or saves_in_parts(lora.parted(model)[0])
     if not isinstance(model, PreTrainedModel):
         state = model.state_dict()  # its modules may keep more than tensors there
         return not hasattr(model, "save_pretrained") and all(isinstance(each, torch.Tensor) for each in state.values())
@@ -76,10 +76,10 @@ def save_in_parts(
     check_current: Callable[[], None],
     merge: bool = False,
 ) -> None:
-    """Write a model of which every rank has a part, one whole tensor after the other, or its adapter alone; collective.
+    """Write a model one whole tensor after the other, or its adapter alone; collective.
 
     Args:
-        bare: the model without values.
+        bare: the model; its values are not used.
         tensors: returns tensors by name, whole and on the CPU on rank 0, None elsewhere; collective.
         merge: whether its adapter is merged into it.
     """

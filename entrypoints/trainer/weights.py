@@ -7,6 +7,7 @@ that every layout gets the same values, and keeps the part that this rank holds.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -252,6 +253,14 @@ def _made_by(func: Any, args: tuple[Any, ...]) -> Operation | None:
     if func in (aten.randn.default, aten.rand.default):
         return (aten.normal_ if func is aten.randn.default else aten.uniform_).default, (), {}
     return None
+
+
+def skeleton(model: Any) -> Any:
+    """Return the same model without values."""
+    empty = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad) for each in model.parameters()
+    }
+    return copy.deepcopy(model, empty)  # type: ignore[arg-type]
 
 
 def seed_of(seed: int, name: str) -> int:

@@ -11,8 +11,9 @@ import torch
 
 from .. import collectives, weights
 from ..errors import Unsupported
+from ..weights import skeleton
 from .ddp import Batch, Strategy
-from .fsdp import filled, skeleton
+from .fsdp import filled
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -70,7 +71,6 @@ class DeepSpeedStrategy(Strategy):
         forget()
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        self.bare = None
         if self.plan.strategy == "zero3":
             self.bare = skeleton(bare)
             if (values := weights.take(bare)) is not None:
@@ -79,6 +79,8 @@ class DeepSpeedStrategy(Strategy):
                 return
         weights.fill(bare, torch.device("cpu"))  # the engine moves what stays on the device
         super().prepare(bare, make_optimizer)
+        if self.plan.strategy != "zero3":
+            self.bare = self.model.module
 
     def _load_shards(
         self, bare: Any, values: weights.Weights, make_optimizer: Callable[[Any], torch.optim.Optimizer]
@@ -150,8 +152,9 @@ class DeepSpeedStrategy(Strategy):
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self.bare is None:
-            yield from super().tensors(names)
+        if self.plan.strategy != "zero3":
+            for name, tensor in super().tensors(names):  # views of one buffer, which no file takes
+                yield name, None if tensor is None else tensor.clone()
             return
         # From here on the ranks write together, and transformers would gather parameters itself.
         forget()
@@ -171,7 +174,7 @@ class DeepSpeedStrategy(Strategy):
             del full
 
     def whole(self) -> Any:
-        if self.bare is None:
+        if self.plan.strategy != "zero3":
             if self.rank:
                 return None
             for parameter in self.model.module.parameters():  # views of one buffer, which no file takes

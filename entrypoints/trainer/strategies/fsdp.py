@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import chunked_loss, lora, weights
 from ..errors import Unsupported
+from ..weights import skeleton
 from .ddp import Strategy
 from .mesh import check_division
 
@@ -129,14 +129,6 @@ def materialize(model: Any, device: torch.device, offload: bool = False) -> None
         weights.fill(model, device, offload)
     elif not offload:
         model.to(device)
-
-
-def skeleton(bare: Any) -> Any:
-    """Return the same model without weights, which `filled` gives it again."""
-    empty = {
-        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad) for each in bare.parameters()
-    }
-    return copy.deepcopy(bare, empty)  # type: ignore[arg-type]
 
 
 def filled(made: Any, state: dict[str, torch.Tensor]) -> Any:

@@ -60,7 +60,7 @@ def test_another_tensor_than_announced_is_refused(tmp_path: Path):
 def test_a_model_in_parts_is_written_as_transformers_writes_it(tmp_path: Path, family: str):
     """The same tensors under the same names, and a configuration that it loads with; older files are gone."""
     from trainer import model as models
-    from trainer.strategies.fsdp import skeleton
+    from trainer.weights import skeleton
     from transformers import AutoModelForCausalLM
 
     from tests.entrypoints.trainer.test_weights import SIZES, Words
@@ -89,7 +89,7 @@ def test_an_adapter_is_merged_layer_by_layer_as_peft_merges_it(tmp_path: Path, f
     """The adapter alone, and the merged model, are what peft writes of the whole; the trained model stays as it was."""
     from trainer import lora
     from trainer import model as models
-    from trainer.strategies.fsdp import skeleton
+    from trainer.weights import skeleton
 
     from tests.entrypoints.trainer.test_weights import SIZES, Words
 
@@ -120,16 +120,44 @@ def test_an_adapter_is_merged_layer_by_layer_as_peft_merges_it(tmp_path: Path, f
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_an_adapter_of_a_shared_matrix_is_merged_in_the_whole_model():
+@pytest.mark.parametrize(
+    "family, targets",
+    [
+        ("llama", ["q_proj", "embed_tokens"]),
+        ("qwen2", ["embed_tokens", "lm_head", "v_proj"]),
+        ("gemma", ["lm_head"]),
+        ("gpt2", ["wte", "c_attn"]),
+    ],
+)
+def test_adapters_of_a_tied_matrix_are_merged_as_peft_merges_them(tmp_path: Path, family: str, targets: list[str]):
+    from trainer import lora
     from trainer import model as models
 
     from tests.entrypoints.trainer.test_weights import SIZES, Words
 
-    for targets, alone in ((["q_proj"], True), (["q_proj", "embed_tokens"], False)):
-        wanted = Arguments(**SIZES, use_peft=True, lora_target_modules=targets)
-        model = models.outline(wanted, Words(), [])
-        assert publish.saves_in_parts(model) and publish.saves_in_parts(model, merge=True) == alone
-    assert not publish.saves_in_parts(None)
+    wanted = Arguments(**SIZES, model_type=family, use_peft=True, lora_target_modules=targets)
+    model = models.build(wanted, Words(), [])
+    for name, parameter in model.named_parameters():
+        parameter.data += torch.randn_like(parameter) * ("lora_" in name or "bias" in name)
+    state = model.state_dict()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    assert publish.saves_in_parts(model, merge=True) and not publish.saves_in_parts(None)
+    # The model itself, as replicas have it, in place of one without values.
+    publish.save_in_parts(
+        model,
+        lambda names: ((name, state[name]) for name in names),
+        None,
+        tmp_path / "mine",
+        1,
+        lambda: None,
+        merge=True,
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    lora.merged(model).save_pretrained(tmp_path / "theirs")
+    first, second = (load_file(tmp_path / folder / "model.safetensors") for folder in ("mine", "theirs"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("mine", "theirs")]
+    assert configs[0] == configs[1] and configs[0]["tie_word_embeddings"]
 
 
 def test_packed_experts_are_written_by_transformers():
