@@ -5,8 +5,8 @@
 Read from safetensors in bfloat16, and drawn from scratch: with fsdp, zero3, a pipeline, LoRA and a task of the source that
 builds on the meta device. Measured is the anonymous memory (RssAnon) of each process from before the model is built until it
 is sharded, above that after the imports and the process group, every 2 ms. Weights are kept in float32, as mixed precision
-needs them; DeepSpeed keeps them in bfloat16. What DeepSpeed's engine then adds for training (master weights, gradients) is
-not measured. Needs about 12 GB of memory.
+needs them; DeepSpeed, and LoRA with `dtype: bfloat16`, keep them in bfloat16. What DeepSpeed's engine then adds for training
+(master weights, gradients) is not measured. Needs about 12 GB of memory.
 
 Of the models read from files, except zero3's whole one, the save is measured too: what it adds at most, above the shard.
 A whole model takes 4 GB of disk, an adapter 10 MB.
@@ -21,16 +21,18 @@ import re
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, report, table
+from measure import HERE, ROOT, hardware, table
 
 WIDTH, INNER, VOCABULARY = 2048, 5632, 32_000
+RESULTS = HERE / "results" / "model_start.json"  # with `--only`, the other cases' figures stay
 READ, DRAWN = "read from safetensors", "drawn"
 CASES = [
     ("fsdp", READ), ("fsdp", DRAWN), ("zero3", READ), ("zero3", DRAWN), ("pp", READ), ("pp", DRAWN), ("fsdp, LoRA", READ),
-    ("zero3, LoRA", READ), ("fsdp, own task", READ), ("fsdp, own task", DRAWN),
+    ("fsdp, LoRA, bfloat16", READ), ("zero3, LoRA", READ), ("fsdp, own task", READ), ("fsdp, own task", DRAWN),
 ]  # fmt: skip
 
 
@@ -69,6 +71,8 @@ def worker(folder: Path, layers: int, case: tuple[str, str]) -> None:
     if source == READ:
         arguments.model = str(folder)
     arguments.use_peft = "LoRA" in kind
+    if "bfloat16" in kind:
+        arguments.dtype = "bfloat16"
     peak = Peak()
     peak.start()
     if "own" in kind:
@@ -143,37 +147,52 @@ def main() -> int:
         for case in CASES
         if case[0].startswith(tuple(arguments.only or [""]))
     ]
-    rows, gates = [], []
+    kept = {case["case"]: case for case in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+    measured = f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}"
+    kept |= {case["case"]: summary(case["ranks"]) | {"case": case["case"], "measured": measured} for case in cases}
+    names = [f"{kind}, {source}" for kind, source in CASES]
+    ordered = [kept[name] for name in names if name in kept]
+    RESULTS.write_text(json.dumps(ordered, indent=2) + "\n")
+    RESULTS.with_suffix(".md").write_text(page(ordered))
+    print(page(ordered))
+    return int(any(max(case["peak"], case["save"]) > limit(case) for case in ordered))
+
+
+def limit(rank: dict[str, Any]) -> float:
+    """Return how much memory a rank may take, in bytes."""
+    return float(1.3 * rank["shard"] + rank["tensor"])
+
+
+def summary(ranks: list[dict[str, int]]) -> dict[str, Any]:
+    """Return the figures of the rank whose peak comes nearest to its limit, and the save of the one that comes nearest."""
+    most = max(ranks, key=lambda each: each["peak"] / limit(each))
+    return most | {"ranks": len(ranks), "save": max(ranks, key=lambda each: each["save"] / limit(each))["save"]}
+
+
+def page(cases: list[dict[str, Any]]) -> str:
+    """Return the results as a page."""
+    head = ["", "parameters", "ranks", "shard, MB", "largest tensor, MB", "peak, MB", "at save, MB",
+            "1.3 x shard + tensor, MB", "highest, of that", "imports, MB", "measured"]  # fmt: skip
+    machines = list(dict.fromkeys(case["measured"] for case in cases))
+    rows = []
     for case in cases:
-        ranks = case["ranks"]
-        most = max(ranks, key=lambda each: each["peak"] / (1.3 * each["shard"] + each["tensor"]))
-        limit = 1.3 * most["shard"] + most["tensor"]
-        saved = max(ranks, key=lambda each: each["save"] / (1.3 * each["shard"] + each["tensor"]))
-        rows.append(
-            (
-                case["case"], f"{most['parameters']:,}", len(ranks), *(
-                    f"{value / 1e6:,.0f}"
-                    for value in (most["shard"], most["tensor"], most["peak"])
-                ), f"{saved['save'] / 1e6:,.0f}" if saved["save"] else "-", f"{limit / 1e6:,.0f}", f"{most['imports'] / 1e6:,.0f}"
-            )
-        )  # fmt: skip
-        gates.append((f"{case['case']}: peak, of 1.3 x shard + one tensor", most["peak"] / limit, 1.0))
-        if saved["save"]:
-            most_saved = saved["save"] / (1.3 * saved["shard"] + saved["tensor"])
-            gates.append((f"{case['case']}: peak at save, of the same", most_saved, 1.0))
-    head = [
+        most = limit(case)
+        sizes = [f"{value / 1e6:,.0f}" for value in (case["shard"], case["tensor"], case["peak"])]
+        saved = f"{case['save'] / 1e6:,.0f}" if case["save"] else "-"
+        share = max(case["peak"], case["save"]) / most
+        rows.append((case["case"], f"{case['parameters']:,}", case["ranks"], *sizes, saved, f"{most / 1e6:,.0f}",
+                     f"{share:.3f}{'' if share <= 1 else ' MISSED'}", f"{case['imports'] / 1e6:,.0f}",
+                     machines.index(case["measured"]) + 1))  # fmt: skip
+    lines = [
+        "# Host memory while a rank loads its shard, and at save",
         "",
-        "parameters",
-        "ranks",
-        "shard, MB",
-        "largest tensor, MB",
-        "peak, MB",
-        "at save, MB",
-        "1.3 x shard + tensor, MB",
+        table(rows, head),
+        "",
+        "Of each row that rank is shown whose peak comes nearest to its limit. The largest tensor is counted in float32.",
+        "",
+        *(f"{number}. {each}" for number, each in enumerate(machines, 1)),
     ]
-    body = table(rows, [*head, "imports, MB"])
-    body += "\n\nOf each row that rank is shown whose peak comes nearest to its limit. The largest tensor is counted in float32."
-    return report("model_start", "Host memory while a rank loads its shard, and at save", body, gates)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -70,11 +70,14 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 - **Classification** (`task: sequence-classification`): a text and a label in each row.
 - **Preferences** (`task: dpo`): prompt, chosen and rejected in each row ([how](how/dpo.md)).
 - **A task of your own** (`task: mypkg.task:MyTask`): a class gives model, data and loss ([how](how/own-task.md)). It may stream, use LoRA and the loss in chunks as these do.
-- **LoRA** (`use_peft: true`, on a pretrained model): the run saves the adapter, or with `merge_adapter` the whole model. Not with `tp_size` or `pp_size`.
+- **LoRA** (`use_peft: true`, on a pretrained model): the run saves the adapter, or with `merge_adapter` the whole model. Not with `tp_size` or `pp_size`. `dtype: bfloat16` keeps the frozen model in bfloat16 ([how](how/lora.md)).
 
 ## Batch, memory, speed
 
 - `global_batch_size` (samples) or `global_batch_tokens` sets the batch of one optimizer step over all ranks. Accumulation follows from it.
+- `bf16` and `fp16` set the data type of the computation, `dtype` that of the weights in memory, as run_clm's `--dtype` does. Without LoRA, `dtype: bfloat16`
+  trains weights in bfloat16, and gradients and AdamW's state are in bfloat16 too. That halves their memory, but small updates are lost: prefer `bf16` alone.
+  With zero1 to zero3 it needs `bf16: true`, and DeepSpeed keeps float32 copies of trained weights. `dtype: float16` is for frozen weights only.
 - `gradient_checkpointing` computes activations again instead of keeping them. `attn_implementation` chooses the attention. `torch_compile` works with none and ddp.
 - In causal LM and chat the loss is computed in chunks of tokens, so that the logits are never whole in memory. Exceptions: `tp_size`, `pp_size`, `torch_compile`, and families other than
   Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo, OLMo 2, GPT-2 and GPT-NeoX.

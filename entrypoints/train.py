@@ -151,12 +151,13 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     facts = strategy.describe()
     versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}
     counts: dict[str, Any] = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
-    if (use := mfu.use(work, strategy.device, facts["mixed_precision"])) is not None:
+    if (use := mfu.use(work, strategy.device, facts["mixed_precision"], arguments.dtype)) is not None:
         counts |= {"flops_per_token": use.work.token, "flops_per_pair": use.work.pair, "peak_flops": use.peak}
     logger.event("world", versions=versions, **counts, **facts)
     logger.say(f"data: {task.described}")
+    in_dtype = "" if arguments.dtype == "float32" else f" in {arguments.dtype}"
     logger.say(
-        f"model: {model_type}, {parameters:,} parameters, {facts['parameters_per_rank'][0]:,} of them on rank 0"
+        f"model: {model_type}, {parameters:,} parameters{in_dtype}, {facts['parameters_per_rank'][0]:,} of them on rank 0"
         f"{'' if learned == parameters else f', {learned:,} of them learn'}; "
         f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
     )

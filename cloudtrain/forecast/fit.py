@@ -104,6 +104,8 @@ def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:
     tried = []
     if step.precision == "no":
         tried.append((names["bf16"], replace(step, precision="bf16")))
+    if step.lora and "dtype" in names and step.precision in ("no", "bf16"):
+        tried.append((names["dtype"], replace(step, precision="pure bf16")))
     if step.batch > 1:
         half = replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)
         tried.append((f"{names['batch']}: {half.batch}, twice the accumulation", half))
@@ -128,9 +130,11 @@ def _enough(found: Training, gpu: str, memory: int) -> Iterator[tuple[str, int, 
     less = replace(step, precision=precision, checkpointing=True, strategy="none", shards=1)
     texts = [names["bf16"]] * (precision != step.precision) + [names["checkpointing"]] * (not step.checkpointing)
     if "peft" in names and not step.lora:
-        least = needed(training.changed(found, replace(less, lora=LORA), 1))
-        if least[1] <= memory:
-            yield (f"fits: {gpu} x 1 with {', '.join([*texts, names['peft']])}", *least)
+        for kept, more in ((precision, []), ("pure bf16", [names["dtype"]])):
+            least = needed(training.changed(found, replace(less, lora=LORA, precision=kept), 1))
+            if least[1] <= memory:
+                yield (f"fits: {gpu} x 1 with {', '.join([*texts, names['peft'], *more])}", *least)
+                break
     single = replace(less, batch=1, accumulation=step.accumulation * step.batch)
     smaller = [f"{names['batch']}: 1, {step.batch} times the accumulation"]
     for batched, more in ((less, []), (single, smaller))[: 1 + (step.batch > 1)]:

@@ -41,7 +41,7 @@ class Step:
     context: int = 1
     accumulation: int = 1
     chunked: bool = True  # the loss is made in chunks
-    lora: int = 0  # rank of an adapter; 0: the whole model is trained
+    lora: int = 0  # rank of an adapter, which is in float32 in every precision; 0: the whole model is trained
     eager_attention: bool = False
     offload: bool = False
 
@@ -93,9 +93,10 @@ class _Sizes:
         count = shape.layers * shape.layer / split + shape.root / (step.tensor if step.pipeline == 1 else 1)
         learned = self._adapter() if step.lora else count
         parts = step.shards if sharded else 1
-        self.weights = self.stored * count / parts
-        self.moments = 0 if step.offload else 2 * self.stored * learned / (step.shards if step.strategy != "ddp" else 1)
-        self.gradients = self.stored * learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
+        learned *= 4 if step.lora else self.stored
+        self.weights = (self.stored * count + (learned if step.lora else 0)) / parts
+        self.moments = 0 if step.offload else 2 * learned / (step.shards if step.strategy != "ddp" else 1)
+        self.gradients = learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
         self.layer = shape.layer / step.tensor
         self.root = shape.root
         self.head = shape.embedding

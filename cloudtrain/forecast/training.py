@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEASURED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")
 _TRAINER = {
     "bf16": "bf16: true", "batch": "per_device_train_batch_size", "checkpointing": "gradient_checkpointing: true",
-    "peft": "use_peft: true",
+    "peft": "use_peft: true", "dtype": "dtype: bfloat16",
 }  # fmt: skip
 _OWN = {"bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient checkpointing"}
 
@@ -74,7 +74,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     step = Step(
         batch=per_rank,
         sequence=arguments.block_size * arguments.kind.sequences,  # of preferences a chosen and a rejected answer
-        precision=arguments.mixed_precision,
+        precision=_precision(arguments, plan.carrier),
         checkpointing=arguments.gradient_checkpointing,
         strategy=plan.strategy,
         shards=plan.parts,
@@ -96,6 +96,14 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     ]
     reasons = [*_open(shape, step, dropout), *(text for wrong, text in more if wrong)]
     return Training(shape, step, plan.data_ranks, tuple(reasons), _TRAINER, _length(arguments, job), whole)
+
+
+def _precision(arguments: Any, carrier: str) -> str:
+    """Return how numbers are kept and computed, as `Step` has it."""
+    # DeepSpeed keeps float32 copies of what it trains.
+    if arguments.dtype == "float32" or (carrier == "deepspeed" and not arguments.use_peft):
+        return str(arguments.mixed_precision)
+    return "pure bf16"
 
 
 def _length(arguments: Any, job: Job) -> Length | str:

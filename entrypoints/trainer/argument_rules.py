@@ -123,8 +123,22 @@ def _pairs(arguments: Any) -> list[tuple[bool, str]]:
         (arguments.use_peft and arguments.lora_r < 1, "--lora_r must be at least 1"),
         (arguments.merge_adapter and not arguments.use_peft, "--merge_adapter needs --use_peft"),
         (
-            arguments.attn_implementation.startswith("flash") and arguments.mixed_precision == "no",
+            arguments.attn_implementation.startswith("flash")
+            and arguments.mixed_precision == "no"
+            and arguments.dtype == "float32",
             f"--attn_implementation {arguments.attn_implementation} needs --bf16 or --fp16",
+        ),
+        (
+            {arguments.mixed_precision, arguments.dtype} in ({"bf16", "float16"}, {"fp16", "bfloat16"}),
+            f"--{arguments.mixed_precision} and --dtype {arguments.dtype} cannot be combined",
+        ),
+        (
+            arguments.dtype == "float16" and not arguments.use_peft,
+            "--dtype float16 needs --use_peft: weights are trained in float32 or bfloat16",
+        ),
+        (
+            arguments.own_task and arguments.dtype != "float32",
+            f"--dtype works with the built-in tasks only: return a model in {arguments.dtype} from the model() of your task",
         ),
         (arguments.load_best_model_at_end and silent, "--load_best_model_at_end needs --eval_strategy steps or epoch"),
         (

@@ -25,6 +25,7 @@ SECTIONS = {  # of the help, by their first argument
     "dataset": "data", "task": "task and model", "optim": "optimisation", "eval_strategy": "evaluation",
     "logging_steps": "logging and checkpoints", "push_to_hub": "the hub", "samples": "data in memory",
 }  # fmt: skip
+DTYPES = ("float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
 
 
@@ -113,6 +114,12 @@ class Arguments:
     num_key_value_heads: int = _is(-1, "Key and value heads, from scratch; -1: as many as attention heads.")
     tie_word_embeddings: bool = _is(True, "Tie input and output embeddings of a model trained from scratch.")
     dropout: float = _is(-1.0, "Dropout of all layers of a model trained from scratch; -1: the architecture's default.")
+    dtype: str = _is(
+        "float32",
+        "Data type of the weights in memory and as saved; a LoRA adapter stays in float32. Weights that are trained have"
+        " gradients and optimizer state in it too.",
+        DTYPES,
+    )
     attn_implementation: str = _is("sdpa", "Attention: sdpa, eager, flash_attention_2.")
     gradient_checkpointing: bool = _is(False, "Gradient checkpointing: recompute activations instead of keeping them.")
     torch_compile: bool = _is(False, "Compile the model with torch.compile.")

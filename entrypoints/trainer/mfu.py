@@ -26,8 +26,10 @@ from .peaks import peak
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "gpt_neox", "opt", "bert", "roberta", "distilbert"}
 
 
-def kind(mixed_precision: str) -> str:
-    """Return the kind of number that matrix products take."""
+def kind(mixed_precision: str, dtype: str = "float32") -> str:
+    """Return the kind of number that matrix products take, with weights of a data type."""
+    if mixed_precision == "no":
+        mixed_precision = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, "no")
     if mixed_precision in ("bf16", "fp16"):
         return mixed_precision
     return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -70,11 +72,11 @@ class Use:
         return (self.work.token * tokens + self.work.pair * pairs) / (self.peak * max(seconds, 1e-9))
 
 
-def use(done: Work | None, device: torch.device, mixed_precision: str) -> Use | None:
+def use(done: Work | None, device: torch.device, mixed_precision: str, dtype: str = "float32") -> Use | None:
     """Return what MFU is computed from, None where the model or any rank's GPU is not known; collective on GPUs."""
     if device.type != "cuda":
         return None
-    promised = collectives.every_rank(peak(torch.cuda.get_device_name(device), kind(mixed_precision)))
+    promised = collectives.every_rank(peak(torch.cuda.get_device_name(device), kind(mixed_precision, dtype)))
     if done is None or not all(promised):
         return None
     return Use(done, sum(filter(None, promised)))

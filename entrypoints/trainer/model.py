@@ -20,14 +20,14 @@ GATED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"}  # three matrice
 
 
 def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
-    """Return the model in float32 on the CPU; raises Unsupported when it cannot be loaded or built."""
+    """Return the model on the CPU, in the arguments' data type; raises Unsupported when it cannot be loaded or built."""
     model = outline(arguments, tokenizer, labels)
     fill(model, torch.device("cpu"))
     return model
 
 
 def outline(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
-    """Return the model in float32 without values, which `weights.fill` gives each rank its part of.
+    """Return the model without values, which `weights.fill` gives each rank its part of.
 
     A model that cannot be loaded or drawn tensor by tensor comes whole, and a line says why. Raises Unsupported when it
     cannot be loaded or built at all.
@@ -39,7 +39,7 @@ def outline(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn
     if labels:
         names = {"id2label": dict(enumerate(labels)), "label2id": {name: index for index, name in enumerate(labels)}}
         names["num_labels"] = len(labels)
-    common = {"attn_implementation": arguments.attn_implementation, "dtype": torch.float32}
+    common = {"attn_implementation": arguments.attn_implementation, "dtype": getattr(torch, arguments.dtype)}
     try:
         try:
             return _outlined(arguments, tokenizer, auto, names, common)
@@ -68,6 +68,8 @@ def _outlined(
         config = _config(arguments, tokenizer, names)
     with recorder.recording():
         model = auto.from_config(config, **common)
+    if arguments.dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
+        raise Whole(f"transformers keeps some of its layers in float32 with dtype {arguments.dtype}")
     if arguments.model:
         stored = files.match(model, mismatched=bool(names))
         pretrained.add_generation_config(model, arguments.model)

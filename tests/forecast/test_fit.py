@@ -122,6 +122,40 @@ def test_no_band_begins_below_weights_gradients_and_optimizer(parallelism: dict 
     assert ("weights (frozen, float32)" in found.terms) == bool(more), "bf16: true does not change what is stored"
 
 
+@pytest.mark.parametrize("parallelism", [None, {"strategy": "fsdp"}, {"strategy": "zero3"}])
+def test_a_frozen_model_in_bfloat16_takes_two_bytes_a_parameter(parallelism: dict | None):
+    gpus = "A100-80GB:8" if parallelism else "A100-80GB:1"
+    more: dict = {"gradient_checkpointing": True, "block_size": 256, "use_peft": True}
+    plain, found = asked(gpus, parallelism, **more), asked(gpus, parallelism, **more, dtype="bfloat16")
+    assert isinstance(plain, fit.Fit) and isinstance(found, fit.Fit)
+    adapter = 32 * 16 * (2 * 4096 + 4096 + 1024) * 4  # in float32, on queries and values
+    ranks = 8 if parallelism else 1
+    assert found.terms["weights (frozen, bfloat16)"] == (2 * 8_030_261_248 + adapter) // ranks
+    assert found.terms["optimizer"] == plain.terms["optimizer"] == 2 * adapter // ranks
+    assert {text: high for text, _, high in plain.changes}["dtype: bfloat16"] == found.high
+    assert "dtype: bfloat16" not in [text for text, _, _ in found.changes]
+
+
+def test_trained_weights_in_bfloat16_have_optimizer_state_in_it():
+    parameters = 8_030_261_248
+    for parallelism, each in ((None, 2), ({"strategy": "fsdp"}, 2), ({"strategy": "zero3"}, 4)):
+        found = asked("A100-80GB:8" if parallelism else "A100-80GB:1", parallelism, dtype="bfloat16")
+        assert isinstance(found, fit.Fit)
+        ranks = 8 if parallelism else 1
+        assert found.terms["weights"] == each * parameters // ranks, "DeepSpeed keeps float32 copies"
+        assert found.terms["optimizer"] == 2 * each * parameters // ranks
+
+
+def test_lora_in_bfloat16_is_named_where_float32_does_not_fit():
+    found = asked("A100-40GB:1", None, bf16=False)
+    assert isinstance(found, fit.Fit)
+    text, low, high = next(change for change in found.changes if "use_peft" in change[0])
+    assert text.endswith("use_peft: true, dtype: bfloat16")
+    changed = {"bf16": True, "gradient_checkpointing": True, "use_peft": True, "dtype": "bfloat16"}
+    applied = asked("A100-40GB:1", None, **changed)
+    assert isinstance(applied, fit.Fit) and (applied.low, applied.high) == (low, high) and high <= (applied.memory or 0)
+
+
 def test_sizes_are_those_of_the_driver():
     assert devices.size_bytes("A100") == devices.size_bytes("A100-40GB") == 40960 << 20, "the smallest that is meant"
     assert devices.size_bytes("h100") == 81559 << 20 and devices.size_bytes("TPU") is None

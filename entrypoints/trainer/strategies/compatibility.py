@@ -24,6 +24,10 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
             raise Unsupported(f"--attn_implementation {attention} needs the package flash_attn; without it use sdpa")
     if arguments.use_peft and plan.tensor * plan.pipeline > 1:
         raise Unsupported(f"--use_peft cannot be combined with {plan.described}: use fsdp to shard the model")
+    if arguments.dtype != "float32" and plan.carrier == "deepspeed" and not arguments.bf16:
+        raise Unsupported(
+            f"--dtype {arguments.dtype} with {plan.described} needs --bf16: DeepSpeed trains all weights in one data type"
+        )
     if arguments.own_loss and plan.tensor * plan.pipeline * plan.context > 1:
         built_in = arguments.kind.whole_loss and not arguments.own_task
         raise Unsupported(

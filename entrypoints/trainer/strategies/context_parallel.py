@@ -110,7 +110,8 @@ class ContextParallel:
         model.train(training)
         apart = (parts[:, mine < length] - whole[:, mine[mine < length]]).abs().max() / whole.abs().max()
         differences = collectives.every_rank(float(apart))
-        if not all(difference < (CLOSE if precision == "no" else CLOSE_16) for difference in differences):
+        exact = precision == "no" and whole.dtype == torch.float32
+        if not all(difference < (CLOSE if exact else CLOSE_16) for difference in differences):
             raise Unsupported(
                 f"cp_size {self.size}: {config.model_type} gives other results for a split sequence than for a whole one"
                 "; remove cp_size, or write strategy: fsdp"

@@ -31,7 +31,7 @@ class Strategy:
     stepper: Any  # Accelerate's
     parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
     tied: tuple[str, str] | None = None  # snapshot.Training.tied
-    bare: Any = None  # the model, without values where a rank has a part of it; None where it is saved whole
+    bare: Any = None  # the model without values; None where the whole is saved from rank 0's
     chunked: chunked_loss.ChunkedLoss | None = None  # None: the logits are whole
     task: Task  # whose loss is minimised
 

@@ -71,16 +71,13 @@ class DeepSpeedStrategy(Strategy):
         forget()
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        if self.plan.strategy == "zero3":
-            self.bare = skeleton(bare)
-            if (values := weights.take(bare)) is not None:
-                optimizer = self._load_shards(bare, values, make_optimizer)
-                super().prepare(bare, lambda _: optimizer)
-                return
+        self.bare = skeleton(bare)
+        if self.plan.strategy == "zero3" and (values := weights.take(bare)) is not None:
+            optimizer = self._load_shards(bare, values, make_optimizer)
+            super().prepare(bare, lambda _: optimizer)
+            return
         weights.fill(bare, torch.device("cpu"))  # the engine moves what stays on the device
         super().prepare(bare, make_optimizer)
-        if self.plan.strategy != "zero3":
-            self.bare = self.model.module
 
     def _load_shards(
         self, bare: Any, values: weights.Weights, make_optimizer: Callable[[Any], torch.optim.Optimizer]
@@ -152,21 +149,22 @@ class DeepSpeedStrategy(Strategy):
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self.plan.strategy != "zero3":
-            for name, tensor in super().tensors(names):  # views of one buffer, which no file takes
-                yield name, None if tensor is None else tensor.clone()
-            return
         # From here on the ranks write together, and transformers would gather parameters itself.
         forget()
         module = self.model.module
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
         like = self.bare.state_dict()
+        replicas = self.plan.strategy != "zero3"
         for name in names:
             if (parameter := parameters.get(name)) is None:
                 full = buffers[name]
+            elif replicas and parameter.dtype == like[name].dtype:
+                full = parameter.data.clone()  # a view of one buffer, which no file takes
             elif parameter.requires_grad:  # what the optimizer has, in bf16 too
                 full = safe_get_full_fp32_param(parameter)
+            elif replicas:
+                full = parameter.data
             else:
                 with GatheredParameters([parameter]):
                     full = parameter.data.clone()

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from trainer import lora, tensor_files
 from trainer import model as models
-from trainer import tensor_files
 from trainer.arguments import Arguments
 from trainer.strategies import fsdp, mesh
 
@@ -81,7 +81,8 @@ def main() -> None:
     fsdp.mesh_of(plan, torch.device("cpu"))
     from transformers import AutoModelForCausalLM  # noqa: F401 - what is imported is not to be counted
 
-    models.build(Arguments(hidden_size=32, num_hidden_layers=1, num_attention_heads=4), Words(), [])
+    small = models.build(Arguments(hidden_size=32, num_hidden_layers=1, num_attention_heads=4), Words(), [])
+    lora.adapted(small, Arguments(use_peft=True))
     drawn = Arguments(**SIZES)
     if dist.get_rank() == 0:
         whole = models.build(Arguments(**SIZES, seed=5), Words(), [])
@@ -89,7 +90,8 @@ def main() -> None:
         del whole
     dist.barrier()
     read = Arguments(**SIZES, model=str(folder))
-    for case, arguments in (("drawn", drawn), ("read", read), ("whole", drawn)):
+    frozen = Arguments(**SIZES, model=str(folder), use_peft=True, lora_r=4, dtype="bfloat16")
+    for case, arguments in (("drawn", drawn), ("read", read), ("frozen in bfloat16", frozen), ("whole", drawn)):
         peak = Peak()
         peak.start()
         model = (models.build if case == "whole" else models.outline)(arguments, Words(), [])

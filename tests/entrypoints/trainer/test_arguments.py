@@ -71,6 +71,11 @@ def test_all_problems_are_told_at_once():
         ("--use_peft --model gpt2 --lora_r 0", "--lora_r must be at least 1"),
         ("--merge_adapter", "--merge_adapter needs --use_peft"),
         ("--attn_implementation flash_attention_2", "flash_attention_2 needs --bf16 or --fp16"),
+        ("--dtype bf16", "--dtype is one of float32, bfloat16, float16, not 'bf16'"),
+        ("--dtype float16", "--dtype float16 needs --use_peft"),
+        ("--dtype float16 --use_peft --model gpt2 --bf16", "--bf16 and --dtype float16 cannot be combined"),
+        ("--dtype bfloat16 --fp16", "--fp16 and --dtype bfloat16 cannot be combined"),
+        ("--dtype bfloat16 --task a.b:C", "--dtype works with the built-in tasks only"),
         ("--load_best_model_at_end", "needs --eval_strategy"),
         ("--early_stopping_patience 2", "needs --eval_strategy"),
         ("--early_stopping_patience 0 --eval_strategy steps", "--early_stopping_patience must be at least 1"),
@@ -94,6 +99,15 @@ def test_all_problems_are_told_at_once():
 def test_what_cannot_be_meant(argv: str, sentence: str):
     with pytest.raises(Misuse, match=sentence):
         parse(argv.split())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["--dtype bfloat16 --bf16", "--dtype float16 --use_peft --model gpt2 --fp16",
+     "--dtype bfloat16 --attn_implementation flash_attention_2"],
+)  # fmt: skip
+def test_data_types_that_go_together(argv: str):
+    assert parse(argv.split()).dtype in ("bfloat16", "float16")
 
 
 def test_names_and_meanings_are_those_of_training_arguments():

@@ -139,6 +139,11 @@ def test_nothing_is_told_of_what_is_not_known():
     assert mfu.use(mfu.Work(1, 1), torch.device("cpu"), "bf16") is None
 
 
+def test_weights_in_bfloat16_are_multiplied_in_bfloat16():
+    assert [mfu.kind("no", dtype) for dtype in ("bfloat16", "float16")] == ["bf16", "fp16"]
+    assert mfu.kind("bf16", "float32") == "bf16" and mfu.kind("no") in ("fp32", "tf32")
+
+
 def test_padding_is_no_work():
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     assert float(models.pairs({"attention_mask": mask, "input_ids": mask})) == 9 + 1
@@ -158,7 +163,7 @@ def test_a_meter_tells_the_share_of_the_peak(monkeypatch: pytest.MonkeyPatch):
 FAST = """
 import sys, train
 from trainer import mfu
-mfu.use = lambda work, device, precision: mfu.Use(work, 1e12)
+mfu.use = lambda work, device, precision, dtype: mfu.Use(work, 1e12)
 sys.exit(train.main())
 """
 

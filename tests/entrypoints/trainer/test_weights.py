@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer import model as models  # isort: skip
-from trainer import weights  # isort: skip
+from trainer import publish, weights  # isort: skip
 from trainer.arguments import Arguments  # isort: skip
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "block_size": 16}
@@ -111,6 +112,48 @@ def test_a_pretrained_model_is_read_as_transformers_reads_it(tmp_path: Path, fam
     assert torch.equal(mine.eval()(ids).logits, theirs.eval()(ids).logits)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_frozen_weights_have_the_data_type_that_is_asked_for(tmp_path: Path, dtype: str):
+    """As from_pretrained has it; the adapter is that of float32."""
+    model = saved(tmp_path / "base")
+    adapter: dict = {"model": str(tmp_path / "base"), "use_peft": True}
+    mine = models.build(arguments(**adapter, dtype=dtype), Words(), [])
+    plain = models.build(arguments(**adapter), Words(), [])
+    theirs = type(model).from_pretrained(tmp_path / "base", dtype=getattr(torch, dtype)).state_dict()
+    assert {tensor.dtype for tensor in theirs.values()} == {getattr(torch, dtype)}
+    state, drawn = mine.state_dict(), {}
+    for name, tensor in state.items():
+        if "lora_" in name:
+            drawn[name] = tensor
+            assert tensor.dtype == torch.float32 and torch.equal(tensor, plain.state_dict()[name]), name
+        else:
+            other = theirs[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]
+            assert tensor.dtype == other.dtype and torch.equal(tensor, other), name
+    assert len(drawn) == 2 * 2 * 2
+    bare = weights.skeleton(mine)
+    publish.save_in_parts(
+        bare, lambda names: ((name, state[name]) for name in names), None, tmp_path / "a", 1, lambda: None
+    )
+    kept = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert len(kept) == len(drawn) and {tensor.dtype for tensor in kept.values()} == {torch.float32}
+
+
+def test_trained_weights_have_the_data_type_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    model = saved(tmp_path)
+    made = models.build(arguments(model=str(tmp_path), dtype="bfloat16"), Words(), [])
+    assert all(torch.equal(each, model.state_dict()[name].bfloat16()) for name, each in made.state_dict().items())
+    assert made.config.dtype == torch.bfloat16 and not capsys.readouterr().out
+    drawn = models.build(arguments(dtype="bfloat16"), Words(), [])
+    assert {parameter.dtype for parameter in drawn.parameters()} == {torch.bfloat16}
+    # What transformers keeps in float32 stays so.
+    monkeypatch.setattr(type(model), "_keep_in_fp32_modules_strict", {"norm"})
+    mixed = models.build(arguments(model=str(tmp_path), dtype="bfloat16"), Words(), [])
+    assert mixed.model.norm.weight.dtype == torch.float32 and mixed.lm_head.weight.dtype == torch.bfloat16
+    assert "transformers keeps some of its layers in float32 with dtype bfloat16" in capsys.readouterr().out
+
+
 def test_the_base_of_a_language_model_becomes_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture):
     """Names without the prefix, a head that the files lack, and one that they have in vain; all of it is said."""
     model = saved(tmp_path, tie_word_embeddings=False)
@@ -164,7 +207,9 @@ def test_ranks_hold_their_parts_and_nothing_else(tmp_path: Path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(text) for text in re.findall(r"^FOUND (.*)$", done.stdout, re.MULTILINE)]
-    assert {each["case"] for each in found} == {"drawn", "read", "whole"}
+    assert {each["case"] for each in found} == {"drawn", "read", "whole", "frozen in bfloat16"}
+    parts = {each["case"]: max(rank["part"] for rank in each["ranks"]) for each in found}
+    assert parts["frozen in bfloat16"] < 0.52 * parts["read"]
     for each in found:
         for rank in each["ranks"]:
             limit = 1.3 * rank["part"] + rank["tensor"]

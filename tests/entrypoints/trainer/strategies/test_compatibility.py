@@ -44,6 +44,12 @@ CANNOT = {
     ),
     "dpo, tp": ({"task": "dpo"}, ParallelismPlan(tensor=2), "cpu", "^dpo works with strategies none, ddp"),
     "a class, tp": ({"task": "a:B"}, ParallelismPlan(tensor=2), "cpu", "^a model or a loss of your own works with"),
+    "dtype, zero": (
+        {"dtype": "bfloat16"},
+        ParallelismPlan("zero3", shard=2),
+        "cpu",
+        "--dtype bfloat16 with zero3.* needs --bf16",
+    ),
     "compile": (
         {"torch_compile": True},
         ParallelismPlan(tensor=2),
