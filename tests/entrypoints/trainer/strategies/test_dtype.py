@@ -84,9 +84,9 @@ def test_weights_in_bfloat16_learn_as_on_one_process(
     weights, others = (load_file(run.run / "model" / file) for run in (one, many))
     assert weights.keys() == others.keys()
     apart = max((weights[name] - others[name]).abs().max().item() for name in weights)
-    print("FIGURE", name, loss, held, apart)
     figure("dtype", {"name": name, "loss": loss, "held": held, "weights": apart})
-    exact = more == LORA  # what learns is in float32, and so are its gradients
+    # What learns is in float32, and so are its gradients; attention over parts of a sequence rounds in another order.
+    exact = more == LORA and "cp_size" not in parallelism
     assert loss < (1e-5 if exact else 1e-3) and held < (1e-5 if exact else 5e-4)
     assert apart < (1e-4 if exact else 1e-2)
     for kept in (weights, others):
