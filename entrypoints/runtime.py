@@ -19,15 +19,12 @@ Standard library only; Python 3.9 on.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
-import re
 import signal
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -36,14 +33,8 @@ MAX_BYTES = 8192  # of a marked line in UTF-8, its mark included
 KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result", "media", "evaluation")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
-EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on
-MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; trainer/checkpoints/files.py writes the same
-_TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
-# Accelerator.save_state with automatic names, and as Accelerate's examples name what it saves
-_ACCELERATES = re.compile(r"(?:checkpoint|step|epoch)_(\d+)")
 
 _stop = False
-_epoch = 0  # which start of the run this is, once its script has asked for a checkpoint
 
 
 @dataclass(frozen=True)
@@ -192,7 +183,7 @@ def log_image(name: str, image: Any, *, step: int) -> None:
             are not logged.
         TypeError: It is not an image.
     """
-    _media().log("image", name, image, step, context(), emit)
+    _sibling("media").log("image", name, image, step, context(), emit)
 
 
 def log_text(name: str, text: Any, *, step: int) -> None:
@@ -203,7 +194,7 @@ def log_text(name: str, text: Any, *, step: int) -> None:
         text: The text, at most 8 MiB.
         step: The optimizer step.
     """
-    _media().log("text", name, text, step, context(), emit)
+    _sibling("media").log("text", name, text, step, context(), emit)
 
 
 def log_table(name: str, rows: Any, *, step: int, columns: Any = None) -> None:
@@ -215,7 +206,7 @@ def log_table(name: str, rows: Any, *, step: int, columns: Any = None) -> None:
         step: The optimizer step.
         columns: Names of the columns; None for those of the dictionaries or the data frame.
     """
-    _media().log("table", name, rows, step, context(), emit, columns=columns)
+    _sibling("media").log("table", name, rows, step, context(), emit, columns=columns)
 
 
 def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
@@ -227,12 +218,12 @@ def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
         step: The optimizer step.
         bins: Number of bins of equal width.
     """
-    _media().log("histogram", name, values, step, context(), emit, bins=bins)
+    _sibling("media").log("histogram", name, values, step, context(), emit, bins=bins)
 
 
-def _media() -> Any:
-    """Return the module media.py, which is cloudtrain_media where this one is cloudtrain_runtime."""
-    return importlib.import_module(__name__.replace("runtime", "media"))
+def _sibling(name: str) -> Any:
+    """Return a module beside this one: media.py is cloudtrain_media where this one is cloudtrain_runtime."""
+    return importlib.import_module(__name__.replace("runtime", name))
 
 
 def _rank() -> int:
@@ -265,18 +256,7 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
     Returns:
         The path, or None if there is no complete checkpoint.
     """
-    env = os.environ
-    base = context().checkpoint_dir if folder is None else folder
-    history, path = _history(base), None
-    for epoch, step, candidate in sorted(_checkpoints(base), reverse=True):
-        stale = epoch > 0 and step > history.get(epoch, -1)
-        problem = "it was written by a start of this run that a later start replaced" if stale else _damage(candidate)
-        if not problem:
-            path = candidate
-            break
-        sys.stderr.write(f"checkpoint {os.path.basename(candidate)} is skipped: {problem}\n")
-    if folder is None and env.get("CLOUDTRAIN_RUN_ID") and int(env.get("RANK") or 0) == 0:
-        _begin(base, path)
+    path: str | None = _sibling("script_checkpoints").find_latest(context(), folder)
     return path
 
 
@@ -290,177 +270,7 @@ def complete_checkpoint(path: str, *, step: int) -> None:
         path: The checkpoint's folder.
         step: The optimizer step.
     """
-    files = {}
-    for name in sorted(_files(path)):
-        with open(os.path.join(path, name), "rb") as file:
-            os.fsync(file.fileno())
-        files[name] = {"size": os.path.getsize(os.path.join(path, name)), "sha256": _sha256(os.path.join(path, name))}
-    partial = os.path.join(path, f".{MARKER}")
-    with open(partial, "w") as mark:
-        json.dump({"version": 1, "step": int(step), "epoch": _epoch, "files": files}, mark)
-        mark.flush()
-        os.fsync(mark.fileno())
-    os.replace(partial, os.path.join(path, MARKER))
-    log_checkpoint(step=step, path=path)
-    later = max(_records(os.path.dirname(os.path.abspath(path))), default=0)
-    if 0 < _epoch < later:
-        emit(
-            "alarm",
-            reason=f"start {later} of this run has started: checkpoints of this one, {_epoch}, are no longer used",
-        )
-
-
-def _begin(base: str, path: str | None) -> None:
-    """Claim the next start of the run, by a file that only one can make, and record from where it resumes."""
-    global _epoch
-    here = context()
-    claimed = here.epoch
-    marked = _marked(path) if path else {}
-    record = {"from": os.path.basename(path or ""), "epoch": marked.get("epoch", 0), "step": marked.get("step", 0)}
-    folder = os.path.join(base, EPOCHS)
-    try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder, exist_ok=True)
-        while not _epoch:
-            number = claimed or max([here.attempt - 1, *_records(base)]) + 1
-            claimed = 0
-            if _created(os.path.join(folder, f"{number:08d}.json"), json.dumps(record)):
-                _epoch = number
-    except OSError as error:
-        sys.stderr.write(f"this start of the run could not be recorded: {error}\n")
-
-
-def _created(path: str, text: str) -> bool:
-    """Create a file that is whole when it has its name; False where another start was faster."""
-    partial = f"{path}.{os.getpid()}"
-    try:
-        with open(partial, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            with open(path, "x") as file:
-                file.write(text)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(partial)
-    return True
-
-
-def _records(base: str) -> dict[int, dict[str, Any]]:
-    """Return what each start of the run recorded, by its number; {} for one that cannot be read."""
-    records: dict[int, dict[str, Any]] = {}
-    folder = os.path.join(base, EPOCHS)
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        number, _, kind = name.partition(".")
-        if kind == "json" and number.isdigit():
-            try:
-                with open(os.path.join(folder, name), "rb") as file:
-                    record = json.load(file)
-                records[int(number)] = {"epoch": int(record["epoch"]), "step": int(record["step"])}
-            except (OSError, ValueError, KeyError, TypeError):
-                records[int(number)] = {}
-    return records
-
-
-def _history(base: str) -> dict[int, float]:
-    """Return up to which step the checkpoints of each start are the run's history; of others none is."""
-    records = _records(base)
-    starts = sorted({*records, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}, reverse=True)
-    history: dict[int, float] = {}
-    epoch, limit = (starts[0] if starts else 0), float("inf")
-    while epoch and epoch not in history:
-        history[epoch] = limit
-        record = records.get(epoch)
-        if record:
-            epoch, limit = record["epoch"], record["step"]
-        else:  # it did not ask where to begin
-            epoch, limit = next((each for each in starts if each < epoch), 0), float("inf")
-    return history
-
-
-def _checkpoints(base: str) -> Iterator[tuple[int, int, str]]:
-    """Yield start, number and path of what may be a checkpoint; 0 for a start that is not known."""
-    for folder in (base, os.path.join(base, "checkpoints")):
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            path = os.path.join(folder, name)
-            match = _TRAINERS.fullmatch(name) or _ACCELERATES.fullmatch(name)
-            if os.path.exists(os.path.join(path, MARKER)):
-                mark = _marked(path)
-                yield int(mark.get("epoch", 0)), int(mark.get("step", match[1] if match else 0)), path
-            elif match:
-                yield 0, int(match[1]), path
-
-
-def _damage(path: str) -> str:
-    """Return why a checkpoint cannot be trusted, "" for a whole one."""
-    marked = _marked(path)
-    if marked:
-        for name, expected in marked["files"].items():
-            file = os.path.join(path, name)
-            if not os.path.isfile(file) or os.path.getsize(file) != expected["size"]:
-                return f"{name} is missing or has another size"
-            if _sha256(file) != expected["sha256"]:
-                return f"{name} differs from what was written"
-        return ""
-    if os.path.exists(os.path.join(path, MARKER)):
-        return f"its {MARKER} cannot be read"
-    names = _files(path)
-    last = "trainer_state.json" if _TRAINERS.fullmatch(os.path.basename(path)) else "random_states_0.pkl"
-    if last not in names:
-        return f"it is incomplete: {last} is missing"
-    return next((f"{name} is cut off" for name in names if not _has_end(os.path.join(path, name))), "")
-
-
-def _marked(path: str) -> dict[str, Any]:
-    """Return what a folder's COMPLETE says, {} where that is not to be read."""
-    try:
-        with open(os.path.join(path, MARKER), "rb") as file:
-            mark = json.load(file)
-        sizes = [(int(entry["size"]), str(entry["sha256"])) for entry in mark["files"].values()]
-        return mark if sizes and int(mark.get("step", 0)) >= 0 else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _files(path: str) -> list[str]:
-    """Return the files below a folder by their relative paths, marks of its own left out."""
-    names_below = [os.path.relpath(os.path.join(at, name), path) for at, _, names in os.walk(path) for name in names]
-    return [name for name in names_below if name not in (MARKER, f".{MARKER}")]
-
-
-def _has_end(file: str) -> bool:
-    """Return whether a file of torch, of safetensors or of JSON is not cut off; any other may be."""
-    try:
-        if file.endswith((".pt", ".pth", ".bin", ".pkl")):
-            with open(file, "rb") as opened:
-                zipped = opened.read(2) == b"PK"  # torch's; what pickle alone wrote has no mark at its end
-            return zipfile.is_zipfile(file) if zipped else os.path.getsize(file) > 0
-        if file.endswith(".safetensors"):
-            with open(file, "rb") as opened:
-                length = int.from_bytes(opened.read(8), "little")
-                head = json.loads(opened.read(min(length, 100 << 20)))
-            ends = [entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__"]
-            return os.path.getsize(file) == 8 + length + max(ends, default=0)
-        if file.endswith(".json"):
-            with open(file, "rb") as opened:
-                json.load(opened)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return False
-    return True
-
-
-def _sha256(file: str) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while piece := opened.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    _sibling("script_checkpoints").complete(path, int(step), emit)
 
 
 def install() -> None:

@@ -50,7 +50,8 @@ def _problems(value: Callable[..., Any]) -> list[str]:
         return []
     names = [name for name in signature.parameters if name not in ("self", "cls")]
     documented = re.findall(r"^\s+\*{0,2}(\w+): ", sections.get("Args", ""), re.MULTILINE)
-    found = [f"Args lacks {name}" for name in names if name not in documented]
+    kept = re.findall(r"^\s+(\w+): ", sections.get("Attributes", ""), re.MULTILINE)  # a class may keep what it is given
+    found = [f"Args lacks {name}" for name in names if name not in documented + kept]
     found += [f"Args has {name}, which is not a parameter" for name in documented if name not in names]
     returned = signature.return_annotation
     if names and not inspect.isclass(value) and returned not in (None, "None", "NoReturn", inspect.Signature.empty):

@@ -39,6 +39,7 @@ _ON_PATH = {
     for name, imported in (
         ("runtime", "cloudtrain_runtime"),
         ("media", "cloudtrain_media"),
+        ("script_checkpoints", "cloudtrain_script_checkpoints"),
         ("python_start", "sitecustomize"),
     )
 }

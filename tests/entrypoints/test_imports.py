@@ -72,7 +72,7 @@ def test_what_runs_under_the_interpreter_of_the_ranks_is_imported_by_none():
     assert importing == set()
 
 
-RUNTIME = (ENTRYPOINTS / "runtime.py", ENTRYPOINTS / "media.py")  # both on a script's path
+RUNTIME = [ENTRYPOINTS / f"{name}.py" for name in ("runtime", "media", "script_checkpoints")]  # all on a script's path
 
 
 @pytest.mark.parametrize("path", [*LAUNCHER, *RUNTIME], ids=lambda path: path.stem)

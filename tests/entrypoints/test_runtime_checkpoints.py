@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import runtime
+import script_checkpoints
 from trainer.checkpoints import files
 
 from tests.conftest import WAIT_S
@@ -151,15 +152,15 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     def begin(attempt: int, given: int = 0) -> tuple[int, str | None]:
         monkeypatch.setenv("CLOUDTRAIN_ATTEMPT", str(attempt))
         monkeypatch.setenv("CLOUDTRAIN_EPOCH", str(given or ""))
-        monkeypatch.setattr(runtime, "_epoch", 0)
+        monkeypatch.setattr(script_checkpoints, "_epoch", 0)
         found = runtime.latest_checkpoint()
-        return runtime._epoch, found and Path(found).name
+        return script_checkpoints._epoch, found and Path(found).name
 
     yield begin
 
 
 def written_by(epoch: int, folder: Path, step: int) -> None:
-    runtime._epoch = epoch
+    script_checkpoints._epoch = epoch
     own(folder, step)
 
 
@@ -178,7 +179,9 @@ def test_what_a_stale_start_completes_is_never_chosen(
     written_by(2, tmp_path, 9)
     written_by(3, tmp_path, 4)
     assert start(3) == (4, "mine-4"), "a platform started the third again by itself"
-    assert runtime.latest_checkpoint() == str(tmp_path / "mine-4") and runtime._epoch == 4, "a start is recorded once"
+    assert runtime.latest_checkpoint() == str(tmp_path / "mine-4") and script_checkpoints._epoch == 4, (
+        "a start is recorded once"
+    )
 
 
 def test_the_launchers_number_is_the_starts(tmp_path: Path, start: Callable, monkeypatch: pytest.MonkeyPatch):

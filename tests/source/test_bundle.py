@@ -89,7 +89,10 @@ def test_runtime_files_are_the_entrypoints_without_tests_and_the_runtime_twice()
     found = dict(runtime_files())
     there = {path.relative_to(ROOT / "entrypoints") for path in (ROOT / "entrypoints").rglob("*.py")}
     wanted = {f".cloudtrain/{path}" for path in there if not {"tests", "__pycache__"} & set(path.parts)}
-    twice = {f".cloudtrain/path/cloudtrain_{name}.py": f".cloudtrain/{name}.py" for name in ("runtime", "media")}
+    twice = {
+        f".cloudtrain/path/cloudtrain_{name}.py": f".cloudtrain/{name}.py"
+        for name in ("runtime", "media", "script_checkpoints")
+    }
     twice[".cloudtrain/path/sitecustomize.py"] = ".cloudtrain/python_start.py"
     assert found.keys() == wanted | twice.keys()
     assert all(found[path] == found[first] for path, first in twice.items())
