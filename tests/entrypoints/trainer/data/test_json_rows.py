@@ -83,6 +83,14 @@ def test_rows_come_before_the_file_is_read_to_its_end(tmp_path: Path, monkeypatc
     assert [row["a"] for row in islice(json_rows.json_rows(tmp_path / "a.json"), 50)] == list(range(50))
 
 
+def test_a_number_may_be_cut_where_a_chunk_ends(tmp_path: Path, monkeypatch):
+    text = '[0.5, 12.25, 1e-5, 2E+10, -7, -Infinity, "\\ud83d\\ude00", true]'
+    (tmp_path / "a.json").write_text(text)
+    for chunk in range(1, 20):
+        monkeypatch.setattr(json_rows, "CHUNK", chunk)
+        assert read(tmp_path / "a.json") == json.loads(text)
+
+
 def test_one_object_is_one_row(tmp_path: Path):
     (tmp_path / "a.json").write_text('\n{"a": [1, 2]}\n')
     assert read(tmp_path / "a.json") == [{"a": [1, 2]}]

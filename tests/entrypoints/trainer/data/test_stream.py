@@ -125,6 +125,10 @@ def test_files_are_read_as_they_come(tmp_path: Path):
         read([str(tmp_path / "d.jsonl")], documents.Columns(), {})
     pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) for number in range(9)]}), tmp_path / "b.parquet")
     (tmp_path / "c.txt").write_text("all of it")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 7}), tmp_path / "e.parquet", row_group_size=3)
+    [*places] = documents.stream([str(tmp_path / "e.parquet")], documents.Columns(), {})
+    assert [each.where.rpartition(":")[2] for each in places] == [*map(str, range(1, 8))]
+    assert [each.key for each in places] == [f"e.parquet#{number}" for number in range(7)]
     names = [str(tmp_path / "b.parquet"), "input:train/c.txt"]
     assert read(names, documents.Columns(), {"train": str(tmp_path)}) == [
         *map(str, range(9)),
@@ -269,19 +273,21 @@ def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path
     for name in ("b.csv", "d.csv"):
         (folder / name).write_text("text\n" + "".join(f'"{name}\n{number}"\n' for number in range(25)))
     table = pyarrow.table({"text": [f"p{number}" for number in range(50)]})
-    pyarrow.parquet.write_table(table, folder / "c.parquet", row_group_size=15)
+    pyarrow.parquet.write_table(table, folder / "c.parquet", row_group_size=20)
+    (folder / "e.jsonl").write_text('{"text": "e"}\n')  # between others: a round that not all ranks have a part of
+    (folder / "f.csv").write_text("text\n" + "f\n" * 25)
     found = three_ranks(folder, AHEAD=ahead)
     assert not any(error for _, _, error, _ in found)
     reads = [read for *_, part in found for read in part]
     size = (folder / "a.jsonl").stat().st_size
     assert sorted(reads, key=str) == sorted(
         [["a.jsonl", begin] for begin in range(0, size, 300)]
-        + [["c.parquet", number] for number in range(4)]
-        + [["b.csv"], ["d.csv"]],
+        + [["c.parquet", number] for number in range(3)]
+        + [["b.csv"], ["d.csv"], ["e.jsonl", 0], ["f.csv"]],
         key=str,
     ), "each part is read once"
     assert all(len([read for read in part if read[0] == "a.jsonl"]) > 1 for *_, part in found)
-    assert all(len([read for read in part if read[0] != "a.jsonl"]) == 2 for *_, part in found)
+    assert all(len([read for read in part if "jsonl" not in read[0]]) == 2 for *_, part in found)
     texts = Texts(lambda epoch: documents.stream([str(folder)], documents.Columns(), {}, 7, epoch), Letters(), 5)
     one = steps(StreamBatches(texts, 6, 1, 1, 0))
     assert len(one) == len(found[0][1]) > 20
@@ -310,16 +316,18 @@ def test_ranks_read_row_groups_and_files_at_the_same_time(tmp_path: Path):
 
 def test_an_error_in_a_later_part_is_raised_behind_what_comes_before_it(tmp_path: Path):
     """The row of a hub dataset is counted from its beginning, also where it was read before its turn."""
-    for name, text in (("a", "x\n" * 30), ("b", "x\n" * 30 + '"'), ("c", "")):
-        (tmp_path / f"{name}.csv").write_text("text\n" + text)
-    reader = shared_reading.SharedReader()
-    made = (part for name in "ab" for part in parts.parts_of(tmp_path / f"{name}.csv", name))
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "x"}] * 30))
+    (tmp_path / "b.json").write_text(json.dumps([{"text": "x"}] * 1024) + "oh")
+    made = (part for name in "ab" for part in parts.parts_of(tmp_path / f"{name}.json", name))
     shards = [*made, parts.Shard("hub", "hub", lambda: iter([(1, {"text": "x"}), (2, {"other": "x"})]), relative=True)]
     readings = [shared_reading._Reading(shard, documents.Columns()) for shard in shards]
     for reading in readings:
         reading.read_ahead()
     assert [len(reading.ready) for reading in readings] == [1, 1, 0]
-    assert reader.ranks == 1 and readings[0].batch(0)[-1] == (31, "x")
+    assert readings[0].batch(0)[-1] == (30, "x") and readings[0].batch(0) == []
+    assert readings[1].batch(0)[-1] == (1024, "x")
+    with pytest.raises(Unsupported, match="b.json:1: is not JSON: Extra data"):
+        readings[1].batch(0)
     with pytest.raises(Unsupported, match="hub:72: the row has no 'text'; it has: other"):
         readings[2].batch(70)
 
