@@ -191,7 +191,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | a task of your own, DPO | two ranks with ddp, fsdp and zero1 to zero3 against one process, six steps with clipping and two micro-batches, 13 and 12 held-out samples: losses and metrics within 1e-5. hsdp was not run |
 | DPO | loss and reward accuracy of a trained model against the formula, computed without batches from the two saved models |
 | speed | `benchmarks/gpu.py --cpu`, a small GPT-2 in bf16 on one CPU, three rounds on a quiet machine (2026-11-26): a step took 1.018 of the CPU time that the faster of a bare torch loop and transformers.Trainer took; start to the first step took 0.69 of Trainer's (`benchmarks/results/gpu_cpu.md`). Its GPU form was never run |
-| kept tokens | `benchmarks/data.py`, 16 and 64 MB of text: the first start took 11.5 and 51.8 CPU s, at most 454 and 457 MiB; the second 0.5 and 0.7 CPU s, 12 MiB (2026-11-24). 250 MB: 209.6 CPU s and 523 MiB, then 1.6 CPU s and 13 MiB. 1 GB: 680.7 CPU s and 558 MiB, then 4.4 CPU s and 15 MiB (2026-11-26) |
+| kept tokens | `benchmarks/data.py`, 16, 64, 250 and 1000 MB of text: the first start took 11, 40, 167 and 751 CPU s, at most 536, 554, 541 and 578 MiB; the second 0.6, 0.8, 1.4 and 4.9 CPU s, at most 15 MiB (2026-11-26, `benchmarks/results/data.md`) |
 | kept tokens of chat | `benchmarks/data.py --task chat`, 4, 16 and 32 MB: the first start took 4.0, 18.9 and 28.6 CPU s, at most 22, 22 and 23 MiB; the second 0.9, 1.6 and 2.6 CPU s, at most 10 MiB (2026-11-26, `benchmarks/results/data.md`) |
 | MFU | against torch's count of operations: equal for language models, within 3% for classifiers and 5% with an adapter on small ones; a whole run on CPU with a GPU's peak put in |
 
