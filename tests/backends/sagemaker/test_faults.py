@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from cloudtrain.backends import aws
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
-from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
+from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.sagemaker.server import Fault, Simulator
@@ -136,7 +136,8 @@ def test_a_refusal_is_a_sentence_with_what_to_do(bench: Bench, name: str) -> Non
     error = bench.refusal()
     assert sentence in error.message and hint in error.hint, (error.message, error.hint)
     assert isinstance(error, NoCapacity) is (name in ("quota", "capacity"))
-    assert isinstance(error, Unreachable) is (name in ("busy", "broken", "closed", "busy bucket"))
+    assert isinstance(error, Unreachable) is (name in ("busy", "broken", "closed"))
+    assert isinstance(error, NotReached) is (name == "busy bucket"), "nothing was sent before the upload"
     assert bench.simulator.jobs == {}
 
 
