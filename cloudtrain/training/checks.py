@@ -9,7 +9,7 @@ import copy
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -109,13 +109,13 @@ def _formatted(data: Any) -> Any:
     return data
 
 
-def check_evaluation(eval_data: Any, own_collate: bool) -> None:
-    """Raise BadRequest for data that cannot be evaluated on."""
+def read_held_out(eval_data: Any, own_collate: bool) -> list[Any]:
+    """Return the first samples of data that is held out; raises BadRequest for what cannot be evaluated on."""
     import torch
 
     if isinstance(eval_data, torch.utils.data.IterableDataset):
         raise BadRequest("eval_data is an IterableDataset, which has no length", "pass a list of its samples")
-    read_samples(eval_data, "eval_data", own_collate)
+    return read_samples(eval_data, "eval_data", own_collate)
 
 
 def try_batch(
@@ -126,6 +126,7 @@ def try_batch(
     batch_size: int,
     gpus: bool = False,
     ddp: bool = False,
+    held_out: Sequence[Any] = (),
 ) -> str:
     """Run a copy of the model on the first samples, forward and backward; return why it was not run, "" where it was.
 
@@ -137,17 +138,22 @@ def try_batch(
         batch_size: of one rank.
         gpus: whether the nodes have GPUs: what fails for the lack of one here is not refused.
         ddp: whether each trained parameter must have a gradient.
+        held_out: the first samples of `eval_data`, on which the model is run too.
 
     Raises:
         BadRequest: no batch, no loss or no optimizer comes of it.
     """
     import torch
 
-    count = min(len(samples), max(batch_size, 1), TRIED)
     in_memory = module("trainer.data.in_memory")
-    task = in_memory.make_task({"data": samples, **parts}, own_loss)
-    with _refused(f"no batch can be made of the first {count} samples", "pass collate="):
-        batch = task.collate([task.train[index] for index in range(count)])
+    task = in_memory.make_task({"data": samples, "eval_data": held_out or None, **parts}, own_loss)
+    trials = [(f"the first {(count := min(len(samples), max(batch_size, 1), TRIED))} samples", task.train, count)]
+    if held_out:
+        trials.append((f"the first {(count := min(len(held_out), TRIED))} samples of eval_data", task.held_out, count))
+    batches = []
+    for what, data, count in trials:
+        with _refused(f"no batch can be made of {what}", "pass collate="):
+            batches.append((what, task.collate([data[index] for index in range(count)])))
     numbers = sum(parameter.numel() for parameter in model.parameters())
     if numbers > MAX_TRIED:
         return f"the model has {numbers:,} parameters"
@@ -158,11 +164,17 @@ def try_batch(
     device = next(mine.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
-            with _refused(f"the model cannot be trained on the first {count} samples"):
-                batch = task.to_device(batch, device)
-                loss = in_memory.loss_of(mine, batch[1], task.loss)[0] if own_loss else task.losses(mine, batch).sum()
-                _check_loss(loss)
-                loss.backward()
+            for what, batch in batches:
+                use = "trained" if batch is batches[0][1] else "evaluated"
+                with _refused(f"the model cannot be {use} on {what}"), torch.set_grad_enabled(use == "trained"):
+                    mine.train(use == "trained")
+                    batch = task.to_device(batch, device)
+                    loss = (
+                        in_memory.loss_of(mine, batch[1], task.loss)[0] if own_loss else task.losses(mine, batch).sum()
+                    )
+                    if use == "trained":
+                        _check_loss(loss)
+                        loss.backward()
         except BadRequest as refused:
             cause = refused.__cause__
             if isinstance(cause, MemoryError | torch.OutOfMemoryError):

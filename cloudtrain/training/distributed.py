@@ -13,51 +13,24 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest, MissingExtra
-from cloudtrain.events import MARK, State, Status
+from cloudtrain.events import Status
 from cloudtrain.source.node_code import IN_MEMORY as ENTRYPOINT
-from cloudtrain.source.node_code import module
-from cloudtrain.training import checks
+from cloudtrain.training.following import follow
+from cloudtrain.training.options import divide
+from cloudtrain.training.preflight import check
+from cloudtrain.training.result import TrainingResult, read_world
 from cloudtrain.training.shipping import load, make_synthetic, ship, sizes_of
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 _logger = logging.getLogger("cloudtrain.training")
-
-
-class _World(TypedDict):
-    nodes_used: int
-    world_size: int
-    device: str
-
-
-class TrainingResult(_World):
-    """The result of `train_distributed`, a dictionary with these keys.
-
-    Attributes:
-        model: the trained model, the same object that was passed.
-        model_name: the name of its class.
-        final_loss: the last loss that rank 0 logged.
-        run_id: id of the run, for `cloudtrain show`.
-        synthetic: whether model and data were synthetic.
-        status: always "distributed_trained"; a failure raises.
-        nodes_used: nodes that trained.
-        world_size: processes that trained.
-        device: `cpu` or `cuda`, of rank 0.
-    """
-
-    model: Any
-    model_name: str
-    final_loss: float
-    run_id: str
-    synthetic: bool
-    status: str
 
 
 class DistributedTraining:
@@ -136,6 +109,7 @@ class DistributedTraining:
             RunFailed: the run did not succeed; the first failing rank's last lines are in its notes.
         """
         _torch()
+        sets, job = divide(options, own=signature(self.train_distributed).parameters.keys() - {"options"})
         synthetic = isinstance(model, Mapping) or isinstance(data, Mapping)
         if synthetic:
             name, model, size = make_synthetic(model, data)
@@ -143,9 +117,10 @@ class DistributedTraining:
             name, size = type(model).__name__, sizes_of(model, loss)
         functions = {"loss": loss, "optimizer": optimizer, "collate": collate}
         if not synthetic:
-            self._check(model, data, eval_data, functions, nodes, use_gpus, batch_size, options)
+            reason = check(model, data, eval_data, functions, nodes, use_gpus, batch_size, options)
+            if reason:
+                self.log(f"the first batch is tried on the nodes only: {reason}")
         parts = {**functions, "communication_hook": self.communication_hook()}
-        sets, job = _divide(options)
         addresses = {key: given for key, given in (("data", data), ("eval_data", eval_data)) if isinstance(given, str)}
         job["inputs"] = {**job.get("inputs", {}), **addresses}
         datasets = {"data": None if synthetic else data, "eval_data": eval_data}
@@ -168,11 +143,11 @@ class DistributedTraining:
             self.log(f"distributed training of {name} begins: {nodes} nodes")
             run = self._submit(folder, nodes, use_gpus, settings, job)
         self.log(f"{run.run_id} is submitted to {run.record.backend}")
-        self._follow(run)
+        follow(run, self.log, self.recover)
         load(run, model)
         result: TrainingResult = {
             "model_name": name,
-            **_world(run),
+            **read_world(run),
             "status": "distributed_trained",
             "final_loss": run.metrics("loss")[-1].value,
             "run_id": run.run_id,
@@ -227,45 +202,6 @@ class DistributedTraining:
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
-    def _check(
-        self,
-        model: Any,
-        data: Any,
-        eval_data: Any,
-        functions: Mapping[str, Any],
-        nodes: int,
-        use_gpus: bool | str,
-        batch_size: int,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Raise BadRequest for what would fail on the nodes, as far as this machine can know."""
-        checks.check_model(model)
-        checks.check_functions(**functions)
-        own_collate, parallelism = functions["collate"] is not None, options.get("parallelism")
-        if eval_data is not None and not isinstance(eval_data, str):
-            checks.check_evaluation(eval_data, own_collate)
-        if options.get("fp16") and not use_gpus:
-            raise BadRequest("fp16 needs a GPU", "pass use_gpus=True, or bf16=True instead")
-        if options.get("gradient_compression") == "bf16" and not use_gpus:
-            raise BadRequest("gradient_compression='bf16' needs a GPU", "pass use_gpus=True, or 'fp16' instead")
-        if options.get("dataloader_drop_last") and hasattr(data, "__len__") and not isinstance(data, str):
-            accumulation = options.get("gradient_accumulation_steps", 1)
-            if len(data) < (batch := batch_size * accumulation * nodes):
-                raise BadRequest(
-                    f"{len(data):,} samples are fewer than one batch of {batch:,}, and dataloader_drop_last drops it",
-                    "remove dataloader_drop_last, or reduce batch_size",
-                )
-        own_loss = not sizes_of(model, functions["loss"])
-        if not own_loss:
-            checks.check_layout(model, parallelism, batch_size)
-        if isinstance(data, str):
-            return
-        samples = checks.read_samples(data, own_collate=own_collate)
-        strategy = parallelism.get("strategy", "ddp") if isinstance(parallelism, Mapping) else parallelism or "ddp"
-        ddp = strategy == "ddp" and (nodes != 1 or options.get("processes_per_node", 1) != 1)
-        if reason := checks.try_batch(model, samples, functions, own_loss, batch_size, bool(use_gpus), ddp):
-            self.log(f"the first batch is tried on the nodes only: {reason}")
-
     def _submit(self, source: str, nodes: int, use_gpus: bool | str, settings: Mapping[str, Any], more: Any) -> Run:
         from cloudtrain.job.job import Job
         from cloudtrain.runs.submit import Submitter
@@ -287,49 +223,6 @@ class DistributedTraining:
         run.acknowledge()
         return run
 
-    def _follow(self, run: Run) -> None:
-        """Say the run's lines until it is final; raises RunFailed."""
-        from cloudtrain.cli.view.log import LastLines
-        from cloudtrain.runs import advice
-
-        last_lines, cursor = LastLines(), None
-        while True:
-            try:
-                for line in run.logs(follow=True, after=cursor, raw=True):
-                    cursor = line.cursor
-                    last_lines.add(line)
-                    if line.rank >= 0 and not line.text.startswith(MARK):
-                        self.log(f"[{line.node}:{line.rank}] {line.text}")
-                status = run.wait()
-            except KeyboardInterrupt:
-                self.log(f"detached: {run.run_id} continues; cloudtrain cancel {run.run_id} ends it")
-                raise
-            if status.state is State.SUCCEEDED:
-                return
-            if status.state is State.CANCELLED or not self.recover(run, status):
-                break
-            self.log(f"{run.run_id} ended {status.state}: resuming from its last checkpoint")
-            run.resume()
-        failure = advice.failure(run.run_id, status, run.verdict)
-        rank_name, lines = last_lines.failure_lines(_failed_rank(run))
-        if lines:
-            failure.add_note("\n".join([f"{rank_name}:", *lines]))
-        self.log(str(failure))
-        raise failure
-
-
-def _divide(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the trainer and the keys of the job; raises BadRequest for an argument about texts."""
-    taken = module("trainer.in_memory_arguments").TAKEN
-    known = {item.name for item in fields(module("trainer.arguments").Arguments)}
-    if strange := sorted(options.keys() & known - taken):
-        raise BadRequest(
-            f"{strange[0]} is an argument of the shared trainer only; train_distributed takes the model and data as objects",
-            "write a job with trainer: true, or remove the argument",
-        )
-    sets = {name: value for name, value in options.items() if name in taken}
-    return sets, {name: value for name, value in options.items() if name not in taken}
-
 
 def _torch() -> None:
     try:
@@ -338,23 +231,3 @@ def _torch() -> None:
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtra("DistributedTraining", "train") from None
-
-
-def _world(run: Run) -> _World:
-    """Return where the run really was trained, as its launchers and its rank 0 said."""
-    newest = run.attempts[-1].attempt_id
-    events = [event for event in run.store.events(run.run_id, "world") if event.attempt == newest]
-    supervisors = {event.node: event.data for event in events if "pid" in event.data}
-    [ranks] = [event.data for event in events if "device" in event.data]
-    return {"nodes_used": len(supervisors), "world_size": ranks["world_size"], "device": ranks["device"]}
-
-
-def _failed_rank(run: Run) -> int | None:
-    """Return the rank that failed first in the newest attempt, as its launcher has it."""
-    newest = run.attempts[-1].attempt_id
-    failed_ranks: Sequence[Any] = [
-        event.data.get("failed_rank", event.data.get("rank"))
-        for event in run.store.events(run.run_id, "result")
-        if event.attempt == newest
-    ]
-    return next((rank for rank in reversed(failed_ranks) if isinstance(rank, int)), None)

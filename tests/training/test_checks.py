@@ -121,6 +121,15 @@ REFUSED = {
     "no optimizer": ({"optimizer": list}, "optimizer returns a list"),
     "no collate": ({"collate": lambda: 1}, "no batch can be made of the first 8 samples: TypeError"),
     "a stream held out": ({"eval_data": Stream()}, "eval_data is an IterableDataset, which has no length"),
+    "held-out samples of another width": (
+        {"eval_data": [(torch.ones(5), torch.ones(1))] * 8},
+        "the model cannot be evaluated on the first 8 samples of eval_data: RuntimeError: mat1 and mat2",
+    ),
+    "held-out samples of unequal width": (
+        {"eval_data": [(torch.ones(4), torch.ones(1)), (torch.ones(3), torch.ones(1))]},
+        "no batch can be made of the first 2 samples of eval_data: RuntimeError: stack expects",
+    ),
+    "a misspelt argument": ({"learning_rat": 1e-2}, "learning_rat is not an argument of train_distributed"),
     "nothing held out": ({"eval_data": []}, "eval_data is empty"),
     "fp16 without a GPU": ({"fp16": True}, "fp16 needs a GPU"),
     "bf16 between CPUs": ({"gradient_compression": "bf16"}, "gradient_compression='bf16' needs a GPU"),
@@ -148,6 +157,21 @@ def test_what_cannot_be_trained_is_refused_before_submit(home: Path, case: str):
     with pytest.raises(CloudtrainError, match=sentence) as refused:
         DistributedTraining(target="local").train_distributed(options.pop("model")(), **options)
     assert refused.value.exit_code == 2 and not (home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("batch_sise", "batch_size"), ("warmup_step", "warmup_steps"), ("proceses_per_node", "processes_per_node")],
+)
+def test_a_misspelt_argument_gets_the_one_that_is_meant(given: str, meant: str):
+    with pytest.raises(BadRequest) as refused:
+        DistributedTraining(target="local").train_distributed(Net(), DATA, **{given: 1})
+    assert refused.value.hint == f"did you mean {meant}?"
+
+
+def test_an_evaluation_is_tried_without_dropout_and_with_one_sample():
+    """A batch norm of one sample can be evaluated, and not trained."""
+    assert checks.try_batch(Net(), DATA, {}, True, 32, held_out=DATA[:1]) == ""
 
 
 def test_a_gpu_on_a_machine_without_one_is_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
