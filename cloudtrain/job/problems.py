@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from cloudtrain.errors import BadJob, Problem, page
-from cloudtrain.job import placeholders
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.job import other_tools, placeholders
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -34,21 +34,6 @@ _KINDS = {
     "set": "a list",
     "frozen_set": "a list",
 }
-# keys that a file of another tool has and a job file has not
-_OTHERS = {
-    "SkyPilot": {"workdir", "file_mounts", "envs", "service", "storage_mounts"},
-    "dstack": {"type", "commands", "python", "nodes", "ide", "fleets", "spot_policy", "max_duration"},
-}
-_SKYPILOT = {
-    "name",
-    "envs",
-    "secrets",
-    "setup",
-    "run",
-    "num_nodes",
-    "resources",
-}  # and these alone are a task of SkyPilot
-_CLEAR = {"file_mounts", "storage_mounts", "workdir", "commands"}  # one of these is enough to know the tool
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("more than", "gt"),
@@ -72,13 +57,10 @@ def explain(
     Raises BadJob with one problem for a file of another tool.
     """
     items = error.errors(include_url=False)
-    if document is not None and (tool := None if prefix else _other_tool(items, document.value)):
-        message = f"this is a {tool} file, and not a job file"
-        hint = (
-            f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; "
-            f"{page('From SkyPilot' if tool == 'SkyPilot' else 'scripts')} has an example"
-        )
-        raise BadJob([located(Problem(message, "", hint), document)])  # what follows from that is not said too
+    if document is not None and not prefix:
+        unknown = {item["loc"][0] for item in items if item["type"] == "extra_forbidden" and len(item["loc"]) == 1}
+        if tool := other_tools.recognise(unknown, document.value):
+            raise BadJob([located(other_tools.problem(tool), document)])  # what follows from that is not said too
     problems: list[Problem] = []
     for item in items:
         loc = tuple(part for part in item["loc"] if part not in ("[key]", ONE, SEVERAL))
@@ -208,14 +190,6 @@ def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     if elsewhere:
         return "is not a known key here", f"did you mean {elsewhere[0]}?"
     return "is not a known key", f"{KNOWN}{', '.join(sorted(keys))}" if keys else ""
-
-
-def _other_tool(items: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str | None:
-    """Return the tool whose file this is, by its keys at the top; None for a job file with mistakes."""
-    unknown = {item["loc"][0] for item in items if item["type"] == "extra_forbidden" and len(item["loc"]) == 1}
-    if "envs" in unknown and "run" in given and given.keys() <= _SKYPILOT:
-        return "SkyPilot"
-    return next((tool for tool, keys in _OTHERS.items() if len(found := unknown & keys) > 1 or found & _CLEAR), None)
 
 
 def _inner(model: type[BaseModel], part: Any) -> type[BaseModel] | None:

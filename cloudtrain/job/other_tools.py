@@ -1,0 +1,37 @@
+"""Recognise a file of another tool (SkyPilot, dstack) that was given as a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from cloudtrain.errors import Problem, page
+
+# keys that a file of another tool has and a job file has not
+_OTHERS = {
+    "SkyPilot": {"workdir", "file_mounts", "envs", "service", "storage_mounts"},
+    "dstack": {"type", "commands", "python", "nodes", "ide", "fleets", "spot_policy", "max_duration"},
+}
+# these alone, with envs and run, are a task of SkyPilot
+_SKYPILOT = {"name", "envs", "secrets", "setup", "run", "num_nodes", "resources"}
+_CLEAR = {"file_mounts", "storage_mounts", "workdir", "commands"}  # one of these is enough to know the tool
+
+
+def recognise(unknown: Collection[Any], given: Mapping[str, Any]) -> str | None:
+    """Return the tool whose file this is, by its keys at the top; None for a job file with mistakes.
+
+    Args:
+        unknown: The keys at the top that a job file does not have.
+        given: The whole file.
+    """
+    if "envs" in unknown and "run" in given and given.keys() <= _SKYPILOT:
+        return "SkyPilot"
+    keys_of = {tool: keys & set(unknown) for tool, keys in _OTHERS.items()}
+    return next((tool for tool, found in keys_of.items() if len(found) > 1 or found & _CLEAR), None)
+
+
+def problem(tool: str) -> Problem:
+    """Return what is said of a file of a tool."""
+    shown = page("From SkyPilot" if tool == "SkyPilot" else "scripts")
+    hint = f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; {shown} has an example"
+    return Problem(f"this is a {tool} file, and not a job file", "", hint)
