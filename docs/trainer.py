@@ -81,14 +81,14 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 - `gradient_checkpointing` computes activations again instead of keeping them. `attn_implementation` chooses the attention. `torch_compile` works with none and ddp.
 - In causal LM and chat the loss is computed in chunks of tokens, so that the logits are never whole in memory. Exceptions: `tp_size`, `pp_size`, `torch_compile`, and families other than
   Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo, OLMo 2, GPT-2 and GPT-NeoX.
-- `early_stopping_patience` ends the training early. `load_best_model_at_end` keeps the best evaluation's checkpoint.
+- `early_stopping_patience` ends the training early. `load_best_model_at_end` keeps the best evaluation's checkpoint and loads it at the end.
 
 Arguments that contradict each other, or that the task does not read, are refused with exit code 2 before torch is imported. What the machine, the data or the number of ranks cannot do ends with 78
 before the first step.
 
 ## What it prints
 
-Rank 0 prints a line every `logging_steps` steps: step, loss, learning rate, tokens/s, ETA. `cloudtrain metrics RUN` has the same numbers. The model is saved as
+Rank 0 prints a line every `logging_steps` steps: step, loss, learning rate, tokens/s (of your own task with a `loss`, samples/s), ETA. `cloudtrain metrics RUN` has the same numbers. The model is saved as
 safetensors, with its tokenizer, in the run's `model/`.
 
 On a known GPU the line also has **MFU** (model FLOPs utilization): the FLOPs of the trained tokens over the peak of all GPUs, as in PaLM, appendix B. Known are A100, H100
@@ -118,7 +118,7 @@ parallelism: {accelerate_config: fsdp.yaml}                     # an existing Ac
 | sequences too long for one GPU | `fsdp` with `cp_size` |
 | a slow network between few large nodes | `pp_size` |
 
-`tp_size`, `pp_size` and `cp_size` are combined with `ddp`, `fsdp` and `hsdp`, and `cp_size` with `tp_size`. The remaining ranks are data parallel.
+`tp_size`, `pp_size` and `cp_size` are combined with `ddp`, `fsdp` and `hsdp`, and `tp_size` with `pp_size` or `cp_size`. The remaining ranks are data parallel.
 
 Before the first step the trainer refuses:
 
@@ -189,6 +189,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | context parallel | in bf16, with hsdp, and with fsdp and tp on eight ranks: six steps by hand, losses within 1e-6 of one process |
 | `torch_compile` | backend aot_eager on CPU, with none and ddp |
 | a task of your own, DPO | two ranks with ddp, fsdp and zero1 to zero3 against one process, six steps with clipping and two micro-batches, 13 and 12 held-out samples: losses and metrics within 1e-5. hsdp was not run |
+| what classes of the source use | `tests/entrypoints/trainer/data/test_own_task_features.py`: a class that derives from nothing, from `Task` and from each built-in class, with LoRA, evaluations, tables, parameter groups, streams and the loss in chunks where these apply: two ranks with ddp against one process, within 1e-5; two of them with fsdp (2026-11-26) |
 | DPO | loss and reward accuracy of a trained model against the formula, computed without batches from the two saved models |
 | speed | `benchmarks/gpu.py --cpu`, a small GPT-2 in bf16 on one CPU, three rounds on a quiet machine (2026-11-26): a step took 1.018 of the CPU time that the faster of a bare torch loop and transformers.Trainer took; start to the first step took 0.69 of Trainer's (`benchmarks/results/gpu_cpu.md`). Its GPU form was never run |
 | kept tokens | `benchmarks/data.py`, 16, 64, 250 and 1000 MB of text: the first start took 11, 40, 167 and 751 CPU s, at most 536, 554, 541 and 578 MiB; the second 0.6, 0.8, 1.4 and 4.9 CPU s, at most 15 MiB (2026-11-26, `benchmarks/results/data.md`) |
