@@ -193,7 +193,7 @@ by each rank. PyPI's CUDA builds ran on CPUs.
 | DPO | loss and reward accuracy of a trained model against the formula, computed without batches from the two saved models |
 | speed | `benchmarks/gpu.py --cpu`, a small GPT-2 in bf16 on one CPU, three rounds on a quiet machine (2026-11-26): a step took 1.018 of the CPU time that the faster of a bare torch loop and transformers.Trainer took; start to the first step took 0.69 of Trainer's (`benchmarks/results/gpu_cpu.md`). Its GPU form was never run |
 | kept tokens | `benchmarks/data.py`, 16, 64, 250 and 1000 MB of text: the first start took 11, 40, 167 and 751 CPU s, at most 536, 554, 541 and 578 MiB; the second 0.6, 0.8, 1.4 and 4.9 CPU s, at most 15 MiB (2026-11-26, `benchmarks/results/data.md`) |
-| kept tokens of chat | `benchmarks/data.py --task chat`, 4, 16 and 32 MB: the first start took 4.0, 18.9 and 28.6 CPU s, at most 22, 22 and 23 MiB; the second 0.9, 1.6 and 2.6 CPU s, at most 10 MiB (2026-11-26, `benchmarks/results/data.md`) |
+| kept tokens of chat | `benchmarks/data.py --task chat`, 16 and 64 MB of jsonl: the first start took 13 and 50 CPU s, at most 23 MiB; the second 1.5 and 4.4 CPU s, at most 11 MiB. Parquet in one row group, .json and csv, up to 64 MB: at most 48 MiB (2026-11-26, `benchmarks/results/data.md`) |
 | MFU | against torch's count of operations: equal for language models, within 3% for classifiers and 5% with an adapter on small ones; a whole run on CPU with a GPU's peak put in |
 
 ## What is its own, and why
