@@ -30,7 +30,12 @@ def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):
     words = ["build", "--strict", "-f", str(ROOT / "mkdocs.yml"), "-d", str(tmp_path / "site")]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", *words], env=env, capture_output=True, text=True, timeout=2 * WAIT_S, check=False
+        [sys.executable, "-m", "mkdocs", *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pages = [path.read_text() for path in (tmp_path / "site").rglob("*.html")]
