@@ -25,6 +25,10 @@ SECTIONS = {  # of the help, by their first argument
     "dataset": "data", "task": "task and model", "optim": "optimisation", "eval_strategy": "evaluation",
     "logging_steps": "logging and checkpoints", "push_to_hub": "the hub", "samples": "data in memory",
 }  # fmt: skip
+FROM_SCRATCH = (  # arguments that a pretrained model does not read
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "tie_word_embeddings", "dropout",
+)  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
 

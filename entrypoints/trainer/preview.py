@@ -9,10 +9,11 @@ import ast
 import glob
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .arguments import Misuse, parse
+from .arguments import FROM_SCRATCH, Misuse, parse
 from .data import rows
 from .data.documents import NO_DATASET, STDLIB, like_hub_name, located
 from .errors import Unsupported, old_versions
@@ -111,18 +112,25 @@ def missing_class(task: str, source: Path) -> str | None:
 
 
 def notes(argv: Sequence[str], parallelism: Mapping[str, Any], source: Path) -> list[str]:
-    """Return what a plan says of a task of the source: what it cannot know, and how its model is built."""
+    """Return what a plan says of arguments without effect, and of a task of the source: what it cannot know of it."""
     try:
         arguments = parse(argv)
     except Misuse:
         return []
     if not arguments.own_task:
-        return []
+        return [found] if arguments.model and (found := unused_note(arguments)) else []
     unknown = (
         f"--task {arguments.task}: only the node loads this class. The plan does not check its data, the arguments "
         "that it takes and the names of its metrics, and knows neither its memory nor its duration"
     )
     return [unknown, *filter(None, [whole_model_note(arguments, parallelism, source)])]
+
+
+def unused_note(arguments: Any) -> str:
+    """Return a sentence for arguments that shape a model from scratch, which a pretrained one does not read; "" without."""
+    defaults = {item.name: item.default for item in fields(arguments) if item.name in FROM_SCRATCH}
+    given = [f"--{name}" for name in FROM_SCRATCH if getattr(arguments, name) != defaults[name]]
+    return f"--model {arguments.model} has its own configuration; no effect: {', '.join(given)}" if given else ""
 
 
 def whole_model_note(arguments: Any, parallelism: Mapping[str, Any], source: Path) -> str:

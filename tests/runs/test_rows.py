@@ -149,6 +149,20 @@ def test_a_plan_says_what_it_does_not_know_of_a_class_of_the_source(tmp_path):
     assert notes("causal-lm", dataset="python-stdlib") == []
 
 
+def test_a_plan_says_which_arguments_a_pretrained_model_does_not_read(tmp_path):
+    (tmp_path / "notes.txt").write_text("a source has a file\n")
+
+    def notes(**given: object) -> list[str]:
+        words = {"dataset": "python-stdlib", "hidden_size": 64, "dropout": 0.1, **given}
+        job = {"name": "x", "source": str(tmp_path), "trainer": True, "hyperparameters": words}
+        return [note for note in Planner("local").plan(job).notes if "no effect" in note]
+
+    said = "--model org/name has its own configuration; no effect: --hidden_size, --dropout"
+    assert notes(model="org/name") == [said]
+    assert notes(model="org/name", hidden_size=256, dropout=-1.0) == []
+    assert notes() == []
+
+
 def test_other_kinds_of_files(tmp_path):
     write(tmp_path / "a.csv", "text,label", "good,1")
     write(tmp_path / "b.tsv", "text\tlabel", "good\t1")
