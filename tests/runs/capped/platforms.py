@@ -18,6 +18,7 @@ from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.backends.aws import AwsError
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+from cloudtrain.backends.sagemaker.described import DescribedJobs
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.events import State, Status
@@ -99,6 +100,7 @@ class SageMaker(Platform):
         self.backend.aws = SimpleNamespace(
             region="us-east-1", call=lambda _, operation, **values: getattr(self, operation)(**values)
         )
+        self.backend._jobs = DescribedJobs(self.backend.aws)
         for name, result in (("_check_account", None), ("_check_account_is", None), ("images", {})):
             patch.setattr(self.backend, name, lambda *_, result=result: result)
         patch.setattr(self.backend, "logs", lambda *_, **__: iter(()))
