@@ -70,7 +70,9 @@ def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
         if open_attempt.age_s(attempt) > limit_s:
             return record_refused(store, plan, BackendError(given_up(plan, error.message), error.hint))
     elif plan.attempt == 1 and (not error.waits or open_attempt.age_s(attempt) > open_attempt.ADOPTABLE_S):
-        return record_refused(store, plan, BackendError(f"{error.message}; nothing was sent", error.hint))
+        return record_refused(
+            store, plan, NotReached(f"{error.message}; nothing was sent", error.hint, waits=error.waits)
+        )
     tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
     reason = f"not sent yet{tries}: {error.message}"
     # Another machine may submit the same key meanwhile: its platforms are asked again before the next try.
