@@ -190,7 +190,7 @@ def _print_rows(store: Store, rows: Sequence[Row], query: Query, as_json: bool) 
             styles=runs.STYLES,
         )
     else:
-        lasted = store.attempts_s([record.run_id for record in records])
+        lasted = store.took_s([record.run_id for record in records])
         terminal.print_table(
             ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
             [_row(record, losses.get(record.run_id), lasted.get(record.run_id)) for record in records],

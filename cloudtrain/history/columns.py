@@ -16,9 +16,12 @@ from cloudtrain.history.usage import UNITS
 from cloudtrain.job.units import format_duration, format_number
 
 Kind = Literal["text", "number", "value", "time", "seconds"]
-# The time of its attempts, without the pauses between them.
-ATTEMPTS_S = "round(sum((julianday(coalesce(a.ended_at, 'now')) - julianday(a.started_at)) * 86400), 2)"
-_TOOK = f"(SELECT {ATTEMPTS_S} FROM attempts a WHERE a.run_id = runs.run_id)"
+_SPAN = "(julianday(coalesce({0}.ended_at, 'now')) - julianday({0}.started_at)) * 86400"
+# The time of its attempts, without the pauses between them; the run's own where no attempt has a time.
+TOOK = (
+    f"round(coalesce((SELECT sum({_SPAN.format('a')}) FROM attempts a WHERE a.run_id = runs.run_id),"
+    f" {_SPAN.format('runs')}), 2)"
+)
 # Who submitted a run (job/targets.py): of two labels the first by name.
 _USER = (
     "(SELECT text FROM run_values v WHERE v.run_id = runs.run_id AND v.name IN ('label.submitted_by', 'label.user')"
@@ -37,7 +40,7 @@ _OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from th
     "created": ("created_at", "time"),
     "started": ("started_at", "time"),
     "ended": ("ended_at", "time"),
-    "took": (_TOOK, "seconds"),
+    "took": (TOOK, "seconds"),
     "step": ("(SELECT max(step) FROM run_metrics m WHERE m.run_id = runs.run_id)", "number"),
 }
 _MARKS: dict[str, Kind] = {"title": "text", "note": "text", "tags": "text", "star": "number"}

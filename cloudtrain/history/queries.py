@@ -14,7 +14,7 @@ from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history import labelled
-from cloudtrain.history.columns import ATTEMPTS_S
+from cloudtrain.history.columns import TOOK
 from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.file import repaired
 from cloudtrain.history.records import (
@@ -144,14 +144,11 @@ class History:
             ).fetchone()
         return State(state), cursor
 
-    def attempts_s(self, run_ids: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds the attempts of each run ran, those until now included; without the others."""
-        query = (
-            f"SELECT a.run_id, {ATTEMPTS_S} FROM attempts a WHERE a.started_at IS NOT NULL"
-            f" AND a.run_id IN ({placeholders(run_ids)}) GROUP BY a.run_id"
-        )
+    def took_s(self, run_ids: Sequence[str]) -> dict[str, float]:
+        """Return for how many seconds the attempts of each run ran, those until now included; without those not begun."""
+        query = f"SELECT run_id, {TOOK} FROM runs WHERE run_id IN ({placeholders(run_ids)})"
         with self.database.read() as db:
-            return dict(db.execute(query, tuple(run_ids)).fetchall())
+            return {run_id: took for run_id, took in db.execute(query, tuple(run_ids)) if took is not None}
 
     def metrics(self, run_id: str, name: str | None = None, rank: int | None = 0) -> list[MetricRow]:
         """Return the metric points of a run in the order in which they were logged; of all ranks for None.
