@@ -63,7 +63,7 @@ def _missing_metric(sweep: SweepFile, trial: TrialRecord, trials: Sequence[Trial
     seen: set[str] = set()
     for each in trials:
         if each.run_id and each.state is not None:
-            seen |= {row.name for row in store.metrics(each.run_id)}
+            seen |= {curve.name for curve in store.curves.summary(each.run_id)}
     for metric in sweep.metrics:
         if metric.name not in seen:
             names = ", ".join(sorted(seen)[:MOST_NAMES]) + (" and more" if len(seen) > MOST_NAMES else "")

@@ -12,6 +12,7 @@ from .errors import Refused
 # 2: a form other than a script, placeholders, setup, or resume_args; 3: checkpoint.folder. Older launchers refuse them.
 VERSIONS = (1, 2, 3)
 PREFIX = "CLOUDTRAIN_MANIFEST_"
+OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints, and of no checkpoint
 
 
 class Manifest:
@@ -57,6 +58,11 @@ class Manifest:
     @property
     def attempt_id(self) -> str:
         return f"{self.run_id}-a{self.attempt}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the script is one of ours."""
+        return self.argv[0].startswith(OURS)
 
     @property
     def world_size(self) -> int:

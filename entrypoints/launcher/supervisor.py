@@ -50,7 +50,6 @@ SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save 
 LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
 SECOND_REQUEST_S = 3.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
 EXIT_BROKEN = 70  # an error of the launcher itself
-OURS = ".cloudtrain/"  # begins the name of a script of ours
 FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others
 
 
@@ -247,7 +246,7 @@ class Supervisor:
         """Return, where the run's files are on this node alone, whether a script has any from which it could go on."""
         if self._manifest.output or self._prepared is None:
             return {}
-        reports = self._manifest.argv[0].startswith(OURS)  # the shared trainer goes on from what it reports
+        reports = self._manifest.is_ours  # the shared trainer continues from checkpoints that it reports
         self._files = self._files or (not reports and resume.has_files(*self._prepared.folders.values()))
         return {"files": self._files}
 

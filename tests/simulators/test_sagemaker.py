@@ -98,7 +98,7 @@ def test_a_hand_written_script_sends_through_a_queue_of_aws_batch(simulator: Sim
 
 
 class Service:
-    """CloudWatch as LogStream calls it: takes events in the order of their times only, and fails as often as it is told."""
+    """CloudWatch as LogStream calls it: takes events in the order of their times only, and fails a given number of times."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.taken = failures, []

@@ -81,6 +81,5 @@ def _installed(file: Path, installed: Path | None) -> bytes | None:
     made_of = (0, int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
     if data[:16] != MAGIC_NUMBER + struct.pack("<3I", *made_of):
         return None
-    return (
-        MAGIC_NUMBER + struct.pack("<I", 0b11) + source_hash(text) + data[16:]
-    )  # 0b11: checked against the source's hash
+    flags = struct.pack("<I", 0b11)  # checked against the source's hash
+    return MAGIC_NUMBER + flags + source_hash(text) + data[16:]

@@ -204,9 +204,8 @@ class LogStream:
                 self._send(float("inf"))
                 return
             except Exception as error:
-                if (
-                    not left and not self._behavior.logs_late_s
-                ):  # with a delay, the simulator may have been closed meanwhile
+                # With a delay, the simulator may have been closed meanwhile.
+                if not left and not self._behavior.logs_late_s:
                     self.failure = error
 
     def _send(self, until: float) -> None:

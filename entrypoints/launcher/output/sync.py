@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 from ..errors import Refused
 from ..log import Log
-from ..manifest import Manifest
+from ..manifest import OURS, Manifest
 from ..status import now
 from . import epochs, store
 from .age import CheckpointAge
@@ -42,7 +42,6 @@ from .upload_plan import (
 
 OUTPUTS = "outputs/"
 NOT_AS_HERE: State = (-1, -1)
-OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints, and of no checkpoint
 EVERY_S = 15.0
 PAUSE_S = 1.0
 PARTS_S = 120.0  # how long node 0 waits at the end for the parts of other nodes
@@ -76,7 +75,7 @@ class Sync:
         self._marks = Marks(self._store, folders, self._stored, log)
         self._failing = ""
         every_s = manifest.checkpoint.get("every_s")
-        ours = manifest.argv[0].startswith(OURS)
+        ours = manifest.is_ours
         self._in_parts = ours and manifest.nodes > 1  # a checkpoint's files may come from several nodes
         self._follows = False  # node 0 says which checkpoints stand
         self.freshness = CheckpointAge(float(str(every_s)) if every_s else None, ours, log.event)

@@ -15,10 +15,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import Refused
+from ..manifest import OURS
 
 AXES = ("tp_size", "pp_size", "cp_size")
 SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")
-OURS = ".cloudtrain/"
 LINE = re.compile(r"^\s*#\s*cloudtrain:(.*)$", re.MULTILINE)
 
 

@@ -20,7 +20,7 @@ from ..errors import Unsupported
 from ..labels import IGNORED
 from .in_memory import as_stream
 from .sample_stream import Samples, SampleStream
-from .tasks import Task, load_class, moved, options, weighed
+from .tasks import LossOfLabels, Task, load_class, moved, options, weighed
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -154,13 +154,8 @@ class CustomTask(Task):
 
 
 @dataclass
-class CustomLanguageTask(CustomTask):
+class CustomLanguageTask(LossOfLabels, CustomTask):
     """Wraps a class without `loss`: that of a language model by the labels of its batches, in chunks where it can be."""
-
-    writes: ClassVar[bool] = True
-    unit: ClassVar[str] = "tokens"
-    to_device, count, size = Task.to_device, Task.count, Task.size
-    losses, scores, summary = Task.losses, Task.scores, Task.summary
 
     def _collate(self, items: list[Any]) -> Any:
         batch = self.own_collate([item for _, item in items])

@@ -17,7 +17,7 @@ from ..labels import IGNORED
 from .sample_stream import Samples, SampleStream
 from .samples import EMPTY
 from .stream import StreamBatches
-from .tasks import Task, moved, weighed
+from .tasks import LossOfLabels, Task, moved, weighed
 
 
 @dataclass
@@ -98,13 +98,8 @@ class Labelled(Samples):
 
 
 @dataclass
-class InMemoryLanguageTask(InMemoryTask):
+class InMemoryLanguageTask(LossOfLabels, InMemoryTask):
     """A language model of transformers by its labels: every strategy can spread that."""
-
-    writes: ClassVar[bool] = True
-    unit: ClassVar[str] = "tokens"
-    to_device, count, size = Task.to_device, Task.count, Task.size
-    losses, scores, summary = Task.losses, Task.scores, Task.summary
 
     def _collate(self, items: list[Any]) -> Any:
         return self.own_collate(items)

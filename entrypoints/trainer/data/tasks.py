@@ -154,6 +154,15 @@ class Task(Kind):
         return []
 
 
+class LossOfLabels:
+    """For a kind of task with a loss of its own: a language model's by the labels of its batches, which strategies spread."""
+
+    writes: ClassVar[bool] = True
+    unit: ClassVar[str] = "tokens"
+    to_device, count, size = Task.to_device, Task.count, Task.size
+    losses, scores, summary = Task.losses, Task.scores, Task.summary
+
+
 def moved(batch: Any, device: Any) -> Any:
     """Return a nested batch where the model is."""
     if hasattr(batch, "to"):
