@@ -99,7 +99,7 @@ class Leases(History):
             db.execute("UPDATE leases SET expires_at = ? WHERE owner = ?", (time.time() + ttl_s, str(owner)))
             return {row[0] for row in db.execute("SELECT run_id FROM leases WHERE owner = ?", (str(owner),))}
 
-    def begin_held(self, plan: Plan, owner: Process) -> bool:
+    def begin_held(self, plan: Plan, owner: Process | str) -> bool:
         """Give a held attempt its final plan and the process that sends it; False when another process was first."""
         job = json.dumps(plan.job)
         with self.database.write() as db:

@@ -47,7 +47,8 @@ class RunRecord:
 class AttemptRecord:
     """A row of `attempts`. `handle` is None until the platform accepts the attempt.
 
-    `owner` is the process that submits it; empty where the submission ended without an answer.
+    `owner` is the process that submits it, marked where a watcher or a reader does (`runs.open_attempt`); empty where the
+    submission ended without an answer.
     """
 
     attempt_id: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,6 +33,8 @@ from cloudtrain.runs.outcomes import Accepted, Outcome, Refused
 from cloudtrain.runs.plan import Planner
 from cloudtrain.source import provenance
 from cloudtrain.source.bundle import Bundle
+
+ASKED_S = 120.0  # for so long a submit waits for another process that asks the platform about the same run
 
 
 class Submitted(NamedTuple):
@@ -132,12 +135,12 @@ class ExactlyOnce(Planner):
         mine: AttemptRecord | None = None
         not_checked: list[str] = []
         for attempt in self.store.unsettled():
-            free = open_attempt.is_free(attempt)
+            free, background = open_attempt.is_free(attempt), open_attempt.is_in_background(attempt)
             if chain.is_held(attempt) and not keys.same(attempt.plan, plan):
                 continue  # nothing of it was sent
-            if attempt.handle is not None and (not free or attempt.owner == str(Process.here())):
+            if attempt.handle is not None and not background and (not free or attempt.owner == str(Process.here())):
                 continue  # accepted: whoever submitted it still lives, and knows its run
-            if not free and not attempt.unanswered_since:
+            if not free and not background and not attempt.unanswered_since:
                 continue  # somebody submits it just now
             run = self.store.find(attempt.run_id)
             if run.key is None and keys.same(attempt.plan, plan):
@@ -220,13 +223,36 @@ class ExactlyOnce(Planner):
     def _finish(self, attempt: AttemptRecord) -> Submitted:
         """Return the run of an attempt that is stored, its submission finished unless another process does that."""
         outcome: Outcome | None = None
-        unsent = attempt.handle is None and not attempt.status.state.final and open_attempt.is_free(attempt)
-        unsent = unsent and not chain.is_held(attempt)
-        if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
+        attempt = self._when_asked(attempt)
+        while outcome is None and self._is_to_be_sent(attempt):
             backend = registry.create_for(attempt.plan, self.home)
             send.preflight(attempt.plan, backend)
             outcome = send.send_again(self.store, attempt, backend)
+            attempt = self._when_asked(attempt)  # another process may have been first, and only asked
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
+
+    def _is_to_be_sent(self, attempt: AttemptRecord) -> bool:
+        sent = attempt.handle is not None or attempt.status.state.final or not open_attempt.is_free(attempt)
+        if sent or chain.is_held(attempt):
+            return False
+        return not self.store.find(attempt.run_id).cancel_requested  # a cancelled one is left to its watcher
+
+    def _when_asked(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Return the stored attempt when no background process asks about one whose sender was killed; blocking."""
+        until = time.monotonic() + ASKED_S
+        while True:
+            found = (one for one in self.store.attempts(attempt.run_id) if one.number == attempt.number)
+            attempt = next(found, attempt)
+            asked = open_attempt.is_in_background(attempt) and not open_attempt.is_free(attempt)
+            if not asked or attempt.handle or attempt.status.state.final or attempt.unanswered_since:
+                return attempt
+            if time.monotonic() > until:
+                raise Unreachable(
+                    f"{attempt.run_id}: another cloudtrain process has asked {attempt.plan.backend} about it "
+                    f"for {ASKED_S:.0f} s; nothing was sent",
+                    "submit again when it has ended",
+                )
+            time.sleep(0.1)
 
 
 def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:

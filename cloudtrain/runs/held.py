@@ -13,7 +13,7 @@ from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, chain, outcomes, policies, run_inputs, send
+from cloudtrain.runs import attempts, chain, open_attempt, outcomes, policies, run_inputs, send
 
 if TYPE_CHECKING:
     from cloudtrain.backends.plan import Plan
@@ -72,7 +72,9 @@ def _send(store: Store, attempt: AttemptRecord) -> bool:
         raise
     except CloudtrainError as error:
         return _end(store, attempt, Status(State.FAILED, None, f"not sent: {error.message}"))
-    outcome = send.send_attempt(store, plan, backend, None, lambda: store.begin_held(plan, Process.here()))
+    outcome = send.send_attempt(
+        store, plan, backend, None, lambda: store.begin_held(plan, open_attempt.background_owner())
+    )
     if isinstance(outcome, outcomes.Unknown):
         raise outcome.error
     return outcome is not None

@@ -16,8 +16,21 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord, RunRecord
 
 ADOPTABLE_S = 15 * 60.0  # for so long an interrupted or unanswered first submission may be sent again
+BACKGROUND = (
+    " in the background"  # behind the owner of an attempt whose submission is finished for nobody in particular
+)
 _SENDING: set[str] = set()  # attempts that a thread of this process is sending
 _LOCK = Lock()
+
+
+def background_owner() -> str:
+    """Return the owner of what a watcher or a reader finishes here: nobody is told the run's id by this process."""
+    return f"{Process.here()}{BACKGROUND}"
+
+
+def is_in_background(attempt: AttemptRecord) -> bool:
+    """Return whether the next `submit` of the same job adopts an attempt although its owner lives and has its handle."""
+    return attempt.owner.endswith(BACKGROUND)
 
 
 def is_free(attempt: AttemptRecord, *, mine: bool = False) -> bool:
@@ -28,9 +41,10 @@ def is_free(attempt: AttemptRecord, *, mine: bool = False) -> bool:
     """
     if attempt.attempt_id in _SENDING and not mine:
         return False
-    if attempt.owner in ("", str(Process.here())):
+    owner = attempt.owner.removesuffix(BACKGROUND)
+    if owner in ("", str(Process.here())):
         return True
-    sender = Process.parse(attempt.owner)
+    sender = Process.parse(owner)
     if sender is None or sender.alive is None:
         return age_s(attempt) > ADOPTABLE_S
     return not sender.alive

@@ -25,7 +25,7 @@ from cloudtrain.history.store import UNASKED, Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, key_search, open_attempt, outcomes, output_audit, retry
-from cloudtrain.runs.outcomes import Accepted, Outcome, Unknown
+from cloudtrain.runs.outcomes import Outcome, Unknown
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
@@ -89,11 +89,14 @@ def send_attempt(
         return outcomes.record_accepted(store, plan, handle)
 
 
-def send_again(store: Store, attempt: AttemptRecord, backend: Backend) -> Outcome | None:
-    """Finish the submission of an attempt whose sender is gone; blocking. None where another process was first."""
+def send_again(store: Store, attempt: AttemptRecord, backend: Backend, owner: str = "") -> Outcome | None:
+    """Finish the submission of an attempt whose sender is gone; blocking. None where another process was first.
+
+    `owner` is "" where the caller will tell a person the run's id.
+    """
 
     def claim() -> bool:
-        return store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here())
+        return store.change_owner(attempt.attempt_id, old=attempt.owner, new=owner or Process.here())
 
     if attempt.status.event == UNASKED:
         return _ask_and_send(store, attempt, backend, claim)
@@ -141,26 +144,25 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 
     One that is `unsent` ends without an answer: nothing of it was sent.
 
-    With `may_send=False` nothing is submitted. An attempt that is accepted here keeps no owner, so that the next
-    `submit` of the same job adopts it until somebody has seen the run's id. Raises BackendError without an answer.
+    With `may_send=False` nothing is submitted. An attempt that is accepted here is adopted by the next `submit` of the
+    same job until somebody has seen the run's id. Raises BackendError without an answer.
     """
     if not open_attempt.is_free(attempt):
         return False
     if may_send and not run.cancel_requested and not retry.outage_is_over(attempt):
         return False
+    owner = open_attempt.background_owner()
     first, old = attempt.number == 1, open_attempt.age_s(attempt) > open_attempt.patience_s(attempt)
     if may_send and open_attempt.is_wanted(run, attempt):
-        outcome = send_again(store, attempt, backend)
+        outcome = send_again(store, attempt, backend, owner)
         if isinstance(outcome, Unknown):
             raise outcome.error
-        if isinstance(outcome, Accepted):
-            store.change_owner(attempt.attempt_id, old=str(Process.here()), new="")
         return outcome is not None
     nothing_sent = open_attempt.is_unsent(attempt)
     if nothing_sent and not run.cancel_requested and not (first and old):
         return False
     with open_attempt.marked_as_sending(attempt.attempt_id) as mine:
-        if not mine or not store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here()):
+        if not mine or not store.change_owner(attempt.attempt_id, old=attempt.owner, new=owner):
             return False
         try:
             handle = None if nothing_sent else backend.find(attempt.attempt_id)
@@ -177,11 +179,10 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             )
             raise
         except BaseException:
-            store.change_owner(attempt.attempt_id, old=str(Process.here()), new=attempt.owner)
+            store.change_owner(attempt.attempt_id, old=owner, new=attempt.owner)
             raise
         if handle is not None:
             store.accept(attempt.attempt_id, handle)
-            store.change_owner(attempt.attempt_id, old=str(Process.here()), new="")
         elif run.cancel_requested:
             outcomes.end_attempt(
                 store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
@@ -192,7 +193,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             outcomes.end_attempt(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now()))
             store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
         else:
-            store.change_owner(attempt.attempt_id, old=str(Process.here()), new=attempt.owner)
+            store.change_owner(attempt.attempt_id, old=owner, new=attempt.owner)
             return False
     return True
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.conftest import wait_for
+
 INIT = Path(__file__).with_name("init.py")
 REPOSITORY = Path(__file__).parents[2]
 PRIVATE = ("/root", "/home", "/tmp", "/run", "/var/tmp", "/var/spool", "/var/log", "/dev/shm")
@@ -152,6 +154,18 @@ class Host:
             if not ending and not system and containing in line:
                 found[int(entry.name)] = line
         return found
+
+    def kill(self, containing: str) -> None:
+        """Kill processes by their command line until none is left: one that is killed may just have started another."""
+
+        def gone() -> bool:
+            found = self.processes(containing=containing)
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not found
+
+        wait_for(gone, f"the end of what contains {containing!r}")
 
     # -- what befalls it ----------------------------------------------------------------------------------------------
 

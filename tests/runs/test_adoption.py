@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from cloudtrain.errors import BackendError, BadRequest, NoCapacity
+from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs import keys, retry, send
+from cloudtrain.runs import exactly_once, keys, open_attempt, retry, send
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
+from tests.conftest import WAIT_S
 from tests.runs.platform import LOST, Platform, interrupted, look
 
 pytestmark = pytest.mark.usefixtures("platform")
@@ -170,6 +173,105 @@ def test_two_processes_send_it_once(submitter, job, platform):
     assert platform.calls == ["submit"], "somebody else sends it just now"
     assert submitter.submit(job).run_id == run.run_id and platform.calls == ["submit"]
     assert send.send_again(submitter.store, attempt, Platform({}, Path())) is None
+
+
+@pytest.fixture
+def watcher() -> str:
+    """The owner of what a watcher, a process that lives, finishes for nobody."""
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    return f"{parent}{open_attempt.BACKGROUND}"
+
+
+def give(submitter: Submitter, run_id: str, owner: str) -> None:
+    (attempt,) = submitter.store.attempts(run_id)
+    assert submitter.store.change_owner(attempt.attempt_id, old=attempt.owner, new=owner)
+
+
+@pytest.mark.parametrize("answer", [None, LOST])
+def test_what_a_living_watcher_has_just_found_is_adopted(submitter, job, platform, watcher, answer):
+    """Its handle is stored, and nobody has seen the run's id: the sender was killed, or got no answer."""
+    if answer:
+        platform.fails = {"submit": [answer]}
+        name = submitter.submit(job).run_id
+    else:
+        name = interrupted(submitter, job)
+    give(submitter, name, watcher)
+    submitter.store.accept(f"{name}-a1", Platform({}, Path()).submit(submitter.store.attempts(name)[0].plan, None))
+    again = submitter.submit(job)
+    assert again.run_id == name and again.adopted and len(platform.attempts) == 1
+    again.acknowledge()
+    assert submitter.submit(job).run_id != name
+
+
+def test_a_watcher_stores_what_it_finds_for_nobody(submitter, job, platform, monkeypatch):
+    """At no moment does it look as if the watcher's process will tell a person the run's id."""
+    seen: list[bool] = []
+
+    def accept(store: Store, attempt_id: str, handle: str) -> None:
+        before(store, attempt_id, handle)
+        (attempt,) = [one for run in store.runs() for one in store.attempts(run.run_id) if one.attempt_id == attempt_id]
+        seen.append(open_attempt.is_in_background(attempt))
+
+    before = Store.accept
+    monkeypatch.setattr(Store, "accept", accept)
+    found = interrupted(submitter, job)
+    Platform({}, Path()).submit(submitter.store.attempts(found)[0].plan, None)
+    look(Run(found, submitter.store))
+    platform.fails = {"submit": [LOST]}
+    look(submitter.submit(job.replace(name="lost")))
+    first = submitter.submit(job.replace(name="first"))
+    after = submitter.submit(job.replace(name="second"), after=[first])
+    Platform.finish(first.attempts[0].attempt_id, State.SUCCEEDED, 0)
+    look(first)
+    look(after, 2)
+    assert after.attempts[0].handle and seen == [True, True, False, True]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_submit_waits_for_who_asks_about_a_killed_one(submitter, job, platform, watcher, found):
+    """`cloudtrain show` asks the platform at this moment: its question is no submission of somebody else."""
+    name = interrupted(submitter, job)
+    (attempt,) = submitter.store.attempts(name)
+    give(submitter, name, watcher)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(lambda: Submitter("platform", watch=False).submit(job))
+        with pytest.raises(TimeoutError):
+            again.result(1)
+        if found:
+            submitter.store.accept(attempt.attempt_id, Platform({}, Path()).submit(attempt.plan, None))
+        else:
+            give(submitter, name, attempt.owner)
+        run = again.result(WAIT_S)
+    assert run.run_id == name and run.adopted and len(platform.attempts) == 1
+    assert submitter.store.attempts(name)[0].handle
+
+
+def test_a_submit_whose_claim_a_question_took_tries_again(submitter, job, platform, watcher, monkeypatch):
+    name = interrupted(submitter, job)
+    (attempt,) = submitter.store.attempts(name)
+    claim, claimed = Store.change_owner, []
+
+    def change_owner(store: Store, attempt_id: str, *, old: str, new: Process | str) -> bool:
+        if not claimed:
+            assert claim(store, attempt_id, old=old, new=watcher)
+            Timer(0.5, lambda: claim(Store(submitter.home), attempt_id, old=watcher, new=attempt.owner)).start()
+        claimed.append(claim(store, attempt_id, old=old, new=new))
+        return claimed[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "change_owner", change_owner)
+        run = submitter.submit(job)
+    assert claimed[0] is False and claimed[-1] is True and len(claimed) == 2, "it waits, and then tries once more"
+    assert run.run_id == name and run.attempts[0].handle and len(platform.attempts) == 1
+
+
+def test_a_question_without_end_is_said(submitter, job, platform, watcher, monkeypatch):
+    monkeypatch.setattr(exactly_once, "ASKED_S", 0.3)
+    name = interrupted(submitter, job)
+    give(submitter, name, watcher)
+    with pytest.raises(Unreachable, match=f"{name}: another cloudtrain process has asked platform about it"):
+        submitter.submit(job)
+    assert "submit" not in platform.calls and len(submitter.store.runs()) == 1
 
 
 def test_a_job_of_an_older_version_is_the_same_job(submitter, job):

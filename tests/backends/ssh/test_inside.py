@@ -84,9 +84,8 @@ def test_a_cut_connection_is_reported_and_the_command_runs_on(run: Run, lab: Lab
     said = f"ssh exited with 255: the connection to root@{host.address} was lost, or the command itself exited with 255"
     assert process.returncode == 255 and said in errors and "the command may still run there" in errors
     host.heal()
-    left = wait_for(lambda: host.processes(containing="sleep 611"), "the command, which reads the end of its input")
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "sleep 611" in host.processes().values(), "the command, which reads the end of its input")
+    host.kill("sleep 611")
     wait_for(lambda: call(run, "true").returncode == 0, "the next command")
 
 
@@ -134,15 +133,14 @@ def test_a_cut_connection_is_what_forward_complains_of(run: Run, lab: Lab):
     thread = threading.Thread(target=forward.serve, daemon=True)
     thread.start()
     with socket.create_connection(("127.0.0.1", forward.port), timeout=WAIT_S) as here:
-        left = wait_for(lambda: lab.hosts[0].processes(containing="sleep 613"), "the program")
+        wait_for(lambda: "sleep 613" in lab.hosts[0].processes().values(), "the program")
         lab.hosts[0].cut()
         assert here.recv(1) == b""
     wait_for(lambda: said, "the complaint")
     assert said[0].startswith("ssh exited with 255: the connection to root@there was lost")
     forward.close()
     lab.hosts[0].heal()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    lab.hosts[0].kill("sleep 613")
 
 
 def stack_argv(run: Run) -> tuple[str, ...]:
