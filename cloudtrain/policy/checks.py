@@ -122,8 +122,15 @@ def _output(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Fo
         yield "output", f"{what}; the policy requires {_any_of(wanted)}", "write output: ... in the job file"
 
 
+def _images_of(facts: Facts) -> Sequence[str]:
+    """Return the images of a plan: "" for one that is not known, none where the platform uses no images."""
+    if facts.images is None:
+        return ()
+    return facts.images or ("",)
+
+
 def _image_by_digest(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
-    for image in facts.images or () if facts.images != () else ("",):
+    for image in _images_of(facts):
         if "@sha256:" not in image:
             yield (
                 "image",
@@ -133,7 +140,7 @@ def _image_by_digest(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -
 
 
 def _images(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
-    for image in facts.images or () if facts.images != () else ("",):
+    for image in _images_of(facts):
         if not _fits(image, wanted):
             yield (
                 "image",
