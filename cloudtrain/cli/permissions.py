@@ -22,7 +22,7 @@ from cloudtrain.errors import BadRequest, page
     "--job",
     metavar="JOB",
     type=click.Path(),
-    help="Print what this job file needs on its target, its inputs and secrets included.",
+    help="Print what this job file needs on its target, its inputs, output and secrets included.",
 )
 @click.option(
     "--policy",

@@ -205,6 +205,42 @@ def test_the_account_of_a_job_on_vertex_ai_may_read_its_secrets(tmp_path: Path, 
     )
 
 
+@pytest.mark.parametrize(
+    ("audit", "team"),
+    [("false", "roles/storage.objectViewer"), ("true", "roles/storage.objectUser")],
+    ids=["", "its audit is written by who submits"],
+)
+def test_a_job_on_vertex_ai_reads_its_inputs_and_writes_its_output(
+    tmp_path: Path, home: Path, monkeypatch, capsys, audit: str, team: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)\n")
+    Path("cloudtrain.toml").write_text(
+        '[targets.g]\nbackend = "vertex"\nproject = "p"\nregion = "us-central1"\nbucket = "bbb"\nimage = "i:1"\n'
+        'service_account = "train@p.iam.gserviceaccount.com"\n'
+    )
+    inputs = "{texts: gs://acme-data/texts, more: gs://acme-data/more, mine: gs://bbb/x, old: gs://acme-out/y}"
+    Path("job.yaml").write_text(
+        f"entrypoint: train.py\ntarget: g\naudit: {audit}\noutput: gs://acme-out/runs\ninputs: {inputs}\n"
+    )
+    assert main(["permissions", "-t", "g", "--job", "job.yaml", "--json"]) == 0
+    bindings = json.loads(capsys.readouterr().out)["documents"]["bindings.json"]
+    own, group = "serviceAccount:train@p.iam.gserviceaccount.com", "group:TEAM@EXAMPLE.COM"
+    found = {
+        (each["resource"], each["role"], member)
+        for each in bindings
+        for member in each["members"]
+        if "storage" in each["role"]
+    }
+    assert found == {
+        ("gs://bbb", "roles/storage.objectUser", own),
+        ("gs://bbb", "roles/storage.objectUser", group),
+        ("gs://acme-out", "roles/storage.objectUser", own),
+        ("gs://acme-out", team, group),
+        ("gs://acme-data", "roles/storage.objectViewer", own),
+    }
+
+
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "acme"

@@ -6,7 +6,8 @@ https://cloud.google.com/secret-manager/docs/access-control, 2026-11-25). The cu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.errors import BadRequest
@@ -18,7 +19,7 @@ LOG = ("logging.logEntries.list",)
 def build_permissions(options: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a custom role for who submits, and bindings on the project, the bucket, the job's account and its secrets.
 
-    `job` is a planned job, whose secrets its account reads.
+    `job` is a planned job, whose inputs and secrets its account reads, and whose output it writes.
 
     Raises BadRequest where the project or the bucket is not named.
     """
@@ -38,6 +39,7 @@ def build_permissions(options: Mapping[str, Any], job: Mapping[str, Any] | None 
         _binding(f"projects/{options['project']}", role, submitter),
         _binding(bucket, "roles/storage.objectUser", [*submitter, own]),
     ]
+    bindings += _buckets(job or {}, bucket, submitter, own)
     if account:
         bindings.append(_binding(f"serviceAccounts/{account}", "roles/iam.serviceAccountUser", submitter))
     parts = str(options.get("image") or "").split("/")
@@ -52,6 +54,25 @@ def build_permissions(options: Mapping[str, Any], job: Mapping[str, Any] | None 
         "bindings": bindings,
         "folder": folder,
     }
+
+
+def _buckets(job: Mapping[str, Any], target: str, submitter: list[str], own: str) -> Iterator[dict[str, Any]]:
+    """Yield the bindings of a job's buckets beside its target's: it reads the inputs and writes the output."""
+    output = _bucket(job.get("output"))
+    if output and output != target:
+        yield _binding(output, "roles/storage.objectUser", [*submitter * bool(job.get("audit")), own])
+        if not job.get("audit"):  # without it, who submits reads results and writes nothing there
+            yield _binding(output, "roles/storage.objectViewer", submitter)
+    inputs = dict.fromkeys(_bucket(each["uri"]) for each in (job.get("inputs") or {}).values())
+    for name in inputs:
+        if name not in ("", output, target):
+            yield _binding(name, "roles/storage.objectViewer", [own])
+
+
+def _bucket(uri: Any) -> str:
+    """Return the bucket of an address of Cloud Storage, "" for another address."""
+    found = re.match("gs://[^/]+", str(uri or ""))
+    return found[0] if found else ""
 
 
 def _secrets(job: Mapping[str, Any]) -> list[str]:
