@@ -84,7 +84,9 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         gpus = int(plan.manifest.get("gpus_per_node") or 0)
         if idle := launchers.gpus_note(job.run or " ".join(job.argv()), gpus, job.num_nodes):
             found.append(idle)
-    elif not job.trainer:
+    elif idle := _idle_note(job, plan):
+        found.append(idle)
+    if job.form == "script" and not job.trainer:
         found += _copies_notes(job, plan, texts)
         found += _style_notes(job, options.declared(texts)) if job.hyperparameters or job.args else []
     for key, text in (("run", job.run), ("setup", job.setup)):
@@ -96,6 +98,18 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
     if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
         found += [warning] if (warning := resume_check.note(job, texts)) else []
     return found
+
+
+def _idle_note(job: Job, plan: Plan) -> str:
+    """Return a note where a node has more GPUs than ranks; "" where it does not."""
+    ranks, gpus = int(plan.manifest["processes_per_node"]), int(plan.manifest.get("gpus_per_node") or 0)
+    if ranks >= gpus:
+        return ""
+    condition = "" if job.trainer else ", unless a process itself uses several"
+    return (
+        f"{ranks} process{'es' * (ranks != 1)} on the {gpus} GPUs of a node: {gpus - ranks} of them"
+        f" {'is' if gpus - ranks == 1 else 'are'} idle{condition}; remove processes_per_node to start one for each GPU"
+    )
 
 
 def _copies_notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

@@ -68,6 +68,19 @@ def test_copies_that_do_not_know_each_other_are_named(cli, project):
     assert note not in cli(*words).out
 
 
+def test_gpus_without_a_rank_are_named(cli, project):
+    (project / "cloudtrain.toml").write_text('[targets.uni]\nbackend = "slurm"\nfolder = "/s"\n')
+    (project / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    words = ("plan", "train.py", "-t", "uni", "--nodes", "2", "--gpus", "A100:8")
+    note = "2 processes on the 8 GPUs of a node: 6 of them are idle, unless a process itself uses several"
+    shown = cli(*words, "--processes", "2")
+    assert shown.code == 0 and note in " ".join(shown.out.split())
+    assert "1 process on the 8 GPUs of a node: 7 of" in " ".join(cli(*words, "--processes", "1").out.split())
+    for more in ((), ("--processes", "8"), ("--processes", "16")):
+        assert "idle" not in cli(*words, *more).out
+    assert "idle" not in cli("plan", "train.py", "-t", "uni", "--processes", "2").out  # no GPUs were asked for
+
+
 def test_a_shortened_request_has_all_that_a_person_would_check():
     request = {
         "spec": {"env": [{"name": "CLOUDTRAIN_NODE_RANK", "value": "1"}, {"name": "MINE", "value": "2"}]},
