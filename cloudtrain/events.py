@@ -44,6 +44,7 @@ FINAL = frozenset(
 # Exit codes of the launcher inside a job (design: the exit-code contract).
 EXIT_RESUMABLE = 75  # checkpointed and left on request
 EXIT_REFUSED = 78  # refused before training
+ENDED = "ended"  # Status.event of a LOST attempt: its platform or launcher reported when all its nodes had stopped
 
 # What `submit --wait`, `--follow` and `wait` exit with when the run has no code of its own to pass on.
 CLI_EXIT = {
@@ -66,7 +67,7 @@ class Status:
     ended_at: str | None = None
     url: str | None = None
     billable_s: int | None = None  # what the platform bills, the seconds of all nodes together
-    event: str = ""  # of retry.on_events, where the state does not say it: capacity
+    event: str = ""  # of retry.on_events, where the state does not say it: capacity; or ENDED
 
     @property
     def failed(self) -> bool:

@@ -71,9 +71,7 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
         terminal.print_table((*by, *numbers), [_row(group) for group in rows], right=numbers)
         terminal.print_lines(*["~ marks sums that use estimated prices"] * total.estimate)
         if any(group.whole_limit for group in groups):
-            terminal.print_lines(
-                "LOST attempts count with their whole time limit: when their machines stopped is not known"
-            )
+            terminal.print_lines("LOST attempts whose end was not reported count with their whole time limit")
     return 0
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BackendError
-from cloudtrain.events import State, Status
+from cloudtrain.events import ENDED, State, Status
 from cloudtrain.nodes import supervisor
 
 
@@ -44,12 +44,14 @@ def to_status(node_state: Mapping[str, Any] | None) -> Status | None:
     """Convert a state from `read_state` into a Status."""
     if node_state is None:
         return None
+    reported = node_state["state"] == "LOST" and (node_state["raw"] or {}).get("state") == "LOST"
     return Status(
         State[node_state["state"]],
         node_state["exit_code"],
         node_state["reason"],
         node_state["started_at"],
         node_state["ended_at"],
+        event=ENDED if reported else "",
     )
 
 
@@ -71,7 +73,9 @@ def merge_statuses(statuses: Sequence[tuple[Mapping[str, Any] | None, Status | N
     ended = max((status.ended_at for _, status in begun if status.ended_at), default=None)
     # The first failure by time is the cause; the failures of the other nodes follow from it.
     _, worst = min(begun, key=lambda pair: (_SEVERITY[pair[1].state], pair[0].get("failed_at") or "~"))
-    return Status(worst.state, worst.exit_code, worst.reason, started, ended)
+    known = all(status.ended_at and (status.event or status.state is not State.LOST) for _, status in begun)
+    event = ENDED if known and worst.state is State.LOST else ""
+    return Status(worst.state, worst.exit_code, worst.reason, started, ended, event=event)
 
 
 _SEVERITY = {

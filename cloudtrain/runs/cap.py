@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import HasMachine, HasTimeLimit, TimeLimit
 from cloudtrain.errors import BadJob, CapReached, Problem
-from cloudtrain.events import State
+from cloudtrain.events import ENDED, State, Status
 from cloudtrain.forecast import prices
 from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.job import units
@@ -176,11 +176,20 @@ def _used_s(attempt: AttemptRecord, limit_of: Callable[[Plan], TimeLimit]) -> fl
         return 0.0  # nothing was started
     if status.state is State.CANCELLED and not status.started_at:
         return 0.0
-    if status.state is not State.LOST and status.started_at and status.ended_at:
-        measured_s = max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at))
-        counted_s = measured_s + limit_of(attempt.plan).after_end_s
+    if (took_s := measured_s(status)) is not None:
+        counted_s = took_s + limit_of(attempt.plan).after_end_s
         return min(counted_s, (attempt.plan.at_most or {}).get("attempt_s") or counted_s)
     return float(limit_of(attempt.plan).seconds or 0)
+
+
+def measured_s(status: Status) -> float | None:
+    """Return the seconds from an attempt's start to its end, None where one of them is not known.
+
+    `ended_at` of a loss is when it was noticed, unless its event is ENDED: its nodes may have been billed for longer.
+    """
+    if not status.started_at or not status.ended_at or (status.state is State.LOST and status.event != ENDED):
+        return None
+    return max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at))
 
 
 def describe_after_end(attempts: Sequence[AttemptRecord], limit_of: Callable[[Plan], TimeLimit]) -> str:
@@ -189,7 +198,7 @@ def describe_after_end(attempts: Sequence[AttemptRecord], limit_of: Callable[[Pl
         (
             limit_of(old.plan).after_end_s
             for old in attempts
-            if old.status.billable_s is None and old.status.started_at and old.status.ended_at
+            if old.status.billable_s is None and measured_s(old.status) is not None
         ),
         default=0.0,
     )

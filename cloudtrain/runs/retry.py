@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from cloudtrain.events import State, Status
+from cloudtrain.events import ENDED, State, Status
 from cloudtrain.job.units import seconds_since
 from cloudtrain.runs import candidates
 
@@ -25,7 +25,7 @@ def allowed(store: Store, plan: Plan, status: Status) -> bool:
 
     Candidates without capacity count as one attempt of `retry.max_attempts`, once all of them had their turn.
     """
-    event = status.event or EVENTS.get(status.state)
+    event = EVENTS.get(status.state) if status.event in ("", ENDED) else status.event
     if event is None:
         return False
     from cloudtrain.job.job import Job

@@ -88,10 +88,7 @@ def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> 
     attempt = _until_now(attempt, now_s)
     plan, status = attempt.plan, attempt.status
     nodes = int(plan.manifest["nodes"])
-    if status.billable_s is None and status.state is not State.LOST and status.started_at and status.ended_at:
-        ran_s = max(
-            0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at)
-        )  # without a cap's margin
+    if status.billable_s is None and (ran_s := cap.measured_s(status)) is not None:  # without a cap's margin
         attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
     used = cap.spent([attempt], lambda plan: _limit(plan, home))
     labels, price = plan.job.get("labels") or {}, plan.price or {}

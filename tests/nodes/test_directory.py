@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from cloudtrain.events import State
+from cloudtrain.events import ENDED, State
 from cloudtrain.nodes import directory, supervisor
 from cloudtrain.nodes import logs as node_logs
 from cloudtrain.nodes.process import Process
@@ -133,6 +133,18 @@ def test_junk_in_the_status_is_no_status(tmp_path, junk):
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / "status.json").write_text(junk)
     assert supervisor.read_status(tmp_path / "n") is None
+
+
+def test_only_a_loss_that_was_reported_has_a_known_end(tmp_path):
+    status(tmp_path / "hung", "LOST", started_at="1", ended_at="3")
+    status(tmp_path / "died", "RUNNING", pid=2**22 - 1, started_at="1", at="2")
+    status(tmp_path / "done", "SUCCEEDED", started_at="1", ended_at="4")
+    hung, died, done = [(None, directory.node_status(tmp_path / name)) for name in ("hung", "died", "done")]
+    assert (hung[1].event, died[1].event, done[1].event) == (ENDED, "", "")
+    known = directory.merge_statuses([hung, done])
+    assert (known.state, known.event, known.started_at, known.ended_at) == (State.LOST, ENDED, "1", "4")
+    assert directory.merge_statuses([hung, died]).event == "", "what the supervisor of one left may have run on"
+    assert directory.merge_statuses([done]).event == ""
 
 
 def merged(*found):

@@ -203,6 +203,15 @@ def test_an_attempt_that_never_started_has_used_nothing():
         assert cap.spent([record(plan, unknown)], limit).seconds == limit(plan).seconds
 
 
+def test_a_loss_counts_as_it_ran_only_where_its_end_was_reported():
+    plan = cap.plan_attempt(backend_of("slurm"), job_of("slurm"), bundle(), "a-run")
+    limit = lambda old: cap.limit_of(backend_of("slurm"), old)  # noqa: E731
+    noticed = Status(State.LOST, None, "it no longer exists", format_time(1e9), format_time(1e9 + 600))
+    assert cap.spent([record(plan, noticed)], limit).seconds == limit(plan).seconds
+    reported = replace(noticed, event=events.ENDED)
+    assert cap.spent([record(plan, reported)], limit).seconds == 600 + limit(plan).after_end_s
+
+
 def test_a_run_ends_when_its_cap_is_used_up_and_goes_on_with_a_higher_one(memory, submitter, job, capsys):
     limits = {"max_runtime": "2h", "grace": "10s", "max_total_runtime": "3h"}
     run = submitter.submit(job.replace(limits=limits, retry={"max_attempts": 5}))

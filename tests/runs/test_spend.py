@@ -12,7 +12,7 @@ import pytest
 
 from cloudtrain.cli import main
 from cloudtrain.console.pages.overview import read_details
-from cloudtrain.events import State, Status
+from cloudtrain.events import ENDED, State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.job.units import format_time
 from cloudtrain.report import page
@@ -113,7 +113,28 @@ def test_costs_say_that_a_lost_attempt_counts_in_full(submit, capsys):
     assert main(["costs"]) == 0 and "LOST attempts" not in capsys.readouterr().out
     MemoryBackend.finish(newest(run), State.LOST, None)
     watch(run)
-    assert main(["costs"]) == 0 and "LOST attempts count with their whole time limit" in capsys.readouterr().out
+    assert main(["costs"]) == 0 and "LOST attempts whose end was not reported count with" in capsys.readouterr().out
+
+
+def test_a_loss_of_which_the_end_was_reported_counts_as_it_ran(submit, capsys):
+    run = submit(
+        "prod",
+        num_nodes=2,
+        limits={"max_runtime": "1h", "grace": "30s", "max_cost": "9 USD"},
+        retry={"max_attempts": 2},
+    )
+    MemoryBackend.finish(newest(run), State.LOST, None, "no output for 5m (limits.max_silence)", event=ENDED)
+    watch(run)
+    assert len(run.attempts) == 2, "retry.on_events has `lost`"
+    MemoryBackend.finish(newest(run), State.LOST, None, "no output for 5m (limits.max_silence)", event=ENDED)
+    watch(run)
+    assert spend.total(run.attempts, run.store.home).node_s < 2 * 3630
+    ended_s = time.time()
+    lost = Status(State.LOST, None, "", format_time(ended_s - 600), format_time(ended_s), event=ENDED)
+    stored = replace(run.attempts[0], status=lost)
+    assert spend.share_of(stored, run.store.home).node_s == pytest.approx(1200, abs=2)
+    assert re.match(r"9 USD \(limits.max_cost\), 8.44 USD left", spend.describe_cap([stored], run.store.home))
+    assert main(["costs"]) == 0 and "LOST attempts" not in capsys.readouterr().out
 
 
 def test_attempts_of_a_run_add_up(submit, capsys):

@@ -11,7 +11,7 @@ from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.kubernetes.jobset import pods_owner
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
 from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, MAX_EXEC, QUEUE, UNPACK
-from cloudtrain.events import EXIT_RESUMABLE, State, Status
+from cloudtrain.events import ENDED, EXIT_RESUMABLE, State, Status
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Values of a pod's status.reason when the platform took it away
@@ -213,7 +213,8 @@ def _failed(end_condition: Object, pods: Mapping[int, Object], started: str | No
         if launcher_result is not None and launcher_result.get("state") not in (None, "SUCCEEDED"):
             state = State[str(launcher_result["state"])]
             code = None if state is State.LOST else int(launcher_result["code"])
-            return Status(state, code, str(launcher_result.get("reason", "")), started, ended)
+            event = ENDED if state is State.LOST else ""
+            return Status(state, code, str(launcher_result.get("reason", "")), started, ended, event=event)
     states = [container_state(pod, name) for pod in pods.values() for name in (UNPACK, CONTAINER)]
     failures = [state for state in states if state.get("exitCode")]
     exit_match = _CODE.search(message)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.events import State, Status, short_reason
+from cloudtrain.events import ENDED, State, Status, short_reason
 from cloudtrain.job.units import format_time
 
 ARN = re.compile(
@@ -56,6 +56,8 @@ def parse_status(job: Mapping[str, Any]) -> Status:
     elif primary == "Failed":
         state, code, reason = _failed(job, failure_reason)
         event = "capacity" if _is_capacity_error(failure_reason) else ""
+        if state is State.LOST and job.get("TrainingEndTime"):
+            event = ENDED
     else:
         state, reason = State.LOST, f"SageMaker calls the job {primary}"
     started, ended = _format_time(job.get("TrainingStartTime")), _end_time(job, state)

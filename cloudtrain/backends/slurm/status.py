@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudtrain.backends.slurm import reasons
 from cloudtrain.backends.slurm.client import QueueEntry
-from cloudtrain.events import EXIT_REFUSED, State, Status
+from cloudtrain.events import ENDED, EXIT_REFUSED, State, Status
 from cloudtrain.job.units import format_time
 from cloudtrain.nodes import directory
 
@@ -45,7 +45,8 @@ def _parse_node(text: str) -> tuple[Mapping[str, Any], Status] | None:
     except (ValueError, KeyError, TypeError):
         return None
     code = None if state in (State.CANCELLED, State.TIMED_OUT, State.PREEMPTED) else raw.get("exit_code")
-    return raw, Status(state, code, raw.get("reason") or "", raw.get("started_at"), raw.get("ended_at"))
+    event = ENDED if state is State.LOST else ""
+    return raw, Status(state, code, raw.get("reason") or "", raw.get("started_at"), raw.get("ended_at"), event=event)
 
 
 def merge_nodes(files: Mapping[str, str]) -> Status | None:
@@ -56,7 +57,7 @@ def merge_nodes(files: Mapping[str, str]) -> Status | None:
         return None
     lost = [status for _, status in reported if status.state is State.LOST]
     if lost and any(not status.state.final for _, status in reported):
-        return lost[0]
+        return replace(lost[0], event="")  # when the others ended is not known
     script = ScriptState.of(files)
     count = int(script.phase) if script.name == "STARTED" and script.phase.isdigit() else len(reported)
     missing: list[tuple[None, None]] = [(None, None)] * (count - len(reported))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -89,7 +90,8 @@ def merge_reports(attempt: Sequence[Node], answers: Sequence[Any], unreachable: 
         # A node that was never started shares the end of those that were waiting for it.
         if any(node.agent.remote.unreachable_s < CUT_OFF_S for node in unreachable):
             return Status(State.STOPPING, reason=f"{unreachable[0].label} cannot be reached")
-        return directory.merge_statuses(ended)
+        merged = directory.merge_statuses(ended)
+        return replace(merged, event="") if unreachable else merged  # when those ended is not known
     status = directory.merge_statuses(statuses)
     if unreachable and status.state in (State.QUEUED, State.STARTING):
         return Status(State.STARTING, reason=f"{unreachable[0].label} cannot be reached")

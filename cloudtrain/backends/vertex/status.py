@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudtrain.backends.google import explain_error, is_capacity_error
-from cloudtrain.events import EXIT_RESUMABLE, State, Status
+from cloudtrain.events import ENDED, EXIT_RESUMABLE, State, Status
 from cloudtrain.job.units import format_time, unix_time
 
 STATES = {
@@ -70,7 +70,8 @@ def job_status(
     if event is not None and event.get("state") != "SUCCEEDED":
         final_state = State[str(event["state"])]
         code = None if final_state is State.LOST else int(event["code"])
-        return Status(final_state, code, str(event.get("reason", "")), started, ended, url)
+        lost = ENDED if final_state is State.LOST else ""
+        return Status(final_state, code, str(event.get("reason", "")), started, ended, url, event=lost)
     exit_status = _EXIT_STATUS.search(platform_error)
     reason = explain_error(0, platform_error, "Vertex AI")[0] if platform_error else "Vertex AI gives no reason"
     code = int(exit_status[1]) if exit_status else None

@@ -6,7 +6,7 @@ import pytest
 
 from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER
 from cloudtrain.backends.kubernetes.status import INDEX, first_start, silent_objects, status_of, waiting_reason
-from cloudtrain.events import State
+from cloudtrain.events import ENDED, State
 
 AT = "2026-11-22T12:00:00Z"
 POD = {
@@ -63,3 +63,21 @@ def test_each_node_that_waits_has_its_reason():
     assert silent_objects(job, pods[:3]) == [pods[2], job], "a pod that is not there cannot say why"
     found = waiting_reason(job, pods[::2], refused)
     assert found == "node 1, 3: FailedCreate: exceeded quota; node 2: Pulling: the image"
+
+
+def test_the_end_of_a_job_that_the_launcher_calls_lost_is_known():
+    result = '0 -1 2026-11-22T12:04:00Z ::cloudtrain::{"kind": "result", "code": 69, "state": "LOST", "reason": "hung"}'
+    terminated = {"startedAt": AT, "exitCode": 69, "message": result}
+    pod = {
+        **POD,
+        "status": {**POD["status"], "containerStatuses": [{"name": CONTAINER, "state": {"terminated": terminated}}]},
+    }
+    failed = {
+        "type": "Failed",
+        "status": "True",
+        "lastTransitionTime": "2026-11-22T12:05:00Z",
+        "reason": "PodFailurePolicy",
+    }
+    job = {"metadata": {}, "spec": {"completions": 1}, "status": {"conditions": [failed]}}
+    status = status_of(job, [pod])
+    assert (status.state, status.event, status.ended_at) == (State.LOST, ENDED, "2026-11-22T12:05:00Z")

@@ -9,7 +9,7 @@ import pytest
 from cloudtrain.backends.sagemaker.status import ARN, console_url, parse_status, seconds_since_end
 from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.verdict import End
-from cloudtrain.events import State
+from cloudtrain.events import ENDED, State
 
 NAME = "arn:aws:sagemaker:us-east-1:123456789012:training-job/tiny-a1"
 
@@ -236,3 +236,15 @@ def test_the_console_of_each_partition(partition: str, host: str) -> None:
     assert ARN.fullmatch(arn)
     address = console_url({**training_job("Completed"), "TrainingJobArn": arn}) or ""
     assert host in address and address.endswith("#/jobs/tiny-a1")
+
+
+def test_the_end_of_a_loss_is_known_where_sagemaker_has_it():
+    times = {
+        "TrainingStartTime": datetime(2026, 11, 26, tzinfo=UTC),
+        "TrainingEndTime": datetime(2026, 11, 26, 1, tzinfo=UTC),
+    }
+    reason = "AlgorithmError: a [cloudtrain LOST - launcher], exit code: 69"
+    known = parse_status(training_job("Failed", "Failed", reason, **times))
+    assert (known.state, known.event, known.ended_at) == (State.LOST, ENDED, "2026-11-26T01:00:00.000000Z")
+    modified = {"LastModifiedTime": times["TrainingEndTime"]}
+    assert parse_status(training_job("Failed", "Failed", "InternalServerError: x", **modified)).event == ""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.slurm import client
+from cloudtrain.backends.slurm import client, status
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.cli import main
 from cloudtrain.errors import Unreachable
-from cloudtrain.events import State
+from cloudtrain.events import ENDED, State
 from cloudtrain.job.job import Job
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
@@ -136,3 +136,14 @@ def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_p
         assert len(found) == 1 and "partition high allows 8m" in found[0] and "it would never start" in found[0]
     finally:
         slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=UNLIMITED")
+
+
+def test_the_end_of_a_loss_is_known_once_all_nodes_have_reported_theirs():
+    lost = {"state": "LOST", "started_at": "1", "ended_at": "3", "reason": "no progress"}
+    done, runs = lost | {"state": "SUCCEEDED", "ended_at": "4"}, {"state": "RUNNING", "started_at": "1"}
+
+    def merged(second: dict):
+        return status.merge_nodes({"node-0/status.json": json.dumps(lost), "node-1/status.json": json.dumps(second)})
+
+    assert (merged(done).state, merged(done).event, merged(done).ended_at) == (State.LOST, ENDED, "4")
+    assert (merged(runs).state, merged(runs).event) == (State.LOST, "")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain import events
 from cloudtrain.backends.api import HasStatuses
 from cloudtrain.backends.vertex import jobs
 from cloudtrain.backends.vertex.backend import VertexBackend
 from cloudtrain.backends.vertex.local import VertexLocalBackend
+from cloudtrain.backends.vertex.status import job_status
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.units import format_time
@@ -120,3 +122,11 @@ def test_a_log_is_read_with_the_job_that_was_just_listed(paper: Bench, monkeypat
     assert [line for handle in handles for line in backend.logs(handle)] == []
     read = [(method, path.partition("?")[0]) for method, path in paper.simulator.server.requests[before:]]
     assert read == [("POST", "/v2/entries:list")] * 3
+
+
+def test_the_end_of_a_job_that_the_launcher_calls_lost_is_known():
+    job = {"state": "JOB_STATE_FAILED", "startTime": format_time(1.8e9), "endTime": format_time(1.8e9 + 60)}
+    handle = "projects/p/locations/us-central1/customJobs/1"
+    event = {"state": "LOST", "code": 69, "reason": "no rank printed a line for 5 s (limits.max_silence)"}
+    found = job_status(handle, job, "p", 0.0, lambda: event)
+    assert (found.state, found.event, found.ended_at) == (State.LOST, events.ENDED, job["endTime"])

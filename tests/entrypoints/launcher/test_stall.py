@@ -17,6 +17,7 @@ from launcher.world.outcome import IDLE, SILENT, STALLED, ClusterState, Outcome,
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.events import State
+from cloudtrain.runs import spend
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S, wait_for
@@ -70,6 +71,8 @@ def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, censu
     assert run.wait(WAIT_S).state is State.SUCCEEDED
     assert [attempt.status.state for attempt in run.attempts] == [State.LOST, State.SUCCEEDED]
     assert once.wait(WAIT_S).state is State.LOST
+    share = spend.share_of(once.attempts[0], once.store.home)
+    assert 0 < share.node_s < WAIT_S and not share.whole_limit, "the launcher reported the end"
     verdict = Run.find(once.run_id).verdict()
     assert verdict is not None and (verdict.label, verdict.where) == ("stalled", "reason")
 
