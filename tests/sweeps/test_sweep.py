@@ -89,6 +89,8 @@ def test_what_every_trial_would_meet_ends_the_sweep_at_the_first(project: Path, 
     said = command(project, "sweep", "sweep.yaml", "--wait", code=1)
     assert f"FAILED: {reason}" in said, said
     assert len(Sweep.find().trials) == 1, "the others were not paid for"
+    page = (Path(__file__).parents[2] / "docs" / "how" / "sweep.md").read_text()
+    assert f"`{reason}`" in page or "metric" not in reason
 
 
 def test_a_trial_that_others_have_beaten_is_cancelled_with_the_reason(start: Start, tmp_path: Path):
