@@ -66,7 +66,9 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     nothing = not any(files for files, _ in fetched.values())
     if nothing:
         terminal.note(f"{run.run_id} has stored no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
-        terminal.note(f"  a script must write its results to {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
+        terminal.note(
+            f"  cloudtrain keeps what a script writes to {', '.join(RESULT_VARIABLES[name] for name in fetched)}"
+        )
         for text in summary.remarks(run, "not_kept"):
             terminal.note(f"  {text}")
         for text in summary.workdir_command(run):

@@ -224,7 +224,7 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         if options_of(Texts(folder, [entrypoint], entrypoint)).wants_boolean_values:
             lines.append("arg_style: hf                  # true and false are given as values: --fp16 true")
         if RESUMES.search(_text_of(folder / entrypoint)):
-            lines.append('resume_args: ["--resume_from_checkpoint", "{checkpoint}"]   # of later attempts')
+            lines.append('resume_args: ["--resume_from_checkpoint", "{checkpoint}"]   # added to later attempts')
     else:
         lines += [
             "trainer: true                  # the shared trainer; these values take a minute, the names are transformers' own",

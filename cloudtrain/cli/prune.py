@@ -74,7 +74,7 @@ def command(
     """
     if older is None and not packages and not words:
         what = "--older 30d or a filter such as state:failed deletes runs, --packages deletes packaged sources"
-        raise click.UsageError(f"name what to delete: {what}")
+        raise click.UsageError(f"say what to delete: {what}")
     if packages and here:
         raise click.UsageError("--here has no effect with --packages: packages are on this computer only")
     if packages and (words or excepted or include_starred):

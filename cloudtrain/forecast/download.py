@@ -41,7 +41,7 @@ def lines(url: str) -> Iterator[str]:
                 raise BackendError(f"{url} has a line of more than {MAX_LINE_BYTES} bytes")
             yield line.decode("utf-8")
         if answer.response.length:  # bytes that are missing of Content-Length
-            raise Unreachable(f"{url} was cut off after {count} bytes", "try again")
+            raise Unreachable(f"the connection was lost after {count} bytes of {url}", "try again")
 
 
 def page(url: str, headers: Mapping[str, str]) -> Any:
@@ -62,7 +62,7 @@ def content(url: str, most: int) -> bytes:
         if len(found) > most:
             raise BackendError(f"{url} is longer than {most >> 10} KiB")
         if answer.response.length:
-            raise Unreachable(f"{url} was cut off after {len(found)} bytes", "try again")
+            raise Unreachable(f"the connection was lost after {len(found)} bytes of {url}", "try again")
         return found
 
 

@@ -134,7 +134,9 @@ def read_code(path: Path) -> str:
             return text
         cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}", "give a Python script or a notebook") from None
+        raise BadRequest(
+            f"{path} cannot be read: {error}", "correct the line; the file must be a Python script or a notebook"
+        ) from None
     lines = "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells).splitlines()
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
@@ -148,7 +150,8 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
         tree = ast.parse(code)
     except SyntaxError as error:
         raise BadRequest(
-            f"line {error.lineno} is not valid Python: {error.msg}", "give a Python script or a notebook"
+            f"the code is not valid Python in line {error.lineno}: {error.msg}",
+            "correct the line; the file must be a Python script or a notebook",
         ) from None
     every_call = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in every_call if _called(call) in CLASSES]
@@ -173,7 +176,8 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
             _put(job, key, change(value) if change else value)
     if versions and "image" not in job:
         notes.append(
-            f"image: without it, Hugging Face's newest image is used; for {', '.join(versions)} set image to its URI"
+            f"image: not set, so the job runs in Hugging Face's newest image; for {', '.join(versions)} set it to the URI "
+            "of such an image"
         )
     for method in every_call:
         if set_by := METHODS.get(_called(method)):
@@ -185,7 +189,8 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
         if value == CHECKPOINTS:
             job["hyperparameters"][name] = "{checkpoint_dir}"
             notes.append(
-                f"hyperparameters.{name}: {{checkpoint_dir}} is replaced by the run's checkpoint folder on every target"
+                f"hyperparameters.{name}: {{checkpoint_dir}} instead of {CHECKPOINTS}; a node puts the run's checkpoint "
+                "folder there on every target"
             )
     if any(isinstance(value, bool | list | dict) for value in job.get("hyperparameters", {}).values()):
         job["arg_style"] = "hf"  # as SageMaker gives them: --fp16 True, and JSON

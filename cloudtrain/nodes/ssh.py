@@ -231,7 +231,7 @@ class Remote:
         if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyExportError | asyncssh.ConfigParseError):
             return BackendError(f"{label}: {error}")
         if isinstance(error, TimeoutError):
-            return Unreachable(f"{label} does not answer within {timeout_s or CONNECT_S:g} s")
+            return Unreachable(f"{label} did not answer within {timeout_s or CONNECT_S:g} s")
         if isinstance(error, asyncssh.Error):
             return Unreachable(f"{label} cannot be reached: {error.reason}")
         if isinstance(error, OSError | EOFError | asyncio.IncompleteReadError):

@@ -104,7 +104,8 @@ def apply_entry_points(job: Job, context: Context) -> tuple[Job, list[str]]:
             ) from error
         if not isinstance(made, Job):
             raise BadRequest(
-                f"the policy {point.name} ({point.value}) did not return a job", "return the job, or job.replace"
+                f"the policy {point.name} ({point.value}) returned {type(made).__name__}, not a job",
+                "end it with `return job` or `return job.replace(...)`",
             )
         notes += [f"the policy {point.name} sets {what}" for what in _differences(job.to_dict(), made.to_dict())]
         job = made

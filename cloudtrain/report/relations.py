@@ -45,7 +45,7 @@ def parallel(columns: Sequence[tuple[str, Sequence[Any]]]) -> Any:
     metrics = [values for name, values in columns if name.startswith("metric.")]
     whole = [at for at in range(len(columns[0][1])) if all(values[at] is not None for values in metrics)]
     if not whole:
-        raise BadRequest("no run has a value for every one of these metrics")
+        raise BadRequest("no run has values of all these metrics")
     dimensions = [_dimension(name, [value_of(name, values, at) for at in whole]) for name, values in columns]
     line = {"color": dimensions[-1]["values"], "colorscale": COLOURS, "showscale": False}
     figure = plotly.graph_objects.Figure(plotly.graph_objects.Parcoords(dimensions=dimensions, line=line))

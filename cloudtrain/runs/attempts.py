@@ -62,7 +62,10 @@ def stored_bundle(plan: Plan, home: Path) -> Bundle:
 
     bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
     if bundle is None:
-        raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
+        raise BackendError(
+            f"the packaged source of {plan.run_id} was deleted",
+            f"cloudtrain rerun {plan.run_id} --source DIR starts a new run with the source in DIR",
+        )
     return bundle
 
 

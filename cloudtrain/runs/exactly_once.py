@@ -212,8 +212,9 @@ class ExactlyOnce(Planner):
         record = self.store.find(plan.run_id)
         if record.attached:
             raise BadRequest(
-                f"{record.run_id} was submitted from another machine (attached from {record.attached})",
-                f"cloudtrain wait {record.run_id}",
+                f"{record.run_id} cannot be submitted here: another machine submitted it, and here it is attached from "
+                f"{record.attached}",
+                f"cloudtrain wait {record.run_id} waits for its end",
             )
         newest = self.store.attempts(plan.run_id)
         if record.key is not None and not keys.same(newest[0].plan, plan):

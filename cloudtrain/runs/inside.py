@@ -59,12 +59,10 @@ class Inside:
         ranks_per_node = int(self.attempt.plan.manifest["processes_per_node"])
         if rank is not None and rank >= self.nodes * ranks_per_node:
             count = self.nodes * ranks_per_node
-            raise BadRequest(f"there is no rank {rank}: {self.run.run_id} has {count}, from 0 to {count - 1}")
+            raise BadRequest(f"there is no rank {rank}: they are counted from 0, and the last is {count - 1}")
         found = node if node is not None else (rank or 0) // ranks_per_node
         if found >= self.nodes:
-            raise BadRequest(
-                f"there is no node {found}: {self.run.run_id} has {self.nodes}, from 0 to {self.nodes - 1}"
-            )
+            raise BadRequest(f"there is no node {found}: they are counted from 0, and the last is {self.nodes - 1}")
         return found
 
     def program(self, what: str, node: int, *words: str, stdin: bool = False, terminal: bool = False) -> Shell:

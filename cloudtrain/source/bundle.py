@@ -195,7 +195,7 @@ def runtime_files() -> list[tuple[str, Path]]:
     folder = next((f for f in (package / "_entrypoints", package.parent / "entrypoints") if f.is_dir()), None)
     if folder is None:
         raise StoreError(
-            "the installation of cloudtrain is incomplete: its entrypoints are missing",
+            "the installation of cloudtrain is incomplete: the files that run a job on a node are missing",
             reinstall_command(),
         )
     files = []

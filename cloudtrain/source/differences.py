@@ -33,7 +33,9 @@ def _contents(bundle: Bundle) -> dict[str, tuple[bytes, int, str]]:
                 if one.name in mine
             }
     except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
-        raise StoreError(f"{bundle.path}: {error}", "delete it; the next submit creates it again") from None
+        raise StoreError(
+            f"{bundle.path} is damaged: {error}", "delete this file; the next submit of its source creates it again"
+        ) from None
 
 
 def _digest(file: IO[bytes] | None) -> str:

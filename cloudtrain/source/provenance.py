@@ -169,11 +169,11 @@ def _with_new(patch: Patch, root: Path, names: Sequence[str], values: Collection
         try:
             mode, data = _content(root / name, room)
         except OSError as error:
-            left_out.append(f"{name}: it is untracked and cannot be read: {error.strerror}")
+            left_out.append(f"{name}: git does not track it, and it cannot be read: {error.strerror}")
             continue
         piece = _new_file(name, mode, data)
         if problem := _problem(name, data, data, values):
-            left_out.append(f"{name}: it is untracked, and {problem}")
+            left_out.append(f"{name}: git does not track it, and {problem}")
         elif len(piece) > room:
             left_out.append(f"{name}: it is untracked, and the patch would be longer than {MAX_BYTES >> 10} KiB")
         else:

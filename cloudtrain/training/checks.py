@@ -86,7 +86,7 @@ def read_samples(data: Any, name: str = "data", own_collate: bool = False) -> li
         if not isinstance(sample, list | tuple | Mapping):
             raise BadRequest(
                 f"a sample of the data is a {type(sample).__name__}, which cannot be trained on",
-                "return (input, ..., target), or a dictionary with labels",
+                "let the dataset return (input, ..., target), or a dictionary with the key 'labels'",
             )
         if not own_collate and _form(sample) != _form(samples[0]):
             raise BadRequest(

@@ -91,7 +91,7 @@ def task_problems(arguments: Any) -> list[str]:
         given = getattr(arguments, name) not in (defaults[name], [])
         if given and kind.own_arguments is not None and name not in kind.own_arguments:
             readers = ", ".join(task for task, each in BUILT_IN.items() if name in (each.kind.own_arguments or ()))
-            problems.append(f"--{name} has no effect with the task {task}: it is for {readers}. Remove it")
+            problems.append(f"--{name} has no effect with the task {task}, only with {readers}: remove --{name}")
     return problems
 
 

@@ -264,7 +264,7 @@ def parse(argv: Sequence[str], made: type[A] = Arguments) -> A:  # type: ignore[
     problems = [_unknown(text, items) for text in strange if text.startswith("--")]
     loose = [text for text in strange if not text.startswith("--")]
     if loose and not problems:
-        problems.append(f"{loose[0]!r} does not belong to a flag")
+        problems.append(f"{loose[0]!r} has no flag before it: write --NAME {loose[0]!r}")
     values: dict[str, Any] = {}
     for name, text in vars(known).items():
         if text is not None:

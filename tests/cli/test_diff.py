@@ -91,7 +91,7 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
     assert found["spec", "processes_per_node"][1] == 2 and found["spec", "limits.max_runtime"] == ("24h", "2h")
     assert found["source", "dirty"] == (False, True) and ("source", "commit") not in found
     assert found["source", "patch"][0] is None
-    lacks = "weights: it is untracked, and it is not text"
+    lacks = "weights: git does not track it, and it is not text"
     assert found["source", "not included in the patch"] == (None, [lacks])
     assert found["results", "state"] == ("SUCCEEDED", "FAILED") and found["results", "exit_code"] == (0, 3)
     assert found["results", "loss"] == (1.0, 2.0)

@@ -183,4 +183,4 @@ def test_the_log_goes_on_without_a_panel(store, monkeypatch, capsys):
             wait_for(lambda line=line: line in out.getvalue(), f"the line {line!r}")
         assert capsys.readouterr().err == ""
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("the status view below the log stopped: ") and "IndexError" in told
+    assert told.startswith("the status view below the log stopped, the run continues: ") and "IndexError" in told

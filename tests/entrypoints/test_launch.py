@@ -262,7 +262,7 @@ REFUSED = {
     ),
     "cloud input": (
         {"inputs": {"x": {"uri": "ftp://b/x", "mode": "copy"}}},
-        "the input x is at ftp://b/x, which this node cannot reach",
+        "the input x is at ftp://b/x, and a node can read only folders, s3:// and gs://",
     ),
     "cloud secret": (
         {"secrets": {"T": ["gcp-secretmanager:t"]}},

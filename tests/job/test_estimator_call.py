@@ -162,7 +162,8 @@ def test_the_checkpoints_of_sagemaker_are_the_runs_folder() -> None:
     job, notes = convert('Estimator(entry_point="t.py", hyperparameters={"path": "/opt/ml/checkpoints", "lr": 0.1})')
     assert job["hyperparameters"] == {"path": "{checkpoint_dir}", "lr": 0.1}
     assert notes == [
-        "hyperparameters.path: {checkpoint_dir} is replaced by the run's checkpoint folder on every target"
+        "hyperparameters.path: {checkpoint_dir} instead of /opt/ml/checkpoints; a node puts the run's checkpoint folder "
+        "there on every target"
     ]
 
 

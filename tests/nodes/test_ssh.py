@@ -54,7 +54,7 @@ def test_a_stream_and_its_early_end(lab, host):
 
 
 def test_a_command_that_takes_too_long(host):
-    with pytest.raises(Unreachable, match="does not answer within 0.5 s"):
+    with pytest.raises(Unreachable, match="did not answer within 0.5 s"):
         ssh.connect(host).run("sleep 5", timeout_s=0.5)
 
 

@@ -63,7 +63,7 @@ def test_value_error_refuses(project: Path, install, cli):
     ("function", "message"),
     [
         ("broken", "acme_rules:broken.* fails: ZeroDivision"),
-        ("nothing", "did not return a job"),
+        ("nothing", "returned NoneType, not a job"),
         ("mover", "another target"),
     ],
 )

@@ -32,7 +32,7 @@ def test_many_numbers_are_an_axis_of_numbers_and_many_texts_share_the_last_place
 
 
 def test_runs_without_a_common_metric_have_no_parallel_coordinates():
-    with pytest.raises(BadRequest, match="no run has a value"):
+    with pytest.raises(BadRequest, match="no run has values of all these metrics"):
         relations.parallel([("metric.a", [1.0, None]), ("metric.b", [None, 1.0])])
 
 

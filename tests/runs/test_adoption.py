@@ -285,6 +285,6 @@ def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
 def test_a_key_of_an_attached_run_is_refused(submitter, job, platform):
     plan = submitter.plan(job, key="nightly")
     submitter.store.attach(plan, "attached:x", "2026-11-23T00:00:00Z", "/shared/x", {})
-    with pytest.raises(BadRequest, match="was submitted from another machine"):
+    with pytest.raises(BadRequest, match="cannot be submitted here: another machine submitted it"):
         submitter.submit(job, key="nightly")
     assert platform.calls == []

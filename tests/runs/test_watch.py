@@ -111,7 +111,7 @@ def test_a_run_whose_bundle_is_gone_ends_instead_of_being_asked_for_ever(submitt
     MemoryBackend.finish(newest(run), State.LOST, 75)
     watch(run)
     status = run.record.status
-    assert status.state is State.LOST and "no new attempt: the bundle of" in status.reason
+    assert status.state is State.LOST and "no new attempt: the packaged source of" in status.reason
     assert len(run.attempts) == 1 and told == [("a1", "failure")]
 
 

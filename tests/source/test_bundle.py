@@ -326,7 +326,7 @@ def test_files_that_cannot_be_read_are_all_named(into):
 
 def test_an_installation_without_entrypoints(source, into, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "__file__", str(tmp_path / "lib/cloudtrain/source/bundle.py"))
-    with pytest.raises(StoreError, match="its entrypoints are missing"):
+    with pytest.raises(StoreError, match="the files that run a job on a node are missing"):
         Bundle.make(source, into)
 
 

@@ -207,10 +207,10 @@ def test_what_is_not_in_the_patch_is_said(tree, home, monkeypatch, census):
     patch = provenance.changes(tree, packaged, ["open sesame"])
     assert patch.text == "" and list(patch.left_out) == [
         "data.txt: the removal of this file",
-        "big.txt: it is untracked, and the patch would be longer than 4 KiB",
-        "notes.txt: it is untracked, and it contains the value of a secret",
-        "picture: it is untracked, and it is not text",
-        "token.txt: it is untracked, and it seems to contain a credential (Hugging Face token)",
+        "big.txt: git does not track it, and the patch would be longer than 4 KiB",
+        "notes.txt: git does not track it, and it contains the value of a secret",
+        "picture: git does not track it, and it is not text",
+        "token.txt: git does not track it, and it seems to contain a credential (Hugging Face token)",
     ]
     monkeypatch.setattr(provenance, "MAX_NAMED", 1)
     monkeypatch.setattr(provenance, "MAX_FILES", 2)

@@ -112,7 +112,10 @@ class AkashBackend:
         text, nodes = base64.b64encode(packed).decode(), int(plan.manifest["nodes"])
         if len(text) * nodes > MOST_INLINE:
             message = f"the source takes {len(packed):,} bytes packed, too many for the SDL of {nodes} nodes"
-            raise BadRequest(message, "leave files out of it: .cloudtrainignore; or let submit upload it")
+            raise BadRequest(
+                message,
+                "list files to leave out in .cloudtrainignore, or use cloudtrain submit, which uploads the source to the bucket",
+            )
         import yaml
 
         pieces = {

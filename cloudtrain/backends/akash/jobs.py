@@ -64,7 +64,12 @@ class Attempts:
         attempt_id, dseq = parse_handle(handle)
         control, lease = self.control(attempt_id), self.lease(handle)
         if lease is None:
-            return Status(State.LOST, None, f"the bucket of options.akash.store has no record of the lease {handle}")
+            return Status(
+                State.LOST,
+                None,
+                f"the bucket of options.akash.store has no record of the lease {handle}: "
+                "it was deleted, or the option was changed",
+            )
         if end := control.read("end"):
             return _status(end)
         names = control.names()

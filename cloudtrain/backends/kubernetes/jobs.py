@@ -104,7 +104,9 @@ class KubeJobs:
                 message = (
                     f"a {manifest['kind']} {manifest['metadata']['name']} already exists and belongs to another Job"
                 )
-                raise BackendError(message, "it may be in deletion: submit again in a minute")
+                raise BackendError(
+                    message, f"Kubernetes may still be deleting that {manifest['kind']}: submit again in a minute"
+                )
 
     def _delete_refused_job(self, job: Object) -> None:
         """Delete a Job whose submission was refused halfway.

@@ -227,7 +227,7 @@ class LocalBackend:
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         count = len(_node_folders(self._folder(handle)))
         if node >= count:
-            raise BackendError(f"there is no node {node}: the attempt has {count}, from 0 to {count - 1}")
+            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {count - 1}")
         return Shell((self.python, *words))
 
     def cancel(self, handle: str) -> None:

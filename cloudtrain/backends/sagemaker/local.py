@@ -116,7 +116,7 @@ class SagemakerLocalBackend:
         folder, request = Path(handle), _read_request(Path(handle))
         names = local_job.hosts(request or {}) if request else []
         if request is None or node >= len(names):
-            raise BackendError(f"there is no node {node}: the attempt has {len(names)}, from 0 to {len(names) - 1}")
+            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {len(names) - 1}")
         container = f"{docker.network_name(folder, str(request['TrainingJobName']))}-{names[node]}"
         streams = [*(["-i"] if stdin else []), *(["-t"] if terminal else [])]
         python = str(self._options.get("python") or "python3")

@@ -23,7 +23,7 @@ def shell(job: Mapping[str, Any], node: int, region: str, profile: str | None) -
     groups = job["ResourceConfig"].get("InstanceGroups") or [job["ResourceConfig"]]
     count = sum(int(group["InstanceCount"]) for group in groups)
     if node >= count:
-        raise BackendError(f"there is no node {node}: the attempt has {count}, from 0 to {count - 1}")
+        raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {count - 1}")
     if not (job.get("RemoteDebugConfig") or {}).get("EnableRemoteDebug"):
         return Shell(
             note="SageMaker opens shells only with options.sagemaker.remote_debug: true; submit it again with it"

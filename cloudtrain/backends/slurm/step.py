@@ -54,5 +54,5 @@ def node_name(run: Run, job: str, node: int) -> str:
         raise client.error_for_command(listed, f"the nodes of job {job} are not known")
     hosts = str(listed["out"]).split()
     if node >= len(hosts):
-        raise BackendError(f"there is no node {node}: the job has {len(hosts)}, from 0 to {len(hosts) - 1}")
+        raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {len(hosts) - 1}")
     return hosts[node]

@@ -282,7 +282,7 @@ class SshBackend:
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         attempt = self._attempt_nodes(handle) or []
         if node >= len(attempt):
-            raise BackendError(f"there is no node {node}: the attempt has {len(attempt)}, from 0 to {len(attempt) - 1}")
+            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {len(attempt) - 1}")
         machine = next(machine for machine in self.machines if machine.label == attempt[node].label)
         line = python_line(machine.python, words, machine.setup)
         return Shell(client_argv(machine.host, line, stdin=stdin, terminal=terminal), host=machine.label)

@@ -207,7 +207,7 @@ class CustomJobs:
         pools = [int(pool.get("replicaCount") or 1) for pool in job["jobSpec"]["workerPoolSpecs"]]
         names = [f"workerpool{pool}-{index}" for pool, count in enumerate(pools) for index in range(count)]
         if node >= len(names):
-            raise BackendError(f"there is no node {node}: the attempt has {len(names)}, from 0 to {len(names) - 1}")
+            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {len(names) - 1}")
         address = str((job.get("webAccessUris") or {}).get(names[node]) or "")
         if not address:
             return Shell(

@@ -74,7 +74,7 @@ class VertexLocalBackend(CustomJobsBackend):
         job = self._jobs.get(handle)
         count = sum(int(pool.get("replicaCount") or 1) for pool in job["jobSpec"]["workerPoolSpecs"]) if job else 0
         if node >= count:
-            raise BackendError(f"there is no node {node}: the attempt has {count}, from 0 to {count - 1}")
+            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {count - 1}")
         return Shell((sys.executable, *words))  # its replicas are processes of this machine
 
     def check(self) -> list[Problem]:

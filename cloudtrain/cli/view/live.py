@@ -73,7 +73,7 @@ class LiveView(LineWriter):
         self._out.write(_ERASE)
         self._out.flush()
         if self._failure:
-            terminal.note(f"the status view below the log stopped: {self._failure}")
+            terminal.note(f"the status view below the log stopped, the run continues: {self._failure}")
 
     def _serve(self) -> None:
         pause = self._pause

@@ -48,7 +48,7 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
             elif kind in store.CLIENTS:
                 paths[name] = _copy(name, uri, into, log)
             else:
-                problems.append(f"the input {name} is at {uri}, which this node cannot reach")
+                problems.append(f"the input {name} is at {uri}, and a node can read only folders, s3:// and gs://")
             if item.get("run") and uri.endswith(ARCHIVE) and mode != "stream" and name in paths:
                 paths[name] = _unpack(name, paths[name], into, log)
         except (Refused, store.Failed) as problem:

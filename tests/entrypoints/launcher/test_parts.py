@@ -121,7 +121,8 @@ def test_inputs_that_are_missing_are_told_all_at_once(tmp_path: Path):
             None,
         )
     assert str(refused.value) == (
-        "the input b does not exist on this node: /absent/b; the input c is at hdfs://x/y, which this node cannot reach"
+        "the input b does not exist on this node: /absent/b; "
+        "the input c is at hdfs://x/y, and a node can read only folders, s3:// and gs://"
     )
 
 

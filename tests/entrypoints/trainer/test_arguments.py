@@ -53,7 +53,7 @@ def test_all_problems_are_told_at_once():
 @pytest.mark.parametrize(
     "argv, sentence",
     [
-        ("word", "'word' does not belong to a flag"),
+        ("word", "'word' has no flag before it: write --NAME 'word'"),
         ("--learning_rate", "--learning_rate needs a value"),
         ("--bf16 --fp16", "cannot be combined"),
         ("--global_batch_size 8 --global_batch_tokens 8", "cannot be combined"),

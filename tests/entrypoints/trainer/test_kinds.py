@@ -35,12 +35,12 @@ def test_only_the_table_has_the_names_of_built_in_tasks():
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("--dpo_beta 0.2", "--dpo_beta has no effect with the task causal-lm: it is for dpo. Remove it"),
-        ("--task chat --label_column x", "--label_column has no effect with the task chat: it is for sequence-class"),
-        ("--task chat --text_column x", "it is for causal-lm, sequence-classification"),
+        ("--dpo_beta 0.2", "--dpo_beta has no effect with the task causal-lm, only with dpo: remove --dpo_beta"),
+        ("--task chat --label_column x", "--label_column has no effect with the task chat, only with sequence-class"),
+        ("--task chat --text_column x", "only with causal-lm, sequence-classification"),
         (
             "--task dpo --assistant_only_loss false",
-            "--assistant_only_loss has no effect with the task dpo: it is for chat",
+            "--assistant_only_loss has no effect with the task dpo, only with chat",
         ),
         ("--task sequence-classification --sample_prompts a", "--sample_prompts has no effect with the task sequence"),
     ],
@@ -69,4 +69,4 @@ def test_a_class_of_the_source_takes_what_it_says():
     Mine.streams = True
     assert task_problems(arguments) == []
     arguments.dpo_beta = 0.5
-    assert "--dpo_beta has no effect with the task a:Mine: it is for dpo" in task_problems(arguments)[0]
+    assert "--dpo_beta has no effect with the task a:Mine, only with dpo" in task_problems(arguments)[0]

@@ -97,7 +97,7 @@ def test_what_is_missing_is_said_in_one_sentence_each(store, tmp_path: Path):
         assert attempt.run() == [78]
         assert attempt.status()["reason"].split("; ") == [
             f"the input bucketless cannot be read: {store.scheme}://no-such-bucket/data: the bucket or object does not exist",
-            "the input elsewhere is at ftp://host/x, which this node cannot reach",
+            "the input elsewhere is at ftp://host/x, and a node can read only folders, s3:// and gs://",
             f"the input empty does not exist: no files at {store.scheme}://bucket/nothing/",
             f"the input mounted cannot be mounted on this node ({store.scheme}://bucket/data/): set its mode to copy or stream",
         ]

@@ -144,7 +144,7 @@ class Titles(CausalLM):
 def test_the_node_refuses_arguments_that_the_class_does_not_take(source: Path):
     (source / "taking.py").write_text(ARGUMENTS)
     for task, name, value in (("Plain", "dpo_beta", 0.5), ("Titles", "label_column", "x")):
-        with pytest.raises(Unsupported, match=f"^--{name} has no effect with the task taking:{task}: it is for "):
+        with pytest.raises(Unsupported, match=f"^--{name} has no effect with the task taking:{task}, only with "):
             tasks.prepare(Arguments(task=f"taking:{task}", **{name: value}), {})
     with pytest.raises(Unsupported, match="has no method model"):
         tasks.prepare(Arguments(task="taking:Plain", label_column="x"), {})
