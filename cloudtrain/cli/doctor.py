@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest, CloudtrainError, install_command
-from cloudtrain.job.units import format_count, format_size
+from cloudtrain.cli.view.machine_checks import Finding, check_machine
+from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, Problem
+from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend
-
-FREE_BYTES = 1 << 30
-
-
-class Finding(NamedTuple):
-    """The outcome of one check."""
-
-    what: str
-    ok: bool | None  # None: information, neither good nor bad
-    message: str
-    hint: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as `doctor --json` prints it."""
-        return {"what": self.what, "ok": self.ok, "said": self.message, "hint": self.hint}
 
 
 @options.command()
@@ -67,8 +51,8 @@ class Finding(NamedTuple):
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
-    It always checks this machine (Python, git, disk, history, policies), and then TARGET and each -t: their login,
-    options and permissions. Without TARGET and -t it checks the default target. No job of yours is submitted; on
+    It always checks this machine (Python, git, disk, history, policies) and cloudtrain.toml, and then TARGET and each
+    -t: their login, options and permissions. No job of yours is submitted; on
     Slurm `srun` runs `cat` on a free node. The policies that cloudtrain.toml names are downloaded and pinned. Runs
     that the history has lost are added to it again. The exit code is 1 when a check fails.
 
@@ -81,10 +65,12 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
         for named in names or [None]:
             terminal.print_json(_policy(policy, named, job), indent=2)
         return 0
-    all_findings = [*_check_machine(), *_check_policies()]
-    for name in names or [_target_of(job) if job else "local"]:
-        all_findings += _check_target(name, {})
-        all_findings += _check_job(job, name) if job else ()
+    from cloudtrain.runs import config_check
+
+    wrong = config_check.find_problems(Path.cwd())
+    all_findings = [*check_machine(), *_config_findings(wrong), *(() if "" in wrong else _check_policies())]
+    for name in names or [_target_of(job) if job and "" not in wrong else "local"]:
+        all_findings += _check_here(name, job, wrong)
     all_findings = list(dict.fromkeys(all_findings))  # several checks may end at the same missing login
     problems = [finding for finding in all_findings if finding.ok is False]
     if as_json:
@@ -105,30 +91,8 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 
     `options` override the target's own. Raises UnknownBackend, MissingExtra, BadRequest.
     """
-    yield from _check_machine()
+    yield from check_machine()
     yield from _check_target(target, options or {})
-
-
-def _check_machine() -> Iterator[Finding]:
-    from cloudtrain.__about__ import __version__
-    from cloudtrain.job import targets
-
-    yield Finding("cloudtrain", True, f"{__version__}, in {Path(__file__).parents[1]}")
-    fits = sys.version_info >= (3, 11)
-    yield Finding(
-        "python",
-        fits,
-        f"{sys.version.split()[0]}, {sys.executable}",
-        "" if fits else "cloudtrain needs Python 3.11 or newer",
-    )
-    yield _check_git()
-    home = targets.home()
-    yield _check_disk(home)
-    yield _check_history(home)
-    for package, extra in (("torch", "train"), ("accelerate", "train"), ("transformers", "train")):
-        yield _check_package(package, extra)
-    gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*")) if sys.platform == "linux" else []
-    yield Finding("accelerators", None, f"{len(gpus)} NVIDIA" if gpus else f"none; {os.cpu_count()} CPUs")
 
 
 def _check_policies() -> Iterator[Finding]:
@@ -164,71 +128,51 @@ def _check_policies() -> Iterator[Finding]:
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 
 
-def _check_git() -> Finding:
-    import subprocess
-
-    git = shutil.which("git")
-    if git is None:
-        return Finding("git", False, "not found", "install git: cloudtrain uses it to decide which files to package")
-    completed = subprocess.run([git, "--version"], capture_output=True, text=True, check=False, timeout=60)
-    return Finding("git", completed.returncode == 0, completed.stdout.strip() or completed.stderr.strip())
+def _config_findings(wrong: Mapping[str, Sequence[Problem]]) -> Iterator[Finding]:
+    for name, problems in wrong.items():
+        for problem in problems:
+            message = str(replace(problem, hint=""))
+            yield Finding(f"target {name}" if name else "config", False, message, problem.hint)
 
 
-def _check_disk(home: Path) -> Finding:
-    parent = next((folder for folder in (home, *home.parents) if folder.exists()), Path("/"))
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        return Finding("home", False, f"{home} cannot be written", "set CLOUDTRAIN_HOME")
-    free = shutil.disk_usage(parent).free
-    hint = "" if free >= FREE_BYTES else "less than 1 GiB: free some space or set CLOUDTRAIN_HOME"
-    return Finding("home", free >= FREE_BYTES, f"{home}, {format_size(free)} free", hint)
+def _check_here(name: str, job: str | None, wrong: Mapping[str, Sequence[Problem]]) -> Iterator[Finding]:
+    """Check a target and a job on it; `wrong` is what is already reported of cloudtrain.toml."""
+    from cloudtrain.job import targets
 
-
-def _check_history(home: Path) -> Finding:
-    if not (home / "history.sqlite3").exists():
-        return Finding("history", None, "none yet")
-    from cloudtrain.history.store import Store
-
-    store = Store(home)
+    if "" in wrong or not all(map(_is_unknown, wrong.get(name, ()))):
+        yield Finding(f"target {name}", None, "not checked, because of what is wrong in cloudtrain.toml")
+        return
     try:
-        store.check()
-        count = len(store.names())
-    except CloudtrainError as error:
-        return Finding("history", False, error.message, error.hint)
-    warnings = store.warnings
-    return Finding("history", not warnings, "; ".join([f"{count} run{'s' * (count != 1)}", *warnings]))
+        yield from _check_target(name, {}, reported=name in wrong)
+        yield from _check_job(job, name) if job else ()
+    except BackendError as error:  # the other targets are checked all the same
+        what = "target" if name in targets.named_targets() else "backend"
+        yield Finding(f"{what} {name}", False, error.message, error.hint)
 
 
-def _check_package(package: str, extra: str) -> Finding:
-    """Check the version of a package without importing it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return Finding(package, True, version(package))
-    except PackageNotFoundError:
-        return Finding(
-            package, None, "not installed", f"{install_command(f'cloudtrain[{extra}]')} for the shared trainer on local"
-        )
+def _is_unknown(problem: Problem) -> bool:
+    return problem.message.startswith("is not a known key")
 
 
-def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_target(name: str, options: Mapping[str, Any], reported: bool = False) -> Iterator[Finding]:
+    """Check a target with `options` over its own; `reported`: its unknown options were found in cloudtrain.toml."""
     from cloudtrain.backends.api import HasCapacity, HasMachineChecks
     from cloudtrain.job import targets
 
     instance, kind, instance_options = _create(name, options)
     wrong = []
-    if instance_options:  # only then pydantic is loaded
+    if instance_options and not reported:  # only then pydantic is loaded
         from cloudtrain.runs.plan import find_invalid
 
         wrong = find_invalid(instance_options, type(instance), instance.name, name if kind == "target" else "")
-    unknown = [problem for problem in wrong if problem.message.startswith("is not a known key")]  # what `plan` refuses
-    problems = [*unknown, *instance.check()]
+    problems = [*filter(_is_unknown, wrong), *instance.check()]  # of the first, what `plan` refuses
     subject = f"{kind} {name}"
     for machine, found in instance.checked_machines().items() if isinstance(instance, HasMachineChecks) else ():
         yield Finding(f"machine {machine}", None, found)
     for problem in problems:
         path = f"{problem.path}: " if problem.path else ""
         yield Finding(subject, False, path + problem.message, problem.hint)
-    if not problems:
+    if not problems and not reported:
         yield Finding(subject, True, "ready" + (f", backend {instance.name}" if kind == "target" else ""))
         if isinstance(instance, HasCapacity):
             yield Finding("GPUs there", None, instance.capacity())
@@ -259,7 +203,7 @@ def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str, Mappin
     target = targets.named_targets().get(name)
     if target is None:
         return registry.create(name, options, targets.home()), "backend", options
-    options = {**target.options.value, **options}
+    options = {**targets.options_of(target), **options}
     return registry.create(target.backend, options, targets.home()), "target", options
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "cloudtrain.toml"
 PRICE = ("resources", "usd_per_hour")
+PRICE_KEYS = ("usd_per_hour", "priced_as")  # of a target, beside the options of its backend
 HOME_FILE, HOME_ID = "home.id", "[0-9a-f]{12}"
 SUBMITTER_LABEL = "submitted_by"  # who submitted a run whose job names another `user`; the planner alone sets it
 HOME_LABEL = "cloudtrain_home"  # Vertex AI's filters take no dash in a label's name
@@ -110,6 +111,11 @@ def named_targets(start: Path | None = None) -> dict[str, Target]:
     return _read_config(start or Path.cwd())[1]
 
 
+def options_of(target: Target) -> dict[str, Any]:
+    """Return the options of a target that are its backend's own: without the prices of its machines."""
+    return {name: value for name, value in target.options.value.items() if name not in PRICE_KEYS}
+
+
 def choices(
     job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
     sets: Sequence[str] = (),
@@ -154,7 +160,7 @@ def resolve(
     if chosen:  # its options stand below those of the job file
         options = Document.of({}, "")
         options.put(("options", chosen.backend), chosen.options)
-        for name in ("usd_per_hour", "priced_as"):  # of each target: what its machines cost
+        for name in PRICE_KEYS:  # of each target: what its machines cost
             if (value := options.value["options"][chosen.backend].pop(name, None)) is not None:
                 mark = chosen.options.mark((name,))
                 put = Document(value, {(): Mark(mark.file, mark.line, written(value))})

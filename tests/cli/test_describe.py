@@ -391,6 +391,38 @@ def test_doctor_checks_several_targets(cli, project):
     assert sum(row["what"] == "git" for row in shown.json) == 1, "this machine once"
 
 
+def test_doctor_reports_a_target_that_cannot_be_reached_and_checks_the_others(cli, project):
+    (project / "cloudtrain.toml").write_text(
+        '[targets.lab]\nbackend = "slurm"\nfolder = "/x"\nlogin = {address = "127.0.0.1", port = 9}\n'
+        '[targets.near]\nbackend = "local"\nusd_per_hour = 3\n'
+    )
+    (project / "job.yaml").write_text("name: a\nentrypoint: train.py\n")
+    shown = cli("doctor", "-t", "lab", "-t", "near", "--job", "job.yaml", "--json")
+    (lab,) = [row for row in shown.json if row["what"] == "target lab"]
+    assert shown.code == 1 and lab["ok"] is False and "127.0.0.1" in lab["said"]
+    assert {row["what"]: row["ok"] for row in shown.json}["target near"] is True
+
+
+def test_doctor_checks_cloudtrain_toml_offline(cli, project):
+    file = project / "cloudtrain.toml"
+    file.write_text(
+        '[targets.a]\nbackend = "slrum"\n[targets.b]\nbackend = "vertex"\nprojct = "p"\nimag = "i"\npriced_as = "x"\n'
+        '[targets.c]\nbackend = "ssh"\nhosts = "one"\n[targets.d]\nbackend = "slurm"\n'
+    )
+    shown = cli("doctor", "--json")
+    problems = [(row["what"], row["said"], row["hint"]) for row in shown.json if row["ok"] is False]
+    assert shown.code == 1 and [what for what, *_ in problems] == ["target a", "target b", "target b", "target c"]
+    assert problems[0][1:] == (f"{file}:1: targets.a.backend: there is no backend 'slrum'", "did you mean slurm?")
+    assert problems[1][1:] == (f"{file}:5: targets.b.projct: is not a known key", "did you mean project?")
+    assert "targets.c.hosts: must be a list" in problems[3][1]
+    rows = cli("doctor", "c", "--json").json
+    assert {row["what"]: row["said"] for row in rows if row["ok"] is None}["target c"].startswith("not checked")
+    file.write_text('[targts.x]\nbackend = "local"\n')
+    shown = cli("doctor", "--json")
+    (row,) = [row for row in shown.json if row["ok"] is False]
+    assert shown.code == 1 and row["what"] == "config" and "targts: is not a known table" in row["said"]
+
+
 def test_doctor_with_a_job_checks_the_target_of_that_job(cli, project):
     (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\n')
     (project / "job.yaml").write_text("name: a\nentrypoint: train.py\ntarget: near\n")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.cli import doctor
+from cloudtrain.cli.view.machine_checks import Finding
 from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import Controls
 from cloudtrain.console.draft import Draft
@@ -134,7 +135,7 @@ class TargetStep:
         return f"{value} (cloudtrain.toml)" if value is not None else ""
 
 
-def _next(findings: Iterator[doctor.Finding]) -> doctor.Finding | None:
+def _next(findings: Iterator[Finding]) -> Finding | None:
     return next(findings, None)
 
 
