@@ -23,8 +23,8 @@ SHOWN = 5  # runs that a message names
 @click.option(
     "--key",
     metavar="KEY",
-    help="Cancel the run that `submit --key KEY` started from this "
-    "machine. Where several have not ended, each for a job of another name, none is cancelled.",
+    help="Cancel the run that `submit --key KEY` started from this machine. Jobs of different names can have the same key: when "
+    "several of these runs have not ended, none is cancelled (exit code 2). Cancel each by its id.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before runs that wait for these runs are cancelled too.")
 @options.json_option_with("Print a JSON object for each run: run_id, state, and whether the end is `confirmed`.")

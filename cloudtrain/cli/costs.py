@@ -41,9 +41,10 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
     """Print what runs have cost, by target, user, label or month.
 
     It adds up the runs in this machine's history. Each attempt costs its billed seconds times the price in its
-    plan; where the platform reports no billed seconds, the measured time counts. Running attempts count until now,
-    and deleted runs count too. Storage, data transfer and logs are not included. `user` is who submitted a run,
-    whatever its labels say. Time without a known price has a column of its own and costs nothing here.
+    plan; where the platform reports no billed seconds, the measured time counts. Running attempts count until now.
+    An attempt whose end is not known counts with its whole time limit. Deleted runs count too. Storage, data
+    transfer and logs are not included. `user` is who submitted a run, whatever its labels say. Time without a known
+    price has a column of its own and costs nothing here.
 
     \b
     cloudtrain costs --by month

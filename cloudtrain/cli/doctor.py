@@ -52,9 +52,10 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
     """Check this machine and a target for problems.
 
     It always checks this machine (Python, git, disk, history, policies) and cloudtrain.toml, and then TARGET and each
-    -t: their login, options and permissions. No job of yours is submitted; on
-    Slurm `srun` runs `cat` on a free node. The policies that cloudtrain.toml names are downloaded and pinned. Runs
-    that the history has lost are added to it again. The exit code is 1 when a check fails.
+    -t: their login, options and permissions. No job of yours is submitted. On Slurm `srun` runs `cat` on a free node,
+    at most one minute that the account may be charged for. The policies that cloudtrain.toml names are downloaded and
+    pinned. Runs on the target's platform that the history has lost are added to it again; cloudtrain never retries
+    these. The exit code is 1 when a check fails.
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml

@@ -40,10 +40,11 @@ RESULT_VARIABLES = {  # where a script writes its results
 def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
-    The folder gets model/, outputs/ and checkpoints/, or the parts that --what names. It then belongs to this run: another
-    run's files are refused there (exit code 2). Of a run that is still running you get the files that exist so far. Files
-    that are already there and unchanged are not copied again, except where the platform does not report changes of files.
-    An interrupted fetch continues when you repeat it. The exit code is 1 when an ended run has no files.
+    The folder gets model/, outputs/ and checkpoints/, or the parts that --what names. It then belongs to this run:
+    another run's files are refused there (exit code 2). Of a run that is still running you get the files that exist so
+    far. Files that are already there and unchanged are not copied again. Exceptions are local targets and SageMaker's
+    archives of model/ and outputs/: there every fetch copies all files. An interrupted fetch continues when you repeat
+    it. The exit code is 1 when an ended run has no files.
 
     \b
     cloudtrain fetch -o out/

@@ -17,7 +17,7 @@ from cloudtrain.runs.plan import Planner
     options.job_options,
     gpus="GPUs of a node to try, several separated by commas: A100-80GB:8,H100:8. "
     "Default: the job's own GPUs; if it names none, one GPU of each type that cloudtrain knows.",
-    args="Arguments of the script.",
+    args="Arguments of SCRIPT or of --module. They do not change the result.",
     target="Use the options of this backend or target of cloudtrain.toml. Nothing runs there. Default: the job's own target.",
 )
 @options.json_option
@@ -25,9 +25,10 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     """Show on which GPUs a training fits, and how to use less memory.
 
     It works for the shared trainer (cloudtrain's own training program, `trainer: true`), and for a job file with a
-    `fit` section. A script alone does not name its model and is refused (exit code 2). It prints how much memory
-    the training needs on one GPU, and the settings that lower it. Nothing is run or packaged, and no network is
-    used. The exit code is 0, whether the training fits or not.
+    `fit` section. A script alone does not name its model. It is refused (exit code 2), unless --set gives
+    fit.model, fit.batch and fit.sequence. It prints how much memory the training needs on one GPU, and the settings
+    that lower it. Nothing is run or packaged, and no network is used. The exit code is 0, whether the training fits
+    or not.
 
     \b
     cloudtrain fit job.yaml

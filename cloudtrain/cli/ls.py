@@ -110,11 +110,11 @@ def command(
     redirects output. `since` is about the time of the submission.
 
     --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started,
-    ended, took, reason, user, cost, step, eta, title, note, tags, star. hp.NAME is a hyperparameter, label.NAME a
-    label. metric.NAME is the last value of a metric; metric.NAME.min and metric.NAME.max are its lowest and highest
-    value. system.NAME and system.NAME.max are the mean and highest cpu, memory, gpu or gpu_memory of the run's
-    nodes. Without --columns there is also `loss`: the last value of the metric loss, train_loss, train/loss or
-    training_loss. A narrow terminal shows fewer columns.
+    ended, took, reason, user, cost, step, title, note, tags, star. --columns also takes eta, the expected time
+    until the end. hp.NAME is a hyperparameter, label.NAME a label. metric.NAME is the last value of a metric;
+    metric.NAME.min and metric.NAME.max are its lowest and highest value. system.NAME and system.NAME.max are the
+    mean and highest cpu, memory, gpu or gpu_memory of the run's nodes. Without --columns there is also `loss`: the
+    last value of the metric loss, train_loss, train/loss or training_loss. A narrow terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5

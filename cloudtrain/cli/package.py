@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -> int:
     """Show how much of a source would be packaged, or which files.
 
-    Without --list only the number of files, sizes, digest and commit are printed. The archive is written below the
-    home of cloudtrain, and nothing is uploaded. In a git repository, `cloudtrain submit` packages all files that
-    git does not ignore, new files too; elsewhere all files that no .gitignore excludes. It never packages files
-    that .cloudtrainignore excludes. Credentials, Git-LFS pointers and files that are too large are refused, here
-    and by submit (exit code 2), unless the job file allows them by allow_secrets, allow_pointers or allow_large.
+    Without --list only the number of files, sizes, digest and commit are printed. The archive is written to
+    `bundles/` of cloudtrain's home (CLOUDTRAIN_HOME, default ~/.local/share/cloudtrain), and nothing is uploaded.
+    In a git repository, `cloudtrain submit` packages all files that git does not ignore, new files too; elsewhere
+    all files that no .gitignore excludes. It never packages files that .cloudtrainignore excludes. Credentials,
+    Git-LFS pointers and files that are too large are refused, here and by submit (exit code 2), unless the job file
+    allows them by allow_secrets, allow_pointers or allow_large.
 
     \b
     cloudtrain package --list

@@ -29,7 +29,12 @@ from cloudtrain.errors import BadRequest, page
     is_flag=True,
     help="Also print a document with which the platform itself refuses what the rules of your policy.toml refuse.",
 )
-@click.option("--inside", is_flag=True, help="Also allow what `cloudtrain exec`, `stack` and `forward` need.")
+@click.option(
+    "--inside",
+    is_flag=True,
+    help="Also allow what `cloudtrain exec`, `stack` and `forward` need on Kubernetes. Whoever has that can read the secrets of "
+    "all jobs in the namespace. It adds nothing on other platforms.",
+)
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Write each document to a file of this folder.")
 @options.json_option
 def command(target: str | None, job: str | None, policy: bool, inside: bool, output: str | None, as_json: bool) -> int:
@@ -37,8 +42,8 @@ def command(target: str | None, job: str | None, policy: bool, inside: bool, out
 
     For SageMaker it prints IAM policies for the job's role and for the user who submits, for Kubernetes a Role, and
     for Vertex AI a custom role and bindings. They allow what the options of the target need and nothing else.
-    --policy adds an IAM policy (SageMaker) or a ValidatingAdmissionPolicy (Kubernetes). It needs no network and no
-    login.
+    --policy adds an IAM policy (SageMaker), a ValidatingAdmissionPolicy (Kubernetes) or an organization policy of
+    regions (Vertex AI). The command needs no network and no login.
 
     \b
     cloudtrain permissions -t prod --policy

@@ -48,7 +48,11 @@ def command(
     -o it writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged. The file has
     the digest of the source, not its files. submit sends the package that this command stored; files that you
     change later are not in it. Where that package was deleted, submit packages the folder again and refuses a
-    changed source (exit code 2). The exit code of plan is 0 also where it prints that submit would refuse the job.
+    changed source (exit code 2).
+
+    The exit code is 2 when the job, source or target is wrong, a policy refuses the job, or a job of the shared
+    trainer does not fit on its GPUs. It is 0 when only this machine lacks what the job needs, such as a GPU for the
+    target local: plan then prints that submit would refuse the job here.
 
     \b
     cloudtrain plan                      the job.yaml here

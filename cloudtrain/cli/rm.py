@@ -25,8 +25,8 @@ yes_option = click.option(
 here_option = click.option(
     "--here",
     is_flag=True,
-    help="Delete only what is on this computer: the run's files and its row in the history. Files on cloud platforms and SSH "
-    "hosts are kept.",
+    help="Delete only what is on this computer: the run's files and its row in the history. All files elsewhere "
+    "are kept: those on hosts and clusters, and the jobs in the lists of platforms.",
 )
 
 

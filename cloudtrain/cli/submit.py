@@ -27,8 +27,8 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Finish the interrupted submit and return its run, even if it is older than 15 minutes or its run has failed. "
-    "A failed run is not resumed.",
+    help="Finish the interrupted submit and return its run, also when it is older than 15 minutes. If its run has failed, "
+    "return that run as it is and start nothing.",
 )
 @click.option(
     "--after",

@@ -46,8 +46,8 @@ def command() -> None:
 @options.argument(
     "file",
     "FILE",
-    "A sweep file with the keys of W&B sweeps, or a job file with a `sweep` section. In a sweep file, `job` names a job file, "
-    "or `program` a script.",
+    "A sweep file with the keys of W&B sweeps, in which `job` names a job file or `program` a script. Or a job file with a key "
+    "`sweep`, which holds these keys without `job`; plan and submit refuse such a file.",
     type=click.Path(),
 )
 @options.target_option
@@ -60,9 +60,9 @@ def command() -> None:
     "--wait",
     is_flag=True,
     help="Wait until the sweep has ended. A trial that fails is run once more. The exit code is 0 when a trial has succeeded and "
-    "all have ended, its budget is used, or a trial has reached `target` of the metric; 1 when none has succeeded, or more than "
-    "max_failed (a key of FILE) trials failed twice; 130 when it was stopped. Ctrl-C ends the waiting only, also with exit code "
-    "130, and the sweep continues.",
+    "the sweep has ended: all its trials have ended, the `budget` of FILE is used, or a trial has reached `target` of the "
+    "metric. It is 1 when none has succeeded, or more than max_failed (a key of FILE) trials failed twice. It is 130 when "
+    "the sweep was stopped. Ctrl-C ends the waiting only, also with exit code 130, and the sweep continues.",
 )
 @options.json_option
 def start(file: str, target: str | None, key: str | None, wait: bool, as_json: bool) -> int:

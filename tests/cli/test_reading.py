@@ -16,7 +16,7 @@ import termios
 import pytest
 
 import cloudtrain
-from cloudtrain.cli import show
+from cloudtrain.cli import ls, show
 from cloudtrain.cli.view.terminal import clean
 from cloudtrain.job.job import Job
 from tests.cli.conftest import CLI, SCRIPT
@@ -109,6 +109,15 @@ def test_a_key_of_all_hosts_inside_hosts_is_named_by_plan_and_doctor(cli, projec
         shown = cli(*command)
         said = " ".join((shown.out + shown.err).split())
         assert shown.code != 0 and "hosts[0].directory" in said and "move directory out of hosts" in said, said
+
+
+def test_the_columns_that_the_help_names_are_taken(cli):
+    text = " ".join(ls.command.help.split())
+    columns = text.partition("take these columns: ")[2].partition(".")[0].split(", ")
+    assert len(columns) > 15
+    refused = {name: answer.err for name in columns if (answer := cli("ls", "--sort", name)).code}
+    assert refused == {}
+    assert cli("ls", "--columns", ",".join([*columns, "eta"])).code == 0
 
 
 def test_ls_filters_sorts_groups_and_keeps_a_view(cli, ids):

@@ -137,5 +137,13 @@ def test_prune_keeps_a_star_what_is_excepted_and_takes_a_filter(store: Store, cl
     assert "no ended run matches" in cli("prune", "tag:y", "--yes").out
 
 
+def test_prune_by_age_takes_archived_runs_and_a_filter_leaves_them(store: Store, cli):
+    assert cli("mark", OLD, "--archive").code == 0
+    assert [row["run_id"] for row in cli("prune", "--older", "30d", "--dry-run", "--json").rows] == [OLD]
+    assert OLD not in cli("prune", "state:ended", "--older", "30d", "--dry-run", "--json").out
+    archived = cli("prune", "state:ended", "is:archived", "--dry-run", "--json")
+    assert [row["run_id"] for row in archived.rows] == [OLD]
+
+
 def test_ls_prints_ids_alone(store: Store, cli):
     assert set(cli("ls", "--ids").out.split()) == {OLD, NEW, LIVE} and cli("ls", "-q", "state:live").out == f"{LIVE}\n"

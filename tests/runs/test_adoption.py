@@ -47,6 +47,9 @@ def test_an_interrupted_submit_whose_run_has_failed_needs_a_decision(submitter, 
     look(Run(name, submitter.store))
     with pytest.raises(BadRequest, match=f"{name}, and that run has since ended FAILED"):
         submitter.submit(job)
+    adopted = submitter.submit(job, adopt=True)
+    assert (adopted.run_id, adopted.refresh().state) == (name, State.FAILED), "it is returned as it is"
+    assert len(submitter.store.attempts(name)) == 1
     assert submitter.submit(job, new=True).run_id != name
     code, _, err = cli("submit", "train.py", "--new", "--adopt")
     assert code == 2 and "cannot be combined" in err

@@ -144,8 +144,8 @@ rank_option = click.option(
 verbose_option = click.option(
     "--verbose",
     is_flag=True,
-    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, the "
-    "launcher's manifest.",
+    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, and "
+    "the launcher's manifest (its instructions: arguments, env, inputs, limits and names of secrets).",
 )
 
 
@@ -252,7 +252,7 @@ def layout(function: F, gpus: str = GPUS) -> F:
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Continue even if the job probably does not fit in the memory of its GPUs (`cloudtrain fit`).",
+    help="Do not refuse a job of the shared trainer that probably does not fit in the memory of its GPUs (`cloudtrain fit`).",
 )
 
 
