@@ -50,9 +50,9 @@ def command(
     change later are not in it. Where that package was deleted, submit packages the folder again and refuses a
     changed source (exit code 2).
 
-    The exit code is 2 when the job, source or target is wrong, a policy refuses the job, or a job of the shared
-    trainer does not fit on its GPUs. It is 0 when only this machine lacks what the job needs, such as a GPU for the
-    target local: plan then prints that submit would refuse the job here.
+    The exit code is 2 when the job, source or target is wrong, or a policy refuses the job. It is 2 too when a job
+    of the shared trainer does not fit on its GPUs. It is 0 when only this machine lacks what the job needs, such as
+    a GPU for the target local: plan then prints that submit would refuse the job here.
 
     \b
     cloudtrain plan                      the job.yaml here
