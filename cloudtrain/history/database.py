@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
-from cloudtrain.history.file import Repaired, identity, locked, on_network
+from cloudtrain.history.file import IGNORE_ALL, Repaired, identity, locked, make_private, on_network
 from cloudtrain.history.journal import Entry, Journal
 from cloudtrain.job.units import format_count
 
@@ -178,7 +178,7 @@ class Database:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             ignore = self.home / ".gitignore"
             if not self.path.exists() and not ignore.exists():
-                ignore.write_text("*\n")  # a home inside a source folder belongs neither to git nor to the bundle
+                ignore.write_text(IGNORE_ALL)
         except OSError as error:
             raise StoreError(
                 f"the folder {self.home} cannot be created: {error.strerror}", "set CLOUDTRAIN_HOME"
@@ -231,6 +231,8 @@ class Database:
     def _prepare(self, db: sqlite3.Connection, exclusive: bool) -> None:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
+        if self._copy is None:
+            make_private(self.path)  # before there is a -wal: SQLite gives that one the mode of the database
         version, latest = db.execute("PRAGMA user_version").fetchone()[0], len(migrations.MIGRATIONS)
         if not 0 <= version <= latest + MOST_VERSIONS:
             raise repair.Damaged(f"its version is {version}")

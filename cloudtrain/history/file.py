@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
@@ -19,6 +20,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gcsfuse",
     "fuse.s3fs",
 })  # fmt: skip
+IGNORE_ALL = "*\n"  # in .gitignore: a home inside a source folder belongs neither to git nor to the bundle
 T = TypeVar("T")
 
 
@@ -43,6 +45,27 @@ def locked(path: Path, exclusive: bool, most_s: float) -> Iterator[None]:
                     raise StoreError(f"the history cannot be used: {path} is locked", "try again") from None
                 time.sleep(0.005)
         yield
+
+
+def make_private(history: Path) -> None:
+    """Let no other user read a history of ours and its home, whatever the umask.
+
+    A folder with a .gitignore that is not ours, and a user's own home folder, hold more than the history: they stay as
+    they are.
+    """
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        _close_to_others(Path(f"{history}{suffix}"))
+    home = history.parent
+    with suppress(OSError, UnicodeDecodeError):
+        if home.stat().st_mode & 0o077 and (home / ".gitignore").read_text() == IGNORE_ALL and home != Path.home():
+            _close_to_others(home)
+
+
+def _close_to_others(path: Path) -> None:
+    with suppress(OSError):  # absent, or on a file system without modes
+        found = path.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~0o077)
 
 
 def identity(path: Path, *, content: bool = False) -> object:

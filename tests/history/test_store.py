@@ -342,3 +342,25 @@ def test_a_history_that_outlives_its_modules_says_nothing_at_exit(tmp_path: Path
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_home_and_its_history_are_readable_for_their_owner_alone(home: Path):
+    def modes() -> dict[str, str]:
+        paths = [home, *(home / f"history.sqlite3{suffix}" for suffix in ("", "-wal", "-shm"))]
+        return {path.name: oct(path.stat().st_mode & 0o777) for path in paths}
+
+    private = {"home": "0o700"} | {f"history.sqlite3{suffix}": "0o600" for suffix in ("", "-wal", "-shm")}
+    before = os.umask(0o022)
+    try:
+        home.mkdir()  # as storing a package does, before the history is opened
+        store = Store(home)
+        assert store.intend(plan(), identity="i", owner=ME)
+        assert modes() == private
+        for path in (home, *home.glob("history.sqlite3*")):  # as an earlier version left them
+            path.chmod(0o755 if path is home else 0o644)
+        assert Store(home).runs() and modes() == private
+        (home / ".gitignore").write_text("*.log\n")  # of a project
+        home.chmod(0o755)
+        assert Store(home).runs() and modes() == private | {"home": "0o755"}
+    finally:
+        os.umask(before)
