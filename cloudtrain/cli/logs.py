@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
+from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.events import State
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
 
 
 @options.command()
@@ -65,7 +72,8 @@ def command(
     run.refresh(lambda _: None)  # an outage is reported while the log is read
     formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json, number=number)
     try:
-        print_log(run, formatter, follow=follow, after=after, tail=tail)
+        if print_log(run, formatter, follow=follow, after=after, tail=tail) is None and (gone := _why_gone(run)):
+            raise BadRequest(f"{run.run_id} has no log any more: {gone}")
     except Interrupted as interrupt:
         if not follow:
             raise
@@ -73,3 +81,18 @@ def command(
         terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain logs -f {run.run_id}{after_option}")
         return INTERRUPTED
     return 0
+
+
+def _why_gone(run: Run) -> str:
+    """Return why the log of an ended run has no line, as its platform explains it now; "" where it still has the run."""
+    from cloudtrain.runs.attempts import backend_of
+
+    for attempt in run.attempts if run.record.status.state.final else ():
+        if attempt.handle is not None:
+            try:
+                status = backend_of(attempt.plan, run.store.home, attempt.handle).status(attempt.handle)
+            except CloudtrainError as error:
+                return error.message
+            if status.state is State.LOST:
+                return status.reason
+    return ""

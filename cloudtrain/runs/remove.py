@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from cloudtrain.backends.api import HasRemoval
 from cloudtrain.errors import BadRequest, CloudtrainError, DiskError
@@ -22,7 +23,7 @@ FOLDERS = ("runs", run_inputs.FOLDER)  # of the home, which have one of a run's 
 
 @dataclass(frozen=True)
 class Remains:
-    """What a run has left: place -> bytes (None where they are not known), and the output that stays."""
+    """What a run has left: place -> bytes (None where they are not known), and what stays: its output, other homes' files."""
 
     run_id: str
     places: Mapping[str, int | None]
@@ -57,8 +58,19 @@ def find_remains(run: Run, *, here: bool = False, force: bool = False) -> Remain
     for folder in (run.store.home / name / run.run_id for name in FOLDERS):
         if (size := removal.measure(folder)) is not None:
             places[str(folder)] = size
+    elsewhere = _elsewhere(run, places)
     places[f"{run.store.database.path}, its rows"] = None
-    return Remains(run.run_id, places, "" if run.record.attached else str(run.record.job.get("output") or ""))
+    output = "" if run.record.attached else str(run.record.job.get("output") or "")
+    return Remains(run.run_id, places, ", ".join(filter(None, (output, *elsewhere))))
+
+
+def _elsewhere(run: Run, places: Mapping[str, int | None]) -> list[str]:
+    """Return folders of a run on this machine that stay: of the home that this one is a copy of, or with `here`."""
+    mine = {Path(place).resolve() for place in (run.store.home / "runs", *places)}
+    attempts = [] if run.record.attached else run.attempts
+    handles = [Path(attempt.handle) for attempt in attempts if attempt.handle]
+    runs = sorted({handle.parent.resolve() for handle in handles if handle.is_absolute() and handle.is_dir()})
+    return [str(folder) for folder in runs if mine.isdisjoint((folder, *folder.parents))]
 
 
 def remove(run: Run, *, here: bool = False, force: bool = False) -> str:

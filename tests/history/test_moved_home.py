@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,32 @@ def test_local_runs_are_read_fetched_resumed_and_deleted(
     assert [line.text for line in resumed.logs() if line.rank == 0] == ["attempt 1 []", "attempt 2 ['kept.txt']"]
     dismiss_watcher(moved)
     assert not home.exists(), "nothing was written to the old place"
+
+
+def test_rm_in_a_copy_leaves_the_original_and_a_log_that_is_gone_is_an_error(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
+):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print('begun')")
+    run = Submitter(target="local").submit({"source": str(project), "entrypoint": "train.py"})
+    assert run.wait(WAIT_S).state is State.SUCCEEDED
+    run.store.database.close()
+    wait_for(lambda: dismiss_watcher(home) or not processes_of(home), "the end of the watcher")
+    copied = tmp_path / "copied"
+    shutil.copytree(home, copied, ignore=shutil.ignore_patterns("*.sock"))
+    original = home / "runs" / run.run_id
+
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(copied))
+    code, shown, _ = cli("rm", run.run_id, "-y")
+    assert code == 0 and not (copied / "runs" / run.run_id).exists()
+    assert (original / "a1" / "node-0" / "log").exists()
+    assert str(copied / "runs" / run.run_id) in shown and re.search(rf"^  kept +{original}$", shown, re.MULTILINE)
+
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
+    assert "begun" in cli("logs", run.run_id)[1]
+    shutil.rmtree(original)
+    code, printed, said = cli("logs", run.run_id)
+    reason = f"the attempt's folder {original / 'a1'} no longer exists"
+    assert (code, printed) == (2, "") and f"{run.run_id} has no log any more: {reason}" in said
+    assert cli("rm", run.run_id, "-y")[0] == 0

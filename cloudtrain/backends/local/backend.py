@@ -262,16 +262,20 @@ class LocalBackend:
         moved = self.workdir / folder.parent.name / folder.name
         return moved if not folder.is_dir() and moved.is_dir() else folder
 
+    def _own_run(self, handle: str) -> Path:
+        """Return a run's folder in this home: the one that the handle names is another home's where this is a copy."""
+        return self.workdir / Path(handle).parent.name
+
     def remains(self, handle: str) -> dict[str, int | None]:
         from cloudtrain.nodes import removal
 
-        folder = self._folder(handle).parent
+        folder = self._own_run(handle)
         return {str(folder): size} if (size := removal.measure(folder)) is not None else {}
 
     def remove(self, handle: str) -> None:
         from cloudtrain.nodes import removal
 
-        folder = self._folder(handle).parent
+        folder = self._own_run(handle)
         try:
             removal.remove_run(folder.parent, folder.name)
         except OSError as error:
