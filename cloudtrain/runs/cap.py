@@ -64,12 +64,15 @@ def plan_attempt(
         most_s = seconds_left(job.limits, plan.price, used)  # infinite where nodes are free
         if limit.seconds is not None and limit.seconds > most_s:
             left_s = int(most_s)
-            shorter_s = _longest_s(
-                lambda seconds: limit_of(backend, make(seconds)).seconds or 0, job.limits.max_runtime_s, left_s
-            )
+
+            def longest(max_runtime_s: int) -> int:
+                return limit_of(backend, make(max_runtime_s)).seconds or 0
+
+            shorter_s = _longest_s(longest, job.limits.max_runtime_s, left_s)
             if shorter_s is None:
                 extra = describe_after_end(earlier, lambda old: limit_of(backend, old))
-                raise _too_little(job, plan, limit, used, left_s, extra)
+                at_least_s = longest(min(LEAST_S, job.limits.max_runtime_s))
+                raise _too_little(job, plan, limit, used, (left_s, at_least_s), extra)
             plan = make(shorter_s)
             limit = limit_of(backend, plan)
             note = f"the rest of the cost limit gives this attempt {units.format_duration(shorter_s)}"
@@ -122,8 +125,11 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
         raise BadJob(job.located(problems))
 
 
-def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: Spent, left_s: int, extra: str) -> BadJob | CapReached:
-    """Return the error for a cap that does not pay for the shortest useful attempt."""
+def _too_little(
+    job: Job, plan: Plan, limit: TimeLimit, used: Spent, left: tuple[int, int], extra: str
+) -> BadJob | CapReached:
+    """Return the error for a cap that does not pay for the shortest useful attempt; `left` and needed are seconds."""
+    left_s, at_least_s = left
     margin_s = (limit.seconds or 0) - job.limits.max_runtime_s
     least_s = min(LEAST_S, job.limits.max_runtime_s)
     cap = job.limits.max_cost or job.limits.max_total_runtime
@@ -132,16 +138,30 @@ def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: Spent, left_s: int
         f" {units.format_duration(least_s)} and {units.format_duration(margin_s)} of margins of {plan.backend}"
     )
     name = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
+    enough, why = _enough(job, plan, used, at_least_s)
     if plan.attempt == 1:
-        hint = "raise it, or ask for fewer nodes" if int(plan.manifest["nodes"]) > 1 else "raise it"
+        hint = f"raise it to {enough} or more{why}" if enough else "raise it"
+        hint += "; or ask for fewer nodes" if int(plan.manifest["nodes"]) > 1 else ""
         return BadJob(job.located([Problem(f"is {cap}, which {text}", name, hint)]))
     so_far = (
         f"{used.usd:.2f} USD" if job.limits.max_cost and used.usd is not None else units.format_duration(used.seconds)
     )
     return CapReached(
         f"{name} is {cap}, of which {so_far} are used{f' ({extra})' if extra else ''}: that {text}",
-        f"cloudtrain resume {plan.run_id} --set {name}=... raises it",
+        f'cloudtrain resume {plan.run_id} --set "{name}={enough or "..."}" raises it'
+        + (f" enough{why}" if enough else ""),
     )
+
+
+def _enough(job: Job, plan: Plan, used: Spent, at_least_s: int) -> tuple[str, str]:
+    """Return the smallest cap that pays for an attempt of so many seconds, and its price; "" where that is not known."""
+    if not job.limits.max_cost:
+        return f"{math.ceil(used.seconds) + at_least_s}s", ""
+    if not plan.price or used.usd is None:
+        return "", ""
+    rate, machine = float(plan.price["usd_per_hour"]), plan.price.get("machine")
+    cents = math.ceil((used.usd + (at_least_s + 1) / HOUR_S * rate) * 100)  # a second more: the rest is rounded down
+    return f"{cents / 100:.2f} USD", f", at {rate:g} USD an hour" + (f" for {machine}" if machine else "")
 
 
 @dataclass(frozen=True)

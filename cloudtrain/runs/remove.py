@@ -66,9 +66,10 @@ def find_remains(run: Run, *, here: bool = False, force: bool = False) -> Remain
 
 def _elsewhere(run: Run, places: Mapping[str, int | None]) -> list[str]:
     """Return folders of a run on this machine that stay: of the home that this one is a copy of, or with `here`."""
-    mine = {Path(place).resolve() for place in (run.store.home / "runs", *places)}
-    attempts = [] if run.record.attached else run.attempts
-    handles = [Path(attempt.handle) for attempt in attempts if attempt.handle]
+    mine = {place.resolve() for place in (run.store.home / "runs", *map(Path, places))}
+    if run.record.attached:
+        return []
+    handles = [Path(attempt.handle) for attempt in run.attempts if attempt.handle]
     runs = sorted({handle.parent.resolve() for handle in handles if handle.is_absolute() and handle.is_dir()})
     return [str(folder) for folder in runs if mine.isdisjoint((folder, *folder.parents))]
 

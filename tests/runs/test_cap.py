@@ -160,6 +160,36 @@ def test_money_needs_a_price():
         cap.plan_attempt(backend_of("local"), job, bundle(), "a-run")
 
 
+def test_a_cap_that_is_too_small_names_the_smallest_that_is_enough(tmp_path: Path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    options = "".join(f'{name} = "{value}"\n' for name, value in OPTIONS["sagemaker"].items())
+    (tmp_path / "cloudtrain.toml").write_text(f'[targets.prod]\nbackend = "sagemaker"\n{options}')
+    (tmp_path / "job.yaml").write_text("entrypoint: train.py\nimage: img:1\nresources: {instance_type: ml.g5.xlarge}\n")
+    for limit in ("max_cost=0.1 USD", "max_total_runtime=10m"):
+        code, _, refused = cli("plan", "-t", "prod", "--set", f"limits.{limit}")
+        assert code == 2
+        found = re.search(
+            r"raise it to (.+) or more(?:, at [\d.]+ USD an hour for 1 x ml.g5.xlarge, us-east-1)?\)", refused
+        )
+        assert found, refused
+        key = f"limits.{limit.partition('=')[0]}"
+        code, shown, _ = cli("plan", "-t", "prod", "--set", f"{key}={found[1]}")
+        assert code == 0 and re.search(rf"^  limit +at most 5m.* \({key}\), 1 attempt", shown, re.MULTILINE), shown
+    assert "(limits.max_runtime)" in cli("plan", "-t", "prod")[1]
+
+
+def test_a_resume_names_the_cap_that_is_enough():
+    job, backend = job_of("sagemaker", limits={"max_cost": "12 USD", "max_runtime": "1h"}), backend_of("sagemaker")
+    first = cap.plan_attempt(backend, job, bundle(), "a-run")
+    earlier = [record(first, Status(State.PREEMPTED, 75, billable_s=7000))]
+    with pytest.raises(CapReached) as refused:
+        cap.plan_attempt(backend, job, bundle(), "a-run", 2, earlier)
+    (enough,) = re.findall(r'--set "limits.max_cost=(.+?)" raises it enough, at 6 USD an hour', refused.value.hint)
+    higher = job_of("sagemaker", limits={"max_cost": enough, "max_runtime": "1h"})
+    assert cap.plan_attempt(backend, higher, bundle(), "a-run", 2, earlier).manifest["max_runtime_s"] in range(300, 310)
+
+
 def test_a_queue_that_starts_jobs_again_holds_the_cap_itself():
     """Kueue may suspend a Job and start it again, with new deadlines: under a cap it counts the time of all starts."""
     backend = registry.create("kubernetes", {**OPTIONS["kubernetes"], "queue": "gpus"}, Path("/nowhere"))

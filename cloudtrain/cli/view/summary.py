@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
-from cloudtrain.job.units import format_duration, format_size
+from cloudtrain.job.units import duration_s, format_duration, format_size
 from cloudtrain.job.units import usd as _usd
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
     terminal.print_pairs(
         [
             ("world", describe_nodes(plan)),
-            ("limit", f"{describe_limit(plan)} (limits.max_runtime), {_describe_attempts(plan)} (retry.max_attempts)"),
+            ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)} (retry.max_attempts)"),
             ("setup", _first_line(str(plan.job.get("setup") or ""))),
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
@@ -212,6 +212,14 @@ def describe_target(plan: Plan) -> str:
 def describe_limit(plan: Plan) -> str:
     """Describe the longest time of an attempt."""
     return f"at most {format_duration(float(plan.manifest['max_runtime_s']))}"
+
+
+def _limit_key(plan: Plan) -> str:
+    """Return the field of the job that limits an attempt: a cap on the run may leave less than limits.max_runtime."""
+    limits = plan.job.get("limits") or {}
+    if plan.manifest["max_runtime_s"] >= duration_s(str(limits.get("max_runtime") or "0s")):
+        return "limits.max_runtime"
+    return " and ".join(f"limits.{name}" for name in ("max_cost", "max_total_runtime") if limits.get(name))
 
 
 def _describe_attempts(plan: Plan) -> str:
