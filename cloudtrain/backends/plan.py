@@ -83,6 +83,7 @@ class Facts:
     instance_types: tuple[str, ...] | None = None
     images: tuple[str, ...] | None = None
     isolated: bool | None = None  # whether the containers have no network
+    gpus: int | None = None  # of all nodes together, by what is sent; None where that does not say it
 
 
 class Requirement(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import gpu_count
 from cloudtrain.backends.api import Facts, Feature, HasFacts, HasMachine
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
@@ -44,7 +45,7 @@ def facts_of(plan: Plan, backend: Backend) -> Facts:
     """Return where a plan goes: as its backend says it, nothing on machines of your own, "" where it is not known."""
     if isinstance(backend, HasFacts):
         return backend.facts(plan)
-    return Facts() if plan.backend in OWN_MACHINES else _UNKNOWN
+    return Facts(gpus=gpu_count.of_job(plan)) if plan.backend in OWN_MACHINES else _UNKNOWN
 
 
 def _of_rule(rule: Rule, plan: Plan, backend: Backend) -> Iterator[Problem]:
@@ -199,6 +200,17 @@ def _max_usd_per_hour(wanted: float, plan: Plan, facts: Facts, backend: Backend)
         yield "resources", f"cost {usd:.2f} USD an hour; the policy allows at most {wanted:g} USD", hint
 
 
+def _max_gpus(wanted: int, plan: Plan, facts: Facts, backend: Backend) -> Found:
+    if facts.gpus is None:
+        hint = "write resources.accelerators (0 for none), and no machine type or option whose GPUs cloudtrain cannot count"
+        yield "resources", f"have an unknown number of GPUs; the policy allows at most {wanted}", hint
+    elif facts.gpus > wanted:
+        gpus, nodes = (
+            units.format_count(n, what) for n, what in ((facts.gpus, "GPU"), (plan.manifest["nodes"], "node"))
+        )
+        yield "resources", f"have {gpus} on {nodes}; the policy allows at most {wanted}", "ask for fewer nodes or GPUs"
+
+
 def _understated(rule: str, plan: Plan) -> Found:
     """Yield the problem of a job that states a lower price than the known one."""
     price = plan.price or {}
@@ -226,6 +238,7 @@ _CHECKS: dict[str, Callable[[Any, Plan, Facts, Backend], Found]] = {
     "max_runtime": _max_runtime,
     "max_cost": _max_cost,
     "max_usd_per_hour": _max_usd_per_hour,
+    "max_gpus": _max_gpus,
 }
 
 

@@ -28,7 +28,8 @@ PATTERNS = ("targets", "backends", "accounts", "regions", "instance_types", "ima
 FLAGS = ("image_by_digest", "spot", "network_isolation")
 AMOUNTS = {"max_runtime": units.duration_s, "max_cost": units.usd}
 NUMBERS = ("max_usd_per_hour",)
-REQUIREMENTS = ("labels", *PATTERNS, *FLAGS, *AMOUNTS, *NUMBERS)
+COUNTS = ("max_gpus",)
+REQUIREMENTS = ("labels", *PATTERNS, *FLAGS, *AMOUNTS, *NUMBERS, *COUNTS)
 # What a policy may set: not what a run trains.
 SETTABLE = (
     "audit",
@@ -166,6 +167,10 @@ def _requirement(key: str, value: Any) -> Any:
     if key in NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise ValueError(f"is not such an amount; write a number above 0: {key} = 20")
+        return value
+    if key in COUNTS:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"is not such a count; write a whole number, 0 for none: {key} = 16")
         return value
     near = nearest(key, [*REQUIREMENTS, "why", "on", "set"])
     raise ValueError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import registry
+from cloudtrain.backends import gpu_count, registry
 from cloudtrain.backends.api import Facts
 from cloudtrain.testing.memory import MemoryBackend
 
@@ -20,7 +20,12 @@ class Cloud(MemoryBackend):
         options = (plan.job.get("options") or {}).get("memory") or {}
         machine = plan.job["resources"]["instance_type"]
         return Facts(
-            "1234", "eu-west-1", (machine,) if machine else (), (plan.job["image"] or "",), bool(options.get("isolate"))
+            "1234",
+            "eu-west-1",
+            (machine,) if machine else (),
+            (plan.job["image"] or "",),
+            bool(options.get("isolate")),
+            gpu_count.of_job(plan),
         )
 
 

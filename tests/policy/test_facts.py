@@ -10,6 +10,7 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Facts
 from cloudtrain.job.job import Job
+from cloudtrain.policy.checks import facts_of
 from cloudtrain.runs.plan import Planner
 
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -37,7 +38,7 @@ def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_sagemaker(facts):
     machine = {"resources": {"instance_type": "ml.g5.2xlarge"}}
     found = facts("sagemaker", AWS, **machine)
-    assert found == Facts("123456789012", "eu-west-1", ("ml.g5.2xlarge",), ("r/train:1",), False)
+    assert found == Facts("123456789012", "eu-west-1", ("ml.g5.2xlarge",), ("r/train:1",), False, 1)
     assert facts("sagemaker", {**AWS, "isolate": True}, **machine).isolated
     assert facts("sagemaker", {**AWS, "account": "123456789012", "region": None}, **machine).region == ""
     groups = [
@@ -50,7 +51,7 @@ def test_sagemaker(facts):
 
 def test_vertex(facts):
     found = facts("vertex", GOOGLE, resources=GPU, num_nodes=2)
-    assert found == Facts("acme", "europe-west4", ("a2-highgpu-1g",), ("r/train:1",), None)
+    assert found == Facts("acme", "europe-west4", ("a2-highgpu-1g",), ("r/train:1",), None, 2)
     pools = {"jobSpec": {"workerPoolSpecs": [{"machineSpec": {"machineType": "a2-ultragpu-8g"}}]}}
     assert facts("vertex", {**GOOGLE, "raw": pools}, resources=GPU).instance_types != ("a2-highgpu-1g",)
 
@@ -69,4 +70,74 @@ def test_kubernetes(facts):
 def test_akash(facts):
     """The images of its services; what only bids decide is not known."""
     options = {"store": "s3://b/ct", "image": "ghcr.io/acme/train:1", "max_usd_per_hour": 1}
-    assert facts("akash", options, num_nodes=2) == Facts("", "", (), ("ghcr.io/acme/train:1",), None)
+    assert facts("akash", options, num_nodes=2) == Facts("", "", (), ("ghcr.io/acme/train:1",), None, 0)
+
+
+def test_gpus_of_sagemaker(facts):
+    """By the machines that are sent, whatever the job says of accelerators."""
+    of = lambda **job: facts("sagemaker", AWS, **job).gpus  # noqa: E731
+    assert of(resources={"instance_type": "ml.p4d.24xlarge"}, num_nodes=4) == 32
+    assert of(resources={"instance_type": "ml.m5.large"}) == 0
+    assert of(resources={"instance_type": "ml.p9.48xlarge", "accelerators": "H100:8"}) is None, "not in the catalog"
+    groups = [{"name": "a", "instance_type": "ml.g5.xlarge", "count": 1}]
+    groups += [{"name": "b", "instance_type": "ml.g5.2xlarge", "count": 2}]
+    assert facts("sagemaker", {**AWS, "instance_groups": groups}, num_nodes=3).gpus == 3
+
+
+def test_gpus_of_vertex(facts):
+    of = lambda **job: facts("vertex", GOOGLE, **job).gpus  # noqa: E731
+    assert of(resources={"accelerators": "T4:1", "instance_type": "n1-standard-8"}, num_nodes=3) == 3
+    assert of(resources={"instance_type": "n1-standard-8"}) == of(resources={"instance_type": "n2-standard-2"}) == 0
+    assert of(resources={"instance_type": "a9-highgpu-8g"}) is None
+
+
+def test_gpus_of_kubernetes(facts):
+    of = lambda options, **job: facts("kubernetes", {"image": "i", **options}, output="s3://b/x", **job).gpus  # noqa: E731
+    assert of({}, resources={"accelerators": "H100:8"}, num_nodes=2) == 16
+    assert of({}) == 0
+    assert of({"extended_resources": {"nvidia.com/mig-1g.10gb": 2, "rdma/hca": 8}}) == 2
+    assert of({"kind": "jobset"}, resources={"accelerators": "H100:8"}, num_nodes=2) == 16
+    containers = [{"name": "more", "image": "x", "resources": {"limits": {"amd.com/gpu": "4"}}}]
+    overlay: dict[str, Any] = {"containers": containers}
+    assert of({"overlay": {"spec": {"template": {"spec": overlay}}}}, resources={"accelerators": "H100:1"}) == 5
+    overlay = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "eight"}]}
+    assert of({"overlay": {"spec": {"template": {"spec": overlay}}}}) is None, "only the cluster knows"
+
+
+def test_gpus_of_akash_and_of_machines_of_your_own(facts, tmp_path: Path):
+    options = {"store": "s3://b/ct", "image": "ghcr.io/acme/train:1", "max_usd_per_hour": 1}
+    assert facts("akash", options, num_nodes=2, resources={"accelerators": "H100:4"}).gpus == 8
+    for accelerators, gpus in ((None, None), ("0", 0), ("A100:4", 4)):
+        plan = Planner("local").plan(
+            Job(entrypoint="train.py", source=".", resources={"accelerators": accelerators} if accelerators else {})
+        )
+        assert facts_of(plan, registry.create_for(plan, tmp_path)).gpus == gpus
+
+
+SBATCH = {  # options of a target or job on 2 nodes, and what sbatch gives
+    "": ({}, 0),
+    "accelerators": ({"accelerators": "A100:4"}, 8),
+    "gres": ({"gres": "gpu:a100:8,nvme:1"}, 16),
+    "gres without a count": ({"gres": "gpu"}, 2),
+    "gres with a type": ({"gres": "gres:gpu:a100:4(S:0-1)"}, 8),
+    "no GPUs": ({"gres": "craynetwork:1"}, 0),
+    "parts of a GPU": ({"gres": "shard:4"}, None),
+    "in all": ({"directives": ["--gpus=a100:6"]}, 6),
+    "in all, short": ({"directives": ["-G6"]}, 6),
+    "of each node": ({"directives": ["--gpus-per-node=8"]}, 16),
+    "cut short": ({"directives": ["--gpus-per-n=8"]}, None),
+    "of each task": ({"directives": ["--gpus-per-task=8"]}, None),
+    "tres": ({"directives": ["--tres-per-task=gres/gpu:8"]}, None),
+    "whole nodes": ({"exclusive": True}, None),
+    "whole nodes, as a directive": ({"directives": ["--exclusive"]}, None),
+    "of one user": ({"directives": ["--exclusive=user", "--exclude=n1", "--mem-per-gpu=8G", "--gpu-bind=none"]}, 0),
+}
+
+
+@pytest.mark.parametrize("case", SBATCH)
+def test_gpus_of_slurm(case: str, facts, tmp_path: Path):
+    options, gpus = SBATCH[case]
+    resources = {"accelerators": options["accelerators"]} if "accelerators" in options else {}
+    given = {name: value for name, value in options.items() if name != "accelerators"}
+    found = facts("slurm", {"folder": str(tmp_path), **given}, num_nodes=2, resources=resources)
+    assert found == Facts(gpus=gpus)

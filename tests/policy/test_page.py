@@ -66,7 +66,7 @@ def test_the_table_says_what_each_platform_holds():
     table = PAGE[PAGE.index("| rule | AWS |") :].partition("\n\n")[0].splitlines()[2:]
     rows = {cells[1]: [bool(cell.strip()) for cell in cells[2:5]] for cells in (row.split("|") for row in table)}
     shown = {key: held for names, held in rows.items() for key in re.findall(r"`(\w+)`", names)}
-    samples = {"labels": {"a": ["b"]}, "max_runtime": "1h", "max_cost": "1 USD", "max_usd_per_hour": 1}
+    samples = {"labels": {"a": ["b"]}, "max_runtime": "1h", "max_cost": "1 USD", "max_usd_per_hour": 1, "max_gpus": 1}
     for key in files.REQUIREMENTS:
         wanted = samples.get(key, True if key in files.FLAGS else ["x"])
         rule = files.Rule("r", "", (), {key: wanted}, {}, "policy.toml", {})

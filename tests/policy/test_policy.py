@@ -55,6 +55,7 @@ WRONG = {  # a rule, the key that it refuses, and settings with which it does no
     'max_runtime = "2h"': ("limits.max_runtime", ["limits.max_runtime=2h"]),
     'max_cost = "10 USD"': ("limits.max_cost", ["resources.usd_per_hour=1", "limits.max_runtime=1h"]),
     "max_usd_per_hour = 10": ("resources", ["resources.usd_per_hour=10"]),
+    "max_gpus = 2": ("resources", ["resources.accelerators=A100:2"]),
     'labels = {team = "*"}': ("labels.team", ["labels.team=x"]),
 }
 
@@ -130,6 +131,7 @@ def test_what_a_rule_sets_wins_over_set_and_over_options_from_python(project: Pa
         ("[rules.a]\ntags = 'x'", "rules.a.tags: is not known (did you mean labels?)"),
         ("[rules.a]\nbudget = 8", ", on, why, set"),
         ("[rules.a]\nspot = false", "policy.toml:2: rules.a.spot: can only be true"),
+        ("[rules.a]\nmax_gpus = 1.5", "policy.toml:2: rules.a.max_gpus: is not such a count (write a whole number"),
         ("[rules.a]\nmax_usd_per_hour = '5 USD'", "policy.toml:2: rules.a.max_usd_per_hour: is not such an amount"),
         ("[rules.a]\nmax_cost = 5", "policy.toml:2: rules.a.max_cost: is not such an amount"),
         ("[rules.a]\nregions = []", "policy.toml:2: rules.a.regions: allows nothing"),
@@ -338,6 +340,17 @@ def test_what_a_plan_leaves_open_is_refused(project: Path):
         "is r/sidecar:1",
         "is r/sidecar:1",
     ]
+
+
+def test_max_gpus_counts_all_nodes_and_refuses_what_is_not_known(project: Path):
+    (project / "policy.toml").write_text("[rules.gpus]\nmax_gpus = 8\n")
+    sets = ["target=local", "resources.accelerators=A100:4"]
+    assert Planner().plan("job.yaml", sets=sets)
+    assert Planner().plan("job.yaml", sets=["target=local", "resources.accelerators=0"])
+    (text,) = refusal("job.yaml", sets=["target=local", "resources.accelerators=A100:16"])
+    assert "resources: have 16 GPUs on 1 node; the policy allows at most 8 (rule gpus, " in text
+    (text,) = refusal("job.yaml", sets=["target=local"])  # its ranks use all GPUs of this machine
+    assert "resources: have an unknown number of GPUs; the policy allows at most 8" in text
 
 
 def _policy(project: Path, text: str) -> files.Policy:

@@ -103,9 +103,12 @@ class AkashBackend:
         )
 
     def facts(self, plan: Plan) -> Facts:
-        """Return the images; accounts, regions and machines are the bids', which the plan does not know."""
-        services = plan.request["sdl"]["services"].values()
-        return Facts("", "", (), tuple(dict.fromkeys(str(each.get("image") or "") for each in services)))
+        """Return the images and GPUs; accounts, regions and machines are the bids', which the plan does not know."""
+        sdl = plan.request["sdl"]
+        images = tuple(dict.fromkeys(str(each.get("image") or "") for each in sdl["services"].values()))
+        profiles = sdl["profiles"]["compute"].values()  # one, of every service
+        units = max(int((each["resources"].get("gpu") or {}).get("units") or 0) for each in profiles)
+        return Facts("", "", (), images, gpus=units * len(sdl["services"]))
 
     def manifests(self, plan: Plan, packed: bytes) -> str:
         """Return the SDL as YAML with the source in it, to be sent by hand; raises BadRequest where it is too large."""

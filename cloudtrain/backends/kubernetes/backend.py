@@ -17,6 +17,7 @@ from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Pla
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
+from cloudtrain.backends.kubernetes.gpus import count_gpus
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
 from cloudtrain.backends.kubernetes.jobset import as_job
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
@@ -124,11 +125,16 @@ class KubernetesBackend:
         return yaml.safe_dump_all(kubectl_manifests(plan.request, packed), sort_keys=False)
 
     def facts(self, plan: Plan) -> Facts:
-        pod = as_job(plan.request["manifests"][0])["spec"]["template"]["spec"]
+        job = as_job(plan.request["manifests"][0])["spec"]
+        pod = job["template"]["spec"]
+        pods = max(int(plan.manifest["nodes"]), int(job.get("parallelism") or 0))
         named = (pod.get("nodeSelector") or {}).get(INSTANCE_TYPE)
         containers = [*pod.get("initContainers", ()), *pod["containers"]]
         images = tuple(dict.fromkeys(str(each.get("image") or "") for each in containers))
-        return Facts(instance_types=(str(named),) if named else (), images=images)
+        gpus = count_gpus(pod, str(self._options.get("gpu_resource") or "nvidia.com/gpu"))
+        return Facts(
+            instance_types=(str(named),) if named else (), images=images, gpus=None if gpus is None else gpus * pods
+        )
 
     def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         return {"role.yaml": build_role(self._options, inside=inside)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import gpu_count
 from cloudtrain.backends.plan import Facts
 from cloudtrain.backends.sagemaker import limits, toolkit
 from cloudtrain.errors import Problem
@@ -36,6 +37,10 @@ def find_facts(request: Mapping[str, Any], options: Mapping[str, Any]) -> Facts:
         instance_types=tuple(dict.fromkeys(str(each.get("InstanceType") or "") for each in machines)),
         images=(str(request["AlgorithmSpecification"].get("TrainingImage") or ""),),
         isolated=bool(request.get("EnableNetworkIsolation")),
+        gpus=gpu_count.of_machines(
+            "sagemaker",
+            [(str(each.get("InstanceType") or ""), int(each.get("InstanceCount") or 1)) for each in machines],
+        ),
     )
 
 

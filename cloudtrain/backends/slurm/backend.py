@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, Shell, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Shell, TimeLimit
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
+from cloudtrain.backends.slurm.gpus import count_gpus
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Problem, Unreachable
 from cloudtrain.events import PLATFORM, LogLine, State, Status
@@ -330,6 +331,9 @@ class SlurmBackend:
             return completed
 
         return run
+
+    def facts(self, plan: Plan) -> Facts:
+        return Facts(gpus=count_gpus(plan.request["sbatch"], int(plan.manifest["nodes"])))
 
     def check(self) -> list[Problem]:
         from cloudtrain.backends.slurm import doctor

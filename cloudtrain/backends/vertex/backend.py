@@ -15,6 +15,7 @@ from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Pla
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.vertex.gpus import count_gpus
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.limits import time_limit
 from cloudtrain.backends.vertex.permissions import build_permissions
@@ -189,6 +190,7 @@ class VertexBackend(CustomJobsBackend):
             region=str(self._options.get("region") or ""),
             instance_types=tuple(dict.fromkeys(str(pool["machineSpec"]["machineType"]) for pool in pools)),
             images=tuple(dict.fromkeys(str(pool["containerSpec"]["imageUri"]) for pool in pools)),
+            gpus=count_gpus(pools),
         )
 
     def check(self) -> list[Problem]:
