@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job.document import Document, Mark
 from cloudtrain.job.problems import quote
-from cloudtrain.policy.checks import Refused, holds
+from cloudtrain.policy.checks import holds
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -78,18 +78,19 @@ def missing_settings(
                 yield Problem(message, key, "make the plan again")
 
 
-def apply_entry_points(job: Job, context: Context) -> tuple[Job, list[str]]:
-    """Return the job as the installed policies have changed it, and what they changed.
+def apply_entry_points(
+    points: Sequence[EntryPoint], job: Job, context: Context
+) -> tuple[Job, list[str], list[Problem]]:
+    """Return the job as the installed policies have changed it, what they changed, and what they refuse.
 
     Raises:
-        Refused: a policy refuses the job.
         BadRequest: a policy fails, or returns something else than a job.
     """
     from cloudtrain.job.job import Job
 
     notes: list[str] = []
     problems = []
-    for point in entry_points():
+    for point in points:
         try:
             made: Any = point.load()(job, context)
         except BadRequest as error:
@@ -109,9 +110,13 @@ def apply_entry_points(job: Job, context: Context) -> tuple[Job, list[str]]:
             )
         notes += [f"the policy {point.name} sets {what}" for what in _differences(job.to_dict(), made.to_dict())]
         job = made
-    if problems:
-        raise Refused(problems)
-    return job, notes
+    return job, notes, problems
+
+
+def describe(points: Sequence[EntryPoint]) -> list[dict[str, Any]]:
+    """Return what a plan keeps of the installed policies, beside `Policy.to_dict`."""
+    return [{"file": "", "sha256": "", "rules": 0, "from": "", "as_of": "", "code": f"{point.name} ({point.value})"}
+            for point in points]  # fmt: skip
 
 
 def entry_points() -> list[EntryPoint]:

@@ -37,6 +37,8 @@ def find(
             found[pinned.file] = pinned
     notes = []
     for old in earlier:
+        if old.get("code"):  # of an installed package, which is asked at every plan
+            continue
         path = Path(old["file"])
         if str(path) in found:
             continue

@@ -13,6 +13,8 @@ from cloudtrain.policy import changes, checks, find
 from cloudtrain.policy.files import BadPolicy, Policy
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.job.document import Document
     from cloudtrain.job.job import Job
@@ -27,13 +29,18 @@ class Governed:
     options: Mapping[str, Any]  # of its backend
     policies: list[Policy] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    installed: Sequence[EntryPoint] = ()  # policies of packages
+    refused: Sequence[Problem] = ()  # what these refuse
 
     def check(self, plan: Plan, backend: Backend) -> Plan:
-        """Return a plan with its policies and what they changed; raises Refused with all that their rules refuse."""
-        if refused := checks.find_problems(self.policies, plan, backend):
+        """Return a plan with its policies and what they changed; raises Refused with all that they refuse."""
+        if refused := [*checks.find_problems(self.policies, plan, backend), *self.refused]:
             raise checks.Refused(self.job.located(refused))
-        kept = tuple(policy.to_dict() for policy in self.policies)
-        return replace(plan, policies=kept, notes=(*plan.notes, *self.notes))
+        return replace(plan, policies=_kept(self.policies, self.installed), notes=(*plan.notes, *self.notes))
+
+
+def _kept(found: Sequence[Policy], installed: Sequence[EntryPoint]) -> tuple[Mapping[str, Any], ...]:
+    return (*(policy.to_dict() for policy in found), *changes.describe(installed))
 
 
 def govern(
@@ -55,7 +62,7 @@ def govern(
 
     Raises:
         BadPolicy: a policy cannot be used.
-        Refused: the policy of an installed package refuses the job.
+        BadRequest: the policy of an installed package fails, or moves the job.
     """
     target, backend = resolution.target, resolution.backend
     given = resolution.job
@@ -72,10 +79,12 @@ def govern(
         if (resolution.target, resolution.backend) != (target, backend):
             raise BadPolicy("a policy cannot move a job to another target", "targets = [...] refuses others")
     job = resolution.job.model_copy(update={"options": {**resolution.job.options, backend: options}})
-    made, more = changes.apply_entry_points(job, changes.Context(target, backend, getpass.getuser()))
+    points = changes.entry_points()
+    context = changes.Context(target, backend, getpass.getuser())
+    made, more, refused = changes.apply_entry_points(points, job, context)
     if made.target != job.target:
         raise BadRequest("the policy of an installed package moves the job to another target", "it may refuse it")
-    return Governed(made, made.options.get(backend, {}), policies, notes + more)
+    return Governed(made, made.options.get(backend, {}), policies, notes + more, points, refused)
 
 
 def check_stored(plan: Plan, backend: Backend, home: Path, folder: Path | None = None) -> Plan:
@@ -95,10 +104,11 @@ def check_stored(plan: Plan, backend: Backend, home: Path, folder: Path | None =
     refused = checks.find_problems(policies, plan, backend)
     for policy in policies:
         refused += changes.missing_settings([policy], plan.target, plan.backend, plan.job)
-    if changes.entry_points():
+    if points := changes.entry_points():
         context = changes.Context(plan.target, plan.backend, getpass.getuser())
-        _, changed = changes.apply_entry_points(Job.from_dict(plan.job), context)
+        _, changed, more = changes.apply_entry_points(points, Job.from_dict(plan.job), context)
+        refused += more
         refused += [Problem(f"{text}: the plan was made without it", hint="make the plan again") for text in changed]
     if refused:
         raise checks.Refused(refused)
-    return replace(plan, policies=tuple(policy.to_dict() for policy in policies), notes=(*plan.notes, *notes))
+    return replace(plan, policies=_kept(policies, points), notes=(*plan.notes, *notes))

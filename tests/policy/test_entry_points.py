@@ -23,6 +23,9 @@ def broken(job, context):
 def nothing(job, context):
     pass
 
+def strict(job, context):
+    raise ValueError("nothing is allowed today")
+
 def mover(job, context):
     return job.replace(target="elsewhere")
 """
@@ -57,6 +60,25 @@ def test_value_error_refuses(project: Path, install, cli):
     install("apply")
     code, _, err = cli("plan", "--set", "labels.team=sales")
     assert code == 2 and "sales trains nothing on prod (memory) (the policy acme)" in err
+
+
+def test_code_and_rules_refuse_together_and_the_plan_names_both(project: Path, install, cli):
+    install("apply")
+    (project / "policy.toml").write_text('[rules.owner]\nlabels = {project = "*"}\n')
+    code, _, err = cli("plan", "--set", "labels.team=sales")
+    assert code == 2 and "labels.project: is not set" in err and "sales trains nothing on prod" in err
+    code, out, _ = cli("plan", "--set", "labels.project=a")
+    named = [line.split(None, 1)[1] for line in out.splitlines() if line.split()[:1] == ["policy"]]
+    assert code == 0 and len(named) == 2 and named[1] == "acme (acme_rules:apply), installed code"
+    cli("plan", "--set", "labels.project=a", "-o", "plan.json")
+    (project / "policy.toml").write_text("[rules.runtime]\nmax_runtime = '1h'\n")
+    install("strict")
+    code, _, err = cli("submit", "plan.json")
+    assert code == 2 and "limits.max_runtime" in err and "nothing is allowed today" in err
+    install("apply")
+    (project / "policy.toml").write_text('[rules.owner]\nlabels = {project = "*"}\n')
+    code, out, _ = cli("submit", "plan.json")
+    assert code == 0 and "no longer exists" not in out
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,9 @@ def _describe_case(plan: Plan, case: Mapping[str, Any] | None) -> str:
 
 
 def _describe_policy(policy: Mapping[str, Any]) -> str:
-    """Return where a policy is from, its size and digest, and the age of a pinned copy."""
+    """Return where a policy is from, its size and digest, and the age of a pinned copy; or the code of an installed package."""
+    if policy.get("code"):
+        return f"{policy['code']}, installed code"
     facts = [_count(int(policy["rules"]), "rule"), f"sha256 {policy['sha256'][:12]}"]
     if policy["as_of"]:
         from cloudtrain.policy.pin import OLD_DAYS, age_days
