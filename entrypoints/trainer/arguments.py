@@ -59,7 +59,9 @@ class Arguments:
     dataset_config: str = _is("", "Configuration name of a Hugging Face Hub dataset.")
     dataset_split: str = _is("train", "Split of a Hugging Face Hub dataset.")
     validation_split_percentage: float = _is(
-        5.0, "Percentage of the documents or rows held out for evaluation without --eval_dataset; none of a stream."
+        5.0,
+        "Percentage of the documents or rows held out for evaluation without --eval_dataset; none of a stream. "
+        "A document is a whole file; of a single text file its end is held out.",
     )
     text_column: str = _is(
         "text", "Column of the text in jsonl, csv, parquet and hub datasets; in causal-lm and sequence-classification."
@@ -199,7 +201,9 @@ class Arguments:
     wandb_group: str = _is("", "Run group in W&B.")
     wandb_tags: list[str] = _is([], "Tags of the run in W&B.")  # noqa: RUF009
     sample_prompt: str = _is(
-        "", "Prompt of the text that a language model generates at the end; in chat, a user's message."
+        "",
+        "Prompt of the text that a language model generates at the end; in chat, a user's message. Without it "
+        "a text is generated too, from no prompt; sample_tokens: 0 generates none.",
     )
     sample_prompts: list[str] = _is(  # noqa: RUF009
         [], "More prompts. All generated texts are in the table `samples`, also in W&B."

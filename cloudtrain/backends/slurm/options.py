@@ -65,6 +65,10 @@ class SlurmOptions(BaseModel):
     def _folder(cls, value: str) -> str:
         if not value.startswith("/") or "\n" in value:
             raise ValueError(f"must be an absolute path, not {value!r}")
+        if "$" in value:  # the cluster would make a folder of that name
+            raise ValueError(
+                f"is {value!r}: variables are not replaced; write each user's path into their own cloudtrain.toml"
+            )
         return str(PurePosixPath(value))
 
     @field_validator("directives")

@@ -16,6 +16,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import request
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.slurm.client import HIDDEN_VARIABLES, QueueEntry, find_job, query_job
+from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadJob, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -112,6 +113,8 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
     ("options", "word"),
     [
         ({"folder": "relative"}, "absolute path"),
+        ({"folder": "~/cloudtrain"}, "absolute path"),
+        ({"folder": "/scratch/$USER/cloudtrain"}, "variables are not replaced"),
         ({"folder": "/s", "directives": ["--output=x"]}, "cloudtrain sets --output itself"),
         ({"folder": "/s", "directives": ["-N4"]}, "cloudtrain sets --nodes itself"),
         ({"folder": "/s", "directives": ["-t", "9"]}, "cloudtrain sets --time itself"),
@@ -232,3 +235,25 @@ def test_the_type_of_gpu_that_slurm_is_not_asked_for_is_said(
     job = Job(source=".", entrypoint="train.py", resources={"accelerators": gpus} if gpus else {})
     found = list(request.gpu_notes(job, options))
     assert len(found) == bool(note) and all(text.startswith(note) for text in found)
+
+
+def test_a_team_shares_a_target_and_each_user_adds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    page = (
+        (Path(__file__).parents[3] / "docs" / "slurm.md").read_text().partition("## One cloudtrain.toml for a team")[2]
+    )
+    shared, own = re.findall(r"```toml\n(.*?)```", page.partition("\n## ")[0], re.DOTALL)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "cloudtrain.toml").write_text(own)
+    (tmp_path / "cloudtrain.toml").write_text(shared)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.setenv("CLOUDTRAIN_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "train.py", "-t", "cluster", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["request"]["folder"].startswith("/project/nlp/you/cloudtrain/runs/")
+    assert "--partition=gpu" in json.dumps(plan["request"])
+    assert (
+        main(["plan", "train.py", "-t", "cluster", "--set", "options.slurm.folder=/scratch/you/cloudtrain", "--json"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["request"]["folder"].startswith("/scratch/you/cloudtrain/runs/")
