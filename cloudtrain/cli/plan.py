@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def command(
     cloudtrain plan job.yaml -t prod -o plan.json
     cloudtrain plan train.py --json -- --lr 1e-4
     """
-    plan = _make_plan(parse_job_words(words), target, key, force)
+    plan, files = _make_plan(parse_job_words(words), target, key, force)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
     if manifests:
@@ -71,6 +71,7 @@ def command(
     print_plan(plan)
     if refusal := describe_refusal(plan):
         terminal.print_pairs([("submit", f"would refuse this here: {refusal}")])
+    terminal.print_pairs(_budget_rows(plan, files))
     if output:
         import shlex
 
@@ -118,12 +119,33 @@ def _print_request(request: Mapping[str, Any], verbose: bool) -> None:
         terminal.print_lines("", f"{path} of the request:", *text.splitlines())
 
 
-def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None, force: bool) -> Plan:
-    if isinstance(job_input, Plan):
-        return job_input
+def _budget_rows(plan: Plan, files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return what a submit from this machine would say of the budgets in cloudtrain.toml."""
+    from cloudtrain.errors import OverBudget
+    from cloudtrain.history.store import Store
+    from cloudtrain.job import targets
+    from cloudtrain.runs import budgets
+
+    questions: list[str] = []
+    try:
+        notes = budgets.check(Store(targets.home()), plan, files, questions.append) if files else []
+    except OverBudget as error:
+        spent = error.message.removesuffix(budgets.REFUSED)
+        return [("submit", f"would refuse this here: {spent} ({error.hint})")]
+    asks = [("submit", f"would ask first: {question}") for question in questions]
+    return [*(("submit", f"would warn: {note}") for note in notes), *asks]
+
+
+def _make_plan(
+    job_input: JobInput | Plan, target: str | None, key: str | None, force: bool
+) -> tuple[Plan, Sequence[Path]]:
+    """Return the plan, and the configuration files that hold for it."""
     from cloudtrain.runs.plan import Planner
 
-    return Planner(target, force=force).plan(job_input.job, sets=job_input.sets, key=key)
+    planner = Planner(target, force=force)
+    if isinstance(job_input, Plan):
+        return job_input, planner.config_files
+    return planner.plan(job_input.job, sets=job_input.sets, key=key), planner.config_files
 
 
 def _print_manifests(plan: Plan) -> None:

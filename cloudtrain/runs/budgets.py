@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 WARN_AT = 0.8
+REFUSED = ": nothing was submitted"
 Confirm = Callable[[str], None]  # asks a person about a sentence; raises where the answer is no
 
 
@@ -75,7 +76,7 @@ def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[st
         if total.unpriced_s:
             used += f" (and {units.format_duration(total.unpriced_s)} of nodes without a price)"
         if total.usd >= limit_usd:
-            raise OverBudget(f"{used}: nothing was submitted", "raise it in [budgets] of cloudtrain.toml; it limits new runs of "
+            raise OverBudget(f"{used}{REFUSED}", "raise it in [budgets] of cloudtrain.toml; it limits new runs of "
                 "this"
                              " machine only, and limits.max_cost limits a single run")  # fmt: skip
         if total.usd >= WARN_AT * limit_usd:

@@ -13,7 +13,6 @@ from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import UNASKED, Store
-from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import (
@@ -69,7 +68,7 @@ class ExactlyOnce(Planner):
         """Store the intent, submit the plan, store the handle and start the watcher."""
         backend = self._client(plan)
         send.preflight(plan, backend)
-        files = config_files(self._folder)
+        files = self.config_files
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
         held = chain.waits_for(self.store, plan)

@@ -58,6 +58,11 @@ class Planner:
         self.earlier_policies: Sequence[Mapping[str, Any]] = ()  # of an older plan of the run
         self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
 
+    @property
+    def config_files(self) -> list[Path]:
+        """The configuration files of the last job, the weakest first."""
+        return targets.config_files(self._folder)
+
     def plan(
         self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None
     ) -> Plan:

@@ -200,3 +200,31 @@ def test_the_budgets_on_the_page_can_be_read(tmp_path: Path):
     text = next(block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if "[budgets]" in block)
     (tmp_path / "cloudtrain.toml").write_text(text)
     assert configfile.read(tmp_path / "cloudtrain.toml").value["budgets"]["confirm_above"] == "50 USD"
+
+
+def test_plan_says_what_a_submit_would_say_of_budgets(submit, job: Job, tmp_path: Path, cli):
+    submit('confirm_above = "1 USD"', 400.0, **NLP)
+    (tmp_path / "job.yaml").write_text(
+        f"entrypoint: {job.entrypoint}\nsource: {job.source}\nlabels: {{team: nlp}}\nlimits: {{max_runtime: 1h, grace: 36s}}\n"
+    )
+    before = len(MemoryBackend.attempts)
+
+    def said(budgets: str) -> list[str]:
+        (tmp_path / "cloudtrain.toml").write_text(f"{TARGET}[budgets]\n{budgets}\n")
+        code, shown, _ = cli("plan", "-t", "prod")
+        assert code == 0
+        return re.findall(r"^  submit  (.+)$", shown, re.MULTILINE)
+
+    assert said('"label.team=nlp" = "5000 USD/month"') == []
+    (warning,) = said(BUDGET)
+    assert warning.startswith(
+        "would warn: the budget label.team=nlp is 500 USD/month, of which 400.00 USD are spent in 20"
+    )
+    (refusal,) = said('"label.team=nlp" = "300 USD/month"')
+    assert refusal.startswith(
+        "would refuse this here: the budget label.team=nlp is 300 USD/month, of which 400.00 USD are"
+    )
+    assert "nothing was submitted" not in refusal and "raise it in [budgets] of cloudtrain.toml" in refusal
+    (question,) = said('confirm_above = "50 USD"')
+    assert re.fullmatch(r"would ask first: \S+ may cost 101.00 USD \(confirm_above is 50 USD\)", question)
+    assert len(MemoryBackend.attempts) == before
