@@ -129,12 +129,14 @@ class TimeLimit:
         note: what is not in it, or why nothing bounds it; "" for neither.
         parts: what a backend adds to limits.max_runtime, and why; "" where it adds little.
         after_end_s: what a platform may bill of an attempt after the end that it reports.
+        wait_s: of `seconds`, the wait for machines, which is not billed but has one limit with the run.
     """
 
     seconds: int | None
     note: str = ""
     parts: str = ""
     after_end_s: float = 30.0
+    wait_s: int = 0
 
     @classmethod
     def of_launcher(cls, plan: Plan) -> TimeLimit:

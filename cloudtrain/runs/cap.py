@@ -252,7 +252,8 @@ def worst_case(
 
     Returns:
         `attempts` that may still be started, `attempt_s` of each on each node, `usd` of the run (None without a price),
-        `unbounded` (why there is no such figure), `note` (what is not in it) and `parts` (what is added to max_runtime).
+        `unbounded` (why there is no such figure), `note` (what is not in it) and `parts` (what is added to max_runtime);
+        `run_usd` where a wait that is not billed is in `usd`, without that wait.
     """
     before = sum(old.status.event != "capacity" for old in earlier) if candidates else plan.attempt - 1
     left = max(1, plan.job["retry"]["max_attempts"] - before)
@@ -274,4 +275,7 @@ def worst_case(
             if (cost := row.get("at_most") or {}).get("usd") is not None:
                 costs.append(cost["attempt_s"] / HOUR_S * row["usd_per_hour"] * min(left, cost["attempts"]))
         case["usd"] = round(min(used.usd + max(costs), limits.max_cost_usd or math.inf), 2)
+        if limit.wait_s:
+            run_s = attempts * (limit.seconds - limit.wait_s)
+            case["run_usd"] = round(used.usd + run_s / HOUR_S * float(plan.price["usd_per_hour"]), 2)
     return case

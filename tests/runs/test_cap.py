@@ -179,6 +179,32 @@ def test_a_cap_that_is_too_small_names_the_smallest_that_is_enough(tmp_path: Pat
     assert "(limits.max_runtime)" in cli("plan", "-t", "prod")[1]
 
 
+def test_the_wait_for_spot_machines_is_not_billed_and_the_plan_names_the_cost_without_it(tmp_path, monkeypatch, cli):
+    page = (Path(__file__).parents[2] / "docs" / "how" / "spot.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    options = "".join(f'{name} = "{value}"\n' for name, value in OPTIONS["sagemaker"].items())
+    (tmp_path / "cloudtrain.toml").write_text(f'[targets.prod]\nbackend = "sagemaker"\n{options}')
+    (tmp_path / "job.yaml").write_text(
+        "entrypoint: train.py\nimage: img:1\nresources: {instance_type: ml.g5.2xlarge}\n"
+    )
+
+    def rows(*settings: str) -> str:
+        words = [word for setting in ("limits.max_runtime=4h", *settings) for word in ("--set", setting)]
+        code, shown, _ = cli("plan", "-t", "prod", *words)
+        assert code == 0
+        return shown
+
+    (cost,) = re.findall(r"^  cost .*$", page, re.MULTILINE)
+    spot, capped = rows("resources.use_spot=true"), rows("resources.use_spot=true", "limits.max_cost=6 USD")
+    assert cost in spot
+    (without,) = re.findall(r", ([\d.]+ USD) without the wait", cost)
+    assert f"at most {without} (1 attempt of 4h" in rows(), "it is that of machines on demand"
+    assert "without the wait" not in capped and "limits.max_cost waiting for spot machines counts" in capped
+    (limit,) = re.findall(r"^  limit .*$", page, re.MULTILINE)
+    assert limit in capped
+
+
 def test_a_resume_names_the_cap_that_is_enough():
     job, backend = job_of("sagemaker", limits={"max_cost": "12 USD", "max_runtime": "1h"}), backend_of("sagemaker")
     first = cap.plan_attempt(backend, job, bundle(), "a-run")

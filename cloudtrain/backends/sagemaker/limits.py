@@ -45,7 +45,8 @@ def time_limit(plan: Plan) -> TimeLimit:
     if stopping.get("MaxWaitTimeInSeconds", 0) > stopping["MaxRuntimeInSeconds"]:
         wait = "the wait for spot machines is counted, which is not billed: SageMaker limits wait and run only together"
         note = f"{wait}; {note}"
-    return TimeLimit(longest_s + STOP_S + UPLOAD_S, note, _describe_parts(plan, longest_s))
+    wait_s = longest_s - stopping["MaxRuntimeInSeconds"]
+    return TimeLimit(longest_s + STOP_S + UPLOAD_S, note, _describe_parts(plan, longest_s), wait_s=wait_s)
 
 
 def _describe_parts(plan: Plan, longest_s: int) -> str:

@@ -314,6 +314,8 @@ def _describe_case(plan: Plan, case: Mapping[str, Any] | None) -> str:
     capped = limits.get("max_cost") or limits.get("max_total_runtime")
     each = f"this attempt {each}" if capped else f"{_count(case['attempts'], 'attempt')} of {each}"
     most = f"{case['usd']:.2f} USD" if case["usd"] is not None else limits.get("max_total_runtime") or ""
+    if (run_usd := case.get("run_usd")) is not None:
+        most += f", {run_usd:.2f} USD without the wait"
     return (f"at most {most} ({each})" if most else f"at most {each}") + (f"; {case['note']}" if case["note"] else "")
 
 
