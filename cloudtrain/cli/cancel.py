@@ -23,12 +23,22 @@ SHOWN = 5  # runs that a message names
 @click.option(
     "--key",
     metavar="KEY",
-    help="Cancel the run that `submit --key KEY` started from this machine. Jobs of different names can have the same key: when "
-    "several of these runs have not ended, none is cancelled (exit code 2). Cancel each by its id.",
+    help="Cancel the run that `submit --key KEY` started from this machine; with --job, from any machine. Jobs of different "
+    "names can have the same key: when several of these runs have not ended, none is cancelled (exit code 2). Cancel each by "
+    "its id.",
 )
+@click.option(
+    "--job",
+    metavar="JOB",
+    type=click.Path(),
+    help="With --key: the job file of the run. When the history here has no such run, the platforms of its targets are asked.",
+)
+@options.target_option_with("With --job: the target that the run was submitted to. Default: the job's own target.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before runs that wait for these runs are cancelled too.")
 @options.json_option_with("Print a JSON object for each run: run_id, state, and whether the end is `confirmed`.")
-def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool) -> int:
+def command(
+    run_ids: tuple[str, ...], key: str | None, job: str | None, target: str | None, yes: bool, as_json: bool
+) -> int:
     """Cancel runs, and stop all their processes, containers and pods.
 
     Give one RUN or several, or --key: without both it is refused and cancels nothing (exit code 2). It waits up to
@@ -43,8 +53,10 @@ def command(run_ids: tuple[str, ...], key: str | None, yes: bool, as_json: bool)
     """
     from cloudtrain.runs import chain
 
+    if (job and key is None) or (target and not job):
+        raise click.UsageError("--job needs --key, and --target needs --job")
     if key is not None:
-        run_ids = (*run_ids, _of_key(key))
+        run_ids = (*run_ids, _of_job(key, job, target) if job else _of_key(key))
     if not run_ids:
         live = _live()
         message = f"name a run, or --key{_describe(live)}"
@@ -104,6 +116,18 @@ def _describe(found: Sequence[str]) -> str:
     return f"; these have not ended: {', '.join(found[:SHOWN])}{more}" if found else "; no run here is live"
 
 
+def _of_job(key: str, job: str, target: str | None) -> str:
+    """Return the run of a job's key, added to this history if only its platform knows it; raises UnknownRun for none."""
+    from cloudtrain.runs.submit import Submitter
+
+    submitter = Submitter(target)
+    plan, _ = submitter.plan_job(job, (), key)
+    if submitter.store.get(plan.run_id) is None and not submitter.adopt_key(plan, key):
+        where = plan.target or plan.backend
+        raise UnknownRun(f"no run here or on {where} has the key {key} and the job {job}", "check the key and --target")
+    return plan.run_id
+
+
 def _of_key(key: str) -> str:
     """Return the run of a key in this history, the one that has not ended; raises UnknownRun for none, or several."""
     from cloudtrain.runs.plan import run_id
@@ -112,7 +136,9 @@ def _of_key(key: str) -> str:
     store = runs.open_history()
     found = [name for name in store.names() if name.endswith(ending)]
     if not found:
-        raise UnknownRun(f"no run here has the key {key}", "cloudtrain ls lists runs")
+        raise UnknownRun(
+            f"no run here has the key {key}", "another machine may have submitted it: name its job file with --job JOB"
+        )
     live = [name for name in found if not store.find(name).status.state.final]
     if len(live) > 1:  # a key counts for jobs of one name
         raise UnknownRun(

@@ -159,6 +159,19 @@ class ExactlyOnce(Planner):
             _raise_undecided(run, open_attempt.age_s(mine))
         return self._finish(mine)
 
+    def adopt_key(self, plan: Plan, key: str) -> bool:
+        """Add the run of a key to this history where a platform has it; False where none does. Nothing is sent.
+
+        Raises:
+            BadRequest: the run there is of another job.
+            BackendError: a platform does not answer.
+        """
+        self._unasked = None
+        found = self._on_platform(plan, key)
+        if self._unasked:
+            raise self._unasked[1]
+        return found is not None
+
     def _look_for(self, attempt: AttemptRecord, plan: Plan) -> bool:
         """Accept an interrupted submission of another job if the platform has it; False where that was not asked."""
         if (attempt.plan.backend, attempt.plan.target) != (plan.backend, plan.target):

@@ -18,8 +18,11 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 import yaml
 
+from cloudtrain.backends import registry
 from cloudtrain.cli import main
 from cloudtrain.cli.view import ci
+from cloudtrain.events import State
+from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
 
 BIN = Path(sys.executable).parent
@@ -187,6 +190,28 @@ def test_cancel_needs_a_run_or_a_key_that_is_there(repository: Path, capsys):
     assert main(["cancel"]) == 2
     assert main(["cancel", "--key", "never"]) == 2
     assert "no run here has the key never" in capsys.readouterr().err
+
+
+def test_the_run_of_a_key_is_cancelled_from_another_machine(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    MemoryBackend.install()
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)\n")
+    Path("job.yaml").write_text("name: one\nentrypoint: train.py\n")
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "runner"))
+    assert main(["submit", "job.yaml", "-t", "memory", "--key", "abc"]) == 0
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "laptop"))
+    assert main(["cancel", "--key", "abc"]) == 2
+    assert "--job JOB" in capsys.readouterr().err
+    assert main(["cancel", "--key", "abd", "--job", "job.yaml", "-t", "memory"]) == 2
+    assert "no run here or on memory has the key abd" in capsys.readouterr().err
+    (attempt,) = MemoryBackend.attempts.values()
+    assert attempt.status.state is State.RUNNING
+    assert main(["cancel", "--key", "abc", "--job", "job.yaml", "-t", "memory", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["confirmed"] and attempt.status.state is State.CANCELLED
+    assert len(MemoryBackend.attempts) == 1, "nothing was sent"
+    assert main(["cancel", "--job", "job.yaml"]) == 2
 
 
 def test_botocore_takes_the_identity_of_gitlab(tmp_path: Path, monkeypatch):
