@@ -28,10 +28,12 @@ def processes() -> Iterator[Seen]:
     """Yield the other processes of this machine that we may look at."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            argv, environ = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            argv, environ, then = ((entry / name).read_bytes() for name in ("cmdline", "environ", "cmdline"))
         except OSError:
             continue  # it has ended, or is another user's
-        if int(entry.name) != os.getpid():
+        if (
+            argv == then and int(entry.name) != os.getpid()
+        ):  # otherwise it is starting a program: the next look has both
             yield Seen(int(entry.name), argv, environ)
 
 
