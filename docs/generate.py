@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md, docs/trainer-evidence.md, docs/troubleshooting.md and the tables of docs/checkpoints-evidence.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/reference/options.md, docs/training.md, docs/trainer-evidence.md, docs/troubleshooting.md and the tables of docs/checkpoints-evidence.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -65,11 +65,32 @@ that was written.
 """
 
 
+OPTIONS_HEAD = """\
+# Options of the backends
+
+Options stand in a target of [cloudtrain.toml](config.md), which all its jobs get. `options` of a job file, and `--set`, win over them:
+
+```toml title="cloudtrain.toml"
+[targets.cluster]
+backend = "kubernetes"
+namespace = "ml"
+image = "registry.example/team/train:1"
+```
+
+```bash
+cloudtrain plan train.py -t cluster --set options.kubernetes.namespace=research
+```
+
+A target also takes `usd_per_hour` and `priced_as` ([costs](../cost.md)). An option that is not in its table is refused.
+"""
+
+
 def main() -> int:
     """Write what is not current, or with --check return 1 when one is not current."""
     pages = {
         "cli.md": cli_page(),
         "spec.md": spec_page(),
+        "reference/options.md": options_page(),
         "training.md": trainer_page(WRITTEN),
         "trainer-evidence.md": evidence_page(),
         "checkpoints-evidence.md": resume.page(),
@@ -162,6 +183,25 @@ def spec_page() -> str:
         if said := part.get("description"):
             parts += [said, ""]
         parts += _table(part, whole)
+    return "\n".join(parts) + "\n"
+
+
+def options_page() -> str:
+    """Return the reference of all options of all backends, each option of a mapping in a row of its own."""
+    from cloudtrain.backends import registry
+
+    parts = [OPTIONS_HEAD.rstrip(), "", WRITTEN]
+    for name in sorted(registry.names()):
+        whole = registry.backend_class(name).options().model_json_schema()
+        rows: dict[str, Any] = {}
+        for key, value in whole["properties"].items():
+            inner = [whole["$defs"][used] for used in _names(value) if "properties" in whole["$defs"][used]]
+            mapping = {"type": value.get("type", "object"), "items": {"type": "object"}}
+            rows[key] = {**value, **mapping, "anyOf": None} if inner else value
+            rows |= {f"{key}.{each}": of for part in inner for each, of in part["properties"].items()}
+            required = [f"{key}.{each}" for part in inner for each in part.get("required", ())]
+            whole["required"] = [*whole.get("required", ()), *required]
+        parts += ["", f"## {name}", "", *_table({**whole, "properties": rows}, whole)]
     return "\n".join(parts) + "\n"
 
 

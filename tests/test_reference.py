@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cloudtrain.backends import registry
 from cloudtrain.cli import COMMANDS
 from cloudtrain.events import CLI_EXIT, EXIT_REFUSED, EXIT_RESUMABLE, KINDS
 from cloudtrain.job.job import schema
@@ -91,3 +92,15 @@ def test_the_page_of_exit_codes_has_those_of_the_states():
     assert {
         int(code) for row in re.findall(r"^\| ([\d, ]+) \|", generated, re.MULTILINE) for code in row.split(", ")
     } <= codes
+
+
+def test_the_page_has_every_option_of_every_backend():
+    text = (DOCS / "reference" / "options.md").read_text()
+    for name in registry.names():
+        section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert [
+            key for key in registry.backend_class(name).options().model_fields if f"| `{key}` |" not in section
+        ] == []
+    page = (DOCS / "sagemaker-options.md").read_text()
+    options = registry.backend_class("sagemaker").options().model_fields
+    assert [key for key in options if f"`{key}`" not in page and f"`{key}:" not in page] == []

@@ -21,7 +21,7 @@ DOCS = ROOT / "docs"
 EXPORTED = set(cloudtrain.__all__) - {"__version__", "Job", "runs"} | {
     "runs.listing.runs"
 }  # docs/spec.md has the keys of a job
-LONG = {"cli.md", "troubleshooting.md"}  # generated reference
+LONG = {"cli.md", "options.md", "troubleshooting.md"}  # generated reference
 GENERATED = LONG | {"spec.md", "promises.md"}
 
 
