@@ -73,6 +73,9 @@ def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
         return verdict
     if not launcher_lines:
         ranks.pop(-1, None)
+    refusal = _from_refusal(end, ranks)
+    if refusal and not patterns.classify("log", refusal.deciding):
+        return refusal  # it says more than a library's lines above it, such as those of its retries
     if finding := _first_cause(end, ranks):
         rank = finding.line.rank if finding.line.rank >= 0 else end.failed_rank
         return _from_line(finding.label, finding.line, rank)
@@ -83,7 +86,7 @@ def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
         for part in _REASON_PARTS.split(text):
             if label := patterns.classify("log", part[:LONGEST]):
                 return _from_reason(label, text)
-    if verdict := _from_signal(end, ranks) or _from_refusal(end, ranks):
+    if verdict := _from_signal(end, ranks) or refusal:
         return verdict
     if end.by == "launcher" and reasons:
         return state_reason(reasons[0])
@@ -169,10 +172,11 @@ def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
 
 
 def _from_refusal(end: End, ranks: Ranks) -> Verdict | None:
-    """Return the verdict on what the shared trainer or the evaluation refused with a sentence that no pattern matches."""
+    """Return the verdict on the sentence with which the shared trainer or the evaluation refused, if there is one."""
     for line in reversed(ranks.get(end.rank_or_launcher, ())) if end.exit_code == EXIT_REFUSED else ():
         if _REFUSAL.match(line.text):
-            return _from_line("refused", line, end.failed_rank)
+            label = patterns.classify("launcher", line.text[:LONGEST]) or "refused"
+            return _from_line(label, line, end.failed_rank)
     return None
 
 

@@ -58,7 +58,7 @@ def find_notes(job: Job, parallelism: Mapping[str, Any], source: Path) -> list[s
     """Return what a node would do that a user may not expect, one sentence each."""
     if not job.trainer:
         return []
-    return list(module("trainer.preview").notes(job.argv()[1:], parallelism, source))
+    return list(module("trainer.preview").notes(job.argv()[1:], parallelism, source, bool(job.setup)))
 
 
 def _missing_folders(job: Job) -> list[Problem]:

@@ -111,14 +111,20 @@ def missing_class(task: str, source: Path) -> str | None:
     return f"--task {task}: {files[0].relative_to(source)} has no class {name}"
 
 
-def notes(argv: Sequence[str], parallelism: Mapping[str, Any], source: Path) -> list[str]:
-    """Return what a plan says of arguments without effect, and of a task of the source: what it cannot know of it."""
+def notes(argv: Sequence[str], parallelism: Mapping[str, Any], source: Path, has_setup: bool = False) -> list[str]:
+    """Return what a plan says of arguments without effect, and of a task of the source: what it cannot know of it.
+
+    With `has_setup` the job's own commands may make a folder that the source does not have.
+    """
     try:
         arguments = parse(argv)
     except Misuse:
         return []
     if not arguments.own_task:
-        return [found] if arguments.model and (found := unused_note(arguments)) else []
+        found = (
+            [unused_note(arguments), "" if has_setup else hub_note(arguments.model, source)] if arguments.model else []
+        )
+        return list(filter(None, found))
     unknown = (
         f"--task {arguments.task}: only the node loads this class. The plan does not check its data, the arguments "
         "that it takes and the names of its metrics, and knows neither its memory nor its duration"
@@ -131,6 +137,18 @@ def unused_note(arguments: Any) -> str:
     defaults = {item.name: item.default for item in fields(arguments) if item.name in FROM_SCRATCH}
     given = [f"--{name}" for name in FROM_SCRATCH if getattr(arguments, name) != defaults[name]]
     return f"--model {arguments.model} has its own configuration; no effect: {', '.join(given)}" if given else ""
+
+
+def hub_note(name: str, source: Path) -> str:
+    """Return a sentence for a model that is no folder of the source, unless its name has an owner as on the hub; else ""."""
+    owner, slash, _ = name.partition("/")
+    only_there = "{" in name or os.path.isabs(name) or name.startswith(("~", "input:"))  # known on the node
+    if only_there or (source / name).exists():
+        return ""
+    if slash and like_hub_name(name) and not (source / owner).exists():
+        return ""
+    meant = "it is taken as the name of a model on the Hugging Face Hub"
+    return f"--model {name}: the source has no such folder" + (f"; {meant}" if like_hub_name(name) else "")
 
 
 def whole_model_note(arguments: Any, parallelism: Mapping[str, Any], source: Path) -> str:

@@ -261,6 +261,16 @@ def test_what_the_shared_trainer_refuses_is_the_cause(line: str):
     assert judge(end, lines("data: 25 rows", row)).label == "bad-data"
 
 
+def test_the_sentence_of_the_shared_trainer_counts_more_than_a_librarys_retries_above_it():
+    end = End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0)
+    retried = "'[Errno -2] Name or service not known' thrown while requesting HEAD https://huggingface.co/base/x"
+    missing = "train.py: the tokenizer base cannot be loaded: there is no folder base in the job's working directory"
+    verdict = judge(end, lines(retried, "Retrying in 1s [Retry 1/5].", retried, missing))
+    assert (verdict.label, verdict.deciding, verdict.certain) == ("refused", missing, True)
+    reached = "train.py: the model org/base cannot be created: couldn't reach the hub: Name or service not known"
+    assert judge(end, lines(retried, reached)).label == "network"
+
+
 def test_a_build_requirement_that_is_not_there_needs_a_wheel():
     reason = (
         "offline.txt cannot be installed: Could not find a version that satisfies the requirement setuptools>=40.8.0"

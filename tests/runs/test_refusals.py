@@ -94,6 +94,24 @@ def test_data_that_is_not_there_is_refused(tmp_path: Path, given: dict, expected
     assert f"{problem.path}: {problem.message}".startswith(expected)
 
 
+def test_a_model_that_is_no_folder_of_the_source_is_noted(tmp_path: Path):
+    for folder in ("mine", "models"):
+        (tmp_path / folder).mkdir()
+
+    def noted(model: str, **changes: object) -> list[str]:
+        job = {"name": "x", "source": str(tmp_path), "trainer": True, "hyperparameters": {**DATA, "model": model}}
+        return [note for note in Planner().plan({**job, **changes}).notes if f"--model {model}" in note]
+
+    missing = "--model {}: the source has no such folder"
+    hub = "; it is taken as the name of a model on the Hugging Face Hub"
+    assert noted("base") == [missing.format("base") + hub]
+    assert noted("models/base") == [missing.format("models/base") + hub]  # its first part is a folder here
+    assert noted("./base") == [missing.format("./base")] and noted("a/b/c") == [missing.format("a/b/c")]
+    for model in ("mine", "org/name", "/data/base"):
+        assert not noted(model)
+    assert not noted("base", setup="cp -r /data/base .")
+
+
 @pytest.mark.parametrize("dataset", ["notes.txt", "*.txt", "org/name", "/data/all.jsonl", "python-stdlib"])
 def test_data_that_may_be_there_is_not_refused(tmp_path: Path, dataset: str):
     assert Planner().plan({**TRAINER, "source": str(tmp_path), "hyperparameters": {"dataset": dataset}})
