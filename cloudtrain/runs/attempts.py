@@ -82,7 +82,7 @@ def reaches(new: Plan, old: Plan) -> bool:
 
 def place(plan: Plan) -> str:
     """Return where a run's checkpoints are, for a person."""
-    return f"{output(plan)}/{plan.run_id}" if output(plan) else f"a folder of {plan.target or plan.backend} alone"
+    return f"{output(plan)}/{plan.run_id}" if output(plan) else f"the run's folder on {plan.target or plan.backend}"
 
 
 def output(plan: Plan) -> str:

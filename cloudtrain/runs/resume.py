@@ -159,10 +159,10 @@ def describe_start(store: Store, plan: Plan) -> str:
     folder = store.home / "runs" / plan.run_id / "checkpoints"  # a run that ended soon may not have reported them
     if not reported and not (folder.is_dir() and any(folder.iterdir())):
         return f"attempt {plan.attempt} begins from the start: no checkpoint was saved"
-    newest = reported[-1] if reported else {}
-    name = f"step {newest['step']}" if "step" in newest else str(newest.get("written", ""))
-    found = f"; the last one reported is {name}" if name else ""
-    return f"attempt {plan.attempt} resumes from the newest checkpoint in {attempts.place(plan)}{found}"
+    # What the launcher saw written has no step, and need not be the newest.
+    step = next((data["step"] for data in reversed(reported) if "step" in data), None)
+    newest = "the newest checkpoint" if step is None else f"step {step}, the newest checkpoint that was reported,"
+    return f"attempt {plan.attempt} resumes from {newest} in {attempts.place(plan)}"
 
 
 def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

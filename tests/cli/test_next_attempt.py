@@ -13,22 +13,29 @@ pathlib.Path("out/weights").write_text("1")
 folder = pathlib.Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
 if "--save" in sys.argv:
     (folder / "state.json").write_text("{}")
+for step in range(5, 20, 5) if "--steps" in sys.argv else ():
+    import cloudtrain_runtime as runtime
+    (folder / f"step-{step}").mkdir()
+    (folder / f"step-{step}" / "state.json").write_text("{}")
+    runtime.complete_checkpoint(folder / f"step-{step}", step=step)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.usefixtures("census")
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "says", "checkpoints"),
     [
-        ([], "attempt 2 begins from the start: no checkpoint was saved"),
+        ([], "attempt 2 begins from the start: no checkpoint was saved", 0),
+        (["--", "--save"], "attempt 2 resumes from the newest checkpoint in the run's folder on local", 1),
         (
-            ["--", "--save"],
-            "attempt 2 resumes from the newest checkpoint in a folder of local alone; the last one reported is state.json",
+            ["--", "--steps"],
+            "attempt 2 resumes from step 15, the newest checkpoint that was reported, in the run's folder on local",
+            3,
         ),
     ],
 )
-def test_resume_says_where_the_attempt_begins(shell, project, words, says):
+def test_resume_says_where_the_attempt_begins(shell, project, words, says, checkpoints):
     (project / "train.py").write_text(SCRIPT)
     ended = shell("submit", "train.py", "--wait", *words)
     run_id = ended.out.split()[0]
@@ -37,8 +44,10 @@ def test_resume_says_where_the_attempt_begins(shell, project, words, says):
     for text in (ended.out, shown):
         assert f"cloudtrain fetch {run_id} -o {run_id}/ --what workdir" in " ".join(text.split())
         assert (f"cloudtrain resume {run_id}" in text) is bool(words)
+    assert shown.count("  checkpoint ") == checkpoints and "written=" not in shown
+    assert ("state.json was written into the checkpoint folder" in shown) is (checkpoints == 1)
     resumed = shell("resume", run_id)
-    assert resumed.code == 0 and f"note: {says}" in resumed.err, resumed
+    assert resumed.code == 0 and f"note: {says}\n" in resumed.err, resumed
     shell("wait", run_id)
 
 

@@ -81,7 +81,7 @@ def test_a_folder_that_is_another_one_there_is_refused_on_the_node(project, home
 
 def test_what_cannot_go_along_is_refused_before_anything_is_sent(project, home):
     run = failed(home)
-    with pytest.raises(BadRequest, match="a folder of here alone, which slurm does not read"):
+    with pytest.raises(BadRequest, match="the run's folder on here, which slurm does not read"):
         run.resume(target="slurm", sets=["options.slurm.folder=/scratch"])
     with pytest.raises(BadRequest, match="not hyperparameters.lr=1"):
         run.resume(target="there", sets=["hyperparameters.lr=1"])

@@ -83,6 +83,8 @@ def _attempt_bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str
 def event_lines(run: Run, begin: datetime) -> Iterator[str]:
     """Yield a line for each event of a run. Equal events of several nodes within a second make one line."""
     selected = [event for event in run.store.events(run.run_id) if event.kind in KINDS + USES]
+    with_steps = {event.attempt for event in selected if event.kind == "checkpoint" and "step" in event.data}
+    selected = [event for event in selected if "written" not in event.data or event.attempt not in with_steps]
     for _, group in groupby(
         selected, key=lambda event: (event.attempt, event.at[:19], event.kind, _describe_event(event))
     ):
@@ -117,6 +119,8 @@ def _describe_event(event: Event) -> str:
         return f"{values['state']} ({values['reason']})" if "reason" in values else str(values["state"])
     if event.kind == "result" and "code" in values:  # what the platform saw; the run's own exit code may be another
         values = {("launcher_exit" if name == "code" else name): value for name, value in values.items()}
+    if event.kind == "checkpoint" and "written" in values:  # by a script that reports no steps
+        return f"{values['written']} was written into the checkpoint folder"
     if event.kind == "exec":
         import shlex
 
