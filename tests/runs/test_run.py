@@ -11,7 +11,7 @@ from cloudtrain import events
 from cloudtrain.cli import main
 from cloudtrain.cli.view import follow, log
 from cloudtrain.errors import BadRequest
-from cloudtrain.events import State
+from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration
 from cloudtrain.runs.run import Run
 from cloudtrain.testing.memory import MemoryBackend
@@ -166,11 +166,42 @@ def test_find_a_run_by_prefix(submitter, job):
 def test_a_follower_on_a_pipe_learns_that_there_is_no_output_yet(submitter, job, monkeypatch):
     run = submitter.submit(job)
     said, texts = threading.Event(), list[str]()
+    monkeypatch.setattr(log, "WAITING_S", 0.0)
     monkeypatch.setattr(log, "SILENT_S", 0.0)
     monkeypatch.setattr(log, "note", lambda text: (texts.append(text), said.set()))
     monkeypatch.setattr(type(run), "logs", lambda *_, **__: iter(() if said.wait(WAIT_S) else ()))
     log.print_log(run, log.LineFormatter(run.attempts[-1]), follow=True)
     assert texts == [f"{run.run_id}: {run.record.status.state}; no output yet"]
+
+
+class _Elapsed(threading.Event):
+    """Time passes at once, until a number of seconds has."""
+
+    def __init__(self, until_s: float) -> None:
+        super().__init__()
+        self._left_s = until_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._left_s -= timeout or 0.0
+        return self._left_s < 0
+
+
+@pytest.mark.parametrize(
+    ("state", "until_s", "noted"),
+    [
+        (State.QUEUED, log.WAITING_S, True),
+        (State.QUEUED, log.WAITING_S - 1, False),
+        (State.RUNNING, log.SILENT_S - 1, False),  # many scripts import for longer than WAITING_S
+        (State.RUNNING, log.SILENT_S, True),
+        (State.SUCCEEDED, log.SILENT_S, False),
+    ],
+)
+def test_a_run_that_has_just_started_is_not_called_silent(submitter, job, monkeypatch, state, until_s, noted):
+    run, texts = submitter.submit(job), list[str]()
+    run.store.set_status(run.run_id, Status(state))
+    monkeypatch.setattr(log, "note", texts.append)
+    log._note_silence(run.store.home, run.run_id, _Elapsed(until_s))
+    assert texts == ([f"{run.run_id}: {state}; no output yet"] if noted else [])
 
 
 def test_cancel_without_an_id_names_the_command_for_the_one_live_run(submitter, job, capsys):

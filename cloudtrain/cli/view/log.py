@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cloudtrain import events
 from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal, note
 from cloudtrain.diagnosis.tail import Tail
+from cloudtrain.events import State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
-SILENT_S = 5.0  # after which `--follow` on a pipe prints that there is no output yet
+# After these times `--follow` on a pipe prints that there is no output yet: of a run that waits, and of one that runs.
+WAITING_S, SILENT_S = 5.0, 60.0
 KEPT_LINES = 60  # of every rank
 TRACEBACK = "Traceback (most recent call last):"
 
@@ -162,32 +164,37 @@ def print_log(
             if not follow:
                 return cursor
         format_line, add = formatter.format, out.add
-        silence = threading.Timer(SILENT_S, _note_silence, (run.store.home, run.run_id))
-        silence.daemon = True
+        printed = threading.Event()
         if follow and formatter.for_people and not is_terminal():
-            silence.start()
+            threading.Thread(target=_note_silence, args=(run.store.home, run.run_id, printed), daemon=True).start()
         try:
             for line in run.logs(follow=follow, after=cursor, raw=True):
                 cursor = line.cursor
                 if last_lines:
                     last_lines.add(line)
                 if (text := format_line(line)) is not None:
-                    silence.cancel()
+                    printed.set()
                     add(text)
         except KeyboardInterrupt as stop:
             raise Interrupted(cursor) from stop
         finally:
-            silence.cancel()
+            printed.set()
     return cursor
 
 
-def _note_silence(home: Path, run_id: str) -> None:
-    """Say that a run has printed nothing yet; a terminal has a live panel instead."""
+def _note_silence(home: Path, run_id: str, printed: threading.Event) -> None:
+    """Say once that a run has printed nothing for a while; blocking. A terminal has a live panel instead."""
     from cloudtrain.history.store import Store
 
-    record = Store(home).get(run_id)
-    if record is not None and not record.status.state.final:
-        note(f"{run_id}: {record.status.state}; no output yet")
+    for waited_s, more_s in ((WAITING_S, WAITING_S), (SILENT_S, SILENT_S - WAITING_S)):
+        if printed.wait(more_s):
+            return
+        record = Store(home).get(run_id)
+        if record is None or record.status.state.final:
+            return
+        if record.status.state is State.QUEUED or waited_s == SILENT_S:
+            note(f"{run_id}: {record.status.state}; no output yet")
+            return
 
 
 def _open_output(run: Run, formatter: LineFormatter, follow: bool) -> LineWriter:
