@@ -11,7 +11,7 @@ class CheckpointKeys(TypedDict, total=False):
     every: str
     """A duration (15m) or steps ("500 steps")."""
     keep: int
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints that the shared trainer keeps; other scripts can read it in CLOUDTRAIN_CHECKPOINT_KEEP."""
     required: bool
     """Fail a resumed attempt that finds no checkpoint, instead of starting from the beginning."""
     folder: Literal["checkpoints", "checkpoints/checkpoint_dir"] | None

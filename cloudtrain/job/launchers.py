@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 _COMMAND = re.compile(r"(?<![\w./-])(torchrun|torch\.distributed\.run|accelerate launch)(?![\w-])((?:\\\n|[^\n;&|])*)")
+# Types of an Accelerate file for which it starts several processes without telling them that they run on CPU
+# (accelerate 1.15: commands/launch.py, launch_command; state.py, PartialState._prepare_backend).
+_ON_GPUS = ("FSDP", "MULTI_GPU")
 _OPTIONS = {"accelerate launch": "--num_machines"}
 
 
@@ -60,5 +65,31 @@ def gpus_note(command: str, gpus: int, nodes: int) -> str:
             return (
                 f"{launcher} {given} uses {each} of the {gpus} GPUs of a node, and {gpus - each} paid GPUs are idle:"
                 f" write {option} {most}, or ask for fewer GPUs (resources.accelerators)"
+            )
+    return ""
+
+
+def cpu_note(command: str, read: Callable[[str], Mapping[str, Any]]) -> str:
+    """Return a note where accelerate launch in a command would start separate trainings on CPU; "" where it would not.
+
+    Args:
+        command: text of a shell, or a command's words joined by spaces.
+        read: returns what the Accelerate file of this path holds; empty where it cannot be read.
+    """
+    for launcher, words in _COMMAND.findall(command):
+        if launcher != "accelerate launch" or re.search(r"--cpu\b", words) or "ACCELERATE_USE_CPU" in command:
+            continue
+        found = re.search(r"--config[-_]file[=\s]+[\"']?([^\s\"']+)", words)
+        config = read(found[1]) if found else {}
+        multi_gpu = re.search(r"--multi[-_]gpu\b", words)
+        if not multi_gpu and config.get("distributed_type") not in _ON_GPUS:
+            continue
+        number = re.search(r"--num[-_]processes[=\s]+[\"']?([^\s\"']+)", words)
+        count = number[1] if number else str(config.get("num_processes", ""))
+        if count.isdigit() and int(count) > 1:
+            why = "--multi_gpu" if multi_gpu or not found else f"{found[1]} of type {config['distributed_type']}"
+            return (
+                f"accelerate launch with {why}: on a machine without GPUs its {count} processes do not know each other and"
+                " each trains by itself. Name the script alone with --processes, or add --env ACCELERATE_USE_CPU=true"
             )
     return ""

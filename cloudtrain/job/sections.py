@@ -246,7 +246,11 @@ class Checkpoint(Spec):
     """How often a checkpoint is written and how many are kept."""
 
     every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
-    keep: Count = Field(default=3, description="Number of newest checkpoints to keep.")
+    keep: Count = Field(
+        default=3,
+        description="Number of newest checkpoints that the shared trainer keeps; other scripts can read it in "
+        "CLOUDTRAIN_CHECKPOINT_KEEP.",
+    )
     required: bool = Field(
         default=False,
         description="Fail a resumed attempt that finds no checkpoint, instead of starting from the beginning.",

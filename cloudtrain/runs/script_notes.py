@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.backends.notes import Fact, without
 from cloudtrain.job import launchers, placeholders
-from cloudtrain.runs import resume_check
+from cloudtrain.runs import resume_check, strategy_check
 from cloudtrain.source import options, world
+from cloudtrain.source.node_code import IN_MEMORY
 from cloudtrain.source.texts import mentions
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _GPU = re.compile(
     r"|cuda|nvidia|gpus?)\b",
     re.IGNORECASE,
 )
+# What reads checkpoint.keep: the variable, or the context of cloudtrain_runtime.
+_KEEP = re.compile(r"\b(CLOUDTRAIN_CHECKPOINT_KEEP|checkpoint_keep)\b")
 # What joins processes, or tells them apart: a script with none of it runs alike in each of them.
 _JOINS = re.compile(
     r"\b(distributed|init_process_group|accelerate|Accelerator|\w*Trainer|deepspeed|lightning|fabric|horovod|mpi4py|ray|jax"
@@ -84,11 +87,15 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         gpus = int(plan.manifest.get("gpus_per_node") or 0)
         if idle := launchers.gpus_note(job.run or " ".join(job.argv()), gpus, job.num_nodes):
             found.append(idle)
+        if not gpus and "ACCELERATE_USE_CPU" not in job.env:
+            separate = launchers.cpu_note(job.run or " ".join(job.argv()), lambda name: _accelerate_file(texts, name))
+            found += [separate] if separate else []
     elif idle := _idle_note(job, plan):
         found.append(idle)
     if job.form == "script" and not job.trainer:
         found += _copies_notes(job, plan, texts)
         found += _style_notes(job, options.declared(texts)) if job.hyperparameters or job.args else []
+    found += _keep_notes(job, texts)
     for key, text in (("run", job.run), ("setup", job.setup)):
         if text and (name := next(placeholders.names(text), "")):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
@@ -98,6 +105,14 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
     if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
         found += [warning] if (warning := resume_check.note(job, texts)) else []
     return found
+
+
+def _accelerate_file(texts: Texts, name: str) -> dict[str, Any]:
+    """Return what an Accelerate file of the source holds; empty where it cannot be read."""
+    try:
+        return strategy_check.read_config((texts.root / name).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _idle_note(job: Job, plan: Plan) -> str:
@@ -110,6 +125,19 @@ def _idle_note(job: Job, plan: Plan) -> str:
         f"{ranks} process{'es' * (ranks != 1)} on the {gpus} GPUs of a node: {gpus - ranks} of them"
         f" {'is' if gpus - ranks == 1 else 'are'} idle{condition}; remove processes_per_node to start one for each GPU"
     )
+
+
+def _keep_notes(job: Job, texts: Texts) -> list[str]:
+    """Return the note on a number of checkpoints to keep that nothing in the source reads."""
+    keep, usual = job.checkpoint.keep, type(job.checkpoint).model_fields["keep"].default
+    if keep == usual or job.trainer or job.entrypoint == IN_MEMORY or not texts.complete:
+        return []
+    if texts.find(_KEEP) or _KEEP.search(job.run or " ".join(job.argv())):
+        return []
+    return [
+        f"checkpoint.keep is {keep}, but nothing in the source reads it: only the shared trainer deletes its older"
+        " checkpoints; a script reads CLOUDTRAIN_CHECKPOINT_KEEP and deletes its own"
+    ]
 
 
 def _copies_notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

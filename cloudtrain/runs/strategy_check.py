@@ -65,7 +65,8 @@ def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) 
         yield Problem(
             f"is {name}, but the job requests no GPU: without GPUs Accelerate silently uses plain data parallel",
             path,
-            "set resources.accelerators, or write ddp",
+            "set resources.accelerators, or, to try it on CPU, write parallelism: {strategy: ddp}"
+            + (" in place of accelerate_config" if config else ""),
         )
     if not _uses_accelerate(job, texts):
         yield Problem(

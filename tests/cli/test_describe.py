@@ -81,6 +81,44 @@ def test_gpus_without_a_rank_are_named(cli, project):
     assert "idle" not in cli("plan", "train.py", "-t", "uni", "--processes", "2").out  # no GPUs were asked for
 
 
+def test_an_accelerate_file_that_makes_separate_trainings_on_cpu_is_named(cli, project):
+    (project / "fsdp.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nnum_processes: 2\n")
+    (project / "cpu.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\n")
+
+    def noted(*words: str, options: tuple[str, ...] = ()) -> str:
+        shown = cli("plan", *options, "--", "accelerate", "launch", *words, "train.py")
+        assert shown.code == 0
+        return " ".join(shown.out.split())
+
+    note = "on a machine without GPUs its 2 processes do not know each other and each trains by itself"
+    assert f"accelerate launch with fsdp.yaml of type FSDP: {note}" in noted("--config_file", "fsdp.yaml")
+    assert f"with --multi_gpu: {note}" in noted("--multi_gpu", "--num_processes", "2")
+    for words in (
+        ("--config_file", "cpu.yaml"),
+        ("--config_file", "missing.yaml"),
+        ("--config_file", "fsdp.yaml", "--num_processes", "1"),
+        ("--config_file", "fsdp.yaml", "--cpu"),
+    ):
+        assert "know each other" not in noted(*words)
+    for options in (("--env", "ACCELERATE_USE_CPU=true"), ("--gpus", "A100:2", "-t", "uni")):
+        (project / "cloudtrain.toml").write_text('[targets.uni]\nbackend = "slurm"\nfolder = "/s"\n')
+        assert "know each other" not in noted("--config_file", "fsdp.yaml", options=options)
+
+
+def test_a_number_of_checkpoints_that_no_script_reads_is_named(cli, project):
+    def noted(*words: str) -> bool:
+        return "checkpoint.keep is 2, but nothing in the source reads it" in " ".join(cli("plan", *words).out.split())
+
+    two = ("--set", "checkpoint.keep=2")
+    assert noted("train.py", *two) and not noted("train.py", "--set", "checkpoint.every=5m")
+    assert noted(*two, "--", "python", "train.py")
+    for reads in ("import os\nkeep = os.environ['CLOUDTRAIN_CHECKPOINT_KEEP']", "keep = context().checkpoint_keep"):
+        (project / "train.py").write_text(reads)
+        assert not noted("train.py", *two)
+    (project / "ours.yaml").write_text("trainer: true\nhyperparameters: {dataset: python-stdlib}\n")
+    assert not noted("ours.yaml", *two)
+
+
 def test_a_shortened_request_has_all_that_a_person_would_check():
     request = {
         "spec": {"env": [{"name": "CLOUDTRAIN_NODE_RANK", "value": "1"}, {"name": "MINE", "value": "2"}]},

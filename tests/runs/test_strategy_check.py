@@ -89,6 +89,10 @@ def test_an_accelerate_file_is_held_to_the_same(source: Path, kind: str):
     asked = {"parallelism": {"accelerate_config": "a.yaml"}, "num_nodes": 2}
     [sentence] = refused(source, **asked, resources={})
     assert sentence.startswith(f"parallelism.accelerate_config: is of type {kind}, but the job requests no GPU")
+    with pytest.raises(BadJob) as error:
+        plan(source, **asked, resources={})
+    assert error.value.problems[0].hint.endswith("write parallelism: {strategy: ddp} in place of accelerate_config")
+    plan(source, num_nodes=2, resources={}, parallelism={"strategy": "ddp"})  # what the hint says works
     plan(source, **asked)
     (source / "a.yaml").write_text("distributed_type: MULTI_GPU\n")
     plan(source, **asked, resources={})
