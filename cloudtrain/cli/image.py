@@ -101,7 +101,7 @@ def _find_place(target: str | None) -> _Place:
     name = target or "local"
     named = targets.named_targets().get(name)
     if named:
-        options = {key: value for key, value in named.options.value.items() if key not in ("usd_per_hour", "priced_as")}
+        options = targets.options_of(named)
         return _Place(name, named.backend, options)
     registry.backend_class(name)
     return _Place(name, name, {})

@@ -14,8 +14,10 @@ from cloudtrain.job.document import Document
 from cloudtrain.job.units import usd, usd_per_month
 
 _TABLES = ("defaults", "targets", "notify", "budgets", "policy")
+_NO_OPTIONS = (("backend",), ("defaults",))  # keys of a target that are no options of its backend
 _NOTIFY = {"on": list, "command": str, "webhook": str}
 _BUDGET = re.compile(r"all|(label\.\S+|target|user)=\S.*")
+_CHOOSING = (("target",), ("resources", "accelerators"))  # what names a job's candidates, before its target is known
 _NEVER = re.compile(r"(?!)")
 _ADDRESS = r"git\+\w+://\S+|https://[^\s/@]+/\S*|http://(127\.0\.0\.1|localhost)(:\d+)?/\S*"
 _POLICY = {"from": re.compile(_ADDRESS), "sha256": re.compile(r"[0-9a-f]{64}")}
@@ -31,6 +33,7 @@ class Target:
     name: str
     backend: str
     options: Document
+    defaults: Document  # keys of the job file, for jobs on this target
 
 
 class _Number(float):
@@ -48,7 +51,9 @@ def read(path: Path) -> Document:
     problems = list(_problems(document))
     if problems:
         raise BadJob(problems)
-    _root_paths(document.value.get("defaults", {}), path.parent)
+    tables = [document.value, *document.value.get("targets", {}).values()]
+    for table in tables:
+        _root_paths(table.get("defaults", {}), path.parent)
     return document
 
 
@@ -95,9 +100,9 @@ def targets(documents: list[Document]) -> dict[str, Target]:
             )
             continue
         options = part(merged, (name,))
-        options.value = {key: value for key, value in entry.items() if key != "backend"}
-        options.marks.pop(("backend",), None)
-        by_name[name] = Target(name, entry["backend"], options)
+        options.value = {key: value for key, value in entry.items() if key not in ("backend", "defaults")}
+        options.marks = {path: mark for path, mark in options.marks.items() if path[:1] not in _NO_OPTIONS}
+        by_name[name] = Target(name, entry["backend"], options, part(merged, (name, "defaults")))
     if problems:
         raise BadJob(problems)
     return by_name
@@ -148,7 +153,23 @@ def _problems(document: Document) -> list[Problem]:
                     add("must be a table", (table, name), f'write [targets.{name}] and backend = "..." in it')
                 elif not isinstance(entry.get("backend", ""), str):
                     add("must be the name of a backend", (table, name, "backend"), 'as in backend = "ssh"')
+                elif not isinstance(defaults := entry.get("defaults", {}), dict):
+                    add("must be a table", (table, name, "defaults"), "defaults = {resources = {use_spot = true}}")
+                else:
+                    for path in _CHOOSING:
+                        if _has(defaults, path):
+                            add(
+                                "cannot be set for one target", (table, name, "defaults", *path), "set it in [defaults]"
+                            )
     return problems
+
+
+def _has(value: Any, path: tuple[str, ...]) -> bool:
+    for key in path:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
 
 
 def _root_paths(defaults: dict[str, Any], folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 `cloudtrain.toml` stands in the user's configuration folder ($CLOUDTRAIN_CONFIG_HOME moves it) and in the project, at
 or above the job file's folder (the nearest one counts). It holds `[defaults]`, values of jobs, and named targets:
-`[targets.prod]` with `backend = "sagemaker"` and options of that backend. Precedence, weakest first: defaults, the
-user's file, the project's file, the job file, `--set`.
+`[targets.prod]` with `backend = "sagemaker"`, options of that backend, and `defaults`, values of jobs on that target.
+Precedence, weakest first: defaults, the user's file, the project's file, the target's, the job file, `--set`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def resolve(
                 put = Document(value, {(): Mark(mark.file, mark.line, written(value))})
                 options.put(("resources", name), put)
         price = options.marks.get(PRICE)
-        whole = _stack([*layers, options, own], sets, target, choice or Choice())
+        whole = _stack([*layers, chosen.defaults, options, own], sets, target, choice or Choice())
     for document in over:
         whole.overlay(document)
     try:

@@ -147,6 +147,32 @@ def test_a_target_may_bear_the_name_of_a_backend(project):
     assert (found.target, found.backend, found.options) == ("ssh", "ssh", {"user": "me"})
 
 
+def test_defaults_of_one_target_count_on_it_alone(project):
+    config = project / "cloudtrain.toml"
+    config.write_text(
+        '[defaults]\noutput = "s3://all"\nlimits = {max_runtime = "1h"}\n[targets.prod]\nbackend = "sagemaker"\nregion = "r"\n'
+        '[targets.prod.defaults]\noutput = "results"\nresources = {use_spot = true}\n'
+    )
+    (project / "job.yaml").write_text("name: x\ntrainer: true\n")
+    here, there = (targets.resolve("job.yaml", target=name, backends=BACKENDS) for name in ("local", "prod"))
+    assert (here.job.resources.use_spot, here.job.output) == (False, "s3://all")
+    assert (
+        there.job.resources.use_spot and there.job.output == f"{project}/results" and there.options == {"region": "r"}
+    )
+    assert there.job.limits.max_runtime == "1h" and there.origins["resources.use_spot"] == f"{config}:9"
+    (project / "job.yaml").write_text("name: x\ntrainer: true\nresources: {use_spot: false}\n")
+    assert not targets.resolve("job.yaml", target="prod", backends=BACKENDS).job.resources.use_spot
+    for wrong, key in (
+        ('target = "local"', "target"),
+        ('resources = {accelerators = "A100"}', "resources.accelerators"),
+    ):
+        config.write_text(f'[targets.prod]\nbackend = "sagemaker"\n[targets.prod.defaults]\n{wrong}\n')
+        with pytest.raises(
+            BadJob, match=rf"cloudtrain.toml:4: targets.prod.defaults.{key}: cannot be set for one target"
+        ):
+            targets.resolve("job.yaml", target="prod", backends=BACKENDS)
+
+
 def test_unknown_targets(project):
     with pytest.raises(UnknownBackend) as caught:
         targets.resolve({"name": "x", "trainer": True}, target="sagemakr", backends=BACKENDS)
