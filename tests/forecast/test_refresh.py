@@ -135,7 +135,7 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     "a page of a proxy": (lambda handler: send(handler, 200, b"<html>\n" * 50), "does not begin"),
     "nothing": (lambda handler: send(handler, 200), "0 machine types"),
     "bytes": (lambda handler: send(handler, 200, GOOD + b"\xff\xfe\n"), "not a price list"),
-    "cut off": (lambda handler: send(handler, 200, GOOD[:-60], len(GOOD)), "was cut off"),
+    "cut off": (lambda handler: send(handler, 200, GOOD[:-60], len(GOOD)), "connection was lost"),
     "a row cut in two": (lambda handler: send(handler, 200, GOOD.rpartition(b",")[0]), "fields instead of"),
     "not a number": (lambda handler: send(handler, 200, offers(("Training", "ml.m5.large", "one"))), "not a number"),
     "other columns": (lambda handler: send(handler, 200, GOOD.replace(b"PricePerUnit", b"Price")), "no column"),
