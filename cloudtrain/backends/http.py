@@ -43,7 +43,7 @@ class Answer(NamedTuple):
             return json.loads(self.data or b"null")
         except ValueError:
             start = " ".join(self.data[:100].decode("utf-8", "replace").split())
-            raise Unreachable(f"the APIcannot be reached: the answer is not JSON: {start}", "check proxies") from None
+            raise Unreachable(f"the answer of the API is not JSON: {start}", "check whether a proxy answers in its place (HTTPS_PROXY)") from None
 
 
 class HttpError(BackendError):
