@@ -43,7 +43,10 @@ class Answer(NamedTuple):
             return json.loads(self.data or b"null")
         except ValueError:
             start = " ".join(self.data[:100].decode("utf-8", "replace").split())
-            raise Unreachable(f"the answer of the API is not JSON: {start}", "check whether a proxy answers in its place (HTTPS_PROXY)") from None
+            raise Unreachable(
+                f"the answer of the API is not JSON: {start}",
+                "check whether a proxy answers in its place (HTTPS_PROXY)",
+            ) from None
 
 
 class HttpError(BackendError):

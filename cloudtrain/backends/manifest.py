@@ -140,7 +140,10 @@ class Manifest:
     def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
         """Return the manifest of a plan; raises BadRequest for another version."""
         if data.get("version") not in (VERSION, EXTENDED, MOVED):
-            raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads up to {MOVED}")
+            raise BadRequest(
+                f"the plan's manifest has version {data.get('version')}, this cloudtrain reads up to {MOVED}",
+                "run cloudtrain plan again with this version",
+            )
         lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args", "keep")}
         return cls(**{**data, **lists})
 

@@ -33,8 +33,8 @@ def command(run_id: str | None, as_json: bool) -> int:
     run = runs.find(run_id)
     if uri := run.record.attached:
         raise BadRequest(
-            f"{run.run_id} is watched by the machine that submitted it (attached from {uri})",
-            f"cloudtrain wait {run.run_id}, or logs -f",
+            f"{run.run_id} was submitted from another machine, which watches it; here it is attached from {uri}",
+            f"to follow it from here: cloudtrain wait {run.run_id}, or cloudtrain logs {run.run_id} -f",
         )
     watcher = Watcher(run.store, run.run_id)
     standby_printed = False

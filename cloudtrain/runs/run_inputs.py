@@ -109,7 +109,9 @@ def _check_state(run: RunRecord, what: str) -> None:
         )
     if run.status.failed and not what.startswith("checkpoints"):
         hint = "use what: checkpoints for its checkpoints, or uri for any other folder"
-        raise BadRequest(f"{run.run_id} has ended {state}: its {what} may be incomplete", hint)
+        raise BadRequest(
+            f"{run.run_id} has ended {state}, so its {what} may be incomplete and are not taken as an input", hint
+        )
 
 
 def _place(run: RunRecord, plan: Plan, what: str, backend: str, options: Mapping[str, Any]) -> str:

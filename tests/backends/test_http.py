@@ -105,7 +105,7 @@ def test_a_failure_of_the_servers_own_has_its_request_id(name: str, pauses: list
 
 
 def test_a_proxys_page_is_no_answer() -> None:
-    with pytest.raises(Unreachable, match="the answer is not JSON: <html> log in"):
+    with pytest.raises(Unreachable, match="the answer of the API is not JSON: <html> log in"):
         Answer(200, {}, b"<html>\nlog in").json  # noqa: B018
 
 

@@ -151,7 +151,7 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_sent(store, job,
         trained(store, job, files={"config.json": "{}"}).evaluate(data)
     for run, message in (
         (trained(store, job, files={}), "has no model"),
-        (trained(store, job, State.FAILED), "has ended FAILED: its model may be incomplete"),
+        (trained(store, job, State.FAILED), "has ended FAILED, so its model may be incomplete"),
     ):
         with pytest.raises(BadJob) as refused:
             run.evaluate(data)

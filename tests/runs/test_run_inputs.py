@@ -78,7 +78,7 @@ def test_what_is_refused(store, job):
     with pytest.raises(BadJob, match="inputs.model.run.*is still QUEUED"):
         located(using(job, ended(store, job, State.QUEUED, weights="1")))
     failed = ended(store, job, State.FAILED, weights="1")
-    with pytest.raises(BadJob, match="has ended FAILED: its model may be incomplete"):
+    with pytest.raises(BadJob, match="has ended FAILED, so its model may be incomplete"):
         located(using(job, failed))
     with pytest.raises(BadJob, match="has no checkpoints: there is nothing at"):
         located(using(job, failed, what="checkpoints"))

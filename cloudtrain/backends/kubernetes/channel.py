@@ -58,7 +58,7 @@ def run(api: KubeApi, path: str, stdin: int, stdout: int, stderr: int, terminal:
     if status is None:
         raise Unreachable(
             "the connection to the pod was lost before the command ended",
-            "if the pod has not ended, the command may still run in it",
+            "the command may still run in the pod: check before you run it again",
         )
     if status.get("status") == "Success":
         return 0

@@ -96,7 +96,9 @@ class KubeVolumes:
                     self._jobs.newest_notes(namespace, [str(pod["metadata"]["uid"])]).values()
                 )
                 raise BackendError(
-                    f"the pod that reads the persistent volume claim does not start: {reason or 'Kubernetes gives no reason'}"
+                    f"the pod {name}, which reads the persistent volume claim, does not start: "
+                    f"{reason or 'Kubernetes gives no reason'}",
+                    f"kubectl get events -n {namespace} says more",
                 )
             time.sleep(self._pause_s)
 

@@ -177,7 +177,7 @@ class CustomJobs:
             ][:300]
             raise BackendError(message, "gcloud auth application-default login") from None
         except (OSError, GoogleAPIError, exceptions.TransportError) as error:  # requests' errors are OSErrors
-            raise Unreachable(f"Vertex AI did not accept the job: {type(error).__name__}") from None
+            raise Unreachable(f"Vertex AI did not answer whether it accepts the job: {type(error).__name__}") from None
         finally:
             logger.setLevel(level)
         return str(created.resource_name)

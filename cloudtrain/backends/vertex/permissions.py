@@ -25,7 +25,10 @@ def build_permissions(options: Mapping[str, Any], job: Mapping[str, Any] | None 
     """
     for name in ("project", "bucket"):
         if not options.get(name):
-            raise BadRequest(f"options.vertex.{name} is not given", "name it in the target: the bindings name it too")
+            raise BadRequest(
+                f"options.vertex.{name} is not set",
+                f"write {name} = ... in the target: the permissions are granted on it",
+            )
     submitter, bucket = ["group:TEAM@EXAMPLE.COM"], f"gs://{options['bucket']}"
     account = str(options.get("service_account") or "")
     own = (
