@@ -30,11 +30,11 @@ from cloudtrain.errors import BadRequest
 def command(run_id: str | None, since: str | None, until: str | None, as_json: bool) -> int:
     """Print who submitted, cancelled or deleted runs, or used exec.
 
-    It prints the audit log of this computer. cloudtrain never changes or removes a line, also when a run is
-    deleted; whoever owns the file can. Each attempt has a line `submit` before it is sent, also those of `resume`
-    and of retries. When sending failed and nothing was started, cloudtrain tries again later: each such try adds a
-    line `try again`. For an attached run, and for an address, it prints the audit log in the run's output instead;
-    jobs with `audit: true` write one.
+    It prints the audit log of this computer. cloudtrain never changes or removes a line, also when a run is deleted;
+    whoever owns the file can. Each attempt has a line `submit` before it is sent, also those of `resume` and of
+    retries. When sending failed and nothing was started, cloudtrain tries again later: each such try adds a line `try
+    again`. For a run of another machine (`cloudtrain attach`), and for an address, it prints the audit log in the run's
+    output instead; jobs with `audit: true` write one.
 
     \b
     cloudtrain audit

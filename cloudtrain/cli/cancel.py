@@ -49,7 +49,7 @@ def command(
 
     Runs that wait for one of these runs (`submit --after`) are cancelled too. When there are such runs, it asks
     first at a terminal; the answer no cancels no run at all. Without a terminal, as in CI, it does not ask and
-    cancels them too. With --json at a terminal, -y is needed.
+    cancels them too. With --json at a terminal, such a cancel needs -y.
     """
     from cloudtrain.runs import chain
 

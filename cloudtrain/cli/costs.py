@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     show_default=True,
     multiple=True,
     metavar="target|user|month|label.NAME",
-    help="Group costs by target, user, month, or label.NAME; may be repeated.",
+    help="Group costs by target, user, month (in which the attempt was started), or label.NAME; may be repeated.",
 )
 @click.option(
     "--since",

@@ -65,11 +65,11 @@ def command(
 ) -> int:
     """Evaluate the model of a run, in a job of its own.
 
-    Give --data, --tasks, --prompt, or several of them. The job runs on the target of RUN, or on the one of
-    --target. If RUN has not ended, the job starts once RUN has SUCCEEDED. Once the job has SUCCEEDED, its results
-    are metrics of RUN: `eval/test/loss` for test.jsonl, `eval/arc_easy/acc` for a task. Evaluating again replaces
-    results of the same name and step, also with another --limit. Each call starts another job; calls with the same
-    --key start one. With -f and --wait the exit code is the evaluation's, not the one of RUN.
+    Give --data, --tasks, --prompt, or several of them. The job runs on the target of RUN, or on the one of --target. If
+    RUN has not ended, the job starts once RUN has SUCCEEDED; a RUN that has failed is refused. Once the job has
+    SUCCEEDED, its results are metrics of RUN: `eval/test/loss` for test.jsonl, `eval/arc_easy/acc` for a task.
+    Evaluating again replaces results of the same name and step, also with another --limit. Each call starts another
+    job; calls with the same --key start one. With -f and --wait the exit code is the evaluation's, not the one of RUN.
 
     \b
     cloudtrain eval tiny-lm-261125 --data test.jsonl --wait

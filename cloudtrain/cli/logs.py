@@ -59,8 +59,8 @@ def command(
     and --json. --json prints one object per line: at, node, rank, seq, text and cursor.
 
     On a terminal, escape sequences that the job printed (colours, cursor movements) are removed, because they could
-    change what you see. A pipe or file gets the text with them. In both, lines begin with [node:rank], and lines
-    that begin with ::cloudtrain:: are hidden. --raw prints the log unchanged.
+    change what you see. A pipe or file gets the text with them. In both, lines of several ranks begin with [node:rank],
+    and lines that begin with ::cloudtrain:: are hidden. --raw prints the log unchanged.
 
     \b
     cloudtrain logs -f

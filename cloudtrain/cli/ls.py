@@ -122,7 +122,7 @@ def command(
     cloudtrain ls 'hp.lr>=1e-3' --sort metric.loss --columns hp.lr,metric.loss,took
     cloudtrain ls --group hp.lr --columns metric.loss,cost
     cloudtrain ls --state RUNNING --json
-    cloudtrain ls --ids tag:test | xargs cloudtrain rm
+    cloudtrain ls --ids tag:test | xargs cloudtrain rm -y
     """
     from cloudtrain.history import marks, table
 

@@ -35,9 +35,8 @@ def command(
 ) -> int:
     """Set the title, note, tags or star of runs, or archive them.
 
-    Without options it prints their title, note and tags. `cloudtrain ls is:archived` lists archived runs.
-    `cloudtrain prune` keeps runs with a star. It does not keep archived runs: `cloudtrain prune --older 30d`
-    deletes them too.
+    Without options it prints their title, note and tags. `cloudtrain ls is:archived` lists archived runs. `cloudtrain
+    prune` keeps runs with a star. `cloudtrain prune --older 30d` without a filter deletes archived runs too.
 
     \b
     cloudtrain mark tiny-lm-261125 --tag baseline --star

@@ -62,12 +62,12 @@ def command(
 ) -> int:
     """Delete old runs with their files, or packaged sources.
 
-    With FILTER or --older it does what `cloudtrain rm` does, for all ended runs that match. See `cloudtrain rm --help`
-    for what it keeps. Runs with a star are kept, unless --include-starred is given. --older alone deletes archived runs
-    too; with FILTER they are kept, unless FILTER has is:archived. With --packages it deletes the sources that were
-    packaged on this computer (`bundles/` of the home). It keeps those of runs and sweeps that have not ended and,
-    without --force, those used within the last hour. Runs of a deleted package cannot be resumed; rerun them with
-    --source.
+    It does what `cloudtrain rm` does, for all ended runs that match FILTER and --older, where both are given. See
+    `cloudtrain rm --help` for what it keeps. Runs with a star are kept, unless --include-starred is given. --older
+    alone deletes archived runs too; with FILTER they are kept, unless FILTER has is:archived. With --packages it
+    deletes the sources that were packaged on this computer (`bundles/` of the home). It keeps those of runs and sweeps
+    that have not ended and, without --force, those used within the last hour. Runs of a deleted package cannot be
+    resumed; rerun them with --source.
 
     \b
     cloudtrain prune --older 30d --dry-run

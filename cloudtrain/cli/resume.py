@@ -16,7 +16,8 @@ from cloudtrain.cli.view.follow import Begun, begin
     "sets",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Change one of the keys above, as in --set limits.max_cost=80USD; may be repeated. The last value of a key counts.",
+    help="Change one of the keys above, as in --set limits.max_cost=80USD, which counts all attempts of the run; "
+    "may be repeated. The last value of a key counts.",
 )
 @options.layout
 @options.force_option

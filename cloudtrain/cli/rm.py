@@ -20,7 +20,7 @@ yes_option = click.option(
     "-y",
     "--yes",
     is_flag=True,
-    help="Delete without asking. Where there is no terminal, and with --json, nothing is deleted without -y (exit code 2).",
+    help="Delete without asking. Without a terminal, or with --json, nothing is deleted without -y (exit code 2).",
 )
 here_option = click.option(
     "--here",
@@ -47,8 +47,8 @@ def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, force: bool, ye
 
     It prints what it would delete, with sizes, and asks for confirmation. It refuses to delete a run that has not
     ended. Its log, metrics and row in the history are deleted too; `cloudtrain costs` and budgets still count it. It
-    keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. On
-    local, SSH and Slurm without `output`, it deletes the run's checkpoints and models: copy them with `cloudtrain
+    keeps uploaded sources and all files in buckets and in the job's `output`, because other runs may use them. Where a
+    job has no `output`, it deletes the run's checkpoints and models on local, SSH and Slurm: copy them with `cloudtrain
     fetch` first. The id of an ended sweep, typed in full, deletes the sweep and the runs of its trials.
 
     \b

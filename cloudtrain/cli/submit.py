@@ -17,9 +17,9 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--key",
     metavar="KEY",
-    help="Idempotency key: submitting the same job again with this key returns the same run, also when it has ended. "
-    "The same key with a changed job, source or target is refused (exit code 2). A key counts for one job name: "
-    "a job of another name with the same key is another run.",
+    help="Idempotency key: submitting the same job again with this key returns the same run, also from another machine, "
+    "and when it has ended. The same key with a changed job, source or target is refused (exit code 2). "
+    "A key counts for one job name: a job of another name with the same key is another run.",
 )
 @click.option(
     "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
@@ -35,7 +35,8 @@ from cloudtrain.errors import BadRequest
     metavar="RUN",
     multiple=True,
     help="Start the job only after this run (its id, or the beginning of it) has SUCCEEDED; may be repeated, for several runs. "
-    "If RUN ends in any other state, the job is cancelled. The background watcher of this computer starts the job.",
+    "If RUN ends otherwise, after its last attempt, the job is cancelled. "
+    "The background watcher of this computer starts the job.",
 )
 @options.force_option
 @options.json_of_start
@@ -61,9 +62,9 @@ def command(
     not used. In place of JOB, submit also takes a plan that `cloudtrain plan -o plan.json` wrote. A plan is sent
     unchanged: options that would change it, such as -t, --set and --key, are refused.
 
-    Without -f and --wait the command ends when the platform has accepted the job. Ctrl-C ends this command with
-    exit code 130, and a run that was submitted continues (see --on-interrupt). Once a submit has printed its run,
-    the same command starts a second run, unless both have the same --key. A plan starts one run only.
+    Without -f and --wait the command ends when the platform has accepted the job. Ctrl-C ends this command with exit
+    code 130, and a run that was submitted continues (see --on-interrupt). Once a submit has printed its run, the same
+    command starts a second run, unless both have the same --key. A plan that is submitted again returns its run.
 
     A submit is interrupted when it ends before it has printed its run: a lost connection, a killed terminal, Ctrl-C
     during the upload. The next submit of the same job (with the same --set and arguments), source and target

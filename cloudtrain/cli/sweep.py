@@ -232,7 +232,7 @@ _change("resume", "Resume a paused sweep.\n\nAny other sweep is refused (exit co
 @click.option("--trials", required=True, metavar="N", type=click.IntRange(1), help="Number of trials to add.")
 @options.json_option
 def extend(sweep_id: str, trials: int, as_json: bool) -> int:
-    """Add trials to a sweep's budget.
+    """Raise the number of trials of a sweep.
 
     A sweep that has ended or was stopped continues, with the added trials and those of its budget that have not
     run. It ends again at once where its goal was reached, its hours or USD are used, more than max_failed trials

@@ -31,7 +31,7 @@ def test_attach_shows_a_colleagues_run(project: Path, cli, shell, tmp_path: Path
             assert line in now.splitlines()
     for words in (("rerun", run_id), ("watch", run_id)):
         refused = cli(*words)
-        assert refused.code == 2 and f"(attached from {uri})" in refused.err, words
+        assert refused.code == 2 and f"attached from {uri}" in refused.err, words
     assert cli("fetch", "-o", str(tmp_path / "got")).code == 0
     assert (tmp_path / "got" / "model" / "weights").read_text() == "12345"
 

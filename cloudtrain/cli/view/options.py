@@ -218,7 +218,7 @@ def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f
                 "env",
                 metavar="NAME[=VALUE]",
                 multiple=True,
-                help="Environment variable of the job; without =VALUE, the value in your shell, sent as a secret where the name "
+                help="Environment variable of the job; without =VALUE, the value in your shell, as a secret where the name "
                 "says so (HF_TOKEN). May be repeated.",
             ),
         ]
@@ -288,7 +288,7 @@ def ending_options(function: F, of: str = "run") -> F:
                 "--yes",
                 is_flag=True,
                 help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
-                "Where there is no terminal, and with --json, such a run is refused without -y.",
+                "Without a terminal, or with --json, such a run is refused without -y.",
             ),
         ]
     ):
