@@ -175,7 +175,7 @@ def _with_new(patch: Patch, root: Path, names: Sequence[str], values: Collection
         if problem := _problem(name, data, data, values):
             left_out.append(f"{name}: git does not track it, and {problem}")
         elif len(piece) > room:
-            left_out.append(f"{name}: it is untracked, and the patch would be longer than {MAX_BYTES >> 10} KiB")
+            left_out.append(f"{name}: git does not track it, and the patch would be longer than {MAX_BYTES >> 10} KiB")
         else:
             room -= len(piece)
             text.append(piece.decode("utf-8", "surrogateescape"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -65,7 +66,7 @@ class SlurmOptions(BaseModel):
     def _folder(cls, value: str) -> str:
         if not value.startswith("/") or "\n" in value:
             raise ValueError(f"must be an absolute path, not {value!r}")
-        if "$" in value:  # the cluster would make a folder of that name
+        if re.search(r"\$[A-Za-z_{]", value):  # the cluster would make a folder of that name
             raise ValueError(
                 f"is {value!r}: variables are not replaced; write each user's path into their own cloudtrain.toml"
             )

@@ -227,7 +227,7 @@ def test_reasons_before_training(cluster: Cluster) -> None:
     status = final(backend, handle)
     assert (status.state, status.exit_code) == (State.FAILED, 127) and "/no/such/python" in status.reason
     assert [text for text in platform_lines(backend, handle) if "/no/such/python" in text], "bash said so, through srun"
-    odd = f'{cluster.slurm.shared}/it\'s 100%j "odd" $HOME'
+    odd = f'{cluster.slurm.shared}/it\'s 100%j "odd" $1'
     script = "import os; print(os.environ['SEEN'], os.getcwd())"
     backend, handle = cluster.submit(script, num_nodes=2, options={"folder": odd, "setup": ["export SEEN='a b'"]})
     assert final(backend, handle).state is State.SUCCEEDED
