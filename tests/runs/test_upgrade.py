@@ -53,8 +53,11 @@ def test_a_run_is_watched_through_an_upgrade_and_taken_over_when_its_old_watcher
     run_id = submit(shell, gate, PYTHONPATH=str(old))
     first = wait_for(lambda: watched_by(home, run_id), "its watcher")
     assert f"cloudtrain.watch\0{run_id}".encode() in Path(f"/proc/{first}/cmdline").read_bytes()
+    counted = "SELECT count(*) >= ? FROM metrics"
     with sqlite3.connect(home / "history.sqlite3", timeout=WAIT_S) as history:
         wait_for(lambda: history.execute("SELECT count(cursor) FROM attempts").fetchone() == (1,), "its first lines")
+        for least in (1, 40):  # by then it has imported what it needs for metrics, and reads them again and again
+            wait_for(lambda least=least: history.execute(counted, (least,)).fetchone() == (1,), "its metrics")
     shutil.rmtree(old)  # pip replaces the package under a process that lives
     another = submit(shell, gate)
     newer = wait_for(lambda: watched_by(home, another), "the watcher of today")
