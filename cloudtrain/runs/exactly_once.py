@@ -236,12 +236,12 @@ class ExactlyOnce(Planner):
     def _finish(self, attempt: AttemptRecord) -> Submitted:
         """Return the run of an attempt that is stored, its submission finished unless another process does that."""
         outcome: Outcome | None = None
-        attempt = self._when_asked(attempt)
+        attempt = self._wait_while_asked(attempt)
         while outcome is None and self._is_to_be_sent(attempt):
             backend = registry.create_for(attempt.plan, self.home)
             send.preflight(attempt.plan, backend)
             outcome = send.send_again(self.store, attempt, backend)
-            attempt = self._when_asked(attempt)  # another process may have been first, and only asked
+            attempt = self._wait_while_asked(attempt)  # another process may have been first, and only asked
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
     def _is_to_be_sent(self, attempt: AttemptRecord) -> bool:
@@ -250,8 +250,8 @@ class ExactlyOnce(Planner):
             return False
         return not self.store.find(attempt.run_id).cancel_requested  # a cancelled one is left to its watcher
 
-    def _when_asked(self, attempt: AttemptRecord) -> AttemptRecord:
-        """Return the stored attempt when no background process asks about one whose sender was killed; blocking."""
+    def _wait_while_asked(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Wait while a watcher or a reader asks about an attempt whose sender was killed, and return it as stored then."""
         until = time.monotonic() + ASKED_S
         while True:
             found = (one for one in self.store.attempts(attempt.run_id) if one.number == attempt.number)

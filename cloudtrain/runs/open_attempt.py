@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord, RunRecord
 
 ADOPTABLE_S = 15 * 60.0  # for so long an interrupted or unanswered first submission may be sent again
-BACKGROUND = (
-    " in the background"  # behind the owner of an attempt whose submission is finished for nobody in particular
-)
+# Ends the owner of an attempt that a watcher or a reader is sending: that process prints no run id.
+BACKGROUND = " in the background"
 _SENDING: set[str] = set()  # attempts that a thread of this process is sending
 _LOCK = Lock()
 
 
 def background_owner() -> str:
-    """Return the owner of what a watcher or a reader finishes here: nobody is told the run's id by this process."""
+    """Return the owner of what this process sends or asks about as a watcher or a reader, which prints no run id."""
     return f"{Process.here()}{BACKGROUND}"
 
 

@@ -92,7 +92,7 @@ def send_attempt(
 def send_again(store: Store, attempt: AttemptRecord, backend: Backend, owner: str = "") -> Outcome | None:
     """Finish the submission of an attempt whose sender is gone; blocking. None where another process was first.
 
-    `owner` is "" where the caller will tell a person the run's id.
+    `owner` is "" for this process as one that prints the run's id, or `open_attempt.background_owner()`.
     """
 
     def claim() -> bool:

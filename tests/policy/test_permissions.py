@@ -181,13 +181,18 @@ def test_the_custom_role_is_what_vertex_ai_is_asked(bench: Bench, tmp_path: Path
     assert set(needed) == set(build_permissions({"project": "p", "bucket": "b"})["role"]["includedPermissions"])
 
 
-def test_the_account_of_a_job_on_vertex_ai_may_read_its_secrets(tmp_path: Path, home: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def write_vertex_target() -> None:
+    """Write a script and the target `g` into the current folder."""
     Path("train.py").write_text("print(1)\n")
     Path("cloudtrain.toml").write_text(
         '[targets.g]\nbackend = "vertex"\nproject = "p"\nregion = "us-central1"\nbucket = "bbb"\nimage = "i:1"\n'
         'service_account = "train@p.iam.gserviceaccount.com"\n'
     )
+
+
+def test_the_account_of_a_job_on_vertex_ai_may_read_its_secrets(tmp_path: Path, home: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_vertex_target()
     secrets = '{A: "gcp-secretmanager:hub", B: "gcp-secretmanager:projects/q/secrets/x/versions/3"}'
     Path("job.yaml").write_text(f"entrypoint: train.py\ntarget: g\nsecrets: {secrets}\n")
     assert main(["permissions", "-t", "g", "--json"]) == 0
@@ -214,11 +219,7 @@ def test_a_job_on_vertex_ai_reads_its_inputs_and_writes_its_output(
     tmp_path: Path, home: Path, monkeypatch, capsys, audit: str, team: str
 ):
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("print(1)\n")
-    Path("cloudtrain.toml").write_text(
-        '[targets.g]\nbackend = "vertex"\nproject = "p"\nregion = "us-central1"\nbucket = "bbb"\nimage = "i:1"\n'
-        'service_account = "train@p.iam.gserviceaccount.com"\n'
-    )
+    write_vertex_target()
     inputs = "{texts: gs://acme-data/texts, more: gs://acme-data/more, mine: gs://bbb/x, old: gs://acme-out/y}"
     Path("job.yaml").write_text(
         f"entrypoint: train.py\ntarget: g\naudit: {audit}\noutput: gs://acme-out/runs\ninputs: {inputs}\n"
