@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.ready
+PIP = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n + (n + 1) / 2))) # of pytest; many tests only wait, for a lost node say
 KIND ?= cpu
 unexport PYTHONDONTWRITEBYTECODE # where it is set, each worker compiles all tests at each start
@@ -14,15 +16,23 @@ help:
 
 setup: $(STAMP) ## virtual environment with the pinned dependencies
 
-$(STAMP): pyproject.toml constraints.txt
+# Two steps: what the demo needs, then what tests, linters and pages need in the same environment.
+# torch of PyPI brings CUDA, gigabytes. Without an NVIDIA GPU here it is PyTorch's wheel for CPUs, where its index can be reached.
+$(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cloudtrain needs Python 3.11 or newer; set PYTHON, for example to python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables setuptools
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(BIN)/python -m compileall -q cloudtrain entrypoints  # some tests start Python with -B, which compiles at each start
+	@test "$$(uname)" != Linux || command -v nvidia-smi >/dev/null || \
+	  $(PIP) --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null || true
+	$(PIP) hatchling editables setuptools
+	$(PIP) --no-build-isolation -e '.[train]'
 	@touch $@
 
-demo: $(STAMP) ## train the quickstart on this machine and follow it
+$(STAMP): $(DEMO)
+	$(PIP) --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 cloudtrain entrypoints $(VENV)/lib || true # on all cores; some packages hold files of Python 2
+	@touch $@
+
+demo: $(DEMO) ## train the quickstart on this machine and follow it
 	$(BIN)/cloudtrain submit examples/quickstart/job.yaml --follow
 
 test: $(STAMP) ## the quick tests: what protects a user of this machine
