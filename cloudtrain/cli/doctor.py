@@ -158,7 +158,7 @@ def _is_unknown(problem: Problem) -> bool:
 def _check_target(name: str, options: Mapping[str, Any], reported: bool = False) -> Iterator[Finding]:
     """Check a target with `options` over its own; `reported`: its unknown options were found in cloudtrain.toml."""
     from cloudtrain.backends.api import HasCapacity, HasMachineChecks
-    from cloudtrain.job import targets
+    from cloudtrain.job import homes, targets
 
     instance, kind, instance_options = _create(name, options)
     wrong = []
@@ -177,7 +177,7 @@ def _check_target(name: str, options: Mapping[str, Any], reported: bool = False)
         yield Finding(subject, True, "ready" + (f", backend {instance.name}" if kind == "target" else ""))
         if isinstance(instance, HasCapacity):
             yield Finding("GPUs there", None, instance.capacity())
-    if (targets.home() / targets.HOME_FILE).exists() and not any(problem.path for problem in problems):
+    if (targets.home() / homes.HOME_FILE).exists() and not any(problem.path for problem in problems):
         yield from _find_runs(instance, instance_options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     cloudtrain package --list
     cloudtrain package src --why data/big.bin
     """
-    from cloudtrain.job import targets
+    from cloudtrain.job import homes, targets
     from cloudtrain.source.bundle import Bundle, list_files
     from cloudtrain.source.bundle import why as explain
 
@@ -55,6 +56,8 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
             terminal.print_lines(explanation)
         return 0
     try:
+        with suppress(OSError):  # Bundle.make says what is wrong
+            homes.make_home(targets.home())
         bundle = Bundle.make(folder, targets.home() / "bundles", **allowed)
     except BadSource:
         if as_list and not as_json:  # the whole list helps to fix what was refused

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
-from cloudtrain.history.file import IGNORE_ALL, Repaired, identity, locked, make_private, on_network
+from cloudtrain.history.file import Repaired, identity, locked, make_private, on_network
 from cloudtrain.history.journal import Entry, Journal
+from cloudtrain.job.homes import make_home
 from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
@@ -175,10 +176,7 @@ class Database:
             self._connection = self._connect_copy()
             return
         try:
-            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            ignore = self.home / ".gitignore"
-            if not self.path.exists() and not ignore.exists():
-                ignore.write_text(IGNORE_ALL)
+            make_home(self.home)
         except OSError as error:
             raise StoreError(
                 f"the folder {self.home} cannot be created: {error.strerror}", "set CLOUDTRAIN_HOME"

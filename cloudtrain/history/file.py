@@ -14,13 +14,13 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from cloudtrain.errors import BadRequest, StoreError, UnknownRun
+from cloudtrain.job.homes import IGNORE_ALL
 
 # They have no shared memory for SQLite's WAL (https://sqlite.org/wal.html, read 2026-11-20).
 NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gcsfuse",
     "fuse.s3fs",
 })  # fmt: skip
-IGNORE_ALL = "*\n"  # in .gitignore: a home inside a source folder belongs neither to git nor to the bundle
 T = TypeVar("T")
 
 

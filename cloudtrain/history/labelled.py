@@ -16,7 +16,7 @@ from cloudtrain.backends.plan import ATTEMPT_ID
 from cloudtrain.backends.records import VERSION, build_attempt, parse_record
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.history.journal import Entry, Journal
-from cloudtrain.job import targets
+from cloudtrain.job import homes, targets
 
 
 def _platforms(db: sqlite3.Connection) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -36,7 +36,7 @@ def entries(db: sqlite3.Connection, home: Path, backend: Backend, options: Mappi
     Another user of the platform may have written what a job says of itself, and may have copied the label. So the options
     are those of the caller, and such a run is never submitted again.
     """
-    if not isinstance(backend, ListsAttempts) or not (home_id := targets.home_id(home)):
+    if not isinstance(backend, ListsAttempts) or not (home_id := homes.home_id(home)):
         return
     known = {row[0] for row in db.execute("SELECT attempt_id FROM attempts")}
     removed = Journal(home).removed()

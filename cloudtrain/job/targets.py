@@ -9,17 +9,15 @@ Precedence, weakest first: defaults, the user's file, the project's file, the ta
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.errors import BadJob, Problem, StoreError, UnknownBackend
+from cloudtrain.errors import BadJob, Problem, UnknownBackend
 from cloudtrain.job.document import Document, Mark, written
-from cloudtrain.source.atomic import temporary
+from cloudtrain.job.homes import home as home
 
 if TYPE_CHECKING:
     from cloudtrain.job.configfile import Target
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 CONFIG_FILE = "cloudtrain.toml"
 PRICE = ("resources", "usd_per_hour")
 PRICE_KEYS = ("usd_per_hour", "priced_as")  # of a target, beside the options of its backend
-HOME_FILE, HOME_ID = "home.id", "[0-9a-f]{12}"
 SUBMITTER_LABEL = "submitted_by"  # who submitted a run whose job names another `user`; the planner alone sets it
 HOME_LABEL = "cloudtrain_home"  # Vertex AI's filters take no dash in a label's name
 _CHOSEN = (("target",), ("resources", "accelerators"))  # the keys that take several candidates, as in Choice
@@ -58,36 +55,9 @@ class Choice(NamedTuple):
     accelerators: str | None = None
 
 
-def home() -> Path:
-    """Return the folder of the history and the runs: $CLOUDTRAIN_HOME, or the platform's user data folder."""
-    if chosen := os.environ.get("CLOUDTRAIN_HOME"):
-        return Path(chosen).expanduser().absolute()
-    from platformdirs import user_data_path
-
-    return user_data_path("cloudtrain")
-
-
 def submitter(labels: Mapping[str, str]) -> str | None:
     """Return who submitted a run, from its labels: a job can set `user`, but not that."""
     return labels.get(SUBMITTER_LABEL) or labels.get("user")
-
-
-def home_id(folder: Path) -> str:
-    """Return the id of a home, which labels its runs on their platforms; made on first use, "" where it cannot be written.
-
-    It has a file of its own, beside the history: with it a history that was lost is made again.
-    """
-    path = folder / HOME_FILE
-    for _ in range(2):
-        with suppress(OSError):
-            if re.fullmatch(HOME_ID, text := path.read_text("ascii", "replace")):
-                return text
-            path.unlink()  # a power cut has emptied it
-        with suppress(OSError, StoreError), temporary(folder, HOME_FILE) as (stream, name):
-            stream.write(os.urandom(6).hex().encode())
-            stream.flush()
-            os.link(name, path)  # of two processes one makes it
-    return ""
 
 
 def config_files(start: Path, name: str = CONFIG_FILE) -> list[Path]:

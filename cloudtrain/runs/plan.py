@@ -9,6 +9,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
-from cloudtrain.job import rules, targets
+from cloudtrain.job import homes, rules, targets
 from cloudtrain.policy.checks import facts_of
 from cloudtrain.runs import (
     candidates,
@@ -152,6 +153,8 @@ class Planner:
         names = (_script(job.entrypoint), job.environment.requirements, job.parallelism.accelerate_config)
         needed = [name for name in names if name]
         folder = Path(job.source)
+        with suppress(OSError):  # a home that only can be read
+            homes.make_home(self.home)
         if _remote(job):
             from cloudtrain.source import clone
 
@@ -181,7 +184,7 @@ class Planner:
         labels.pop(targets.SUBMITTER_LABEL, None)
         if labels["user"] != me:
             labels[targets.SUBMITTER_LABEL] = me
-        if home_id := targets.home_id(self.home):
+        if home_id := homes.home_id(self.home):
             labels[targets.HOME_LABEL] = home_id
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")

@@ -70,7 +70,7 @@ class Bundle:
         allow_pointers: Sequence[str] = (),
         must_have: Sequence[str] = (),
     ) -> Bundle:
-        """Package a directory into a folder of bundles, or find the bundle there that already holds the same files.
+        """Package a directory into a home's folder of bundles, or find the bundle there that already holds the same files.
 
         `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
         credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
@@ -79,7 +79,7 @@ class Bundle:
         """
         cache = None
         for _ in range(3):
-            source_files = source if isinstance(source, Source) else Source.of(source)
+            source_files = source if isinstance(source, Source) else Source.of(source, into.parent)
             _require(source_files, must_have)
             if sum(file.size for file in source_files.files) > limits.MAX_FILE:
                 limits.check(source_files.files, allow_large)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.errors import BadSource
+from cloudtrain.job import homes
 from cloudtrain.source import git
 from cloudtrain.source.archive import LINK, leads_out
 from cloudtrain.source.ignore import Rules
@@ -45,6 +46,9 @@ class File(NamedTuple):
     mode: int
 
 
+_HOME_RULE = "cloudtrain's own home (CLOUDTRAIN_HOME) is never packaged"
+
+
 @dataclass(frozen=True)
 class Source:
     """A directory's files, sorted by the bytes of their paths, and the commit that they belong to."""
@@ -57,13 +61,13 @@ class Source:
     stats: Sequence[os.stat_result]  # how each file was, in the order of `files`
 
     @classmethod
-    def of(cls, root: Path) -> Source:
-        """Return the source at a directory; raises BadSource with every problem that was found."""
+    def of(cls, root: Path, home: Path | None = None) -> Source:
+        """Return the source at a directory, without a `home` below it; raises BadSource with every problem found."""
         root = _directory(root)
         in_git = _is_in_git(root)
         query = git.HeadQuery(root) if in_git else None
         try:
-            chosen = _Choice.of(root, in_git)
+            chosen = _Choice.of(root, in_git, home)
             files, links, stats = chosen.check()
             head = query.answer() if query and chosen.from_git else git.Head(None, False)
         finally:
@@ -118,6 +122,8 @@ def why(root: Path, name: str) -> Verdict:
             return Verdict(path, False, f"{path} is not packaged: {folder} is a repository of its own")
     if (root / path).is_dir() and not (root / path).is_symlink():
         return Verdict(path, False, f"{path} is not packaged: it is a folder; only files are packaged")
+    if chosen.is_home(path):
+        return Verdict(path, False, f"{path} is not packaged: {_HOME_RULE}")
     if line := chosen.rules.line(path):
         return Verdict(path, False, f"{path} is not packaged: {line} excludes it")
     reason = chosen.explain(path) or "it is not a regular file, or git does not look there"
@@ -135,29 +141,39 @@ class _Choice:
     left_out: dict[str, str] = field(default_factory=dict)  # path -> why; in git reports only
     nested: list[str] = field(default_factory=list)
     absent_submodules: list[str] = field(default_factory=list)
+    homes: tuple[str, ...] = ()  # below the root: what cloudtrain writes, such as the packages made before
 
     @classmethod
-    def of(cls, root: Path, in_git: bool) -> _Choice:
+    def of(cls, root: Path, in_git: bool, home: Path | None = None) -> _Choice:
         rules = Rules(root, IGNORE_FILE)
         rules.read("")
         listing = git.listing(root) if in_git else None
-        chosen = cls(root, rules, listing is not None)
+        real = os.path.realpath(root) + os.sep
+        known = {os.path.realpath(each) for each in (homes.home(), home) if each}
+        below = tuple(each[len(real) :] for each in known if each.startswith(real))
+        chosen = cls(root, rules, listing is not None, homes=below)
         if listing is None:
             chosen._walk()
         else:
             chosen._take(listing)
         return chosen
 
+    def is_home(self, path: str) -> bool:
+        """Return whether a path is cloudtrain's own home, or lies in it."""
+        return any(path == home or path.startswith(home + "/") for home in self.homes)
+
     def _take(self, listing: git.Listing) -> None:
         tracked_paths = {**dict.fromkeys(listing.tracked, True), **dict.fromkeys(listing.untracked, False)}
+        tracked_paths = {path: tracked for path, tracked in tracked_paths.items() if not self.is_home(path)}
         for path in tracked_paths:
             if path.endswith("/" + IGNORE_FILE):
                 self.rules.read(path[: -len(IGNORE_FILE) - 1])
         again: Iterable[str] = git.ignored(self.root, listing.submodules) if self.rules.reincludes else ()
         if self.rules:
             tracked_paths = {path: tracked for path, tracked in tracked_paths.items() if not self.rules.excludes(path)}
-            again = [path for path in again if self.rules.excludes(path) is False]
-        self.nested = [path for path in listing.nested if not self.rules.excludes(path + "/")]
+            again = [path for path in again if self.rules.excludes(path) is False and not self.is_home(path)]
+        nested = [path for path in listing.nested if not self.is_home(path)]
+        self.nested = [path for path in nested if not self.rules.excludes(path + "/")]
         self.nested += [path.rstrip("/") for path in again if path.endswith("/")]
         self.absent_submodules = [path for path in listing.absent_submodules if not self.rules.excludes(path + "/")]
         for path in [path for path, tracked in tracked_paths.items() if not tracked and is_report(path)]:
@@ -178,7 +194,7 @@ class _Choice:
             for entry in _scan(self.root, folder):
                 name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
                 path = f"{folder}/{name}" if folder else name
-                if name == ".git":
+                if name == ".git" or self.is_home(path):
                     continue
                 inside = entry.is_dir(follow_symlinks=False)
                 asked = path + "/" if inside else path

@@ -15,6 +15,7 @@ import pytest
 from cloudtrain.cli import main
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
+from cloudtrain.job import homes as homefolder
 from cloudtrain.job import targets
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
@@ -57,10 +58,10 @@ class Person:
 
     def lose(self) -> None:
         """Lose the whole home but its id."""
-        kept = (self.home / targets.HOME_FILE).read_text()
+        kept = (self.home / homefolder.HOME_FILE).read_text()
         shutil.rmtree(self.home)
         self.home.mkdir()
-        (self.home / targets.HOME_FILE).write_text(kept)
+        (self.home / homefolder.HOME_FILE).write_text(kept)
 
     def command(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:
         capsys.readouterr()
@@ -228,11 +229,11 @@ def test_a_run_that_was_deleted_is_not_found(waiting, capsys):
 
 
 def test_the_id_of_a_home_is_made_once(tmp_path):
-    made = targets.home_id(tmp_path)
-    assert len(made) == 12 and targets.home_id(tmp_path) == made
-    (tmp_path / targets.HOME_FILE).write_text("")
-    assert targets.home_id(tmp_path) not in ("", made)
-    assert [path.name for path in tmp_path.iterdir()] == [targets.HOME_FILE]
+    made = homefolder.home_id(tmp_path)
+    assert len(made) == 12 and homefolder.home_id(tmp_path) == made
+    (tmp_path / homefolder.HOME_FILE).write_text("")
+    assert homefolder.home_id(tmp_path) not in ("", made)
+    assert [path.name for path in tmp_path.iterdir()] == [homefolder.HOME_FILE]
 
 
 def test_two_homes_send_the_same_request_for_a_key(tmp_path, monkeypatch):
@@ -248,4 +249,4 @@ def test_two_homes_send_the_same_request_for_a_key(tmp_path, monkeypatch):
     tags = [{tag["Key"]: tag["Value"] for tag in request.pop("Tags")} for request in requests]
     homes = [each.pop(targets.HOME_LABEL) for each in tags]
     assert requests[0] == requests[1] and tags[0] == tags[1]
-    assert homes == [targets.home_id(tmp_path / name / "home") for name in ("me", "other")] and homes[0] != homes[1]
+    assert homes == [homefolder.home_id(tmp_path / name / "home") for name in ("me", "other")] and homes[0] != homes[1]

@@ -18,7 +18,8 @@ from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
-from cloudtrain.job.targets import HOME_FILE, HOME_LABEL
+from cloudtrain.job.homes import HOME_FILE
+from cloudtrain.job.targets import HOME_LABEL
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher

@@ -206,7 +206,11 @@ def test_a_home_inside_the_source_is_no_part_of_it(tmp_path, in_git):
         subprocess.run(["git", "init", "-q", str(source)], check=True)
     submitter = Submitter(home=source / "home", watch=False)
     job = {"source": str(source), "entrypoint": "train.py"}
+    planned = [submitter.plan(job).bundle for _ in range(2)]
+    assert planned[0] == planned[1], "a plan packages nothing of the plan before it"
+    assert (source / "home" / ".gitignore").read_text() == "*\n"
     first = submitter.submit(job, new=True)
+    assert first.attempts[0].plan.bundle == planned[0]
     first.wait(WAIT_S)
     again = submitter.submit(job, new=True)
     assert again.wait(WAIT_S).state is State.SUCCEEDED

@@ -278,6 +278,24 @@ def test_a_report_of_a_run_is_left_out_unless_it_is_taken_in(tmp_path, repo):
 
 
 @pytest.mark.parametrize("repo", [True, False])
+def test_a_home_below_the_source_is_never_packaged(tmp_path, repo, monkeypatch):
+    root = write(
+        tmp_path, {"train.py": "x", ".ci/home.id": "x", ".ci/bundles/a.tar.gz": "x", ".ci/sources/r/.git/HEAD": ""}
+    )
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(root / ".ci"))
+    if repo:
+        git(root, "init", "-q")
+        git(root, "add", "-f", ".ci/home.id")
+    assert names(root) == ["train.py"]
+    assert why(root, ".ci/home.id").sentence.endswith("cloudtrain's own home (CLOUDTRAIN_HOME) is never packaged")
+    write(root, {".cloudtrainignore": "!**\n"})
+    assert names(root) == [".cloudtrainignore", "train.py"]
+    monkeypatch.delenv("CLOUDTRAIN_HOME")
+    given = Source.of(write(tmp_path / "two", {"b.py": "", "home/x": ""}), home=tmp_path / "two" / "home")
+    assert [file.path for file in given.files] == ["b.py"], "a home that a program gives"
+
+
+@pytest.mark.parametrize("repo", [True, False])
 def test_cloudtrainignore_in_a_folder_holds_below_it(tmp_path, repo):
     root = write(tmp_path / "repo", {"a/x.csv": "", "b/x.csv": "", "a/.cloudtrainignore": "/x.csv\n"})
     if repo:
