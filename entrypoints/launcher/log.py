@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 
+from .clock import SYSTEM, Clock
 from .masks import Masks
 from .sink import Sink
 from .status import now
@@ -23,22 +23,23 @@ LAUNCHER = -1
 class Log:
     """Appends lines to a descriptor, in whole lines; safe to use from several threads."""
 
-    def __init__(self, descriptor: int, seq: int = 0, reserve: int | None = None) -> None:
-        self._sinks = [Sink(descriptor, reserve)]
+    def __init__(self, descriptor: int, seq: int = 0, reserve: int | None = None, clock: Clock = SYSTEM) -> None:
+        self.clock = clock  # also of those who write here
+        self._sinks = [Sink(descriptor, reserve, clock)]
         self._seq = seq
         self._closed = False
         self.copy: tuple[int, int] | None = None  # a descriptor to read all of it from, and where its own lines begin
-        self.printed_at = time.monotonic()  # when a rank last printed a line
+        self.printed_at = self.clock.monotonic()  # when a rank last printed a line
         self._lock = threading.Lock()
         self.masks = Masks()
 
     @classmethod
-    def in_folder(cls, folder: str) -> Log:
+    def in_folder(cls, folder: str, clock: Clock = SYSTEM) -> Log:
         """Open <folder>/log for appending and continue its numbers; raises OSError."""
         descriptor = os.open(os.path.join(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, 2 * MAX_LINE, max(0, size - 2 * MAX_LINE)) if size else b""
-        log = cls(descriptor, reserve=_unnamed_file(folder))
+        log = cls(descriptor, reserve=_unnamed_file(folder), clock=clock)
         log.copy = (descriptor, size)
         if tail and not tail.endswith(b"\n"):
             log._sinks[0].write(b"\n")  # whoever wrote before was killed in the middle of a line
@@ -54,9 +55,9 @@ class Log:
         if not lines or self._closed:
             return
         if rank != LAUNCHER:
-            self.printed_at = time.monotonic()
+            self.printed_at = self.clock.monotonic()
         with self._lock:
-            at = now()
+            at = now(self.clock)
             head = f" {rank} {at} ".encode()
             first = self._seq
             self._seq += len(lines)
@@ -99,13 +100,13 @@ class Log:
 class KeptLog(Log):
     """Appends to a descriptor and to a copy; on a disk that takes no copy there is none."""
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor)
+    def __init__(self, descriptor: int, clock: Clock = SYSTEM) -> None:
+        super().__init__(descriptor, clock=clock)
         import tempfile
 
         self._copy = _unnamed_file(tempfile.gettempdir())
         if self._copy is not None:
-            self._sinks.append(Sink(self._copy, _unnamed_file(tempfile.gettempdir())))
+            self._sinks.append(Sink(self._copy, _unnamed_file(tempfile.gettempdir()), clock))
             self.copy = (self._copy, 0)
 
     def forget(self) -> None:
@@ -122,12 +123,12 @@ class PlainLog(Log):
     def lines(self, rank: int, lines: list[bytes]) -> None:
         shown = [line + b"\n" for line in lines if rank != LAUNCHER or not line.startswith(MARK.encode())]
         with self._lock:
-            self._sinks[0].put(0, now(), b"".join(shown), rank == LAUNCHER)
+            self._sinks[0].put(0, now(self.clock), b"".join(shown), rank == LAUNCHER)
 
 
 def _unnamed_file(folder: str) -> int | None:
     """Return a new file in a folder that has no name there, None where there can be none."""
-    path = os.path.join(folder, f".log-{os.getpid()}-{time.monotonic_ns()}")
+    path = os.path.join(folder, f".log-{os.getpid()}-{os.urandom(4).hex()}")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.unlink(path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Callable
+
+from .clock import SYSTEM, Clock
 
 OUTPUT_PAUSE_S = 0.004  # output is read at most so often: fewer, larger reads leave the processor to the ranks
 
@@ -12,7 +13,8 @@ OUTPUT_PAUSE_S = 0.004  # output is read at most so often: fewer, larger reads l
 class Loop:
     """Watches descriptors. Those of output wait a moment, so that many lines are read at once; others never do."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self._all = select.poll()
         self._urgent = select.poll()
         self._callbacks: dict[int, Callable[[], object]] = {}
@@ -39,11 +41,11 @@ class Loop:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for at most so long until something can be read, and call back for all that can."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         if now < self._rest_until:
             rest = min(timeout_s, self._rest_until - now)
             self._call(self._urgent.poll(rest * 1000))
-            if time.monotonic() < self._rest_until:
+            if self.clock.monotonic() < self._rest_until:
                 return
             timeout_s = 0.0
         self._call(self._all.poll(max(0.0, timeout_s) * 1000))
@@ -54,4 +56,4 @@ class Loop:
             if callback is not None:
                 callback()
                 if descriptor in self._outputs:
-                    self._rest_until = time.monotonic() + OUTPUT_PAUSE_S
+                    self._rest_until = self.clock.monotonic() + OUTPUT_PAUSE_S

@@ -113,7 +113,7 @@ class Preparation:
         run = self._environ.get("CLOUDTRAIN_RUN_DIR")
         try:
             if run and self.cluster.node_rank == 0 and not self.cluster.launched:
-                self.starts = Starts(run, self._manifest.attempt)
+                self.starts = Starts(run, self._manifest.attempt, self._log.clock)
                 if beside := self.starts.await_earlier():
                     self._log.event("alarm", reason=beside)
         except OSError as error:

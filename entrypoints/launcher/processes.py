@@ -10,8 +10,9 @@ import errno
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
+
+from .clock import SYSTEM, Clock
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -204,7 +205,9 @@ def exit_code(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list[tuple[int, int]]:
+def end_descendants(
+    groups: tuple[int, ...] = (), limit_s: float = 30.0, clock: Clock = SYSTEM
+) -> list[tuple[int, int]]:
     """Kill every descendant of this process and return what was reaped, as `reap`; blocking, for at most `limit_s`.
 
     All that a list shows are stopped before the first is killed, so that few can fork meanwhile. Who forked all the
@@ -214,9 +217,9 @@ def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list
     ended, left = reap()
     for group in groups:
         kill_group(group, signal.SIGKILL)
-    deadline = time.monotonic() + limit_s
+    deadline = clock.monotonic() + limit_s
     list_again = 0.0
-    while left and (now := time.monotonic()) < deadline:
+    while left and (now := clock.monotonic()) < deadline:
         if now >= list_again:
             family = descendants(os.getpid())
             for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -228,7 +231,7 @@ def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list
         more, left = reap()
         ended += more
         if left:
-            time.sleep(0.0005)
+            clock.sleep(0.0005)
     return ended
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 
 from . import processes
@@ -58,7 +57,7 @@ class Ranks:
 
     def reap(self, ended: list[tuple[int, int]]) -> None:
         """Take note of children that have ended, the first first; those that are no rank of ours were orphans."""
-        at = time.time()
+        at = self._loop.clock.now()
         for pid, status in self._deaths.sorted(ended):
             rank = self._by_pid.get(pid)
             if rank is not None and rank.code is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from .environment import Prepared
@@ -64,5 +63,5 @@ def report(outcome: Outcome, log: Log, prepared: Prepared | None) -> dict[str, A
         "by": outcome.by,
         "failed_rank": outcome.failed_rank,
         "reason": reason,
-        "ended_at": stamp(time.time()),
+        "ended_at": stamp(log.clock.now()),
     }

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Mapping
 
 from .errors import Refused
@@ -32,7 +31,7 @@ class SharedGpus:
         self._manifest, self._environ, self._log = manifest, environ, log
         wait_s = environ.get("CLOUDTRAIN_GPU_WAIT_S")
         self._wait_s = float(wait_s) if wait_s else None
-        self._asked, self._began = manifest.gpus_per_node, time.monotonic()
+        self._asked, self._began = manifest.gpus_per_node, log.clock.monotonic()
         self.turn, self._reported = threading.Event(), threading.Event()
         self._reason, self._taken, self._over = "", False, False
         self._busy: dict[str, str] = {}
@@ -54,7 +53,7 @@ class SharedGpus:
             self._over = False
             peers.stop("TIMED_OUT")
         elif self._taken and not self._reported.is_set():
-            status.set(state="STARTING", reason="", started_at=stamp(time.time()))
+            status.set(state="STARTING", reason="", started_at=stamp(self._log.clock.now()))
             if self._asked:
                 peers.taken()
             self._reported.set()
@@ -70,7 +69,7 @@ class SharedGpus:
             raise Refused(f"{self._asked} GPUs per node were requested, this machine {shows} (nvidia-smi)")
         self.turn.wait()
         try:
-            queue = GpuQueue()
+            queue = GpuQueue(clock=self._log.clock)
             mine = self._wait(queue, usable) if self._asked else self._take_rest(queue, usable)
         except OSError as error:
             raise Refused(f"GPUs cannot be locked: {error.filename or ''} {error.strerror}") from None
@@ -97,7 +96,7 @@ class SharedGpus:
         line_at = 0.0
         while (mine := queue.advance(self._asked, usable, self._filled)) is None:
             self._reason = self._why(queue, usable)
-            now = time.monotonic()
+            now = self._log.clock.monotonic()
             if now >= line_at:
                 line_at = now + LINE_S
                 self._log.say(f"waits: {self._reason}")
@@ -105,13 +104,13 @@ class SharedGpus:
                 queue.leave()
                 self._over = True
                 raise Refused(f"{self._reason} (limits.max_wait)")
-            time.sleep(LOOK_S)
+            self._log.clock.sleep(LOOK_S)
         return mine
 
     def _filled(self) -> Mapping[str, str]:
-        if time.monotonic() >= self._busy_until:
+        if self._log.clock.monotonic() >= self._busy_until:
             self._busy = gpus.filled()
-            self._busy_until = time.monotonic() + (SMI_S if self._busy else 0.0)
+            self._busy_until = self._log.clock.monotonic() + (SMI_S if self._busy else 0.0)
         return self._busy
 
     def _why(self, queue: GpuQueue, usable: list[str]) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-import time
+
+from .clock import SYSTEM, Clock
 
 MAX_WAITING = 16 << 20  # bytes kept in memory while the disk is full
 RESERVE = 256 << 10  # bytes on the disk that are freed at the end
@@ -30,7 +31,8 @@ class _Chunk:
 class Sink:
     """One place of a log; not safe to use from several threads. With `reserve` it keeps an open file on that disk."""
 
-    def __init__(self, descriptor: int, reserve: int | None = None) -> None:
+    def __init__(self, descriptor: int, reserve: int | None = None, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.descriptor = descriptor
         self.lost = 0  # lines
         self._waiting: list[_Chunk] = []
@@ -89,7 +91,7 @@ class Sink:
             try:
                 data = data[os.write(self.descriptor, data) :]
             except BlockingIOError:
-                time.sleep(0.001)
+                self._clock.sleep(0.001)
             except OSError as error:
                 return data if error.errno in _FULL else b""  # no reader any more (EPIPE): training continues
         return b""

@@ -7,6 +7,7 @@ import os
 import time
 
 from . import processes
+from .clock import SYSTEM, Clock
 
 VERSION = 1
 # Seconds that this host's clock is behind that of the client who started it; "" below what a message may take.
@@ -14,9 +15,9 @@ CLOCK_OFFSET_S = float(os.environ.get("CLOUDTRAIN_CLOCK_OFFSET_S") or 0.0)
 FINAL = frozenset({"SUCCEEDED", "FAILED", "PREEMPTED", "TIMED_OUT", "CANCELLED", "LOST"})
 
 
-def now() -> str:
+def now(clock: Clock = SYSTEM) -> str:
     """Return the time in UTC, ISO 8601 with microseconds."""
-    return stamp(time.time())
+    return stamp(clock.now())
 
 
 def stamp(seconds: float) -> str:
@@ -29,7 +30,7 @@ def stamp(seconds: float) -> str:
 class Status:
     """The fields of status.json; `set` writes them. Without a folder (clouds) nothing is written."""
 
-    def __init__(self, folder: str | None, guard: int) -> None:
+    def __init__(self, folder: str | None, guard: int, clock: Clock = SYSTEM) -> None:
         self._folder = folder
         self.fields: dict[str, object] = {
             "version": VERSION,
@@ -43,7 +44,7 @@ class Status:
             "failed_rank": None,
             "failed_at": None,
             "world_size": None,
-            "started_at": now(),
+            "started_at": now(clock),
             "ended_at": None,
         }
 

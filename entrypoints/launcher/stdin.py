@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
-import time
 from collections.abc import Mapping
 
+from .clock import SYSTEM, Clock
 from .errors import Refused
 from .manifest import Manifest
 from .world.cluster import Cluster, sagemaker_base
@@ -96,15 +96,15 @@ def standard_input() -> dict[str, Any]:
 class Lease:
     """A job that ends when no client looks at it any more; only where its backend asks for that (CLOUDTRAIN_LEASE_S)."""
 
-    def __init__(self, path: str, length_s: float) -> None:
-        self._path, self.length_s = path, length_s
+    def __init__(self, path: str, length_s: float, clock: Clock = SYSTEM) -> None:
+        self._path, self.length_s, self._clock = path, length_s, clock
         self._seen = 0.0
-        self._since = time.monotonic()  # by our own clock: the files' may be set
+        self._since = clock.monotonic()  # by our own clock: the files' may be set
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Lease | None:
+    def of(cls, environ: Mapping[str, str], clock: Clock = SYSTEM) -> Lease | None:
         length, folder = environ.get("CLOUDTRAIN_LEASE_S"), environ.get("CLOUDTRAIN_NODE_DIR")
-        return cls(os.path.join(folder, LEASE), float(length)) if length and folder else None
+        return cls(os.path.join(folder, LEASE), float(length), clock) if length and folder else None
 
     def over(self) -> bool:
         """Return whether no client has looked for as long as the lease lasts."""
@@ -113,5 +113,5 @@ class Lease:
         except OSError:
             seen = 0.0
         if seen != self._seen:
-            self._seen, self._since = seen, time.monotonic()
-        return time.monotonic() - self._since > self.length_s
+            self._seen, self._since = seen, self._clock.monotonic()
+        return self._clock.monotonic() - self._since > self.length_s

@@ -9,11 +9,11 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 
 from . import manifest as manifests
 from . import processes, resume
+from .clock import SYSTEM, Clock
 from .environment import Prepared, command, command_environment, rank_environment
 from .errors import Refused
 from .log import KeptLog, Log, PlainLog
@@ -56,14 +56,17 @@ FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others
 class Supervisor:
     """One attempt on this node, from the first write of status.json to the last."""
 
-    def __init__(self, environ: Mapping[str, str], source: str, guard: int, lifeline: int) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], source: str, guard: int, lifeline: int, clock: Clock = SYSTEM
+    ) -> None:
+        self._clock = clock
         self._environ, self._source, self._lifeline = environ, source, lifeline
         folder = environ.get("CLOUDTRAIN_NODE_DIR") or None
-        self.status = Status(folder, guard)
+        self.status = Status(folder, guard, clock)
         if folder:
             os.makedirs(folder, exist_ok=True)
-        self.log = Log.in_folder(folder) if folder else self._standard_output()
-        self._loop = Loop()
+        self.log = Log.in_folder(folder, clock) if folder else self._standard_output()
+        self._loop = Loop(clock)
         self._ranks = Ranks(self._loop, self.log, self._rank_ended)
         self._peers: Coordinator | Worker | None = None
         self._prepared: Prepared | None = None
@@ -85,7 +88,7 @@ class Supervisor:
             self.status.fields["started_at"] = None  # until it has them
 
     def _standard_output(self) -> Log:
-        return PlainLog(1) if later_rank(self._environ) else KeptLog(1)
+        return (PlainLog if later_rank(self._environ) else KeptLog)(1, clock=self._clock)
 
     def run(self) -> int:
         """Supervise until the end and return the launcher's exit code; blocking."""
@@ -135,7 +138,7 @@ class Supervisor:
                 self.log.masks.hide(value)
         check_world(manifest, cluster, self._environ)
         self.status.fields["world_size"] = manifest.world_size
-        self._lease = Lease.of(self._environ)
+        self._lease = Lease.of(self._environ, self._clock)
         if self._environ.get(SHARED_GPUS):
             from .shared_gpus import SharedGpus
 
@@ -155,7 +158,7 @@ class Supervisor:
             self._request()
         if isinstance(self._peers, Coordinator) and (slice_end := self._environ.get("CLOUDTRAIN_SLICE")):
             at, self._end_state = slice_end.split()
-            self._end_at = time.monotonic() + float(at) - time.time()
+            self._end_at = self._clock.monotonic() + float(at) - self._clock.now()
         control = self._peers.open()
         if control:
             self.status.set(control={"host": control[0], "port": control[1]})
@@ -171,20 +174,20 @@ class Supervisor:
         if self._preparation.starts is not None:
             self._preparation.starts.beat()
         if self._outcome is None and (reason := self._preparation.replaced()):
-            self._kill_at = time.monotonic()
+            self._kill_at = self._clock.monotonic()
             self._peers.refuse(reason)
 
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
-        beat = time.monotonic()
-        usage = Usage()
+        beat = self._clock.monotonic()
+        usage = Usage(self._clock)
         measure_at: float | None = None
         while not self._guard_died:
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if self._outcome is not None and not self._ranks.running and self._peers.settled:
                 return
             self._loop.wait(self._pause(now))
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if self._shared is not None and self._outcome is None:
                 self._shared.report(self.status, self._peers)
             result = self._preparation.take_result()
@@ -269,7 +272,7 @@ class Supervisor:
         ):
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         if self._end_at is None and isinstance(self._peers, Coordinator):
-            self._end_at = time.monotonic() + manifest.max_runtime_s
+            self._end_at = self._clock.monotonic() + manifest.max_runtime_s
         environments = [
             rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
             for local in range(count)
@@ -302,7 +305,7 @@ class Supervisor:
             self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return
         if limit_s:
-            self.log.printed_at = time.monotonic()
+            self.log.printed_at = self._clock.monotonic()
             self._stall = StallDetector(limit_s, self._ranks.running, self.log.printed_at)
         if prepared.sync is not None:
             prepared.sync.start()
@@ -326,7 +329,7 @@ class Supervisor:
 
     def _request(self) -> None:
         """A request to stop this node: a signal, or the cancel mark. A second request kills the ranks."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         first, self._asked_at = self._asked_at is None, self._asked_at or now
         if self.status.cancelled and not self._cancelled:
             self._cancelled = True  # a person's request counts, even after a machine's
@@ -345,10 +348,10 @@ class Supervisor:
             if state in HUNG:
                 self.log.say(f"{hung_reason(state, self._manifest)}; stack of each rank:")
                 show_stacks(self._ranks)
-                self._kill_at = time.monotonic() + STACKS_S
+                self._kill_at = self._clock.monotonic() + STACKS_S
                 return
             self._ranks.signal(signal.SIGTERM)
-            self._kill_at = time.monotonic() + self._manifest.grace_s
+            self._kill_at = self._clock.monotonic() + self._manifest.grace_s
 
     def _decided(self, outcome: Outcome) -> None:
         """The attempt has ended: stop what still runs here."""
@@ -359,7 +362,7 @@ class Supervisor:
         if self._ranks.running:
             self._ranks.signal(signal.SIGTERM)
             patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S
-            limit = time.monotonic() + min(patience, self._manifest.grace_s)
+            limit = self._clock.monotonic() + min(patience, self._manifest.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
 
     def _signalled(self) -> None:
@@ -412,8 +415,8 @@ class Supervisor:
     def _await_others(self) -> None:
         """Leave together: the first replica that ends is the end of all others there, whatever they still upload."""
         self._peers.finished()
-        until = time.monotonic() + FINISHED_S
-        while not self._guard_died and not self._peers.all_finished and time.monotonic() < until:
+        until = self._clock.monotonic() + FINISHED_S
+        while not self._guard_died and not self._peers.all_finished and self._clock.monotonic() < until:
             self._loop.wait(0.2)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from . import processes
+from .clock import SYSTEM, Clock
 from .loop import Loop
 
 EVERY_S = 10.0
@@ -19,12 +19,13 @@ QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 class Usage:
     """Samples the descendants of this process. `sample` returns what an event `usage` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._ticks_s = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         # What descendants of before have used by now is not counted.
         self._before = {pid: _ticks(stat) for pid, stat in processes.descendants(os.getpid()).items()}
-        self._at = time.monotonic()
+        self._at = self._clock.monotonic()
         self._gpus: dict[int, dict[str, float]] = {}
         self._rest = b""
         self._busy_at = self._reported_at = self._at
@@ -32,7 +33,7 @@ class Usage:
 
     def sample(self) -> dict[str, object]:
         """Return percent of one processor, resident bytes, number of processes, and GPUs where there are any."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         used: dict[int, int] = {}
         fresh = rss = 0
         for pid, stat in processes.descendants(os.getpid()).items():
@@ -76,7 +77,7 @@ class Usage:
         finally:
             os.close(write)
         os.set_blocking(read, False)
-        self._busy_at = self._reported_at = time.monotonic()
+        self._busy_at = self._reported_at = self._clock.monotonic()
         loop.watch(read, self._reader(loop, read))
 
     def _reader(self, loop: Loop, pipe: int) -> Callable[[], None]:
@@ -101,7 +102,7 @@ class Usage:
                 index, busy, used, total = (float(part) for part in line.split(b","))
             except ValueError:
                 continue  # a warning, or [N/A] on a GPU that does not report it
-            self._reported_at = time.monotonic()
+            self._reported_at = self._clock.monotonic()
             if busy >= IDLE_PERCENT:
                 self._busy_at = self._reported_at
             self._gpus[int(index)] = {

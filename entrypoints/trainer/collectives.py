@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
+
+from launcher.clock import SYSTEM, Clock
 
 from .errors import EXIT_REFUSED, Unsupported
 
@@ -162,17 +163,17 @@ def leave(code: int) -> int:
     return code
 
 
-def wait_for_refusals(timeout_s: float) -> bool:
+def wait_for_refusals(timeout_s: float, clock: Clock = SYSTEM) -> bool:
     """Wait until every rank has called this, at most `timeout_s` seconds; True when all have. Needs no process group."""
     import torch.distributed as dist
 
     timeout = timedelta(seconds=timeout_s)
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout_s
     try:
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout)
         count = store.add("cloudtrain/refusals", 1)
-        while count < dist.get_world_size() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while count < dist.get_world_size() and clock.monotonic() < deadline:
+            clock.sleep(0.05)
             count = store.add("cloudtrain/refusals", 0)
     except (KeyError, RuntimeError):  # rank 0, whose store it is, has left: it saw all of them, or it failed
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,7 @@ class Loop:
         last = over or self.step >= self.total_steps
         strategy.model.train()
         self.logger.begin(self.step)
-        self.meter.since = time.monotonic()
+        self.meter.since = self.meter.clock.monotonic()
         while not (last or stop):
             source = iter(self.feed)
             for count in batches.windows():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import runtime
 import torch
+from launcher.clock import SYSTEM, Clock
 
 if TYPE_CHECKING:
     from .mfu import Use
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 class Meter:
     """Sums up loss and tokens between two lines, on the device: nothing waits for it before a line is due."""
 
-    def __init__(self, device: torch.device, use: Use | None = None, unit: str = "tokens") -> None:
+    def __init__(
+        self, device: torch.device, use: Use | None = None, unit: str = "tokens", clock: Clock = SYSTEM
+    ) -> None:
         # this rank's share of the loss, its tokens, the pairs of tokens in its samples
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.use = use  # for MFU
         self.unit = unit
         self.steps = 0
-        self.since = time.monotonic()
+        self.clock = clock
+        self.since = clock.monotonic()
 
     def add(self, share: torch.Tensor, tokens: torch.Tensor | int, pairs: torch.Tensor | int = 0) -> None:
         """Count one micro-batch: its share of the step's mean loss, its tokens, and pairs of them where MFU is reported."""
@@ -33,7 +36,7 @@ class Meter:
     def read(self, strategy: Any) -> dict[str, float]:
         """Return the mean loss and the speed since the last reading, over all ranks; collective, waits for the device."""
         loss, tokens, pairs = strategy.total(self.sums).tolist()
-        now = time.monotonic()
+        now = self.clock.monotonic()
         seconds = max(now - self.since, 1e-9)
         values = {"loss": loss / max(self.steps, 1), f"{self.unit}_per_s": tokens / seconds}
         if self.use is not None:
@@ -55,8 +58,8 @@ class Meter:
 class MetricsLogger:
     """Prints and emits on rank 0 only."""
 
-    def __init__(self, main: bool, total_steps: int = 0) -> None:
-        self.main, self.total_steps = main, total_steps
+    def __init__(self, main: bool, total_steps: int = 0, clock: Clock = SYSTEM) -> None:
+        self.main, self.total_steps, self._clock = main, total_steps, clock
         self.accelerator: Any = None  # set where trackers are wanted
         self._began: tuple[float, int] | None = None
 
@@ -88,12 +91,12 @@ class MetricsLogger:
 
     def begin(self, step: int) -> None:
         """The first step comes next: time is counted from here."""
-        self._began = (time.monotonic(), step)
+        self._began = (self._clock.monotonic(), step)
 
     def line(self, step: int, values: dict[str, float]) -> None:
         """Print step, loss, speed and remaining time."""
         assert self._began is not None
-        seconds, first = time.monotonic() - self._began[0], self._began[1]
+        seconds, first = self._clock.monotonic() - self._began[0], self._began[1]
         left = seconds / max(step - first, 1) * (self.total_steps - step)
         used = f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
         speed, unit = next((value, name.removesuffix("_per_s")) for name, value in values.items() if "_per_s" in name)

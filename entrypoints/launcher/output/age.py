@@ -6,8 +6,9 @@ The supervisor asks once a second, from its own thread: what uploads may hang.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+
+from ..clock import SYSTEM, Clock
 
 TOO_OLD = 2.0  # intervals
 UNKNOWN_S = 900.0  # the interval where it is given in steps, before two checkpoints have been seen
@@ -24,7 +25,7 @@ class CheckpointAge:
         interval_s: float | None,
         expected: bool,
         report: Callable[..., None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._interval_s, self._expected, self._report, self._clock = interval_s, expected, report, clock
         self._measured_s = 0.0
@@ -39,12 +40,12 @@ class CheckpointAge:
         """Training begins; `found` says whether the output has a checkpoint already."""
         with self._lock:
             if has_checkpoint or self._expected:
-                self._newest_at = self._clock()
+                self._newest_at = self._clock.monotonic()
 
     def written(self, mark: str) -> None:
         """A checkpoint is whole on this node."""
         with self._lock:
-            now = self._clock()
+            now = self._clock.monotonic()
             if mark in self._seen:
                 return
             if self._seen:
@@ -56,14 +57,14 @@ class CheckpointAge:
     def arrived(self, mark: str) -> None:
         """A checkpoint is whole in the output."""
         with self._lock:
-            now = self._clock()
+            now = self._clock.monotonic()
             at = self._seen.get(mark, now)
             self._newest_at, self._alarm_at = max(at, self._newest_at or at), None
         self._report("checkpoint", stored=mark.rpartition("/")[0], seconds=round(now - at, 3))
 
     def doing(self, action: str) -> None:
         """The uploader begins something; "" when it waits for its next turn."""
-        self._doing = (action, self._clock())
+        self._doing = (action, self._clock.monotonic())
 
     def went(self, problem: str) -> None:
         """The uploader's last turn ended so; "" when nothing is left to do."""
@@ -73,12 +74,12 @@ class CheckpointAge:
     def age_s(self) -> float | None:
         """Seconds since the newest checkpoint in the output was written; None while none is expected."""
         with self._lock:
-            return None if self._newest_at is None else self._clock() - self._newest_at
+            return None if self._newest_at is None else self._clock.monotonic() - self._newest_at
 
     def look(self) -> None:
         """Report an alarm when the newest one is older than twice the interval, or the uploader hangs for so long before
         one is expected; and again after each such time."""
-        now = self._clock()
+        now = self._clock.monotonic()
         action, since = self._doing
         age_s, limit_s = self.age_s, TOO_OLD * (self._interval_s or self._measured_s or UNKNOWN_S)
         if age_s is None and not action:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 
+from ..clock import SYSTEM, Clock
 from ..status import now
 from ..world.cluster import SAGEMAKER_OURS
 from .store import Store, scheme
@@ -18,7 +19,7 @@ FOLDER = "epochs"
 HISTORY = f"{SAGEMAKER_OURS}/history"
 
 
-def claim(store: Store, attempt: int, at_least: int) -> int:
+def claim(store: Store, attempt: int, at_least: int, clock: Clock = SYSTEM) -> int:
     """Claim the next epoch and return it; blocking. Raises Failed.
 
     `at_least` is the newest that this node's folders know of.
@@ -26,7 +27,7 @@ def claim(store: Store, attempt: int, at_least: int) -> int:
     number = max(attempt - 1, newest(store), at_least) + 1
     token = os.urandom(16).hex()  # a request whose answer was lost is known again by it
     while True:
-        data = json.dumps({"epoch": number, "attempt": attempt, "token": token, "at": now()}).encode()
+        data = json.dumps({"epoch": number, "attempt": attempt, "token": token, "at": now(clock)}).encode()
         if store.create(f"{FOLDER}/{number:08d}.json", data):
             return number
         number += 1

@@ -12,10 +12,11 @@ import http.client
 import json
 import os
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
+
+from ..clock import SYSTEM, Clock
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ LATER = (408, 429, 500, 502, 503, 504)  # the same request may work later
 class Files:
     """Objects by "bucket/name"; every call blocks. Raises OSError, FileNotFoundError where there is no such thing."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._emulator = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
         self._base = self._emulator or "https://storage.googleapis.com"
         self._token, self._valid_until = "", 0.0
@@ -120,7 +122,7 @@ class Files:
         why = ""
         for turn in range(TRIES):
             if turn:
-                time.sleep(min(2.0**turn / 4, 8.0))
+                self._clock.sleep(min(2.0**turn / 4, 8.0))
             try:
                 url = path if path.startswith("http") else self._base + path
                 request = urllib.request.Request(url, data, {**self._signed(), **(headers or {})}, method=method)
@@ -146,13 +148,13 @@ class Files:
         if self._emulator:
             return {}
         with self._lock:
-            if time.monotonic() >= self._valid_until:
+            if self._clock.monotonic() >= self._valid_until:
                 host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
                 request = urllib.request.Request(f"http://{host}/{TOKEN}", headers={"Metadata-Flavor": "Google"})
                 with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                     grant = json.load(answer)
                 self._token = grant["access_token"]
-                self._valid_until = time.monotonic() + max(0.0, float(grant["expires_in"]) - 120)
+                self._valid_until = self._clock.monotonic() + max(0.0, float(grant["expires_in"]) - 120)
             return {"Authorization": f"Bearer {self._token}"}
 
 

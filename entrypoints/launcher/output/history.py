@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Mapping
 
 from ..errors import Refused
@@ -101,14 +100,14 @@ class History:
 
     def __init__(self, where: Folder | store.Store, manifest: Manifest, cluster: Cluster, log: Log) -> None:
         self._place, self._manifest, self._cluster, self._log = where, manifest, cluster, log
-        moment = now().replace("-", "").replace(":", "")
+        moment = now(log.clock).replace("-", "").replace(":", "")
         self.start = f"{moment}-{os.environ.get('CLOUDTRAIN_START') or os.urandom(2).hex()}"
         self.epoch = 0  # of this start, where node 0 has claimed one
         self._logs = f"logs/{manifest.attempt_id}/node-{cluster.node_rank}/{self.start}"
         self._fields: Mapping[str, object] = {}
         self._written: dict[str, object] = {}
         self._written_at = 0.0
-        self._began = time.monotonic()
+        self._began = log.clock.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._offset = 0  # in the log's copy
@@ -149,18 +148,18 @@ class History:
                 self._follows = True
         if self._turn() and self._follows:
             self._add_to_index("begin")
-        while not self._over.wait(self._pause()):
+        while not self._log.clock.wait(self._over, self._pause()):
             self._turn()
 
     def _pause(self) -> float:
         most = PLATFORM_S if os.environ.get("CLOUDTRAIN_KEEP_LOG") else EVERY_S
-        return self._every_s or min(max(FIRST_S, (time.monotonic() - self._began) / 60), most)
+        return self._every_s or min(max(FIRST_S, (self._log.clock.monotonic() - self._began) / 60), most)
 
     def _last(self) -> None:
         self._thread.join()
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(1.0)
+                self._log.clock.sleep(1.0)
             if self._turn():
                 self._add_to_index("end")
                 return
@@ -219,14 +218,14 @@ class History:
     def _write_record(self) -> None:
         """Write the state of this start, where it has changed or the last write is too old."""
         current = {**{name: self._fields.get(name) for name in STATUS_FIELDS}, "epoch": self.epoch or None}
-        fresh = time.monotonic() - self._written_at < ALIVE_S
+        fresh = self._log.clock.monotonic() - self._written_at < ALIVE_S
         if current == self._written and fresh:
             return
         data = json.dumps(self._masked(self._record(current))).encode()
         self._place.write(f"history/{self._manifest.attempt_id}/{self.start}/run.json", data)
         if current != self._written and self._is_newest():
             self._place.write("run.json", data)
-        self._written, self._written_at = current, time.monotonic()
+        self._written, self._written_at = current, self._log.clock.monotonic()
 
     def _record(self, current: Mapping[str, object]) -> dict[str, object]:
         manifest = self._manifest
@@ -237,7 +236,7 @@ class History:
             "start": self.start,
             **current,
             "final": current["state"] in FINAL,
-            "updated_at": now(),
+            "updated_at": now(self._log.clock),
             "platform": self._cluster.platform,
             "manifest": {name: value for name, value in manifest.fields.items() if name != "about"},
             "about": manifest.about or {},

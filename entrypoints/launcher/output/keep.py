@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 from ..log import Log
@@ -111,7 +110,7 @@ class Keeper:
                 pass
             self._began_ns = os.stat(self._mark).st_ctime_ns  # by the clock of this file system
         except OSError:  # it cannot be written
-            self._began_ns = time.time_ns()
+            self._began_ns = int(self._log.clock.now() * 1e9)
         if self._patterns:
             self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
             self._thread.start()
@@ -129,7 +128,7 @@ class Keeper:
 
     def _run(self) -> None:
         reported = ""
-        while not self._end.wait(self._every_s):
+        while not self._log.clock.wait(self._end, self._every_s):
             problem = self._look()
             if problem and problem != reported:
                 self._log.say(

@@ -11,9 +11,9 @@ them into their checkpoints (`best_model_checkpoint` of transformers).
 from __future__ import annotations
 
 import os
-import time
 
 from .. import processes
+from ..clock import SYSTEM, Clock
 from ..errors import Refused
 
 FOLDER = "starts"
@@ -28,12 +28,12 @@ LOOK_S = 0.1
 class Starts:
     """This start of a run among the others in the run's folder."""
 
-    def __init__(self, run: str, attempt: int) -> None:
+    def __init__(self, run: str, attempt: int, clock: Clock = SYSTEM) -> None:
         """Claim the next start of an attempt. Raises OSError, and Refused where a later attempt has begun."""
         self._folder = os.path.join(run, FOLDER)
         os.makedirs(self._folder, exist_ok=True)
         self._number = attempt * MOST
-        self._beat_at = time.monotonic()
+        self._clock, self._beat_at = clock, clock.monotonic()
         while True:
             newest = self._newest()
             if newest >= (attempt + 1) * MOST:
@@ -52,20 +52,22 @@ class Starts:
 
         Raises OSError.
         """
-        claimed_at, until = os.stat(self._path).st_mtime, time.monotonic() + OVERLAP_S
+        claimed_at, until = os.stat(self._path).st_mtime, self._clock.monotonic() + OVERLAP_S
         earlier = {
-            number: _Beat(self._path_of(number), claimed_at) for number in self._numbers() if number < self._number
+            number: _Beat(self._path_of(number), claimed_at, self._clock)
+            for number in self._numbers()
+            if number < self._number
         }
         while earlier := {number: beat for number, beat in earlier.items() if beat.runs()}:
-            if time.monotonic() >= until:
+            if self._clock.monotonic() >= until:
                 return f"attempt {max(earlier) // MOST} of this run still runs, and both write to the same folders"
-            time.sleep(LOOK_S)
+            self._clock.sleep(LOOK_S)
         return ""
 
     def beat(self) -> None:
         """Show that this start runs."""
-        if time.monotonic() - self._beat_at >= BEAT_S:
-            self._beat_at = time.monotonic()
+        if self._clock.monotonic() - self._beat_at >= BEAT_S:
+            self._beat_at = self._clock.monotonic()
             try:
                 os.utime(self._path)
             except OSError:
@@ -105,9 +107,9 @@ class Starts:
 class _Beat:
     """What another start's file shows. Its times are compared with others of the same file system only."""
 
-    def __init__(self, path: str, now: float) -> None:
-        self._path, self._at = path, -1.0
-        self._offset_s = time.monotonic() - now  # from the file system's clock to ours
+    def __init__(self, path: str, now: float, clock: Clock) -> None:
+        self._path, self._at, self._clock = path, -1.0, clock
+        self._offset_s = clock.monotonic() - now  # from the file system's clock to ours
         self._since = 0.0
 
     def runs(self) -> bool:
@@ -121,9 +123,9 @@ class _Beat:
         if text == ENDED or (machine == _machine() and _is_dead(process)):
             return False
         if at != self._at:
-            self._since = at + self._offset_s if self._at < 0 else time.monotonic()
+            self._since = at + self._offset_s if self._at < 0 else self._clock.monotonic()
             self._at = at
-        return time.monotonic() - self._since < SILENT_S
+        return self._clock.monotonic() - self._since < SILENT_S
 
 
 def _machine() -> str:

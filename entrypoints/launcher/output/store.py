@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from ..clock import SYSTEM, Clock
 from ..errors import Refused, one_line
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -51,7 +52,7 @@ class Store:
     Raises Refused where the client is absent, Failed when the store does not answer as it should.
     """
 
-    def __init__(self, uri: str, purpose: str) -> None:
+    def __init__(self, uri: str, purpose: str, clock: Clock = SYSTEM) -> None:
         kind = scheme(uri)
         self.uri = uri.rstrip("/")
         self._path = self.uri.partition("://")[2]
@@ -62,7 +63,7 @@ class Store:
             # On Vertex AI, and in pods that have a workload identity, images need not bring a client.
             from .gcs import Files
 
-            self._files: Any = Files()
+            self._files: Any = Files(clock)
             return
         try:
             import fsspec

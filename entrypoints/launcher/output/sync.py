@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from ..errors import Refused
@@ -65,7 +64,7 @@ class Sync:
         self._keeper = keeper
         self._absent: set[str] = set()  # kept files in the store that the last pass has not found here
         self._is_last = False  # nothing moves here any more
-        self._store = store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output")
+        self._store = store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output", log.clock)
         self._attempt_id = manifest.attempt_id
         self._folders, self._log = folders, log
         self._stored: dict[str, State] = {}  # what is in the store as it is here
@@ -78,7 +77,7 @@ class Sync:
         ours = manifest.is_ours
         self._in_parts = ours and manifest.nodes > 1  # a checkpoint's files may come from several nodes
         self._follows = False  # node 0 says which checkpoints stand
-        self.freshness = CheckpointAge(float(str(every_s)) if every_s else None, ours, log.event)
+        self.freshness = CheckpointAge(float(str(every_s)) if every_s else None, ours, log.event, log.clock)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._interval_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
@@ -90,12 +89,14 @@ class Sync:
         try:
             if node_rank == 0:
                 # Before anything is listed: what an earlier start still removes it has checked before this.
-                self.epoch = epochs.claim(self._store, self._attempt, epochs.here(self._folders["checkpoints"]))
+                self.epoch = epochs.claim(
+                    self._store, self._attempt, epochs.here(self._folders["checkpoints"]), self._log.clock
+                )
             # Of a run that was on SageMaker the history lies there too.
             self._restore("checkpoints", self._folders["checkpoints"], lambda name: not name.startswith(OURS))
             if self._keeper is not None:
                 self._restore("outputs", self._folders["outputs"], self._keeper.wants)
-            text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now()})
+            text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now(self._log.clock)})
             self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
         except store.Failed as error:
             raise Refused(f"the output cannot be used: {error}") from None
@@ -161,7 +162,7 @@ class Sync:
         return not os.path.exists(os.path.join(folder, name))
 
     def _run(self) -> None:
-        while not self._end.wait(self._interval_s):
+        while not self._log.clock.wait(self._end, self._interval_s):
             problem = self._turn(False)
             if problem and problem != self._failing:
                 self._log.say(f"output: {problem}; retrying")
@@ -188,7 +189,7 @@ class Sync:
         problem = ""
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(2.0**attempt)
+                self._log.clock.sleep(2.0**attempt)
             problem = self._turn(succeeded)
             if not problem:
                 problem = self._await_parts(succeeded)
@@ -204,11 +205,11 @@ class Sync:
 
     def _await_parts(self, succeeded: bool) -> str:
         """Wait until the store has the newest checkpoints, parts of other nodes included; return "" or what lacks."""
-        until = time.monotonic() + PARTS_S
+        until = self._log.clock.monotonic() + PARTS_S
         while mark := "" if self._follows else self._marks.waiting():
-            if time.monotonic() >= until:
+            if self._log.clock.monotonic() >= until:
                 return f"{mark} is incomplete: parts from other nodes are missing"
-            time.sleep(PAUSE_S)
+            self._log.clock.sleep(PAUSE_S)
             if problem := self._turn(succeeded):
                 return problem
         return ""

@@ -15,9 +15,10 @@ import fcntl
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+
+from ..clock import SYSTEM, Clock
 
 # All may write there, none but root may remove what others have made. /tmp last: some hosts clear it after ten days.
 FOLDERS = ("/run/lock", "/tmp")
@@ -28,8 +29,8 @@ _PLACE = re.compile(r"cloudtrain-gpu-queue-\d{20}-[0-9a-f]{8}")
 class GpuQueue:
     """One job's place in the queue of a host, and afterwards its GPUs."""
 
-    def __init__(self, folder: str | None = None) -> None:
-        self.folder = folder or find_folder()
+    def __init__(self, folder: str | None = None, clock: Clock = SYSTEM) -> None:
+        self.folder, self._clock = folder or find_folder(), clock
         self.place = 0  # 1 is the first; 0 before the first look
         self.free: list[str] = []  # what the first could have had at the last look
         self.locks: list[int] = []  # descriptors, one for each GPU that was taken
@@ -93,15 +94,16 @@ class GpuQueue:
         """Hold the queue; gives False where others held it for BUSY_S."""
         descriptor = open_lock(os.path.join(self.folder, "cloudtrain-gpu-queue"))
         try:
-            deadline = time.monotonic() + BUSY_S
-            while not (entered := _try_lock(descriptor)) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            deadline = self._clock.monotonic() + BUSY_S
+            while not (entered := _try_lock(descriptor)) and self._clock.monotonic() < deadline:
+                self._clock.sleep(0.01)
             yield entered
         finally:
             os.close(descriptor)
 
     def _join(self) -> None:
-        name = f"cloudtrain-gpu-queue-{time.monotonic_ns():020d}-{os.urandom(4).hex()}"  # of one clock for all users
+        joined_ns = int(self._clock.monotonic() * 1e9)  # of one clock for all users
+        name = f"cloudtrain-gpu-queue-{joined_ns:020d}-{os.urandom(4).hex()}"
         path = os.path.join(self.folder, name)
         descriptor = open_lock(path)
         _try_lock(descriptor)

@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import tarfile
-import time
 import zlib
 from collections.abc import Mapping
 
@@ -79,7 +78,7 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
 
     Files are collected in a folder that is renamed at the end; an interrupted preparation continues with them.
     """
-    there = store.Store(uri, f"the input {name}")
+    there = store.Store(uri, f"the input {name}", log.clock)
     single = None if uri.endswith("/") else there.size()
     base = os.path.basename(there.uri)
     files = {base: single} if single is not None else there.list()
@@ -167,12 +166,12 @@ class _Progress:
 
     def __init__(self, log: Log, name: str, files: int, total: int) -> None:
         self._log, self._name, self._files, self._total = log, name, files, total
-        self._done, self._bytes, self._reported_at = 0, 0, time.monotonic()
+        self._done, self._bytes, self._reported_at = 0, 0, log.clock.monotonic()
 
     def add(self, size: int) -> None:
         self._done += 1
         self._bytes += size
-        if time.monotonic() - self._reported_at >= LOG_EVERY_S:
-            self._reported_at = time.monotonic()
+        if self._log.clock.monotonic() - self._reported_at >= LOG_EVERY_S:
+            self._reported_at = self._log.clock.monotonic()
             how_far = f"{store.format_bytes(self._bytes)} of {store.format_bytes(self._total)}"
             self._log.say(f"input {self._name}: {self._done} of {self._files} files, {how_far}")

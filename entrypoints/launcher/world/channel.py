@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections import namedtuple
 from collections.abc import Callable
 
@@ -48,11 +47,11 @@ class Channel:
         message: Callable[[dict[str, Any]], None],
         closed: Callable[[str], None],
     ) -> None:
-        self._loop, self._socket = loop, connection
+        self._loop, self._clock, self._socket = loop, loop.clock, connection
         self.message, self.closed = message, closed
         self._buffer = b""
         self._open = True
-        self._silence_s, self._looked_at = 0.0, time.monotonic()
+        self._silence_s, self._looked_at = 0.0, self._clock.monotonic()
         self.peer: str = connection.getpeername()[0]  # the other side's address
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,7 +73,7 @@ class Channel:
 
         A process that stood still itself, on a machine that was busy or paused, cannot tell that the other one was silent.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._silence_s += min(now - self._looked_at, LOOK_S)
         self._looked_at = now
         return self._silence_s
@@ -101,7 +100,7 @@ class Channel:
         if not data:
             self._end("the connection was closed")
             return
-        self._silence_s, self._looked_at = 0.0, time.monotonic()
+        self._silence_s, self._looked_at = 0.0, self._clock.monotonic()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > MAX_MESSAGE:
             self._end("it is not a cloudtrain launcher of this version")

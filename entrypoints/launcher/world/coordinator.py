@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
 from ..errors import Refused
 from ..loop import Loop
@@ -31,8 +30,9 @@ class Coordinator:
             token,
             listener,
         )
-        self._join_s, self._join_by = join_s, time.monotonic() + join_s
-        self._say_at = time.monotonic() + WAIT_LINE_S
+        self._clock = loop.clock
+        self._join_s, self._join_by = join_s, self._clock.monotonic() + join_s
+        self._say_at = self._clock.monotonic() + WAIT_LINE_S
         self._state = ClusterState(manifest, self._join_by, join_s)
         self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
         self._workers: dict[int, Channel] = {}
@@ -98,7 +98,7 @@ class Coordinator:
 
     def stop(self, state: str) -> None:
         before = self._state.stopping
-        self._state.stop(state, time.time())
+        self._state.stop(state, self._clock.now())
         if before is None and self._outcome is None:
             for channel in list(self._workers.values()):
                 channel.send(kind="stop", state=state)
@@ -107,7 +107,7 @@ class Coordinator:
 
     def tick(self, beat: bool) -> None:
         """Send heartbeats, detect lost nodes, and decide what depends on time."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for node, channel in list(self._workers.items()):
             if beat:
                 channel.send(kind="beat")
@@ -140,7 +140,7 @@ class Coordinator:
         """Whether all others have received the outcome (or will not): this node may leave."""
         if self._outcome is None:
             return False
-        if time.monotonic() > self._inform_by:
+        if self._clock.monotonic() > self._inform_by:
             return True
         return not set(self._workers) - self._informed and len(self._informed) >= self._awaited
 
@@ -170,7 +170,7 @@ class Coordinator:
             lambda message: self._on_hello(channel, nonce, message),
             lambda _: self._leave(channel),
         )
-        self._guests[channel] = time.monotonic() + SILENCE_S
+        self._guests[channel] = self._clock.monotonic() + SILENCE_S
         channel.send(kind="challenge", nonce=nonce)
 
     def _leave(self, guest: Channel) -> None:
@@ -187,7 +187,9 @@ class Coordinator:
         elif self._outcome is None:
             problem = self._state.join(node, str(message["hostname"]), int(message["processes"]))
             # The time counts from the node that came first, and that may not be this one.
-            self._join_by = min(self._join_by, time.monotonic() + self._join_s - float(message.get("waited_s") or 0))
+            self._join_by = min(
+                self._join_by, self._clock.monotonic() + self._join_s - float(message.get("waited_s") or 0)
+            )
             self._state.join_by(self._join_by)
         del self._guests[channel]
         if problem is not None:
@@ -211,7 +213,7 @@ class Coordinator:
         elif self._outcome is not None:
             return
         elif kind == "beat":
-            self._state.record_clock(node, float(message["at"]), time.time())
+            self._state.record_clock(node, float(message["at"]), self._clock.now())
             if "quiet_s" in message:
                 signs = (float(message[name]) for name in ("quiet_s", "idle_s", "gpus_idle_s"))
                 self._state.idle(node, *signs)
@@ -240,14 +242,14 @@ class Coordinator:
         self._decide()
 
     def _decide(self) -> None:
-        decision = self._state.decide(time.monotonic())
+        decision = self._state.decide(self._clock.monotonic())
         if isinstance(decision, Start):
             self._start(decision)
         elif isinstance(decision, Outcome):
             self._outcome = decision
-            self._inform_by = time.monotonic() + INFORM_S
+            self._inform_by = self._clock.monotonic() + INFORM_S
             # Nodes that join late must receive the reason, or they would wait until their timeout.
-            early = decision.exit_code == EXIT_REFUSED and not self._started and time.monotonic() < self._join_by
+            early = decision.exit_code == EXIT_REFUSED and not self._started and self._clock.monotonic() < self._join_by
             self._awaited = self._manifest.nodes - 1 if early else 0
             for channel in list(self._workers.values()):
                 channel.send(kind="verdict", **decision._asdict())
@@ -271,7 +273,7 @@ class Coordinator:
         """
         if self._turn is None:
             joined = len(self._workers) + 1
-            if len(self._turns) < joined or (self._state.missing and time.monotonic() < self._join_by):
+            if len(self._turns) < joined or (self._state.missing and self._clock.monotonic() < self._join_by):
                 return
             self._state.closed = True  # a host that came now might be before those whose GPUs are held
             self._turns.sort()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
 from ..loop import Loop
 from ..manifest import Manifest
@@ -32,10 +31,10 @@ class Worker:
             token,
             listener,
         )
-        self._join_s = join_s
-        self._join_by = time.monotonic() + join_s
+        self._clock, self._join_s = loop.clock, join_s
+        self._join_by = self._clock.monotonic() + join_s
         self._next_try, self._retry_s = 0.0, FIRST_RETRY_S
-        self._began = time.monotonic()
+        self._began = self._clock.monotonic()
         self._say_at = self._began + WAIT_LINE_S
         self._nonce = os.urandom(16).hex()
         self._channel: Channel | None = None
@@ -66,7 +65,7 @@ class Worker:
         self._report(kind="refuse", reason=reason)
         if not self._welcome:  # node 0 should receive it, but is not waited for long
             self._given_up = refused_outcome(reason)
-            self._join_by = min(self._join_by, time.monotonic() + INFORM_S)
+            self._join_by = min(self._join_by, self._clock.monotonic() + INFORM_S)
 
     def fail(self, rank: int, code: int, at: float, reason: str) -> None:
         self._report(kind="fail", rank=rank, code=code, at=at, reason=reason)
@@ -90,7 +89,7 @@ class Worker:
             )
 
     def tick(self, beat: bool) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._over:
             return
         if self._channel is None:
@@ -108,13 +107,13 @@ class Worker:
             self._channel.close()
             self._on_closed(f"no message arrived for {SILENCE_S:g} s")
         elif beat and self._welcome:
-            self._channel.send(kind="beat", at=time.time(), **self._signs)
+            self._channel.send(kind="beat", at=self._clock.now(), **self._signs)
 
     @property
     def patience_s(self) -> float:
         """How long `tick` may be left waiting."""
         waits = self._channel is not None or self._over
-        return 1.0 if waits else max(0.01, self._next_try - time.monotonic())
+        return 1.0 if waits else max(0.01, self._next_try - self._clock.monotonic())
 
     @property
     def settled(self) -> bool:
@@ -138,7 +137,7 @@ class Worker:
             connection = socket.create_connection((self._cluster.control_host, self._cluster.control_port), timeout=2.0)
         except OSError as error:
             self._why, self._is_known = error.strerror or str(error), not isinstance(error, socket.gaierror)
-            self._next_try = time.monotonic() + self._retry_s * (0.75 + os.urandom(1)[0] / 512)
+            self._next_try = self._clock.monotonic() + self._retry_s * (0.75 + os.urandom(1)[0] / 512)
             self._retry_s = min(LONGEST_RETRY_S, self._retry_s * 1.5)
             return
         self._channel = Channel(self._loop, connection, self._on_message, self._on_closed)
@@ -168,7 +167,7 @@ class Worker:
                 attempt=self._manifest.attempt_id,
                 processes=self._manifest.processes_per_node,
                 nonce=self._nonce,
-                waited_s=round(time.monotonic() - self._began, 1),
+                waited_s=round(self._clock.monotonic() - self._began, 1),
                 proof=proof(self._token, "node", message["nonce"]),
             )
         elif kind == "verdict":
@@ -179,7 +178,7 @@ class Worker:
                 self._settle(refused_outcome("the process at node 0's address has a wrong token"))
                 return
             self._welcome = True
-            self._channel.send(kind="beat", at=time.time())
+            self._channel.send(kind="beat", at=self._clock.now())
             for earlier in self._held_back:
                 self._channel.send(**earlier)
         elif kind == "turn" and self._welcome:

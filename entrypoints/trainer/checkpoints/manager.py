@@ -8,7 +8,6 @@ waits for it. The main thread reports results: two threads that print at once wo
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
+from launcher.clock import SYSTEM, Clock
 
 from .. import collectives
 from ..errors import Unsupported
@@ -41,12 +42,13 @@ class CheckpointManager:
     verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
     behind: bool = True  # the training continues while a checkpoint is written
     shared: bool = True  # all ranks have one folder; else each node has the parts of its ranks
+    clock: Clock = SYSTEM
 
     def __post_init__(self) -> None:
         warnings.filterwarnings(
             "ignore", message="torch.distributed is disabled"
         )  # so it is, where rank 0 writes alone
-        self.saved_at = time.monotonic()
+        self.saved_at = self.clock.monotonic()
         self.epoch = self.epoch or self.attempt
         self._group = collectives.own_group()
         self._copy = state.HostCopy()
@@ -60,7 +62,7 @@ class CheckpointManager:
 
     def due(self, every_s: float | None) -> bool:
         """Return whether so much time has passed since the state was last taken; not while that is still being written."""
-        return every_s is not None and not self.busy and time.monotonic() - self.saved_at >= every_s
+        return every_s is not None and not self.busy and self.clock.monotonic() - self.saved_at >= every_s
 
     @property
     def busy(self) -> bool:
@@ -72,9 +74,9 @@ class CheckpointManager:
 
         A disk that is full costs the checkpoint, not the training.
         """
-        began = time.monotonic()
+        began = self.clock.monotonic()
         self.wait()
-        self.saved_at = time.monotonic()
+        self.saved_at = self.clock.monotonic()
         if step == self.saved_step:
             return
         tensors = state.tensors(training) if training.parts or collectives.rank() == 0 else {}
@@ -88,7 +90,7 @@ class CheckpointManager:
             self._step, self._writing = step, self._thread.submit(self._write, step, taken, training, began)
         elif self._write(step, taken, training, began) is None:
             self.saved_step = step
-        self._blocked_s = time.monotonic() - began
+        self._blocked_s = self.clock.monotonic() - began
         self.report_results()
 
     def wait(self) -> None:
@@ -172,7 +174,7 @@ class CheckpointManager:
         facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": collectives.world_size()}
         size = files.commit(path, elsewhere=elsewhere, **facts, parts=training.parts, layout=training.layout)
         self.verified.add(path.name)
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(self.clock.monotonic() - began, 3)
         self._report_later("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
 
     def check_current(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from launcher.clock import SYSTEM, Clock
 
 from .. import collectives
 
@@ -17,16 +17,16 @@ class Progress:
         total: bytes of UTF-8 in all.
     """
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
-        self.begun = time.monotonic()
+    def __init__(self, what: str, total: int, clock: Clock = SYSTEM) -> None:
+        self.what, self.total, self.done, self._clock = what, total, 0, clock
+        self.begun = self._clock.monotonic()
         self.next = self.begun + FIRST_S
         self.printed = False
 
     def add(self, size: int) -> None:
         """Count so many bytes as done."""
         self.done += size
-        if (now := time.monotonic()) >= self.next:
+        if (now := self._clock.monotonic()) >= self.next:
             self.next = now + EVERY_S
             left = (self.total - self.done) * (now - self.begun) / max(self.done, 1)
             self._print(self.done, f", about {left:,.0f} s left")
@@ -34,7 +34,7 @@ class Progress:
     def end(self) -> None:
         """Print the full bar, where one was printed before."""
         if self.printed:
-            self._print(self.total, f", {time.monotonic() - self.begun:,.0f} s")
+            self._print(self.total, f", {self._clock.monotonic() - self.begun:,.0f} s")
 
     def _print(self, done: int, more: str) -> None:
         self.printed = True

@@ -12,6 +12,7 @@ import torch
 from cloudtrain.forecast.models import Shape, from_config
 from cloudtrain.forecast.speed import flops_per_token
 from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts
+from tests.entrypoints.virtual_clock import VirtualClock
 
 from trainer import mfu, peaks  # isort: skip
 from trainer import model as models  # isort: skip
@@ -150,10 +151,10 @@ def test_padding_is_no_work():
     assert models.pairs({"input_ids": mask}) == 2 * 16
 
 
-def test_a_meter_tells_the_share_of_the_peak(monkeypatch: pytest.MonkeyPatch):
-    now = iter([100.0, 104.0])
-    monkeypatch.setattr("trainer.metrics.time.monotonic", lambda: next(now))
-    meter = Meter(torch.device("cpu"), mfu.Use(mfu.Work(token=6e9, pair=1e6), peak=1e12))
+def test_a_meter_tells_the_share_of_the_peak():
+    clock = VirtualClock()
+    meter = Meter(torch.device("cpu"), mfu.Use(mfu.Work(token=6e9, pair=1e6), peak=1e12), clock=clock)
+    clock.advance(4)
     for _ in range(2):
         meter.add(torch.tensor(0.5), 100, torch.tensor(10_000.0))
     values = meter.read(SimpleNamespace(total=lambda sums: sums))
@@ -163,6 +164,8 @@ def test_a_meter_tells_the_share_of_the_peak(monkeypatch: pytest.MonkeyPatch):
 FAST = """
 import sys, train
 from trainer import mfu
+
+from tests.entrypoints.virtual_clock import VirtualClock
 mfu.use = lambda work, device, precision, dtype: mfu.Use(work, 1e12)
 sys.exit(train.main())
 """

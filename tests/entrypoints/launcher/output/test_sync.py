@@ -16,6 +16,7 @@ from launcher.output.sync import Sync
 from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
+from tests.entrypoints.virtual_clock import VirtualClock
 from tests.stores import S3, running
 
 from trainer.checkpoints import files  # isort: skip
@@ -203,14 +204,14 @@ class Told:
     """CheckpointAge over a clock that stands until it is moved."""
 
     def __init__(self, interval_s: float | None, expected: bool) -> None:
-        self.now, self.heard = 100.0, []
+        self.clock, self.heard = VirtualClock(), []
         self.fresh = CheckpointAge(
-            interval_s, expected, lambda kind, **data: self.heard.append((kind, data)), lambda: self.now
+            interval_s, expected, lambda kind, **data: self.heard.append((kind, data)), self.clock
         )
 
     def after(self, seconds: float) -> list[str]:
         """Let time pass and return the alarms of the moment."""
-        self.now += seconds
+        self.clock.advance(seconds)
         before = len(self.heard)
         self.fresh.look()
         return [data["reason"] for kind, data in self.heard[before:] if kind == "alarm"]
@@ -232,7 +233,7 @@ def test_an_alarm_at_twice_the_interval_and_again():
     told.fresh.went("no route to host")
     assert told.after(120)[0].endswith("interval: no route to host")
     told.fresh.written("checkpoints/a/COMPLETE")
-    told.now += 5
+    told.clock.advance(5)
     told.fresh.arrived("checkpoints/a/COMPLETE")
     assert told.heard[-1] == ("checkpoint", {"stored": "checkpoints/a", "seconds": 5.0})
     assert told.fresh.age_s == 5 and told.after(100) == [] and len(told.after(20)) == 1
@@ -253,7 +254,7 @@ def test_an_interval_in_steps_is_learnt():
     for mark in "abc":
         told.fresh.written(mark)
         told.fresh.arrived(mark)
-        told.now += 30
+        told.clock.advance(30)
     assert told.after(29) == [] and len(told.after(2)) == 1
 
 

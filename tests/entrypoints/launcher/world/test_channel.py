@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from launcher import manifest
 from launcher.loop import Loop
-from launcher.world import channel as channels
 from launcher.world import coordinator as coordinators
 from launcher.world import worker as workers
 from launcher.world.channel import LOOK_S, Channel, Listener
@@ -20,19 +18,19 @@ from launcher.world.outcome import Outcome, missing_outcome
 
 from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
+from tests.entrypoints.virtual_clock import VirtualClock
 
 
-def test_who_stood_still_itself_has_not_heard_a_silence(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_who_stood_still_itself_has_not_heard_a_silence():
+    clock = VirtualClock()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as far:
-        loop = Loop()
+        loop = Loop(clock)
         channel = Channel(loop, server.accept()[0], lambda _: None, lambda _: None)
         for _ in range(5):
-            now[0] += 1.0
+            clock.advance(1.0)
             channel.look()
         assert channel.look() == 5.0
-        now[0] += 1000.0
+        clock.advance(1000.0)
         assert channel.look() == 5.0 + LOOK_S
         far.sendall(b"{}\n")
         loop.wait(60)
@@ -102,19 +100,6 @@ def test_a_node_that_uploads_its_results_in_silence_is_waited_for(monkeypatch):
         peer.socket.close()
 
 
-class Clock:
-    """Stands in for the modules' time: it moves when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -124,56 +109,54 @@ class Clock:
 )
 def test_a_node_asks_for_node_0_seldom_and_gives_up_in_time(monkeypatch, error, outcome):
     """A name that DNS does not know is a machine that has not come: no refusal."""
-    clock, asked, outcomes = Clock(), [], []
+    clock, asked, outcomes = VirtualClock(), [], []
 
     def refuse(address, timeout):
-        asked.append(clock.now)
+        asked.append(clock.monotonic())
         raise error
 
-    monkeypatch.setattr(workers, "time", clock)
     monkeypatch.setattr(workers.socket, "create_connection", refuse)
     listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 2, 1).encode())
-    worker = workers.Worker(Loop(), plan, Cluster(nodes=2, node_rank=1, control_host="a.b"), "", listener, 300.0)
+    worker = workers.Worker(Loop(clock), plan, Cluster(nodes=2, node_rank=1, control_host="a.b"), "", listener, 300.0)
+    began = clock.monotonic()
     worker.open()
     while not outcomes:
-        clock.now += worker.patience_s
+        clock.advance(worker.patience_s)
         worker.tick(False)
-    assert clock.now - 1000 < 320 and 60 <= len(asked) <= 90, "ten a second were asked before"
+    assert clock.monotonic() - began < 320 and 60 <= len(asked) <= 90, "ten a second were asked before"
     assert (outcomes[0].state, outcomes[0].exit_code) == outcome
 
 
 def test_64_nodes_do_not_ask_together(monkeypatch):
     """63 nodes that wait for node 0 ask about 13 times a second together; that they began together is soon forgotten."""
-    clock, asked, outcomes = Clock(), [], []
+    clock, asked, outcomes = VirtualClock(), [], []
 
     def refuse(address, timeout):
-        asked.append(clock.now)
+        asked.append(clock.monotonic())
         raise OSError("refused")
 
-    monkeypatch.setattr(workers, "time", clock)
     monkeypatch.setattr(workers.socket, "create_connection", refuse)
     listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 64, 1).encode())
     places = [Cluster(nodes=64, node_rank=rank, control_host="a.b") for rank in range(1, 64)]
-    nodes = [workers.Worker(Loop(), plan, place, "", listener, 1800.0) for place in places]
-    began = clock.now
-    while clock.now < began + 120:
+    nodes = [workers.Worker(Loop(clock), plan, place, "", listener, 1800.0) for place in places]
+    began = clock.monotonic()
+    while clock.monotonic() < began + 120:
         for node in nodes:
             node.tick(False)
-        clock.now += 0.05
+        clock.advance(0.05)
     later = Counter(int(moment) for moment in asked if moment >= began + 60)
     assert not outcomes and len(later) >= 59
     assert 9 <= sum(later.values()) / 60 <= 17 and max(later.values()) <= 40, later
 
 
-def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
+def test_node_0_says_once_a_minute_who_is_missing():
     """A second node has waited for 100 s when it finds node 0: so long less is waited for the third."""
-    clock, said, outcomes = Clock(), [], []
-    monkeypatch.setattr(coordinators, "time", clock)
+    clock, said, outcomes = VirtualClock(), [], []
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode())
     listener = Listener(lambda _: None, lambda _: None, outcomes.append, said.append)
-    loop = Loop()
+    loop = Loop(clock)
     coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
     peer = Peer(coordinator.open(), coordinator, loop)
     hello = {
@@ -187,9 +170,9 @@ def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
     peer.send("hello", node=1, **hello)
     peer.expect("welcome")
     for _ in range(210):
-        clock.now += 1
-        peer.send("beat", at=clock.now)
-        loop.wait(0)
+        clock.advance(1)
+        peer.send("beat", at=clock.now())
+        loop.wait(60)  # until it has come
         coordinator.tick(False)
     assert [line.partition(" more")[0] for line in said] == [
         "2 of 3 nodes have joined; waiting 140 s",
@@ -201,21 +184,19 @@ def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
     peer.socket.close()
 
 
-def test_the_wait_of_a_node_that_came_before_node_0_counts(monkeypatch):
+def test_the_wait_of_a_node_that_came_before_node_0_counts():
     """It has waited for 100 s when it finds node 0, and says so."""
-    early, late, said = Clock(), Clock(), []
-    monkeypatch.setattr(workers, "time", early)
-    monkeypatch.setattr(coordinators, "time", late)
-    plan, loop = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode()), Loop()
+    early, late, said = VirtualClock(), VirtualClock(), []
+    plan, loop = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode()), Loop(late)
     listener = Listener(lambda _: None, lambda _: None, lambda _: None, said.append)
     coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
     host, port = coordinator.open()
     place = Cluster(nodes=3, node_rank=1, control_host=host, control_port=port)
-    worker = workers.Worker(loop, plan, place, "", listener, 300.0)
-    early.now += 100
+    worker = workers.Worker(waits := Loop(early), plan, place, "", listener, 300.0)
+    early.advance(100)
     worker.open()
-    wait_for(lambda: worker.tick(False) or loop.wait(0.01) or worker._welcome, "node 0's welcome")
-    late.now += 60
+    wait_for(lambda: worker.tick(False) or waits.wait(0.01) or loop.wait(0.01) or worker._welcome, "node 0's welcome")
+    late.advance(60)
     coordinator.tick(False)
     assert [line.partition(" more")[0] for line in said] == ["2 of 3 nodes have joined; waiting 140 s"]
     worker.close()

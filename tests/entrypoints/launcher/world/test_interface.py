@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-from launcher import stdin
 from launcher.stdin import Lease
 from launcher.world.interface import towards
+
+from tests.entrypoints.virtual_clock import VirtualClock
 
 ROOM = Path(__file__).parents[4] / "entrypoints"
 
@@ -29,16 +29,15 @@ def test_between_hosts(lab):
         assert first.run([sys.executable, "-c", script, str(ROOM), address]).strip() == "eth0", address
 
 
-def test_lease(tmp_path, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(stdin, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_lease(tmp_path):
+    clock = VirtualClock()
     assert Lease.of({"CLOUDTRAIN_NODE_DIR": str(tmp_path)}) is None
-    lease = Lease.of({"CLOUDTRAIN_NODE_DIR": str(tmp_path), "CLOUDTRAIN_LEASE_S": "60"})
+    lease = Lease.of({"CLOUDTRAIN_NODE_DIR": str(tmp_path), "CLOUDTRAIN_LEASE_S": "60"}, clock)
     assert lease is not None and not lease.over()  # it begins with the job, before anybody has looked
     for hour in (9, 3, 5):  # whatever time the file has: only that it changes counts
-        now[0] += 59
+        clock.advance(59)
         (tmp_path / "lease").touch()
         os.utime(tmp_path / "lease", (hour * 3600, hour * 3600))
         assert not lease.over()
-    now[0] += 61
+    clock.advance(61)
     assert lease.over()
