@@ -45,9 +45,14 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
     notes: list[str] = []
     if job.trainer:
         return job, notes
-    if not job.has_rank_env and texts.find(world.HINT) and (why := world.why_needed(texts)):
-        changes["distributed_env"] = "always"
-        notes.append(f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set anyway, because {why} (distributed_env)")
+    if not job.has_rank_env and texts.find(world.HINT):
+        if why := world.why_needed(texts, job.env.get("PYTHONPATH", "").split(":")):
+            changes["distributed_env"] = "always"
+            notes.append(
+                f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set anyway, because {why} (distributed_env)"
+            )
+        elif other := world.first_need(texts):
+            notes.append(f"{other}, but {texts.entry} does not load that file")
     on_sagemaker = backend in SAGEMAKER  # they always have SageMaker's variables
     if job.sm_env is None and not on_sagemaker and (found := texts.find(_SM)):
         changes["sm_env"] = True

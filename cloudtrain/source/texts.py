@@ -44,12 +44,15 @@ class Texts:
         root: the source's folder.
         names: paths of the packaged files.
         entry: the script that runs, where the job names one of these files; else "".
+        is_module: whether it runs as `python -m` does.
     """
 
     def __init__(self, root: Path, names: Iterable[str], entrypoint: object = None) -> None:
         self.root, self.names = root, frozenset(names)
         self.entry = next((name for name in _script_paths(entrypoint) if name in self.names), "")
+        self.is_module = isinstance(entrypoint, str) and entrypoint.startswith("-m ")
         self.complete = True
+        self._cut = ""  # the file that `files` holds in part
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -69,10 +72,20 @@ class Texts:
                 continue
             if len(data) > min(LONGEST, left):
                 self.complete = False
-                data = data[:-1]
+                self._cut, data = name, data[:-1]
             left -= len(data)
             found[name] = data.decode("utf-8", "replace")
         return found
+
+    def read(self, name: str) -> str:
+        """Return the text of one packaged file, also of one that `files` leaves out or cuts; "" where it cannot be read."""
+        if name in self.files and name != self._cut:
+            return self.files[name]
+        try:
+            with (self.root / name).open("rb") as stream:
+                return stream.read(LONGEST).decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     @property
     def scripts(self) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from cloudtrain.source.imports import Imports, parse, without_skipped
+from cloudtrain.source.literals import constant, name_of
 from cloudtrain.source.texts import Texts
 
 NAMES = frozenset(
@@ -17,6 +19,8 @@ HINT = re.compile(r"init_process_group|init_device_mesh|deepspeed|[\"'${](?:\w*R
 _BEGIN = ("init_process_group", "init_device_mesh")  # of torch.distributed: over env:// unless told otherwise
 _DEEPSPEED = ("initialize", "init_distributed")
 _NO_CHOICE = ("is_initialized", "is_available", "__name__")  # an `if` over these says nothing on the number of ranks
+_NOTHING = re.compile(r"(?!)")
+_TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")  # pytest loads them, no script
 _SHELL = re.compile(r"\$\{?(?:RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b(?!:?-)")
 
 
@@ -26,27 +30,43 @@ class _Need(NamedTuple):
     conditional: bool  # below an `if`, or after one that may return
 
 
-def why_needed(texts: Texts) -> str:
-    """Return why one process alone needs the variables of a rank; "" where nothing in the text says so.
+def why_needed(texts: Texts, folders: Iterable[str] = ()) -> str:
+    """Return why one process alone needs the variables of a rank; "" where nothing that it loads says so.
 
     It needs them when it calls init_process_group over env://, or reads one of them without a default. A script that
     does so below an `if`, and elsewhere asks whether they are set, runs under plain python too.
+
+    Args:
+        texts: the source. Where the entry's imports cannot be followed, all of its Python files count.
+        folders: those of PYTHONPATH.
     """
     if texts.entry.endswith(".sh") and (found := _SHELL.search(texts.files.get(texts.entry, ""))):
         return f"{texts.entry} reads {found[0]}"
+    if not (anywhere := first_need(texts)) or not texts.entry:
+        return anywhere
+    imports = Imports(texts, folders)
+    if sentence := first_need(texts, imports):
+        return sentence
+    anywhere = first_need(texts, leave_out=_TESTS) if imports.unknown else ""
+    return anywhere and f"{anywhere}, and {imports.unknown}"
+
+
+def first_need(texts: Texts, imports: Imports | None = None, leave_out: re.Pattern[str] = _NOTHING) -> str:
+    """Return the first need of the files that are loaded, or of all Python files; "" for none."""
     entry_asks = False
-    for name, text in texts.scripts:
-        if not HINT.search(text):
+    for name in imports.importers if imports else dict(texts.scripts):
+        if leave_out.search(name):
             continue
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError):
+        text = texts.read(name)
+        if not name.endswith(".py") or not HINT.search(text) or (tree := parse(text)) is None:
             continue
+        tree = without_skipped(tree, imports is None or name in imports.mains)
         asks = any(_asks(node) for node in ast.walk(tree))
         entry_asks |= asks and name == texts.entry
         for need in _needs(tree.body, False):
             if not (need.conditional and (asks or entry_asks)):
-                return f"{name}:{need.line} {need.sentence}"
+                importer = imports.importers[name] if imports else ""
+                return f"{name}:{need.line} {need.sentence}" + (f", and {importer} loads it" if importer else "")
     return ""
 
 
@@ -83,18 +103,18 @@ def _own_needs(node: ast.AST, conditional: bool) -> Iterator[_Need]:
 def _sentence(node: ast.AST) -> str:
     """Return what a node does that needs the variables; "" for any other."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
-        name = _constant(node.slice)
+        name = constant(node.slice)
         return f"reads {name}" if name in NAMES else ""
     if not isinstance(node, ast.Call):
         return ""
-    called = _name(node.func)
+    called = name_of(node.func)
     if called in ("int", "float") and node.args and (name := _looked_up(node.args[0], 1)):
         return f"reads {name}"
-    owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+    owner = name_of(node.func.value) if isinstance(node.func, ast.Attribute) else ""
     if called not in _BEGIN and not (owner == "deepspeed" and called in _DEEPSPEED):
         return ""
     given = {word.arg: word.value for word in node.keywords}
-    method = _constant(given.get("init_method"))
+    method = constant(given.get("init_method"))
     over_env = "store" not in given and (method is None or method.startswith("env://"))
     return f"calls {called}" if over_env else ""
 
@@ -102,15 +122,15 @@ def _sentence(node: ast.AST) -> str:
 def _asks(node: ast.AST) -> bool:
     """Return whether a node asks for one of the variables without needing it, or sets it."""
     if isinstance(node, ast.Compare):
-        return _constant(node.left) in NAMES and any(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+        return constant(node.left) in NAMES and any(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
     if isinstance(node, ast.Subscript):
-        return isinstance(node.ctx, ast.Store) and _is_environ(node.value) and _constant(node.slice) in NAMES
+        return isinstance(node.ctx, ast.Store) and _is_environ(node.value) and constant(node.slice) in NAMES
     if not isinstance(node, ast.Call):
         return False
-    if _name(node.func) in ("is_torchelastic_launched", "is_torchrun"):
+    if name_of(node.func) in ("is_torchelastic_launched", "is_torchrun"):
         return True
-    if _name(node.func) == "add_argument":
-        return bool(node.args) and _constant(node.args[0]) in ("--local_rank", "--local-rank")
+    if name_of(node.func) == "add_argument":
+        return bool(node.args) and constant(node.args[0]) in ("--local_rank", "--local-rank")
     return bool(_looked_up(node, 1) or _looked_up(node, 2))
 
 
@@ -118,20 +138,11 @@ def _looked_up(node: ast.AST, arguments: int) -> str:
     """Return the variable of os.environ.get(NAME) or os.getenv(NAME) with so many arguments; else ""."""
     if not isinstance(node, ast.Call) or len(node.args) + len(node.keywords) != arguments or not node.args:
         return ""
-    name = _constant(node.args[0])
+    name = constant(node.args[0])
     by_get = isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault")
-    asked = _name(node.func) == "getenv" or (by_get and _is_environ(node.func.value))  # type: ignore[attr-defined]
+    asked = name_of(node.func) == "getenv" or (by_get and _is_environ(node.func.value))  # type: ignore[attr-defined]
     return name if asked and name in NAMES else ""
 
 
 def _is_environ(node: ast.AST) -> bool:
-    return _name(node) in ("environ", "env")
-
-
-def _name(node: ast.AST) -> str:
-    """Return the last word of a name: init_process_group of torch.distributed.init_process_group."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _constant(node: ast.AST | None) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+    return name_of(node) in ("environ", "env")

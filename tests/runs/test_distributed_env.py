@@ -77,6 +77,13 @@ def test_the_plan_says_which_it_chose_and_why(project: Path):  # noqa: F811
     (project / "train.py").write_text(PLAIN_TORCH)
     [note] = notes(project)
     assert note.endswith("because train.py:3 calls init_process_group (distributed_env)")
+    (project / "leaf.py").write_text(PLAIN_TORCH)
+    (project / "train.py").write_text(SHOW)
+    assert any(note.startswith("one process: RANK, WORLD_SIZE and MASTER_ADDR are not set") for note in notes(project))
+    assert (
+        "leaf.py:3 calls init_process_group, but train.py does not load that file"
+        in Planner().plan({"name": "x", "source": str(project), "entrypoint": "train.py"}).notes
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_no_more_is_read_than_the_bounds(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name).write_text("x" * 12)
     read = Texts(tmp_path, ["a.py", "b.py", "c.py"])
     assert {name: len(text) for name, text in read.files.items()} == {"a.py": 10, "b.py": 5} and not read.complete
+    assert [len(read.read(name)) for name in ("a.py", "b.py", "c.py", "gone.py")] == [10, 10, 10, 0]
     whole = Texts(tmp_path, [])
     assert whole.files == {} and whole.complete
 

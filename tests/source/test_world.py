@@ -73,6 +73,28 @@ def test_the_reason_names_the_line(tmp_path: Path):
 def test_the_entry_may_ask_for_a_module_of_its_own(tmp_path: Path):
     module = "def begin(args):\n    if args.distributed:\n        dist.init_process_group('gloo')\n"
     asking = "args.distributed = int(os.environ.get('WORLD_SIZE', 1)) > 1\n"
-    assert why(tmp_path, {"a.py": module, "train.py": asking}) == ""
-    assert why(tmp_path, {"a.py": module, "train.py": ""}).startswith("a.py:3 calls init_process_group")
-    assert why(tmp_path, {"p/__main__.py": asking, "a.py": module}, "-m p") == ""
+    assert why(tmp_path, {"a.py": module, "train.py": "import a\n" + asking}) == ""
+    assert why(tmp_path, {"a.py": module, "train.py": "import a\n"}).startswith("a.py:3 calls init_process_group")
+    assert why(tmp_path, {"p/__main__.py": "import a\n" + asking, "a.py": module}, "-m p") == ""
+
+
+def test_a_file_that_nobody_loads_decides_nothing(tmp_path: Path):
+    needs = NEEDS["plain torch"]
+    leaves = {"examples/ddp.py": needs, "tests/test_ddp.py": needs, "pkg/dist.py": needs, "pkg/__init__.py": ""}
+    assert why(tmp_path, {**leaves, "train.py": "import pkg\n"}) == ""
+    assert (
+        why(tmp_path, {**leaves, "train.py": "def main():\n    from pkg import dist\n"})
+        == "pkg/dist.py:2 calls init_process_group, and train.py loads it"
+    )
+    module = f"if __name__ == '__main__':\n    {needs.splitlines()[1]}\n"
+    assert why(tmp_path, {"a.py": module, "train.py": "import a\n"}) == ""
+
+
+def test_all_but_tests_decide_where_imports_cannot_be_followed(tmp_path: Path):
+    files = {"tests/test_ddp.py": NEEDS["plain torch"], "train.py": "import runpy, sys\nrunpy.run_path(sys.argv[1])\n"}
+    assert why(tmp_path, files) == ""
+    assert (
+        why(tmp_path, {**files, "jobs/ddp.py": NEEDS["plain torch"]})
+        == "jobs/ddp.py:2 calls init_process_group, and train.py:2 calls run_path with what only the run knows"
+    )
+    assert why(tmp_path, files, "tests/test_ddp.py").startswith("tests/test_ddp.py:2")
