@@ -155,7 +155,7 @@ class JobKeys(TypedDict, total=False):
     processes_per_node: int | None
     """Processes (ranks) on each node; default: one per accelerator, or 1."""
     distributed_env: Literal["auto", "always"]
-    """Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if the script or its imports need them."""
+    """Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if the script or its imports use them."""
     sm_env: bool | None
     """true: set SageMaker's SM_ variables on every backend. Default: if the source reads them."""
     aip_env: bool | None
