@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False  # as in typing, which costs several times what this file does
 if TYPE_CHECKING:
     from cloudtrain.__about__ import __version__
@@ -55,10 +53,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from cloudtrain.importing import Quickly
-
-    with Quickly():
-        module = import_module(f"{__name__}.{_HOME[name]}")
+    module = import_module(f"{__name__}.{_HOME[name]}")
     value: object = module if _HOME[name] == name else getattr(module, name)  # `runs` is a package, and can be called
     globals()[name] = value
     return value
@@ -66,18 +61,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Moved:
-    """Finds modules under the names that they had before; asked last, for names that nothing else finds."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> object:
-        if not name.startswith("cloudtrain."):
-            return None
-        from cloudtrain._moved import find_spec
-
-        return find_spec(name)
-
-
-sys.meta_path.append(_Moved)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """`python -m cloudtrain`, and what the command `cloudtrain` calls: the command line."""
 
+import gc
 import signal
 import sys
 
@@ -12,6 +13,7 @@ def main() -> int:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.set_threshold(100_000)  # an import makes hundreds of thousands of objects that all stay
     from cloudtrain.cli import main as command
 
     return command()

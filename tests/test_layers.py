@@ -15,14 +15,14 @@ from tests.imports import circle, files, graph
 ROOT = Path(__file__).parents[1]
 # A package imports its own layer and those before it.
 LAYERS = [
-    "__about__ errors events metrics importing",
+    "__about__ errors events metrics",
     "job source",
     "nodes",
     "backends simulators",
     "history diagnosis",
     "report forecast policy",
     "runs sweeps",
-    "training testing cli console __main__ _moved",
+    "training testing cli console __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 
@@ -113,18 +113,16 @@ def edges(*, top_only: bool = False) -> set[tuple[str, str]]:
 
 
 def test_there_are_at_most_seventeen_names_at_the_top():
-    """Dunder files, py.typed and the hook for old paths do not count; with forecast, sweeps and policy there are 20."""
+    """Dunder files and py.typed do not count; with forecast, sweeps and policy there are 20."""
     names = {path.name.removesuffix(".py") for path in (ROOT / "cloudtrain").iterdir()}
-    top = {name for name in names if not name.startswith("__")} - {"py.typed", "_moved"}
+    top = {name for name in names if not name.startswith("__")} - {"py.typed"}
     assert top <= LAYER.keys(), "a package without a layer"
     assert len(top - {"forecast", "sweeps", "policy"}) <= 17
 
 
 def test_nobody_reaches_upwards():
     upwards = {
-        (name, found)
-        for name, found in edges()
-        if name and found != "_moved" and LAYER[found.split(".")[0]] > LAYER[name.split(".")[0]]
+        (name, found) for name, found in edges() if name and LAYER[found.split(".")[0]] > LAYER[name.split(".")[0]]
     }
     assert upwards == set()
 

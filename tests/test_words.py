@@ -34,7 +34,7 @@ def texts() -> Iterator[tuple[str, str]]:
     for folder in ("cloudtrain", "entrypoints"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(("cloudtrain/testing/", "cloudtrain/_moved")):
+            if not name.startswith("cloudtrain/testing/"):
                 yield from ((f"{name}:{line}", text) for line, text in _strings(path, "/cli/" in name))
     classes = tomllib.loads((ROOT / "cloudtrain/diagnosis/classes.toml").read_text())
     for name, row in classes.items():

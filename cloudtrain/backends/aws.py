@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, NoService, Unreachable
-from cloudtrain.importing import Quickly
 
 TRIES = 6  # tries of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
@@ -86,9 +85,8 @@ class Aws:
     def session(self) -> Any:
         """The boto3 session; raises MissingExtra without boto3, AwsError for a profile that does not exist."""
         try:
-            with Quickly():
-                import boto3
-                import botocore.exceptions
+            import boto3
+            import botocore.exceptions
         except ModuleNotFoundError:
             raise MissingExtra(f"the backend {self.backend}", self._family) from None
         try:
@@ -112,16 +110,15 @@ class Aws:
             return self._clients[service]
 
     def _make_client(self, service: str) -> Any:
-        with Quickly():  # loading an API's model creates a hundred thousand objects
-            session = self.session
-            from botocore.config import Config
+        session = self.session
+        from botocore.config import Config
 
-            style = {"addressing_style": "path"} if self.endpoint else {}
-            tries, connect_s, read_s = OPTIONAL_SERVICES.get(service, (TRIES, CONNECT_S, READ_S))
-            retries = {"mode": "standard", "total_max_attempts": tries}
-            config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
-                            user_agent_extra="cloudtrain")  # fmt: skip
-            return session.client(service, region_name=self.region, endpoint_url=self.endpoint, config=config)
+        style = {"addressing_style": "path"} if self.endpoint else {}
+        tries, connect_s, read_s = OPTIONAL_SERVICES.get(service, (TRIES, CONNECT_S, READ_S))
+        retries = {"mode": "standard", "total_max_attempts": tries}
+        config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
+                        user_agent_extra="cloudtrain")  # fmt: skip
+        return session.client(service, region_name=self.region, endpoint_url=self.endpoint, config=config)
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""

@@ -47,7 +47,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     from cloudtrain.source.bundle import Bundle, list_files
     from cloudtrain.source.bundle import why as explain
 
-    folder, allowed = _resolve_source(source)
+    folder, trainer, allowed = _resolve_source(source)
     if why is not None:
         explanation = explain(folder, why, **allowed)
         if as_json:
@@ -58,7 +58,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     try:
         with suppress(OSError):  # Bundle.make says what is wrong
             homes.make_home(targets.home())
-        bundle = Bundle.make(folder, targets.home() / "bundles", **allowed)
+        bundle = Bundle.make(folder, targets.home() / "bundles", trainer=trainer, **allowed)
     except BadSource:
         if as_list and not as_json:  # the whole list helps to fix what was refused
             _print_files(list_files(folder))
@@ -84,11 +84,14 @@ def _print_files(files: Sequence[File]) -> None:
         terminal.print_lines(f"{file.size:>12,}  {file.path}")
 
 
-def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
-    """Return the source folder and the exceptions that its job allows; raises BadRequest where there is no folder."""
+def _resolve_source(text: str | None) -> tuple[Path, bool, dict[str, list[str]]]:
+    """Return the source folder, whether the shared trainer goes along, and the exceptions that the job allows.
+
+    Raises BadRequest where there is no folder.
+    """
     path = Path(text or ".")
     if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
-        return path, {}
+        return path, False, {}
     if text and not path.suffix and not path.exists():
         raise BadRequest(f"there is no file or folder {text}", "give a folder, a job file or a script")
     job_input = parse_job_words(options.JobWords(text))
@@ -104,4 +107,4 @@ def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
     chosen = job.source
     if "://" in chosen:
         raise BadRequest(f"the source is not a folder: {chosen}", "run cloudtrain plan to see its commit and files")
-    return Path(chosen), job.exceptions
+    return Path(chosen), job.runs_trainer, job.exceptions

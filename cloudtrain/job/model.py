@@ -197,6 +197,11 @@ class JobModel(Spec):
         return self._written_name if self._written_name not in (None, self.name) else None
 
     @property
+    def runs_trainer(self) -> bool:
+        """Whether it runs files of the shared trainer: they lie beside the launcher in its bundle."""
+        return any(".cloudtrain/" in word for word in self.argv())
+
+    @property
     def exceptions(self) -> dict[str, list[str]]:
         """What its source may hold although packaging refuses it, by the name of the argument of Bundle.make."""
         return {

@@ -41,7 +41,8 @@ def bring(store: Store, newest: AttemptRecord, uri: str) -> Brought:
     if data is None:
         raise BadRequest(f"{uri} has no source of {plan.run_id}", "resume it from the machine that submitted it")
     try:
-        bundle = received.package(data, about, store.home / "bundles", **Job.from_dict(plan.job).exceptions)
+        job = Job.from_dict(plan.job)
+        bundle = received.package(data, about, store.home / "bundles", trainer=job.runs_trainer, **job.exceptions)
     except BadRequest as error:
         raise BadRequest(f"the source at {uri} cannot be used: {error.message}", error.hint) from None
     return Brought({**plan.job, "output": plan.manifest["output"]}, bundle)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import machines, registry
 from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.backends.notes import Fact, Note
-from cloudtrain.errors import BadJob, Problem
-from cloudtrain.importing import Quickly
+from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, rules, targets
 from cloudtrain.policy.checks import facts_of
 from cloudtrain.runs import (
@@ -35,6 +34,7 @@ from cloudtrain.runs import (
     strategy_check,
 )
 from cloudtrain.source.bundle import Bundle
+from cloudtrain.source.files import RESERVED
 from cloudtrain.source.texts import Texts
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Planner:
                 packed.append(self.package(resolved))
             return self.plan_of(resolved, packed[0], key)
 
-        with Quickly():
-            found = targets.choices(job, sets, target=self.target)
+        found = targets.choices(job, sets, target=self.target)
         if len(found) == 1:
             return make(found[0]), packed[0]
         return candidates.choose(found, make), packed[0]
@@ -123,25 +122,24 @@ class Planner:
             known = registry.Names()
             return targets.resolve(job, sets, target=self.target, backends=known, choice=choice, over=over)
 
-        with Quickly():
-            resolution = read()
-            kind = registry.backend_class(resolution.backend)
-            governed = policies.govern(
-                resolution,
-                self._folder,
-                self.home,
-                overrides=self.overrides,
-                earlier=self.earlier_policies,
-                again=read,
-            )
-            options = governed.options
-            found = chain.resolve(governed.job, self.home)
-            found = run_inputs.locate(found, resolution.backend, options, self.home)
-            problems = [
-                *_unsupported(found, kind),
-                *rules.find_keys(found),
-                *find_invalid(options, kind, resolution.backend, resolution.target),
-            ]
+        resolution = read()
+        kind = registry.backend_class(resolution.backend)
+        governed = policies.govern(
+            resolution,
+            self._folder,
+            self.home,
+            overrides=self.overrides,
+            earlier=self.earlier_policies,
+            again=read,
+        )
+        options = governed.options
+        found = chain.resolve(governed.job, self.home)
+        found = run_inputs.locate(found, resolution.backend, options, self.home)
+        problems = [
+            *_unsupported(found, kind),
+            *rules.find_keys(found),
+            *find_invalid(options, kind, resolution.backend, resolution.target),
+        ]
         if problems:
             raise BadJob(found.located(problems))
         ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
@@ -159,7 +157,8 @@ class Planner:
             from cloudtrain.source import clone
 
             folder, _ = clone.fetch_git(job.source, self.home / "sources")
-        bundle = Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
+        into = self.home / "bundles"
+        bundle = Bundle.make(folder, into, must_have=needed, trainer=job.runs_trainer, **job.exceptions)
         if bundle.commit and bundle.dirty:
             from cloudtrain.source import provenance
 
@@ -173,6 +172,10 @@ class Planner:
         """Return what `plan_of` does; checks read the files of the bundle, for those of its source may have changed."""
         with tempfile.TemporaryDirectory(prefix=".plan-", dir=self.home) as folder:
             bundle.extract(Path(folder, "source"))
+            if resolved.job.runs_trainer and not Path(folder, "source", RESERVED, "train.py").exists():
+                raise BadRequest(
+                    "the run's stored source has no shared trainer, which the changed job needs", "submit the job file"
+                )
             return self.plan_of(resolved, replace(bundle, source=f"{folder}/source"), key, earlier)
 
     def plan_of(

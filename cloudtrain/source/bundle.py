@@ -43,6 +43,7 @@ _ON_PATH = {
         ("python_start", "sitecustomize"),
     )
 }
+_TRAINER = tuple(f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py"))
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
 
@@ -69,11 +70,13 @@ class Bundle:
         allow_large: Sequence[str] = (),
         allow_pointers: Sequence[str] = (),
         must_have: Sequence[str] = (),
+        trainer: bool = True,
     ) -> Bundle:
         """Package a directory into a home's folder of bundles, or find the bundle there that already holds the same files.
 
         `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
         credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
+        Without `trainer` the files of the shared trainer stay here: `JobModel.runs_trainer`.
         Files that are as they were are not read again. Blocking. Raises BadSource, with all problems of a kind, and
         StoreError when the folder cannot be written.
         """
@@ -83,7 +86,7 @@ class Bundle:
             _require(source_files, must_have)
             if sum(file.size for file in source_files.files) > limits.MAX_FILE:
                 limits.check(source_files.files, allow_large)
-            members = _members(source_files)
+            members = _members(source_files, trainer)
             cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:
                 survey = digests.take(members, cache)
@@ -189,8 +192,11 @@ def why(
     return decision.sentence + (f", but it is refused: {', '.join(reasons)}" if reasons else "")
 
 
-def runtime_files() -> list[tuple[str, Path]]:
-    """Return the files that run a job on a node: path in the bundle, file of this installation."""
+def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
+    """Return the files that run a job on a node: path in the bundle, file of this installation.
+
+    Without `trainer` those of the shared trainer are left out.
+    """
     package = Path(__file__).parents[1]
     folder = next((f for f in (package / "_entrypoints", package.parent / "entrypoints") if f.is_dir()), None)
     if folder is None:
@@ -204,17 +210,19 @@ def runtime_files() -> list[tuple[str, Path]]:
         inner = os.path.relpath(at, folder)
         prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
         files += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
+    if not trainer:
+        files = [file for file in files if not file[0].startswith(_TRAINER)]
     # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
     return files + [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
 
 
-def _members(source: Source) -> list[Member]:
+def _members(source: Source, trainer: bool) -> list[Member]:
     root = str(source.root)
     members = [
         Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", file_stat)
         for file, file_stat in zip(source.files, source.stats, strict=True)
     ]
-    for path, file in runtime_files():
+    for path, file in runtime_files(trainer):
         file_stat = file.stat()
         members.append(Member(Entry(path, file_stat.st_size, 0o644), str(file), file_stat))
     return sorted(members, key=lambda member: member.entry.path)

@@ -20,14 +20,14 @@ from cloudtrain.source.files import Source
 from cloudtrain.source.limits import MAX_TREE
 
 
-def package(data: bytes, about: Mapping[str, Any], into: Path, **exceptions: Sequence[str]) -> Bundle:
+def package(data: bytes, about: Mapping[str, Any], into: Path, *, trainer: bool, **exceptions: Sequence[str]) -> Bundle:
     """Return the bundle of a packed source; blocking.
 
     Args:
         data: the archive, as entrypoints/launcher/output/source.py packs it.
         about: `source_sha256`, `commit` and `dirty` of the bundle that it was a part of.
         into: the folder of bundles.
-        exceptions: as of `Bundle.make`.
+        trainer, exceptions: as of `Bundle.make`.
 
     Raises:
         BadSource: the archive is damaged, or holds other files.
@@ -45,7 +45,9 @@ def package(data: bytes, about: Mapping[str, Any], into: Path, **exceptions: Seq
                 archive.extractall(folder, members, filter="data")
         except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as error:
             raise BadSource(f"the archive is damaged: {error}") from None
-        bundle = Bundle.make(Source.whole(Path(folder), about["commit"], about["dirty"]), into, **exceptions)
+        bundle = Bundle.make(
+            Source.whole(Path(folder), about["commit"], about["dirty"]), into, trainer=trainer, **exceptions
+        )
     if bundle.source_sha256 != about["source_sha256"]:
         raise BadSource("the archive does not have the same files as the run's source")
     return bundle

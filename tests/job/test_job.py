@@ -396,6 +396,23 @@ def test_exceptions_of_packaging_are_patterns_and_survive_the_round_trip():
     assert "allow_secrets" not in job("").to_dict(given=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("trainer: true", True),
+        ("entrypoint: .cloudtrain/evaluate_model.py", True),
+        ("entrypoint: .cloudtrain/trainer/pickled.py", True),
+        ("run: python .cloudtrain/train.py --task lm", True),
+        ("entrypoint: [python, .cloudtrain/train.py]", True),
+        ("entrypoint: train.py", False),
+        ("entrypoint: -m pkg.train", False),
+        ("run: python train.py", False),
+    ],
+)
+def test_a_job_says_whether_it_runs_the_shared_trainer(text, runs):
+    assert job(text).runs_trainer is runs
+
+
 @pytest.mark.parametrize("line", ["''", "'# no'", "'!'", "' '", '"a\\nb"'])
 def test_exceptions_that_name_no_files_are_wrong(line):
     with pytest.raises(BadJob, match="allow_secrets.*can match no file"):

@@ -99,6 +99,23 @@ def test_runtime_files_are_the_entrypoints_without_tests_and_the_runtime_twice()
     assert ".cloudtrain/launch.py" in found
 
 
+def test_the_shared_trainer_stays_here_where_no_job_needs_it(source, into):
+    def runtime(**arguments) -> tuple[set[str], Bundle]:
+        made = Bundle.make(source, into, **arguments)
+        with tarfile.open(made.path) as tar:
+            return {name for name in tar.getnames() if name.startswith(".cloudtrain/")}, made
+
+    lean, without = runtime(trainer=False)
+    whole, with_trainer = runtime()
+    programs = {".cloudtrain/train.py", ".cloudtrain/evaluate_model.py", ".cloudtrain/shipped.py"}
+    assert whole - lean == programs | {name for name in whole if name.startswith(".cloudtrain/trainer/")}
+    assert (
+        len(whole - lean) > 60 and ".cloudtrain/launch.py" in lean and ".cloudtrain/path/cloudtrain_runtime.py" in lean
+    )
+    assert without.source_sha256 == with_trainer.source_sha256 and without.size_bytes < with_trainer.size_bytes / 2
+    assert runtime(trainer=False)[1] == without
+
+
 def test_runtime_files_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch):
     files = {"launch.py": "", "node/a.py": "", "tests/test_a.py": "", "node/__pycache__/b.py": "", "node/notes.txt": ""}
     wanted = {".cloudtrain/launch.py", ".cloudtrain/node/a.py"}

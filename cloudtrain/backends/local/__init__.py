@@ -1,9 +1,1 @@
 """Training on this machine."""
-
-TYPE_CHECKING = False
-if not TYPE_CHECKING:
-    # what the module cloudtrain.backends.local had, before it was a package
-    def __getattr__(name: str) -> object:
-        from cloudtrain._moved import member
-
-        return member(__name__, name)

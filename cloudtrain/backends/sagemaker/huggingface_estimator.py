@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from cloudtrain.backends.sagemaker.client import require_sdk
 from cloudtrain.backends.sagemaker.hyperparameters import script_mode
 from cloudtrain.backends.sagemaker.toolkit import ENABLED, INSTANCE_TYPE, TORCHRUN
 from cloudtrain.errors import BackendError
-from cloudtrain.importing import Quickly
 
 if TYPE_CHECKING:
     from cloudtrain.backends.aws import Aws
@@ -29,7 +29,29 @@ TAG = re.compile(r":(?P<torch>[\d.]+)-transformers(?P<transformers>[\d.]+)-(?:gp
 # What a Session makes of its own where it is not given; `fit` uses none of them.
 CLIENTS = ("sagemaker_runtime_client", "sagemaker_featurestore_runtime_client", "sagemaker_metrics_client")
 
+NOTICE = "SAGEMAKER_SUPPRESS_V2_WARNING"
 
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the SDK, whose errors are also raised as exceptions; the process is as before afterwards."""
+    loggers = [logging.getLogger(name) for name in ("sagemaker", "sagemaker.config")]
+    levels, notice = [logger.level for logger in loggers], os.environ.get(NOTICE)
+    os.environ[NOTICE] = "1"
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if notice is None:
+            os.environ.pop(NOTICE, None)
+        else:
+            os.environ[NOTICE] = notice
+
+
+@_quiet()
 def build_estimator(aws: Aws, request: Mapping[str, Any], *, deploys: bool = True) -> Any:
     """Return the estimator of a request, attached to its job: `.deploy()` finds the job's model.
 
@@ -107,6 +129,7 @@ def build_estimator(aws: Aws, request: Mapping[str, Any], *, deploys: bool = Tru
     return built
 
 
+@_quiet()
 def submit(aws: Aws, request: Mapping[str, Any]) -> str:
     """Send a request through its estimator's `fit` and return the job's ARN; blocking.
 
@@ -201,15 +224,11 @@ def use_inference_image(estimator: Any) -> None:
 
 @cache
 def _import_sdk() -> tuple[Any, Any, Any]:
-    """Import the SDK and turn off its notices; raises MissingExtra."""
+    """Import the SDK; raises MissingExtra."""
     require_sdk("sagemaker")
-    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-    for name in ("sagemaker", "sagemaker.config"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are also raised as exceptions
-    with Quickly():
-        import sagemaker
-        from sagemaker import huggingface
-        from sagemaker.estimator import _TrainingJob
+    import sagemaker
+    from sagemaker import huggingface
+    from sagemaker.estimator import _TrainingJob
 
     class HuggingFace(huggingface.HuggingFace):  # type: ignore[misc]
         """An estimator whose models run in an inference image; the SDK's takes the training image."""

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from cloudtrain.errors import Problem
-from cloudtrain.importing import Quickly
 
 PATH = "options.sagemaker.raw"
 # The fields that a job or a named option sets, and which.
@@ -95,8 +94,7 @@ def _report(request: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _input_shape() -> Any:
-    with Quickly():
-        import botocore.session
+    import botocore.session
 
-        model = botocore.session.get_session().get_service_model("sagemaker")
-        return model.operation_model("CreateTrainingJob").input_shape
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    return model.operation_model("CreateTrainingJob").input_shape

@@ -29,7 +29,6 @@ from cloudtrain.backends.vertex.request import ATTEMPT, RUN
 from cloudtrain.backends.vertex.status import STATES, has_ended, job_status
 from cloudtrain.errors import BackendError, Unreachable, before_sending
 from cloudtrain.events import State, Status
-from cloudtrain.importing import Quickly
 from cloudtrain.job.units import unix_time
 
 if TYPE_CHECKING:
@@ -133,12 +132,11 @@ class CustomJobs:
         """Create the job through aiplatform.CustomJob, with exactly the fields of the plan."""
         import logging
 
-        with Quickly():
-            from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
-            from google.auth import exceptions
-            from google.auth.credentials import AnonymousCredentials
-            from google.cloud import aiplatform
-            from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
+        from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+        from google.auth import exceptions
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import aiplatform
+        from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
 
         planned = CustomJob.from_json(json.dumps(job))
         _, project, _, region = parent.split("/")

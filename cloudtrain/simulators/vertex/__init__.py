@@ -1,9 +1,1 @@
 """Vertex AI simulator: `python -m cloudtrain.simulators.vertex FOLDER`."""
-
-TYPE_CHECKING = False
-if not TYPE_CHECKING:
-    # Old imports from the former module cloudtrain.simulators.vertex.
-    def __getattr__(name: str) -> object:
-        from cloudtrain._moved import member
-
-        return member(__name__, name)
