@@ -197,7 +197,7 @@ def test_any_change_is_another_digest(source, into, change):
 def test_files_of_ours_count_in_the_digest_but_not_in_that_of_the_source(source, into, tmp_path, monkeypatch):
     first = Bundle.make(source, into)
     ours = write(tmp_path / "ours", {"launch.py": "# another version\n"})
-    monkeypatch.setattr(bundle, "runtime_files", lambda: [(".cloudtrain/launch.py", ours / "launch.py")])
+    monkeypatch.setattr(bundle, "runtime_files", lambda trainer: [(".cloudtrain/launch.py", ours / "launch.py")])
     second = Bundle.make(source, into)
     assert second.sha256 != first.sha256 and second.source_sha256 == first.source_sha256
 
@@ -322,7 +322,7 @@ def test_credentials_are_refused_and_nothing_of_them_is_shown(source, into):
 
 def test_our_own_files_are_not_searched(source, into, tmp_path, monkeypatch):
     ours = write(tmp_path / "ours", {"launch.py": "ghp_" + "aB3" * 12})
-    monkeypatch.setattr(bundle, "runtime_files", lambda: [(".cloudtrain/launch.py", ours / "launch.py")])
+    monkeypatch.setattr(bundle, "runtime_files", lambda trainer: [(".cloudtrain/launch.py", ours / "launch.py")])
     Bundle.make(source, into)
 
 

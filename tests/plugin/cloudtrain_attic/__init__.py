@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import nodes
-from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
-from cloudtrain.manifest import Manifest
-from cloudtrain.state import State, Status
+from cloudtrain.events import LogLine, State, Status
+from cloudtrain.nodes import directory, supervisor
+from cloudtrain.nodes.logs import tail
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cloudtrain.bundle import Bundle
-    from cloudtrain.job import Job
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
 
 
 class AtticBackend:
@@ -69,7 +70,9 @@ class AtticBackend:
         node = Path(plan.request["folder"])
         if not (node / "source").exists():
             bundle.extract(node / "source")
-        nodes.start(node, plan.request["argv"], plan.request["env"], {})  # starts it once, however often it is called
+        directory.start(
+            node, plan.request["argv"], plan.request["env"], {}
+        )  # starts it once, however often it is called
         return str(node)
 
     def find(self, attempt_id: str) -> str | None:
@@ -78,18 +81,18 @@ class AtticBackend:
         return str(node) if (node / "started").exists() else None
 
     def status(self, handle: str) -> Status:
-        found = nodes.node_status(Path(handle))
+        found = directory.node_status(Path(handle))
         return found or Status(State.LOST, reason="there is no such thing in the attic")
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         def ended() -> bool:
             return self.status(handle).state.final
 
-        return nodes.tail([Path(handle) / "log"], after=after, follow=follow, ended=ended)
+        return tail([Path(handle) / "log"], after=after, follow=follow, ended=ended)
 
     def cancel(self, handle: str) -> None:
         if not self.status(handle).state.final:
-            nodes.stop(Path(handle))
+            supervisor.stop(Path(handle))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         into.mkdir(parents=True, exist_ok=True)
