@@ -86,6 +86,7 @@ def census(home: Path) -> Iterator[Path]:
 
 def dismiss_watcher(home: Path) -> None:
     """Spare a test the seconds for which a watcher without live runs waits for the next one; one with live runs stays."""
+    from cloudtrain.clock import SYSTEM
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.history.store import Store
     from cloudtrain.runs import mailbox
@@ -94,7 +95,7 @@ def dismiss_watcher(home: Path) -> None:
         with suppress(CloudtrainError):  # a test may have spoiled the history
             store = Store(home)
             holder = store.watcher()
-            if holder and holder.valid and all(run.status.state.final for run in store.runs(limit=10_000)):
+            if holder and holder.is_valid(SYSTEM) and all(run.status.state.final for run in store.runs(limit=10_000)):
                 mailbox.call(holder.address, {"do": "stop"})
 
 

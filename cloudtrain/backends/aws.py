@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, NoService, Unreachable
 
 TRIES = 6  # tries of one request; the pauses between them grow to 20 s
@@ -75,8 +76,15 @@ class AwsNoCapacity(AwsError, NoCapacity):
 class Aws:
     """A boto3 session of one profile and region and its clients; thread-safe. Created at the first call."""
 
-    def __init__(self, backend: str, region: str | None, profile: str | None, endpoint: str | None) -> None:
-        self.backend, self.profile, self.endpoint = backend, profile, endpoint
+    def __init__(
+        self,
+        backend: str,
+        region: str | None,
+        profile: str | None,
+        endpoint: str | None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.backend, self.profile, self.endpoint, self.clock = backend, profile, endpoint, clock
         self._region = region
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()  # a session makes one client at a time (boto3's guide, "Multithreading")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -173,7 +172,7 @@ class Bucket:
                 if offset > previous_offset:
                     stalled_tries = 0
                 else:
-                    time.sleep(http.PAUSE_S * 2**stalled_tries)
+                    self._api.clock.sleep(http.PAUSE_S * 2**stalled_tries)
 
     def _object_path(self, name: str) -> str:
         return f"/storage/v1/b/{quote(self.name)}/o/{quote(name, safe='')}"

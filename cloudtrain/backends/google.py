@@ -14,6 +14,7 @@ from typing import Any
 
 from cloudtrain.backends import http
 from cloudtrain.backends.http import RETRYABLE, TIMEOUT_S, Answer, HttpError
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -51,12 +52,12 @@ def api_error(answer: Answer, failure: str) -> ApiError:
 class GoogleApi:
     """A client of Google's APIs for one account and region. `endpoint` returns a simulator's address, for every call."""
 
-    def __init__(self, region: str, endpoint: Callable[[], str] | None = None) -> None:
-        self._region, self._endpoint = region, endpoint
+    def __init__(self, region: str, endpoint: Callable[[], str] | None = None, clock: Clock = SYSTEM) -> None:
+        self._region, self._endpoint, self.clock = region, endpoint, clock
         self._credentials: Any = None
         direct = (urllib.request.ProxyHandler({}),) if endpoint else ()
         hint = "the simulator does not answer" if endpoint else "check the network"
-        self._http = http.Http(self._address, api_error, lambda _: hint, lambda: direct)
+        self._http = http.Http(self._address, api_error, lambda _: hint, lambda: direct, clock=clock)
 
     @property
     def endpoint(self) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Unreachable
 
 TIMEOUT_S = 60.0
@@ -76,7 +76,9 @@ class Http:
         hint: Callable[[object], str],
         handlers: Callable[[], Iterable[urllib.request.BaseHandler]] = tuple,
         renew: Callable[[], bool] = lambda: False,
+        clock: Clock = SYSTEM,
     ) -> None:
+        self._clock = clock
         self._address, self._error, self._hint, self._handlers, self._renew = address, error, hint, handlers, renew
 
     def call(
@@ -112,7 +114,7 @@ class Http:
                         final = Unreachable(final.message, final.hint)
                     raise final from None
                 maybe_applied = maybe_applied or (method != "GET" and (status is None or status >= 500))
-                time.sleep(_retry_delay(attempt, error))
+                self._clock.sleep(_retry_delay(attempt, error))
         raise AssertionError("the last try returns or raises")
 
     def stream(
@@ -126,7 +128,7 @@ class Http:
         """Yield a body in chunks, or its bytes from `first` to `last`; continues where the connection breaks off."""
         begin = partial(self._body, path, failure, headers or {}, first, last)
         try:
-            yield from resume(begin, lambda error: self._may_retry(error, RETRYABLE))
+            yield from resume(begin, lambda error: self._may_retry(error, RETRYABLE), self._clock)
         except (OSError, http.client.HTTPException) as error:
             raise self._final(error, path, failure) from None
 
@@ -174,7 +176,9 @@ class Http:
         return Unreachable(message, self._hint(reason))
 
 
-def resume(begin: Callable[[int], Iterator[bytes]], may_retry: Callable[[Exception], bool]) -> Iterator[bytes]:
+def resume(
+    begin: Callable[[int], Iterator[bytes]], may_retry: Callable[[Exception], bool], clock: Clock = SYSTEM
+) -> Iterator[bytes]:
     """Yield the chunks of `begin(0)`; if it fails, continue with those of `begin(<bytes received>)`, after a pause.
 
     Gives up after TRIES failures without a byte in between, and raises the last one.
@@ -189,7 +193,7 @@ def resume(begin: Callable[[int], Iterator[bytes]], may_retry: Callable[[Excepti
         except Exception as error:
             if attempt == TRIES - 1 or not may_retry(error):
                 raise
-            time.sleep(_retry_delay(attempt, error))
+            clock.sleep(_retry_delay(attempt, error))
             attempt += 1
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cloudtrain.backends.api import Backend, Plan, ReadsOutputs
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import MissingExtra, UnknownBackend
 
 GROUP = "cloudtrain.backends"
@@ -72,19 +73,24 @@ def backend_class(name: str) -> type[Backend]:
         raise MissingExtra(f"the backend {name}", extra) from None
 
 
-def create(name: str, options: Mapping[str, Any], home: Path) -> Backend:
+def create(name: str, options: Mapping[str, Any], home: Path, clock: Clock = SYSTEM) -> Backend:
     """Return a backend with validated options; its folder is `<home>/runs`."""
-    return backend_class(name)(options, home / "runs")
+    return backend_class(name)(options, home / "runs", **_clock_of(clock))
 
 
-def create_for(plan: Plan, home: Path) -> Backend:
+def create_for(plan: Plan, home: Path, clock: Clock = SYSTEM) -> Backend:
     """Return the backend of a plan, over the options that the plan was made with."""
-    return create(plan.backend, (plan.job.get("options") or {}).get(plan.backend) or {}, home)
+    return create(plan.backend, (plan.job.get("options") or {}).get(plan.backend) or {}, home, clock)
 
 
-def create_attached(home: Path) -> ReadsOutputs:
+def create_attached(home: Path, clock: Clock = SYSTEM) -> ReadsOutputs:
     """Return the backend that reads runs which were submitted elsewhere."""
-    return cast("type[ReadsOutputs]", _load(ATTACHED))({}, home / "runs")
+    return cast("type[ReadsOutputs]", _load(ATTACHED))({}, home / "runs", **_clock_of(clock))
+
+
+def _clock_of(clock: Clock) -> dict[str, Any]:
+    """Return a constructor's argument; the system's clock is the default, and the class of a plugin may take none."""
+    return {} if clock is SYSTEM else {"clock": clock}
 
 
 def _load(target: str) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import tarfile
 import tempfile
-import time
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +81,7 @@ def upload_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.
                 if error.code in ("ConditionalRequestConflict", "409"):  # another submit uploads the same object
                     if turn == UPLOAD_TRIES - 1:
                         raise AwsUnreachable(error.message, "try again in some minutes", error.code) from None
-                    time.sleep(pause_s)
+                    aws.clock.sleep(pause_s)
                     continue
                 if error.code not in ("PreconditionFailed", "412"):
                     raise
@@ -193,7 +192,7 @@ def _read(aws: Aws, bucket: str, key: str, etag: str, first: int, last: int) -> 
             raise ConnectionError(aws.explain(error, "s3:GetObject")) from None
 
     try:
-        yield from http.resume(begin, lambda error: isinstance(error, ConnectionError))
+        yield from http.resume(begin, lambda error: isinstance(error, ConnectionError), aws.clock)
     except ConnectionError as error:
         raise error.args[0] from None
     except AwsError as error:

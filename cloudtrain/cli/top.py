@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 
 from cloudtrain import events
 from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.clock import SYSTEM
 from cloudtrain.job.units import format_duration, format_size, unix_time
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def command(run_id: str | None, once: bool, as_json: bool) -> int:
             sys.stdout.flush()
             if status.state.final:
                 break
-            time.sleep(EVERY_S)
+            SYSTEM.sleep(EVERY_S)
     except KeyboardInterrupt:
         pass  # how it ends
     finally:
@@ -114,5 +114,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{sum(busy) / len(busy):.0f}%" if busy else "",
         f"{min(busy):.0f}%" if len(busy) > 1 else "",
         f"{memory} of {format_size(int(sum(total)))}" if memory and total else memory,
-        format_duration(max(0.0, time.time() - unix_time(row["at"]))),
+        format_duration(max(0.0, SYSTEM.now() - unix_time(row["at"]))),
     ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.follow import final_json, report_end, wait_quietly
+from cloudtrain.clock import SYSTEM
 
 TIMEOUT_EXIT_CODE = 124
 
@@ -40,12 +39,12 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
     also the code of --timeout: standard error then says that the run is still running, and --json has `error`.
     """
     code = 0
-    until = None if timeout_s is None else time.monotonic() + timeout_s
+    until = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
     for run_id in run_ids or (None,):
         run = runs.find(run_id)
         run.refresh(lambda _: None)  # an outage is reported while it waits
         try:
-            status = wait_quietly(run, None if until is None else max(0.0, until - time.monotonic()))
+            status = wait_quietly(run, None if until is None else max(0.0, until - SYSTEM.monotonic()))
         except TimeoutError:
             error = f"{run.run_id} is still {run.record.status.state} after {timeout_s:g} s"
             if as_json:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.follow import report_end
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest
 
 STANDBY_POLL_S = 0.25
@@ -45,7 +45,7 @@ def command(run_id: str | None, as_json: bool) -> int:
                     terminal.note(f"{run.run_id}  another process already watches this run; waiting to take over")
                     sys.stderr.flush()
                     standby_printed = True
-                time.sleep(STANDBY_POLL_S)
+                SYSTEM.sleep(STANDBY_POLL_S)
     except KeyboardInterrupt:
         run.store.release(run.run_id, watcher.me)
         run.refresh()  # starts a watcher in the background

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,11 +78,11 @@ def refresh(run: Run) -> bool:
     """
     record, key = run.record, (run.store.home, run.run_id)
     last = _attached_read.get(key)
-    if record.attached and last is not None and time.monotonic() - last < asked.fresh_s(record.created_at):
+    if record.attached and last is not None and run.store.clock.monotonic() - last < asked.fresh_s(record.created_at):
         return False
     try:
         run.refresh(lambda _: None)
     except CloudtrainError:
         pass  # no answer
-    _attached_read[key] = time.monotonic()
+    _attached_read[key] = run.store.clock.monotonic()
     return True

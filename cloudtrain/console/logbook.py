@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import MARK, LogLine, parse
 from cloudtrain.history.store import Store
@@ -67,7 +67,7 @@ class Logbook:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.used_at = time.monotonic()
+        self.used_at = SYSTEM.monotonic()
         self.complete = False  # the run is final and all lines are read
         self.ranks: set[tuple[int, int]] = set()  # (node, rank) of the lines so far
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - unnamed, deleted with this object
@@ -97,7 +97,7 @@ class Logbook:
                     if len(batch) >= BATCH:
                         self._write(batch)
                         batch = []
-                        time.sleep(0)  # lets other threads draw pages
+                        store.clock.sleep(0)  # lets other threads draw pages
             self._write(batch)
             self.complete = final  # until a resume
         finally:
@@ -105,7 +105,7 @@ class Logbook:
 
     def window(self, line_filter: LineFilter, first: int, most: int) -> tuple[list[Line], int]:
         """Return up to `most` matching lines from number `first` (from the end where negative), and the number of matches."""
-        self.used_at = time.monotonic()
+        self.used_at = SYSTEM.monotonic()
         numbers: Sequence[int] = range(self.count) if line_filter.everything else self._find_matches(line_filter).lines
         total = len(numbers)
         begin = max(0, total + first) if first < 0 else min(first, max(0, total - 1))

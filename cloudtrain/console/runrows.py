@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,7 +147,7 @@ def changed(store: Store) -> tuple[int, ...]:
     """
     paths = [store.database.path, Path(f"{store.database.path}-wal")]
     stats = [path.stat() for path in paths if path.exists()]
-    now_ns = time.time_ns()
+    now_ns = int(store.clock.now() * 1e9)
     young = any(0 <= now_ns - stat.st_mtime_ns < SETTLED_NS for stat in stats)
     return (*(value for stat in stats for value in (stat.st_mtime_ns, stat.st_size)), now_ns if young else 0)
 
@@ -188,6 +187,10 @@ def _outages(store: Store, rows: Sequence[table.Row]) -> str:
     """Return a sentence for each target that does not answer, for the runs of a page."""
     outages: dict[str, str] = {}
     for record in (row.record for row in rows):
-        if not record.status.state.final and (answer := asked.last(store.home, record.run_id)) and answer.error:
+        if (
+            not record.status.state.final
+            and (answer := asked.last(store.home, record.run_id, store.clock))
+            and answer.error
+        ):
             outages.setdefault(record.target or record.backend, answer.outage)
     return "; ".join(f"{text.clean(target, 60)}: {text.clean(outage, 300)}" for target, outage in outages.items())

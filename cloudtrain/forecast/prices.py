@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import HasMachine
+from cloudtrain.clock import SYSTEM
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
@@ -124,7 +125,7 @@ def listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Path
 
 def age_days(as_of: str) -> int:
     """Return how many days ago a price was read; raises ValueError."""
-    return max(0, (datetime.now(UTC).date() - date.fromisoformat(as_of)).days)
+    return max(0, (SYSTEM.utc().date() - date.fromisoformat(as_of)).days)
 
 
 def describe_age(as_of: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.forecast import download, price_lists
 from cloudtrain.forecast.price_lists import BadList, Offer
 from cloudtrain.forecast.prices import PriceList, file_of, load
@@ -65,7 +65,7 @@ def _read(name: str, google_key: str) -> PriceList:
 
 
 def _listed(name: str, offer: Offer, source: str, estimate: str, url: str) -> PriceList:
-    return PriceList(name, offer.usd_per_hour, source, datetime.now(UTC).date().isoformat(), estimate, url)
+    return PriceList(name, offer.usd_per_hour, source, SYSTEM.utc().date().isoformat(), estimate, url)
 
 
 def _pages(url: str, key: str) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
 from cloudtrain.history.file import Repaired, identity, locked, make_private, on_network
@@ -47,10 +48,10 @@ class Database:
     A home that cannot be written is read from a copy, which is made again when the history has changed.
     """
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self.home, self._clock = home, clock
         self.path = home / "history.sqlite3"
-        self.journal = Journal(home)
+        self.journal = Journal(home, clock)
         self.warnings: list[str] = []  # for the user, such as a damaged file that was moved aside
         self._connection: sqlite3.Connection | None = None
         self._opened: object = None  # identity of the file that the connection is to
@@ -252,7 +253,7 @@ class Database:
             raise repair.Damaged(answer)
 
     def _lock(self, exclusive: bool = True) -> AbstractContextManager[None]:
-        return locked(self.home / "history.lock", exclusive, BUSY_S)
+        return locked(self.home / "history.lock", exclusive, BUSY_S, self._clock)
 
     def _rebuild(self, problem: str) -> str:
         """Put what can be read of a damaged file in its place, and return what was done."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, StoreError, UnknownRun
 from cloudtrain.job.homes import IGNORE_ALL
 
@@ -29,21 +29,21 @@ class Repaired(StoreError):
 
 
 @contextmanager
-def locked(path: Path, exclusive: bool, most_s: float) -> Iterator[None]:
+def locked(path: Path, exclusive: bool, most_s: float, clock: Clock = SYSTEM) -> Iterator[None]:
     """Keep others from creating or replacing the history, which SQLite does not guard; `exclusive` from opening it too.
 
     Waits, but not for ever: the holder may be a stopped process. Raises StoreError then.
     """
-    deadline = time.monotonic() + most_s
+    deadline = clock.monotonic() + most_s
     with path.open("w") as lock:
         while True:
             try:
                 fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                if clock.monotonic() > deadline:
                     raise StoreError(f"the history cannot be used: {path} is locked", "try again") from None
-                time.sleep(0.005)
+                clock.sleep(0.005)
         yield
 
 

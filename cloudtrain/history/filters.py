@@ -7,12 +7,12 @@ All terms of a filter must hold. A term is `FIELD OPERATOR VALUE` or a word, whi
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
 from cloudtrain.backends.plan import ATTACHED
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.history.columns import WITHIN, Column, find_column
@@ -214,7 +214,7 @@ def _moment(text: str, at: int) -> str:
     except ValueError:
         pass
     try:
-        return format_time(time.time() - duration_s(text))
+        return format_time(SYSTEM.now() - duration_s(text))
     except ValueError:
         raise FilterError(at, f"{text!r} is not a time", "write 7d, 12h or 2026-11-23") from None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.units import format_time, now
 
@@ -35,12 +36,12 @@ class Entry(NamedTuple):
 class Journal:
     """The journal below a home folder."""
 
-    def __init__(self, home: Path) -> None:
-        self.path = home / "history.journal"
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self.path, self._clock = home / "history.journal", clock
 
     def add(self, plan: Plan, **columns: str | None) -> None:
         """Append an attempt, with columns of its Entry; raises OSError."""
-        text = json.dumps({"plan": asdict(plan), "created_at": now(), **columns}, separators=(",", ":"))
+        text = json.dumps({"plan": asdict(plan), "created_at": now(self._clock), **columns}, separators=(",", ":"))
         self._append(text, plan.attempt_id)
 
     def _append(self, text: str, attempt_id: str) -> None:

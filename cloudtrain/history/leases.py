@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cloudtrain.backends.plan import ATTACHED, Plan
+from cloudtrain.clock import Clock
 from cloudtrain.events import FINAL
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.file import repaired
@@ -28,10 +28,9 @@ class WatcherRecord:
     address: str  # path of its socket
     expires_at: float  # seconds since 1970
 
-    @property
-    def valid(self) -> bool:
+    def is_valid(self, clock: Clock) -> bool:
         """Whether the process lives and has renewed its lease."""
-        return _is_valid(self.owner, self.expires_at, time.time())
+        return _is_valid(self.owner, self.expires_at, clock.now())
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Leases(History):
         """Return whether a living process watches the run."""
         with self.database.read() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-        return bool(row) and _is_valid(row[0], row[1], time.time())
+        return bool(row) and _is_valid(row[0], row[1], self.clock.now())
 
     def abandon(self, owner: Process, run_id: str | None = None) -> None:
         """Let the next watcher take a run, or all runs, of a watcher that still lives."""
@@ -78,12 +77,12 @@ class Leases(History):
         """Give up a run, so that it has no watcher: the next watcher of this host takes it."""
         with self.database.write() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-            if not row or not _is_valid(row[0], row[1], time.time()):
+            if not row or not _is_valid(row[0], row[1], self.clock.now()):
                 db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, 0)", (run_id, _offered()))
 
     def lease_all(self, run_ids: Iterable[str], owner: Process, ttl_s: float) -> set[str]:
         """Take or renew the leases of runs and return those that were taken; other living processes hold the rest."""
-        moment, taken = time.time(), set()
+        moment, taken = self.clock.now(), set()
         with self.database.write() as db:
             for run_id in run_ids:
                 row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
@@ -96,7 +95,7 @@ class Leases(History):
     def renew(self, owner: Process, ttl_s: float) -> set[str]:
         """Renew all leases of a process and return the ids of its runs."""
         with self.database.write() as db:
-            db.execute("UPDATE leases SET expires_at = ? WHERE owner = ?", (time.time() + ttl_s, str(owner)))
+            db.execute("UPDATE leases SET expires_at = ? WHERE owner = ?", (self.clock.now() + ttl_s, str(owner)))
             return {row[0] for row in db.execute("SELECT run_id FROM leases WHERE owner = ?", (str(owner),))}
 
     def begin_held(self, plan: Plan, owner: Process | str) -> bool:
@@ -114,7 +113,7 @@ class Leases(History):
 
     def orphans(self) -> list[str]:
         """Return the runs that have not ended and whose watcher, on this host, has died or hangs."""
-        moment = time.time()
+        moment = self.clock.now()
         query = (
             "SELECT run_id, owner, expires_at FROM leases JOIN runs USING (run_id)"
             f" WHERE state NOT IN ({placeholders(_FINAL)}) AND substr(identity, 1, ?) != ?"
@@ -144,10 +143,10 @@ class Leases(History):
         with self.database.write() as db:
             holder = _watcher(db)
             if holder and holder.owner != str(owner):
-                if holder.valid:
+                if holder.is_valid(self.clock):
                     return holder
                 db.execute("UPDATE leases SET expires_at = 0 WHERE owner = ?", (holder.owner,))
-            record = WatcherRecord(str(owner), version, address, time.time() + ttl_s)
+            record = WatcherRecord(str(owner), version, address, self.clock.now() + ttl_s)
             db.execute(
                 "INSERT OR REPLACE INTO watchers VALUES (?, ?, ?, ?, ?)",
                 (os.uname().nodename, record.owner, version, address, record.expires_at),

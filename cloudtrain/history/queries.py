@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.plan import ATTACHED
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history import labelled
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 class History:
     """The history below a home folder, read-only. Opened on first use; each process and thread needs its own object."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.database = Database(home)
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self.home, self.clock = home, clock
+        self.database = Database(home, clock)
 
     @cached_property
     def curves(self) -> Curves:

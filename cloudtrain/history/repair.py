@@ -10,13 +10,13 @@ import json
 import os
 import sqlite3
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.plan import ATTACHED
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history.journal import Entry, Journal, entries_of_folders
@@ -111,7 +111,7 @@ def rebuild(path: Path) -> tuple[Path, int]:
     target.execute("DELETE FROM runs WHERE run_id NOT IN (SELECT run_id FROM attempts)")  # restore() adds them again
     count = target.execute("SELECT count(*) FROM runs").fetchone()[0]
     target.close()
-    aside = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%y%m%d-%H%M%S-%f}-{os.getpid()}")
+    aside = path.with_name(f"{path.name}.corrupt-{SYSTEM.utc():%y%m%d-%H%M%S-%f}-{os.getpid()}")
     for suffix in _PARTS:
         part = Path(f"{path}{suffix}")
         if suffix and part.exists():

@@ -68,7 +68,7 @@ class Store(Leases):
                     parent,
                     identity,
                     json.dumps(plan.job),
-                    now(),
+                    now(self.clock),
                     State.QUEUED.value,
                 ),
             ).rowcount
@@ -121,7 +121,15 @@ class Store(Leases):
         added = db.execute(
             "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json(), str(owner), now(), State.QUEUED.value),
+            (
+                plan.attempt_id,
+                plan.run_id,
+                plan.attempt,
+                plan.to_json(),
+                str(owner),
+                now(self.clock),
+                State.QUEUED.value,
+            ),
         ).rowcount
         if added and event:
             db.execute("UPDATE attempts SET event = ? WHERE attempt_id = ?", (event, plan.attempt_id))
@@ -135,7 +143,7 @@ class Store(Leases):
             added = db.execute(
                 "INSERT OR IGNORE INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (run_id, *about, created_at, now(), State.QUEUED.value),
+                (run_id, *about, created_at, now(self.clock), State.QUEUED.value),
             ).rowcount
             if added:
                 db.execute("INSERT INTO provenance VALUES (?, ?)", (run_id, json.dumps(provenance)))
@@ -161,7 +169,7 @@ class Store(Leases):
                 added = db.execute(
                     "INSERT OR IGNORE INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (plan.run_id, *about, each.created_at, now(), State.QUEUED.value),
+                    (plan.run_id, *about, each.created_at, now(self.clock), State.QUEUED.value),
                 ).rowcount
                 if added:
                     db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(each.provenance)))
@@ -256,7 +264,7 @@ class Store(Leases):
 
         `owner` stays the owner where its sender was killed: whether that one got an answer is not known at all.
         """
-        moment = now()
+        moment = now(self.clock)
         with self.database.write() as db:
             db.execute(
                 "UPDATE attempts SET tries = tries + 1, tried_at = ?, owner = ?, reason = ?, event = ?,"
@@ -272,7 +280,7 @@ class Store(Leases):
     def acknowledge(self, run_id: str) -> None:
         """Record that the user has seen the run's id: a later equal submit is a new run."""
         with self.database.write() as db:
-            db.execute("UPDATE runs SET acked_at = coalesce(acked_at, ?) WHERE run_id = ?", (now(), run_id))
+            db.execute("UPDATE runs SET acked_at = coalesce(acked_at, ?) WHERE run_id = ?", (now(self.clock), run_id))
 
     def unsettled(self) -> list[AttemptRecord]:
         """Return attempts with an open intent, and those whose run id the user has not seen."""
@@ -317,7 +325,7 @@ class Store(Leases):
             if cursor is not None:
                 db.execute("UPDATE attempts SET cursor = ? WHERE attempt_id = ?", (cursor, attempt_id))
             if status is not None:
-                _add_reason(db, attempt_id, status)
+                _add_reason(db, attempt_id, status, now(self.clock))
                 # A final state is never overwritten.
                 db.execute(
                     "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(?, started_at),"
@@ -331,7 +339,7 @@ class Store(Leases):
         with self.database.write() as db:
             newest = db.execute("SELECT max(seq) FROM events WHERE attempt_id = ? AND node = ?", (attempt_id, PLATFORM))
             seq = (newest.fetchone()[0] or 0) + 1
-            row = (attempt_id, PLATFORM, seq, now(), kind, json.dumps(data))
+            row = (attempt_id, PLATFORM, seq, now(self.clock), kind, json.dumps(data))
             db.execute("INSERT INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def keep_images(self, attempt_id: str, images: Mapping[int, str]) -> None:
@@ -359,7 +367,7 @@ class Store(Leases):
     def claim_notice(self, attempt_id: str, event: str) -> bool:
         """Claim the notification of an event for this process; False when another process has claimed it."""
         with self.database.write() as db:
-            row = (attempt_id, event, now())
+            row = (attempt_id, event, now(self.clock))
             return bool(db.execute("INSERT OR IGNORE INTO notices VALUES (?, ?, ?)", row).rowcount)
 
     def request_cancel(self, run_id: str) -> dict[str, object]:
@@ -371,12 +379,12 @@ class Store(Leases):
             row = audit.append(self.home, "cancel", run_id)
             db.execute(
                 "UPDATE runs SET cancel_at = coalesce(cancel_at, ?), acked_at = coalesce(acked_at, ?) WHERE run_id = ?",
-                (now(), now(), run_id),
+                (now(self.clock), now(self.clock), run_id),
             )
         return row
 
 
-def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None:
+def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status, moment: str) -> None:
     """Add the event of a changed reason, unless the attempt has ended or ends with it; delete the oldest of too many."""
     if status.state.final:
         return
@@ -386,7 +394,7 @@ def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None
     db.execute(
         "INSERT INTO events (attempt_id, node, seq, at, kind, data) SELECT attempt_id, ?, ?, ?, 'status', ? FROM attempts"
         f" WHERE attempt_id = ? AND reason != ? AND state NOT IN ({placeholders(_FINAL)})",
-        (PLATFORM, seq, now(), data, attempt_id, status.reason, *_FINAL),
+        (PLATFORM, seq, moment, data, attempt_id, status.reason, *_FINAL),
     )
     old = (attempt_id, PLATFORM, seq - MOST_REASONS)
     db.execute("DELETE FROM events WHERE attempt_id = ? AND node = ? AND seq <= ? AND kind = 'status'", old)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import State
 from cloudtrain.history.database import Database
@@ -44,11 +44,10 @@ class SweepRecord:
     def live(self) -> bool:
         return self.state in LIVE
 
-    @property
-    def driven(self) -> bool:
+    def is_driven(self, clock: Clock) -> bool:
         """Whether a living process drives it."""
         process = Process.parse(self.owner)
-        return self.expires_at > time.time() and not (process and process.alive is False)
+        return self.expires_at > clock.now() and not (process and process.alive is False)
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,14 @@ class TrialRecord:
 class SweepHistory:
     """The sweeps below a home. Every public method is one transaction; each process and thread needs its own object."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.database = Database(home)
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self.home, self.clock = home, clock
+        self.database = Database(home, clock)
 
     def add(self, sweep_id: str, name: str, spec: Mapping[str, Any]) -> None:
         """Store a new sweep; one of that id stays as it is."""
         with self.database.write() as db:
-            row = (sweep_id, name, json.dumps(spec), now(), "RUNNING")
+            row = (sweep_id, name, json.dumps(spec), now(self.clock), "RUNNING")
             db.execute(
                 "INSERT OR IGNORE INTO sweeps (sweep_id, name, spec, created_at, state) VALUES (?, ?, ?, ?, ?)", row
             )
@@ -127,9 +126,9 @@ class SweepHistory:
             row = db.execute(f"{_SWEEPS} WHERE sweep_id = ?", (sweep_id,)).fetchone()
             if row is None or (record := _sweep(row)).state not in ("RUNNING", "STOPPING"):
                 return False
-            if record.owner != str(owner) and record.driven:
+            if record.owner != str(owner) and record.is_driven(self.clock):
                 return False
-            expires_at = time.time() + ttl_s
+            expires_at = self.clock.now() + ttl_s
             db.execute(
                 "UPDATE sweeps SET owner = ?, expires_at = ? WHERE sweep_id = ?", (str(owner), expires_at, sweep_id)
             )
@@ -142,7 +141,7 @@ class SweepHistory:
 
     def set_state(self, sweep_id: str, state: str, reason: str = "", *, old: Sequence[str] = LIVE) -> bool:
         """Set a sweep's state where it is one of `old`; False where it was not."""
-        ended_at = None if state in LIVE else now()
+        ended_at = None if state in LIVE else now(self.clock)
         with self.database.write() as db:
             marks = ", ".join("?" for _ in old)
             query = f"UPDATE sweeps SET state = ?, reason = ?, ended_at = ? WHERE sweep_id = ? AND state IN ({marks})"

@@ -6,6 +6,8 @@ import math
 import re
 from datetime import UTC, datetime
 
+from cloudtrain.clock import SYSTEM, Clock
+
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _NAMES = {"s": "sec second", "m": "min minute", "h": "hr hour", "d": "day", "w": "week"}
 _WORDS = {name + s: unit for unit, names in _NAMES.items() for name in names.split() for s in ("", "s")}
@@ -110,9 +112,9 @@ def format_duration(seconds: float) -> str:
     return f"{whole // size}{names[0]}" + (f" {rest:02d}{names[1]}" if rest else "")
 
 
-def now() -> str:
+def now(clock: Clock = SYSTEM) -> str:
     """Return the time as ISO 8601 in UTC with microseconds."""
-    return format_time(datetime.now(UTC))
+    return format_time(clock.now())
 
 
 def format_time(moment: datetime | float) -> str:
@@ -126,6 +128,6 @@ def unix_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def seconds_since(text: str) -> float:
+def seconds_since(text: str, clock: Clock = SYSTEM) -> float:
     """Return the seconds from an ISO time until now; raises ValueError."""
-    return datetime.now(UTC).timestamp() - unix_time(text)
+    return clock.now() - unix_time(text)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
@@ -42,6 +42,7 @@ def merge(
     follow: bool = False,
     ended: Callable[[], bool] = lambda: True,
     pause_s: float | None = None,
+    clock: Clock = SYSTEM,
 ) -> Iterator[LogLine]:
     """Yield the log lines of several nodes after a cursor, by time, in order on each node.
 
@@ -56,10 +57,10 @@ def merge(
     offsets += [0] * (nodes - len(offsets))
     cursor_parts = [str(offset) for offset in offsets]  # kept, since most of a cursor stays as it was
     idle_looks = 0  # looks in which nothing was new: they come less often, down to a fifth, and cost a fifth
-    started, next_check = time.monotonic(), 0.0
+    started, next_check = clock.monotonic(), 0.0
     while True:
         final_pass = not follow
-        if follow and (now := time.monotonic()) >= next_check:
+        if follow and (now := clock.monotonic()) >= next_check:
             final_pass = ended()  # asked before reading: what was written until then is read below
             next_check = now + min((now - started) / 50, ASK_S)  # asking costs more than looking
         new_lines = False
@@ -79,7 +80,7 @@ def merge(
             return
         idle_looks = 0 if new_lines else idle_looks + 1
         if not new_lines:
-            time.sleep(TAIL_S * min(1 + idle_looks // 10, 5) if pause_s is None else pause_s)
+            clock.sleep(TAIL_S * min(1 + idle_looks // 10, 5) if pause_s is None else pause_s)
 
 
 def _pieces(log: Path, offset: int, size: int) -> Iterator[bytes]:

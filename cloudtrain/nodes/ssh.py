@@ -11,13 +11,13 @@ import os
 import shlex
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, NoService, Unreachable
 from cloudtrain.nodes import event_loop, ssh_config
 
@@ -76,8 +76,8 @@ class Completed(NamedTuple):
 class Remote:
     """One machine. Every method raises Unreachable if it cannot be reached, and BackendError if it refuses the login."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, clock: Clock = SYSTEM) -> None:
+        self.host, self._clock = host, clock
         self.last_failure: tuple[float, CloudtrainError] | None = None  # when the last try failed, and why
         self._unreachable_since: float | None = None
         self._connection: SSHClientConnection | None = None
@@ -87,7 +87,7 @@ class Remote:
     @property
     def unreachable_s(self) -> float:
         """Seconds since the first of the failed tries to reach the machine; 0.0 if the last try succeeded."""
-        return 0.0 if self._unreachable_since is None else time.monotonic() - self._unreachable_since
+        return 0.0 if self._unreachable_since is None else self._clock.monotonic() - self._unreachable_since
 
     def run(self, command: str | Sequence[str], *, given: bytes = b"", timeout_s: float = ANSWER_S) -> Completed:
         """Run a command to its end with `given` on standard input; blocking. A list is quoted for the shell."""
@@ -177,7 +177,7 @@ class Remote:
 
     async def translate_errors(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
         """Await work on the connection and translate its errors into ours."""
-        if self.last_failure is not None and time.monotonic() - self.last_failure[0] < PAUSE_S:
+        if self.last_failure is not None and self._clock.monotonic() - self.last_failure[0] < PAUSE_S:
             work.close()
             raise self.last_failure[1]
         try:
@@ -190,9 +190,9 @@ class Remote:
             translated = self._translate(error, timeout_s)
             if translated is None:
                 raise
-            self.last_failure = (time.monotonic(), translated)
+            self.last_failure = (self._clock.monotonic(), translated)
             if isinstance(translated, Unreachable):
-                self._unreachable_since = self._unreachable_since or time.monotonic()
+                self._unreachable_since = self._unreachable_since or self._clock.monotonic()
                 if self._connection is not None:
                     self._connection.abort()
                 self._connection = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError
 from cloudtrain.policy import files
 from cloudtrain.policy.files import POLICY_FILE, BadPolicy, Policy
@@ -47,7 +48,7 @@ def pin(url: str, home: Path, sha256: str = "") -> Policy:
         trial.unlink()
     with new_file(folder / POLICY_FILE) as file:
         file.write(content)
-    as_of = datetime.now(UTC).isoformat(timespec="seconds")
+    as_of = SYSTEM.utc().isoformat(timespec="seconds")
     with new_file(folder / "pin.json") as file:
         file.write(json.dumps({"from": url, "commit": commit, "sha256": digest, "as_of": as_of}, indent=1).encode())
     return load(url, home, sha256)
@@ -69,7 +70,7 @@ def load(url: str, home: Path, sha256: str = "") -> Policy:
 
 def age_days(policy_as_of: str) -> int:
     """Return how old a pinned copy is, in whole days."""
-    return (datetime.now(UTC) - datetime.fromisoformat(policy_as_of)).days
+    return (SYSTEM.utc() - datetime.fromisoformat(policy_as_of)).days
 
 
 def _folder(url: str, home: Path) -> Path:

@@ -52,7 +52,7 @@ def _options(store: Store, newest: AttemptRecord) -> Sequence[str]:
     plan = newest.plan
     try:
         limits = Job.from_dict(plan.job).limits
-        backend = backend_of(plan, store.home, newest.handle)
+        backend = backend_of(plan, store.home, newest.handle, clock=store.clock)
     except (CloudtrainError, LookupError):  # of an older version, or its extra is not installed any more
         return []
     granted_s = int(plan.manifest.get("max_runtime_s") or limits.max_runtime_s)

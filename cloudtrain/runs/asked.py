@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job.units import format_time, unix_time
@@ -31,15 +31,20 @@ class Asked:
     error: str = ""
     since: str = ""  # of the first question without an answer, UTC
     unreachable: bool = False
+    clock: Clock = SYSTEM
 
     @property
     def age_s(self) -> float:
-        return max(0.0, time.time() - self.at)
+        return max(0.0, self.clock.now() - self.at)
 
     def is_fresh(self, attempt: AttemptRecord) -> bool:
         """Return whether a reader takes the stored answer instead of asking for the run's newest attempt again."""
         began = unix_time(attempt.created_at)
-        return self.shared and began < self.at and abs(time.time() - self.at) < fresh_s(attempt.created_at)
+        return (
+            self.shared
+            and began < self.at
+            and abs(self.clock.now() - self.at) < fresh_s(attempt.created_at, self.clock)
+        )
 
     @property
     def outage(self) -> str:
@@ -54,12 +59,14 @@ class Asked:
         return when + self.outage if self.error else ""
 
 
-def fresh_s(created_at: str) -> float:
+def fresh_s(created_at: str, clock: Clock = SYSTEM) -> float:
     """Return for how long readers take a stored answer about what was made at a time."""
-    return OLD_FRESH_S if time.time() - unix_time(created_at) > OLD_S else FRESH_S
+    return OLD_FRESH_S if clock.now() - unix_time(created_at) > OLD_S else FRESH_S
 
 
-def note(home: Path, run_id: str, backend: Backend, error: CloudtrainError | None = None) -> None:
+def note(
+    home: Path, run_id: str, backend: Backend, error: CloudtrainError | None = None, clock: Clock = SYSTEM
+) -> None:
     """Note that a run's platform was asked just now, and its error where it gave no answer."""
     shared = isinstance(backend, HasRemoteLog)
     before = last(home, run_id)
@@ -69,20 +76,20 @@ def note(home: Path, run_id: str, backend: Backend, error: CloudtrainError | Non
     with suppress(OSError):
         if error is None:
             if before and before.shared and not before.error:
-                os.utime(path)
+                os.utime(path, (clock.now(), clock.now()))
             else:
-                _write(path, {"shared": shared})
+                _write(path, {"shared": shared}, clock)
             return
-        since = before.since if before and before.error else f"{format_time(time.time())[:19]}Z"
+        since = before.since if before and before.error else f"{format_time(clock.now())[:19]}Z"
         data = {"error": error.message, "since": since, "unreachable": isinstance(error, Unreachable)}
-        _write(path, {"shared": shared, **data})
+        _write(path, {"shared": shared, **data}, clock)
 
 
-def last(home: Path, run_id: str) -> Asked | None:
+def last(home: Path, run_id: str, clock: Clock = SYSTEM) -> Asked | None:
     """Return when a run's platform was last asked; None where that is not known."""
     path = _path(home, run_id)
     try:
-        return Asked(path.stat().st_mtime, **json.loads(path.read_text("utf-8")))
+        return Asked(path.stat().st_mtime, clock=clock, **json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -97,8 +104,9 @@ def _path(home: Path, run_id: str) -> Path:
     return home / "runs" / run_id / "asked"
 
 
-def _write(path: Path, data: dict[str, object]) -> None:
+def _write(path: Path, data: dict[str, object], clock: Clock) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"asked.{os.getpid()}.new")
     new.write_text(json.dumps(data), "utf-8")
+    os.utime(new, (clock.now(), clock.now()))
     new.replace(path)

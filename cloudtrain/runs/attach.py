@@ -59,7 +59,7 @@ def attach_all(
         BadRequest: no run is there. BackendError: it cannot be listed.
     """
     store = Store(home or targets.home())
-    backend = registry.create_attached(store.home)
+    backend = registry.create_attached(store.home, store.clock)
     base = uri.rstrip("/")
     if "://" not in base:
         base = str(Path(base).expanduser().absolute())
@@ -127,7 +127,7 @@ def attach(uri: str, home: Path | None = None) -> Run:
         MissingExtra: The library for the bucket is not installed.
     """
     store = Store(home or targets.home())
-    backend = registry.create_attached(store.home)
+    backend = registry.create_attached(store.home, store.clock)
     attempts = backend.attempts(uri)
     uri, run_id = attempts[0].uri, attempts[0].plan.run_id
     record = store.get(run_id)

@@ -31,7 +31,7 @@ _FOLDERS: dict[tuple[str, str], dict[str, event_files.TagPrefixes]] = {}  # atte
 
 def refresh(store: Store, run_id: str, uri: str) -> None:
     """Copy what is new of an attached run into the store; blocking."""
-    backend = registry.create_attached(store.home)
+    backend = registry.create_attached(store.home, store.clock)
     attempts = backend.attempts(uri)
     if attempts[0].plan.run_id != run_id:
         raise BadRequest(f"{attempts[0].uri} holds {attempts[0].plan.run_id} now, not {run_id}")

@@ -37,7 +37,7 @@ def bring(store: Store, newest: AttemptRecord, uri: str) -> Brought:
             f"{plan.run_id} cannot be resumed from {uri}: its record has no job, or it is a copy",
             "attach <output>/<run id> itself",
         )
-    data = registry.create_attached(store.home).source(uri, str(about["source_sha256"]))
+    data = registry.create_attached(store.home, store.clock).source(uri, str(about["source_sha256"]))
     if data is None:
         raise BadRequest(f"{uri} has no source of {plan.run_id}", "resume it from the machine that submitted it")
     try:

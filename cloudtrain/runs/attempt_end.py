@@ -81,10 +81,10 @@ class AttemptEnds:
     def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, and start the next attempt where one is due, else store the run's end."""
         if run.cancel_requested and attempt.handle is None:
-            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
+            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now(self.store.clock))
         # What was seen while it ran counts too: afterwards a platform may have forgotten when its nodes began.
         started = min((at for at in (attempt.status.started_at, status.started_at) if at), default=None)
-        status = replace(status, started_at=started, ended_at=status.ended_at or now())
+        status = replace(status, started_at=started, ended_at=status.ended_at or now(self.store.clock))
         # What is left of a lost one must not run beside the next attempt, on another platform least of all.
         lost = status.state is State.LOST and attempt.handle is not None
         if lost and not self.cancel(backend, attempt.handle or "") and failover.has_candidates(attempt.plan):
@@ -125,7 +125,7 @@ class AttemptEnds:
 
     def _plan_next(self, attempt: AttemptRecord, backend: Backend, base: Plan) -> tuple[Backend, Plan, Bundle]:
         """Return the next attempt's backend, plan and bundle; raises BackendError, BadRequest, CapReached."""
-        client = backend if base is attempt.plan else backend_of(base, self.store.home)
+        client = backend if base is attempt.plan else backend_of(base, self.store.home, clock=self.store.clock)
         earlier = self.store.attempts(self.run_id)
         plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
         plan = left_files.plan_after(self.store, client, policies.check_stored(plan, client, self.store.home))

@@ -11,6 +11,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend
 from cloudtrain.backends.checkpoints import FOLDERS, SAGEMAKER
 from cloudtrain.backends.plan import ATTACHED, Plan
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.runs import cap
 
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 
 
-def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
+def backend_of(plan: Plan, home: Path, handle: str | None = None, clock: Clock = SYSTEM) -> Backend:
     """Return the backend of a plan, over the options that the plan was made with; of an attached run what reads it."""
     if handle is not None and handle.startswith(ATTACHED):
-        return registry.create_attached(home)
-    return registry.create_for(plan, home)
+        return registry.create_attached(home, clock)
+    return registry.create_for(plan, home, clock)
 
 
 def replan(

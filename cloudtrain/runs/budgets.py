@@ -11,7 +11,6 @@ A budget counts what the runs in this machine's history have spent in the calend
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,7 @@ def _matches(selector: str, plan: Plan) -> bool:
 
 def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[str]:
     notes = []
-    month = datetime.now(UTC).strftime("%Y-%m")
+    month = store.clock.utc().strftime("%Y-%m")
     shares = spend.shares(store, month)
     most = _most_usd(plan)
     for selector, text in budgets.items():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.clock import SYSTEM, Clock
 
 MOST = 64  # that are kept: a client of an SDK takes megabytes
 RENEW_S = 60.0  # between two renewals of one
@@ -17,8 +17,8 @@ Key = tuple[str, str]
 class Clients:
     """Backends by their options, for all threads; at most MOST."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self._home, self._clock = home, clock
         self._backends: dict[Key, Backend] = {}
         self._renewed: dict[Key, float] = {}  # monotonic
 
@@ -27,7 +27,7 @@ class Clients:
         key = _key(plan)
         backend = self._backends.get(key)
         if backend is None:
-            backend = registry.create_for(plan, self._home)
+            backend = registry.create_for(plan, self._home, self._clock)
             while len(self._backends) >= MOST:
                 self._backends.pop(next(iter(self._backends)), None)
             backend = self._backends.setdefault(key, backend)
@@ -35,7 +35,7 @@ class Clients:
 
     def renew(self, plan: Plan) -> Backend | None:
         """Make a new backend after a refusal, since credentials may have been renewed; None within RENEW_S."""
-        key, moment = _key(plan), time.monotonic()
+        key, moment = _key(plan), self._clock.monotonic()
         if moment - self._renewed.get(key, -RENEW_S) < RENEW_S:
             return None
         self._renewed[key] = moment

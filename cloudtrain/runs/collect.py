@@ -80,7 +80,7 @@ class Collector:
         """
         assert attempt.handle is not None
         if attempt.attempt_id not in self._spools:
-            self._spools[attempt.attempt_id] = Spool.open(store.home, attempt, backend)
+            self._spools[attempt.attempt_id] = Spool.open(store.home, attempt, backend, store.clock)
         spool, cursor = self._spools[attempt.attempt_id], attempt.cursor
         if spool and spool.cursor != cursor:
             lines = spool.lines(cursor)

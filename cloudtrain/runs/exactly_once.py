@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
@@ -54,10 +54,11 @@ class ExactlyOnce(Planner):
         watch: bool = True,
         confirm: budgets.Confirm | None = None,
         force: bool = False,
+        clock: Clock = SYSTEM,
         **options: Any,
     ) -> None:
-        super().__init__(target, home=home, force=force, **options)
-        self.store = Store(self.home)
+        super().__init__(target, home=home, force=force, clock=clock, **options)
+        self.store = Store(self.home, clock)
         self.watch = watch
         self.confirm = confirm
         self.notes: list[str] = []  # warnings of the last submit, one sentence each
@@ -107,7 +108,7 @@ class ExactlyOnce(Planner):
         shell = environment.select(os.environ, ("HOME", *patterns)) if patterns else {}
         made_of = plan.backend, (plan.job.get("options") or {}).get(plan.backend), shell
         if self._sender is None or self._sender[0] != made_of:
-            self._sender = made_of, registry.create_for(plan, self.home)
+            self._sender = made_of, registry.create_for(plan, self.home, self.clock)
         return self._sender[1]
 
     def _finish_submit(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Submitted:
@@ -134,7 +135,7 @@ class ExactlyOnce(Planner):
         mine: AttemptRecord | None = None
         not_checked: list[str] = []
         for attempt in self.store.unsettled():
-            free, background = open_attempt.is_free(attempt), open_attempt.is_in_background(attempt)
+            free, background = open_attempt.is_free(attempt, self.store.clock), open_attempt.is_in_background(attempt)
             if chain.is_held(attempt) and not keys.same(attempt.plan, plan):
                 continue  # nothing of it was sent
             if attempt.handle is not None and not background and (not free or attempt.owner == str(Process.here())):
@@ -155,8 +156,8 @@ class ExactlyOnce(Planner):
         if mine is None:
             return None
         run = self.store.find(mine.run_id)
-        if not adopt and (run.status.failed or open_attempt.age_s(mine) > open_attempt.ADOPTABLE_S):
-            _raise_undecided(run, open_attempt.age_s(mine))
+        if not adopt and (run.status.failed or open_attempt.age_s(mine, self.store.clock) > open_attempt.ADOPTABLE_S):
+            _raise_undecided(run, open_attempt.age_s(mine, self.store.clock))
         return self._finish(mine)
 
     def adopt_key(self, plan: Plan, key: str) -> bool:
@@ -177,7 +178,7 @@ class ExactlyOnce(Planner):
         if (attempt.plan.backend, attempt.plan.target) != (plan.backend, plan.target):
             return False
         try:
-            handle = registry.create_for(attempt.plan, self.home).find(attempt.attempt_id)
+            handle = registry.create_for(attempt.plan, self.home, self.clock).find(attempt.attempt_id)
         except CloudtrainError:
             return False
         if handle is not None:
@@ -190,7 +191,7 @@ class ExactlyOnce(Planner):
         Where it does not answer and `limits.max_wait` allows it, the run waits: `send_once` stores it, and sends nothing.
         """
         try:
-            found = key_search.search(plan, self.home)
+            found = key_search.search(plan, self.home, self.clock)
         except Unreachable as error:
             if not open_attempt.max_wait_s(plan):
                 raise
@@ -212,7 +213,7 @@ class ExactlyOnce(Planner):
             if handle is not None:
                 self.store.accept(made.attempt_id, handle)
             if number < newest:
-                absent = Status(State.LOST, None, "the platform has no such job", ended_at=now())
+                absent = Status(State.LOST, None, "the platform has no such job", ended_at=now(self.store.clock))
                 self.store.record(made.attempt_id, status=absent if handle is None else backend.status(handle))
             plan = made
         if self.watch:
@@ -238,34 +239,38 @@ class ExactlyOnce(Planner):
         outcome: Outcome | None = None
         attempt = self._wait_while_asked(attempt)
         while outcome is None and self._is_to_be_sent(attempt):
-            backend = registry.create_for(attempt.plan, self.home)
+            backend = registry.create_for(attempt.plan, self.home, self.clock)
             send.preflight(attempt.plan, backend)
             outcome = send.send_again(self.store, attempt, backend)
             attempt = self._wait_while_asked(attempt)  # another process may have been first, and only asked
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
     def _is_to_be_sent(self, attempt: AttemptRecord) -> bool:
-        sent = attempt.handle is not None or attempt.status.state.final or not open_attempt.is_free(attempt)
+        sent = (
+            attempt.handle is not None
+            or attempt.status.state.final
+            or not open_attempt.is_free(attempt, self.store.clock)
+        )
         if sent or chain.is_held(attempt):
             return False
         return not self.store.find(attempt.run_id).cancel_requested  # a cancelled one is left to its watcher
 
     def _wait_while_asked(self, attempt: AttemptRecord) -> AttemptRecord:
         """Wait while a watcher or a reader asks about an attempt whose sender was killed, and return it as stored then."""
-        until = time.monotonic() + ASKED_S
+        until = self.store.clock.monotonic() + ASKED_S
         while True:
             found = (one for one in self.store.attempts(attempt.run_id) if one.number == attempt.number)
             attempt = next(found, attempt)
-            asked = open_attempt.is_in_background(attempt) and not open_attempt.is_free(attempt)
+            asked = open_attempt.is_in_background(attempt) and not open_attempt.is_free(attempt, self.store.clock)
             if not asked or attempt.handle or attempt.status.state.final or attempt.unanswered_since:
                 return attempt
-            if time.monotonic() > until:
+            if self.store.clock.monotonic() > until:
                 raise Unreachable(
                     f"{attempt.run_id}: another cloudtrain process has asked {attempt.plan.backend} about it "
                     f"for {ASKED_S:.0f} s; nothing was sent",
                     "submit again when it has ended",
                 )
-            time.sleep(0.1)
+            self.store.clock.sleep(0.1)
 
 
 def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:

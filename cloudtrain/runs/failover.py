@@ -70,7 +70,11 @@ def why_withdrawn(store: Store, attempt: AttemptRecord, status: Status) -> str:
 
     max_wait = Job.from_dict(attempt.plan.job).limits
     pending = status.state in _PENDING and status.started_at is None
-    if not pending or max_wait.max_wait_s is None or seconds_since(attempt.created_at) <= max_wait.max_wait_s:
+    if (
+        not pending
+        or max_wait.max_wait_s is None
+        or seconds_since(attempt.created_at, store.clock) <= max_wait.max_wait_s
+    ):
         return ""
     refused = Status(State.FAILED, event="capacity")
     reason = f"cancelled: no machines within {max_wait.max_wait} (limits.max_wait)"

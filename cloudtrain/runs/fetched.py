@@ -77,7 +77,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
         raise BadRequest(f"{run.run_id} was never accepted by {run.backend}: there is nothing to fetch")
     newest = accepted[-1]
     assert newest.handle is not None
-    backend = attempts.backend_of(newest.plan, store.home, newest.handle)
+    backend = attempts.backend_of(newest.plan, store.home, newest.handle, clock=store.clock)
     if WORKDIR in what and Feature.WORKDIR not in backend.features:
         hint = "add keep: [out] to the job: then fetch can copy the files of that folder from every backend"
         raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)

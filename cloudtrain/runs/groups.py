@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from cloudtrain.backends.api import Backend, HasLogRate, HasStatuses
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import State, Status
 from cloudtrain.runs import rates
 from cloudtrain.runs.pace import Pace
@@ -29,13 +29,13 @@ _NUMBERS = itertools.count()
 class Entry:
     """A run that is watched. Only the thread that decides changes it, except `watch` while it is busy."""
 
-    def __init__(self, run_id: str, environ: Mapping[str, str] | None) -> None:
-        self.run_id, self.environ = run_id, environ
+    def __init__(self, run_id: str, environ: Mapping[str, str] | None, clock: Clock = SYSTEM) -> None:
+        self.run_id, self.environ, self._clock = run_id, environ, clock
         self.group: Group | None = None
         self.watch: Watcher | None = None
         self.attempt_id = ""
         self.handle: str | None = None
-        self.wanted = time.monotonic()  # since when its lease is wanted
+        self.wanted = self._clock.monotonic()  # since when its lease is wanted
         self.leased = False
         self.busy = False  # a thread looks at it
         self.ending = False  # and has seen that its attempt has ended
@@ -58,22 +58,22 @@ class Entry:
         if given is None or seen is None or given.state in _LOGS or given.state.final or self.again:
             return True
         same = (given.state, given.reason, given.started_at) == (seen.state, seen.reason, seen.started_at)
-        return not same or time.monotonic() - self.looked > UNREAD_S
+        return not same or self._clock.monotonic() - self.looked > UNREAD_S
 
 
 class Group:
     """Runs of one account, cluster or host: their threads, their limit of calls, and when each is due."""
 
-    def __init__(self, name: str, backend: Backend, share: rates.ProcessorShare) -> None:
-        self.name, self._share = name, share
+    def __init__(self, name: str, backend: Backend, share: rates.ProcessorShare, clock: Clock = SYSTEM) -> None:
+        self.name, self._share, self._clock = name, share, clock
         self.asks: HasStatuses | None = None
         self.renew(backend)
-        self.budget = rates.Budget(self.asks.calls_per_s if self.asks else rates.CALLS_PER_S)
+        self.budget = rates.Budget(self.asks.calls_per_s if self.asks else rates.CALLS_PER_S, clock)
         self.pool = ThreadPoolExecutor(THREADS + ENDS, name)
         self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
         self.senders = ThreadPoolExecutor(SENDERS, name)
         self._logs_per_s = backend.logs_per_s if isinstance(backend, HasLogRate) else rates.LOGS_PER_S
-        self._log_budget = rates.Budget(self._logs_per_s)
+        self._log_budget = rates.Budget(self._logs_per_s, clock)
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
@@ -89,7 +89,7 @@ class Group:
 
     def schedule(self, entry: Entry, wait_s: float) -> None:
         """Look at a run again after a while; one that is busy is scheduled when it no longer is."""
-        entry.pause_s, entry.due = wait_s, time.monotonic() + wait_s
+        entry.pause_s, entry.due = wait_s, self._clock.monotonic() + wait_s
         if not entry.busy:
             heapq.heappush(self._heap, (entry.due, next(_NUMBERS), entry))
 
@@ -111,7 +111,7 @@ class Group:
 
     def next_at(self) -> float | None:
         """Return when something is to be started, in seconds of the monotonic clock; None before anything else ends."""
-        times, moment = [], time.monotonic()
+        times, moment = [], self._clock.monotonic()
         if self.running < THREADS:
             if self._urgent:
                 times.append(moment + (0.0 if _is_free(self._urgent[0]) else self.budget.wait_s()))
@@ -176,7 +176,7 @@ class Group:
             known += soon
         else:
             for entry in soon:  # as before, or where somebody has just stopped to follow its log
-                wait_s = entry.due - time.monotonic()
+                wait_s = entry.due - self._clock.monotonic()
                 heapq.heappush(self._heap, (entry.due, next(_NUMBERS), entry)) if wait_s > 0 else self.schedule(
                     entry, self.pause_s(entry)
                 )
@@ -193,7 +193,7 @@ class Group:
 
     def _take_due(self) -> list[Entry]:
         """Take the runs that are due; where one call asks for many, those that have waited for half of their pause as well."""
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         if not self._heap or self._heap[0][0] > moment:
             return []
         due: dict[str, Entry] = {}

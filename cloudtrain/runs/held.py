@@ -56,7 +56,7 @@ def _end(store: Store, attempt: AttemptRecord, status: Status) -> bool:
     """End a held run; False where another process has just begun to send it."""
     if not store.change_owner(attempt.attempt_id, old=chain.HELD, new=Process.here()):
         return False
-    status = Status(status.state, None, status.reason, ended_at=now())
+    status = Status(status.state, None, status.reason, ended_at=now(store.clock))
     store.record(attempt.attempt_id, status=status)
     store.set_status(attempt.run_id, status)
     return True
@@ -65,7 +65,7 @@ def _end(store: Store, attempt: AttemptRecord, status: Status) -> bool:
 def _send(store: Store, attempt: AttemptRecord) -> bool:
     try:
         plan = _final_plan(store, attempt.plan)
-        backend = attempts.backend_of(plan, store.home)
+        backend = attempts.backend_of(plan, store.home, clock=store.clock)
         plan = policies.check_stored(plan, backend, store.home)
         send.preflight(plan, backend)
     except Unreachable:
@@ -89,5 +89,5 @@ def _final_plan(store: Store, plan: Plan) -> Plan:
 
     options = (plan.job.get("options") or {}).get(plan.backend) or {}
     job = run_inputs.locate(Job.from_dict(plan.job), plan.backend, options, store.home)
-    made, _ = attempts.replan(plan, 1, attempts.backend_of(plan, store.home), store.home, job=job)
+    made, _ = attempts.replan(plan, 1, attempts.backend_of(plan, store.home, clock=store.clock), store.home, job=job)
     return replace(made, notes=plan.notes)

@@ -44,7 +44,7 @@ class Inside:
             )
         if attempt.handle is None or status.state is State.QUEUED:
             raise BadRequest(f"{run.run_id} has not started yet ({status.state})", f"cloudtrain show {run.run_id}")
-        backend = attempts.backend_of(attempt.plan, run.store.home, attempt.handle)
+        backend = attempts.backend_of(attempt.plan, run.store.home, attempt.handle, clock=run.store.clock)
         if not isinstance(backend, HasShell):
             raise BadRequest(f"{run.run_id} runs on {backend.name}, which cannot start a program beside a rank")
         return cls(run, attempt, backend)

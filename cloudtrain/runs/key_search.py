@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasLabels
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.runs import candidates, keys
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ class KeySearch(NamedTuple):
             keys.check_labels(key, self.bases[found.candidate], backend.labels(found.handle))
 
 
-def search(plan: Plan, home: Path) -> KeySearch:
+def search(plan: Plan, home: Path, clock: Clock = SYSTEM) -> KeySearch:
     """Look for all attempts of a plan's run on the platforms of all its candidates; blocking. Raises BackendError.
 
     An attempt that was refused for lack of machines left nothing there: the later ones are looked for as well.
     """
     bases = candidates.bases(plan)
-    clients = [registry.create_for(base, home) for base in bases]
+    clients = [registry.create_for(base, home, clock) for base in bases]
     attempts: list[Found | None] = []
     expected = len(bases) * int((plan.job.get("retry") or {}).get("max_attempts") or 1)
     while len(attempts) < expected or attempts[-1] is not None:

@@ -38,4 +38,4 @@ def _may_have_left(store: Store, attempt: AttemptRecord, lost_after_s: float) ->
             if usage.data.get("files") is not False:  # an older launcher does not report it
                 return True
             seen_at = max(seen_at, usage.at)
-    return unix_time(attempt.status.ended_at or now()) - unix_time(seen_at) > lost_after_s + UNSEEN_S
+    return unix_time(attempt.status.ended_at or now(store.clock)) - unix_time(seen_at) > lost_after_s + UNSEEN_S

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
@@ -28,9 +29,9 @@ class Result(NamedTuple):
 class Looks:
     """Looks at runs of one home, in any thread: each thread has its own connection to the history."""
 
-    def __init__(self, home: Path, me: Process) -> None:
-        self.clients = Clients(home)
-        self._home, self._me = home, me
+    def __init__(self, home: Path, me: Process, clock: Clock = SYSTEM) -> None:
+        self.clients = Clients(home, clock)
+        self._home, self._me, self._clock = home, me, clock
         self._threads = threading.local()
 
     def look(self, entry: Entry, given: Status | None, ended: Callable[[], None]) -> Result:
@@ -65,5 +66,5 @@ class Looks:
     def _store(self) -> Store:
         store: Store | None = getattr(self._threads, "store", None)
         if store is None:
-            store = self._threads.store = Store(self._home)
+            store = self._threads.store = Store(self._home, self._clock)
         return store

@@ -44,7 +44,7 @@ class MetricFiles:
 
     def read(self, store: Store, beat: Callable[[], object], *, at_once: bool) -> None:
         """Store new points, where it is time or at once; `beat` is called in between. Blocking."""
-        if self._is_off or (not at_once and time.monotonic() < self._due):
+        if self._is_off or (not at_once and store.clock.monotonic() < self._due):
             return
         began = time.thread_time()
         found = [(root, self._since) for root in self._roots]
@@ -55,7 +55,7 @@ class MetricFiles:
         paths: dict[str, tuple[Path, float]] = {}
         for root, since in found:
             paths |= {name: (path, since) for name, path in find_files(root, since).items()}
-        self._due = time.monotonic() + max(EVERY_S, (time.thread_time() - began) / SHARE)
+        self._due = store.clock.monotonic() + max(EVERY_S, (time.thread_time() - began) / SHARE)
 
         def prefix_before(name: str, seq: int) -> str | None:
             kept = store.curves.first(self._attempt_id, seq, seq + event_files.MOST_RECORDS)

@@ -7,12 +7,12 @@ host. A call that hangs delays only its own run, or its own group's where the gr
 from __future__ import annotations
 
 import queue
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend, HasStatuses
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
@@ -37,21 +37,23 @@ class Multiplexer:
         ended: called with the id of each run that needs no watching any more, on the thread of `turn`.
     """
 
-    def __init__(self, home: Path, me: Process, ended: Callable[[str], None] = lambda run_id: None) -> None:
-        self.home, self.me, self._ended = home, me, ended
-        self.store = Store(home)
+    def __init__(
+        self, home: Path, me: Process, ended: Callable[[str], None] = lambda run_id: None, clock: Clock = SYSTEM
+    ) -> None:
+        self.home, self.me, self._ended, self._clock = home, me, ended, clock
+        self.store = Store(home, clock)
         self.runs: dict[str, Entry] = {}
         self._groups: dict[tuple[str, str], Group] = {}
-        self._looks = Looks(home, me)
+        self._looks = Looks(home, me, clock)
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._leased_at = self._lease_tried_at = self._notice_at = 0.0
-        self._share = rates.ProcessorShare()
+        self._share = rates.ProcessorShare(clock)
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
     def post(self, action: Callable[[], None]) -> None:
         """Have an action done on the thread that decides."""
-        self._inbox.put((time.monotonic(), action))
+        self._inbox.put((self._clock.monotonic(), action))
 
     # -- the thread that decides --------------------------------------------------------------------------------------
 
@@ -59,7 +61,7 @@ class Multiplexer:
         """Watch a run, or one that is watched with another environment."""
         entry = self.runs.get(run_id)
         if entry is None:
-            entry = self.runs[run_id] = Entry(run_id, environ)
+            entry = self.runs[run_id] = Entry(run_id, environ, self._clock)
         elif environ is not None:
             entry.environ = environ
             if entry.watch:
@@ -82,7 +84,7 @@ class Multiplexer:
         try:
             posted_at, action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
-                self._share.note_lag(time.monotonic() - posted_at)
+                self._share.note_lag(self._clock.monotonic() - posted_at)
                 action()
                 posted_at, action = self._inbox.get_nowait()
         except queue.Empty:
@@ -99,7 +101,7 @@ class Multiplexer:
             self.turn(longest_s)
         except Exception as error:
             self._complain("the watcher", error)
-            time.sleep(1)
+            self._clock.sleep(1)
 
     def forget(self, run_id: str) -> None:
         """Watch a run no more: another process does. A call that is under way ends by itself."""
@@ -113,7 +115,7 @@ class Multiplexer:
 
     def _next_s(self) -> float:
         """Return how long nothing is due, in seconds."""
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         times = [moment + LEASE_S, *([self._notice_at] if self.runs else [])]
         if any(not entry.leased for entry in self.runs.values()):
             times.append(self._lease_tried_at + RETRY_LEASE_S)
@@ -121,7 +123,7 @@ class Multiplexer:
         return max(0.0, min(times) - moment)
 
     def _renew_leases(self) -> None:
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         if moment - self._leased_at > LEASE_S / 3:
             held = self.store.renew(self.me, LEASE_S)
             self._leased_at = moment
@@ -135,11 +137,11 @@ class Multiplexer:
         """Lease the runs that are not leased yet; other living processes may hold some."""
         wanted = [entry.run_id for entry in self.runs.values() if not entry.leased]
         if wanted:
-            self._lease_tried_at = time.monotonic()
+            self._lease_tried_at = self._clock.monotonic()
             for run_id in self.store.lease_all(wanted, self.me, LEASE_S):
                 self._begin(self.runs[run_id])
             for entry in [self.runs[run_id] for run_id in wanted if run_id in self.runs]:
-                if not entry.leased and time.monotonic() - entry.wanted > GIVE_UP_S:
+                if not entry.leased and self._clock.monotonic() - entry.wanted > GIVE_UP_S:
                     self._drop(entry)
 
     def _begin(self, entry: Entry) -> None:
@@ -157,7 +159,7 @@ class Multiplexer:
         key = (attempt.plan.backend, asks.group if asks else attempt.plan.target)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(" ".join(key), backend, self._share)
+            group = self._groups[key] = Group(" ".join(key), backend, self._share, self._clock)
         if attempt.attempt_id != entry.attempt_id:
             entry.seen, entry.given = attempt.status, None
             entry.pace = self._looks.watcher_of(entry).pace(attempt, backend)
@@ -167,7 +169,7 @@ class Multiplexer:
 
     def _notice_followers(self) -> None:
         """Let a log be read soon that somebody has begun to follow."""
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         if moment >= self._notice_at:
             self._notice_at = moment + (NOTICE_S if len(self.runs) < FEW else LATER_S)
             for entry in self.runs.values():
@@ -211,7 +213,7 @@ class Multiplexer:
         if isinstance(asks, Backend) and (error is None or isinstance(error, BackendError)):
             for entry in entries:
                 if error or entry.handle in found:
-                    asked.note(self.home, entry.run_id, asks, error)
+                    asked.note(self.home, entry.run_id, asks, error, self._clock)
         self.post(lambda: self._asked(group, entries, found, error))
 
     def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
@@ -242,7 +244,7 @@ class Multiplexer:
     def _looked(self, group: Group, entry: Entry, result: Result) -> None:
         found, attempt, error, log_was_read = result
         group.note_looked(entry)
-        entry.given, entry.arrived, entry.looked = entry.arrived, None, time.monotonic()
+        entry.given, entry.arrived, entry.looked = entry.arrived, None, self._clock.monotonic()
         if self.runs.get(entry.run_id) is not entry:
             return
         if error is not None or attempt is None:

@@ -16,12 +16,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
@@ -108,7 +108,7 @@ def settings(files: Sequence[Path]) -> dict[str, Any]:
     return notify
 
 
-def send(settings: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+def send(settings: Mapping[str, Any], data: Mapping[str, Any], clock: Clock = SYSTEM) -> list[str]:
     """Say it in every configured way at once, each tried again where it fails; return what did not work.
 
     Blocking, for minutes.
@@ -119,15 +119,19 @@ def send(settings: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
 
     channels = [(kind, deliver) for kind, deliver in (("command", _run), ("webhook", _post)) if settings.get(kind)]
     with ThreadPoolExecutor(len(channels) or 1) as pool:  # none waits for another, which may fail for minutes
-        deliveries = [pool.submit(_tried, kind, deliver, str(settings[kind]), data) for kind, deliver in channels]
+        deliveries = [
+            pool.submit(_tried, kind, deliver, str(settings[kind]), data, clock) for kind, deliver in channels
+        ]
     return [problem for delivery in deliveries if (problem := delivery.result())]
 
 
-def _tried(kind: str, deliver: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any]) -> str:
+def _tried(
+    kind: str, deliver: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any], clock: Clock
+) -> str:
     """Say it in one way until it works; return what went wrong, or an empty string. Blocking, for minutes."""
     problem = ""
     for pause_s in PAUSES_S:
-        time.sleep(pause_s)
+        clock.sleep(pause_s)
         problem = deliver(where, data)
         if not problem:
             return ""

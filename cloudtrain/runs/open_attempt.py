@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.history.store import UNASKED, UNSENT
 from cloudtrain.job.units import seconds_since
 from cloudtrain.nodes.process import Process
@@ -32,7 +33,7 @@ def is_in_background(attempt: AttemptRecord) -> bool:
     return attempt.owner.endswith(BACKGROUND)
 
 
-def is_free(attempt: AttemptRecord, *, mine: bool = False) -> bool:
+def is_free(attempt: AttemptRecord, clock: Clock = SYSTEM, *, mine: bool = False) -> bool:
     """Return whether no process is sending an attempt: its sender has died, or has ended without an answer.
 
     Whether a sender on another machine lives cannot be seen; it counts as gone after ADOPTABLE_S. `mine`: the caller
@@ -45,7 +46,7 @@ def is_free(attempt: AttemptRecord, *, mine: bool = False) -> bool:
         return True
     sender = Process.parse(owner)
     if sender is None or sender.alive is None:
-        return age_s(attempt) > ADOPTABLE_S
+        return age_s(attempt, clock) > ADOPTABLE_S
     return not sender.alive
 
 
@@ -54,25 +55,25 @@ def is_unsent(attempt: AttemptRecord) -> bool:
     return attempt.handle is None and not attempt.status.state.final and attempt.status.event in (UNSENT, UNASKED)
 
 
-def is_wanted(run: RunRecord, attempt: AttemptRecord) -> bool:
+def is_wanted(run: RunRecord, attempt: AttemptRecord, clock: Clock = SYSTEM) -> bool:
     """Return whether an attempt without a handle is to be sent, once no other process is sending it."""
-    unanswered = attempt.unanswered_since is not None and age_s(attempt) <= patience_s(attempt)
+    unanswered = attempt.unanswered_since is not None and age_s(attempt, clock) <= patience_s(attempt)
     return not run.cancel_requested and (attempt.number > 1 or unanswered or bool(attempt.plan.job.get("after")))
 
 
-def needs_watcher(run: RunRecord, attempt: AttemptRecord) -> bool:
+def needs_watcher(run: RunRecord, attempt: AttemptRecord, clock: Clock = SYSTEM) -> bool:
     """Return whether a watcher has anything to do for an attempt: not for a first submission that was killed."""
     if attempt.handle is not None or attempt.status.state.final:
         return True
     if run.cancel_requested:
         return True
     chained = bool(attempt.plan.job.get("after"))
-    return is_free(attempt) and (attempt.number > 1 or attempt.unanswered_since is not None or chained)
+    return is_free(attempt, clock) and (attempt.number > 1 or attempt.unanswered_since is not None or chained)
 
 
-def age_s(attempt: AttemptRecord) -> float:
+def age_s(attempt: AttemptRecord, clock: Clock = SYSTEM) -> float:
     """Return how many seconds ago an attempt's intent was stored."""
-    return seconds_since(attempt.created_at)
+    return seconds_since(attempt.created_at, clock)
 
 
 def patience_s(attempt: AttemptRecord) -> float:

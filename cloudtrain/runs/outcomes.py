@@ -67,9 +67,9 @@ def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
     attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
     limit_s = open_attempt.max_wait_s(plan)
     if limit_s is not None:
-        if open_attempt.age_s(attempt) > limit_s:
+        if open_attempt.age_s(attempt, store.clock) > limit_s:
             return record_refused(store, plan, BackendError(given_up(plan, error.message), error.hint))
-    elif plan.attempt == 1 and (not error.waits or open_attempt.age_s(attempt) > open_attempt.ADOPTABLE_S):
+    elif plan.attempt == 1 and (not error.waits or open_attempt.age_s(attempt, store.clock) > open_attempt.ADOPTABLE_S):
         return record_refused(
             store, plan, NotReached(f"{error.message}; nothing was sent", error.hint, waits=error.waits)
         )
@@ -92,7 +92,7 @@ def record_unasked(store: Store, plan: Plan, error: Unreachable) -> Unknown:
 
 def record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
     event = "capacity" if isinstance(error, NoCapacity) else ""
-    status = Status(State.FAILED, None, error.message, ended_at=now(), event=event)
+    status = Status(State.FAILED, None, error.message, ended_at=now(store.clock), event=event)
     store.record(plan.attempt_id, status=status)
     waiting = retry.allowed(store, plan, status)
     if waiting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ def find_packages(store: Store, older_s: float = 0.0, *, force: bool = False) ->
     found = []
     for sha256, paths in files.items():
         facts = [path.lstat() for path in paths]
-        idle_s = time.time() - max(fact.st_mtime for fact in facts)
+        idle_s = store.clock.now() - max(fact.st_mtime for fact in facts)
         kept = ""
         if sha256 in needed:
             kept = "used by a run or sweep that has not ended"

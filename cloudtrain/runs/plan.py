@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines, registry
 from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, rules, targets
 from cloudtrain.policy.checks import facts_of
@@ -51,9 +51,15 @@ class Planner:
     """
 
     def __init__(
-        self, target: str | None = None, *, home: Path | None = None, force: bool = False, **options: Any
+        self,
+        target: str | None = None,
+        *,
+        home: Path | None = None,
+        force: bool = False,
+        clock: Clock = SYSTEM,
+        **options: Any,
     ) -> None:
-        self.target, self.force = target, force
+        self.target, self.force, self.clock = target, force, clock
         self.home = home or targets.home()
         self.overrides = options
         self.earlier_policies: Sequence[Mapping[str, Any]] = ()  # of an older plan of the run
@@ -258,7 +264,7 @@ class Planner:
         return resolved.governed.check(plan, backend) if resolved.governed else plan
 
     def backend(self, resolved: Resolved) -> Backend:
-        return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home)
+        return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home, self.clock)
 
 
 class Resolved:
@@ -284,7 +290,7 @@ def run_id(name: str, key: str | None = None) -> str:
     if key is not None:
         return f"{name}-k{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
-    stamp = datetime.now(UTC).strftime("%y%m%d-%H%M%S")
+    stamp = SYSTEM.utc().strftime("%y%m%d-%H%M%S")
     return f"{name}-{stamp}-{''.join(secrets.choice(alphabet) for _ in range(4))}"
 
 

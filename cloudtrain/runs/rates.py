@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 
+from cloudtrain.clock import SYSTEM, Clock
+
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 60.0  # before a platform that did not answer is asked again; doubled each time
 LOGS_PER_S = 5.0  # logs of nodes that are read of a platform whose backend names no limit
 CALLS_PER_S = 50.0  # of a backend that names no limit
@@ -23,15 +25,15 @@ def outage_pause_s(failures: int) -> float:
 class Budget:
     """Calls that may be made of one platform: so many a second, and as many at once after a quiet second."""
 
-    def __init__(self, calls_per_s: float) -> None:
-        self.calls_per_s = calls_per_s
+    def __init__(self, calls_per_s: float, clock: Clock = SYSTEM) -> None:
+        self.calls_per_s, self._clock = calls_per_s, clock
         self._most = max(calls_per_s, 2.0)
         self._left = self._most
-        self._at = time.monotonic()
+        self._at = self._clock.monotonic()
 
     def wait_s(self) -> float:
         """Return how long to wait until a call may be made, in seconds."""
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         self._left = min(self._most, self._left + (moment - self._at) * self.calls_per_s)
         self._at = moment
         return 0.0 if self._left >= 1 else (1 - self._left) / self.calls_per_s
@@ -44,9 +46,9 @@ class Budget:
 class ProcessorShare:
     """How much longer pauses are, so that looks take at most SHARE of a processor, and less where others leave less."""
 
-    def __init__(self) -> None:
-        self.stretch = 1.0
-        self._measured = (time.monotonic(), time.process_time())
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.stretch, self._clock = 1.0, clock
+        self._measured = (self._clock.monotonic(), time.process_time())
         self._lag_s = 0.0
 
     def note_lag(self, lag_s: float) -> None:
@@ -55,7 +57,7 @@ class ProcessorShare:
 
     def measure(self) -> None:
         """Adapt the pauses once a second."""
-        moment, used = time.monotonic(), time.process_time()
+        moment, used = self._clock.monotonic(), time.process_time()
         if moment - self._measured[0] >= 1:
             self.adapt((used - self._measured[1]) / (moment - self._measured[0]), self._lag_s)
             self._measured, self._lag_s = (moment, used), 0.0

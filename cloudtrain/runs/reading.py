@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -39,14 +38,14 @@ class Refresher:
     ) -> None:
         self._store, self._run_id, self.refresh, self._watch = store, run_id, refresh, watch
         self._watcher: Watcher | None = None
-        began = time.monotonic()
+        began = self._store.clock.monotonic()
         self._next_look, self._next_mark = began + (LOOK_S if watch else 0.0), began
         self._without_answer = False
         self._reason = _without_tries(reason)  # that was printed last
 
     def tick(self) -> None:
         """Do what is due; blocks for a look at the platform where nobody else watches the run."""
-        moment = time.monotonic()
+        moment = self._store.clock.monotonic()
         if moment >= self._next_mark:
             self._next_mark = moment + MARK_S
             self._report_answers()
@@ -61,7 +60,7 @@ class Refresher:
             self._watcher = None
 
     def _look(self) -> None:
-        self._next_look = time.monotonic() + LOOK_S
+        self._next_look = self._store.clock.monotonic() + LOOK_S
         if self._watch:
             self.refresh()
         elif self._watcher is not None or not self._store.watched(self._run_id):
@@ -71,17 +70,17 @@ class Refresher:
             if self._watcher.run(until=lambda: True, hold=True) is None:
                 self._watcher = None  # another process was faster
             elif self._is_shared:
-                self._next_look = time.monotonic() + OWN_LOOK_S
+                self._next_look = self._store.clock.monotonic() + OWN_LOOK_S
 
     @property
     def _is_shared(self) -> bool:
-        answer = asked.last(self._store.home, self._run_id)
+        answer = asked.last(self._store.home, self._run_id, self._store.clock)
         return answer is not None and answer.shared
 
     def _report_answers(self) -> None:
-        answer = asked.last(self._store.home, self._run_id)
+        answer = asked.last(self._store.home, self._run_id, self._store.clock)
         if answer and answer.shared:
-            Spool(self._store.home, self._run_id, 1).follow()
+            Spool(self._store.home, self._run_id, 1, self._store.clock).follow()
         if (without_answer := bool(answer and answer.error)) == self._without_answer:
             return
         self._without_answer = without_answer
@@ -116,7 +115,7 @@ def read_run(
     while True:
         attempt = next((candidate for candidate in store.attempts(run_id) if candidate.number == number), None)
         if attempt is not None and attempt.handle is not None:
-            backend = backend_of(attempt.plan, store.home, attempt.handle)
+            backend = backend_of(attempt.plan, store.home, attempt.handle, store.clock)
             try:
                 for line in read_attempt(store, attempt, backend, refresher, follow=follow, after=cursor):
                     cursor = line.cursor
@@ -126,7 +125,7 @@ def read_run(
                 if not follow:
                     raise
                 refresher.tick()
-                time.sleep(LOOK_S)  # the job goes on without us
+                store.clock.sleep(LOOK_S)  # the job goes on without us
                 continue
             number, cursor = number + 1, None
             continue
@@ -136,7 +135,7 @@ def read_run(
         if not follow or (refresher.refresh().state.final and len(store.attempts(run_id)) < number):
             return
         refresher.tick()
-        time.sleep(0.05)
+        store.clock.sleep(0.05)
 
 
 def read_attempt(
@@ -156,7 +155,7 @@ def read_attempt(
     if not isinstance(backend, HasRemoteLog):
         yield from backend.logs(attempt.handle, follow=follow, after=after)
         return
-    spool, spooled = Spool(store.home, attempt.run_id, attempt.number), backend.follow_s > 0
+    spool, spooled = Spool(store.home, attempt.run_id, attempt.number, store.clock), backend.follow_s > 0
     if spooled and not follow:
         _wait_for_newer(store, attempt, spool, backend.follow_s, refresher)
     reader, idle = None, 0
@@ -187,25 +186,25 @@ def read_attempt(
             return
         refresher.tick()
         idle = 0 if after != before else idle + 1
-        time.sleep(TAIL_S * min(1 + idle // 10, 5) if spooled or not backend.follow_s else backend.follow_s)
+        store.clock.sleep(TAIL_S * min(1 + idle // 10, 5) if spooled or not backend.follow_s else backend.follow_s)
 
 
 def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s: float, refresher: Refresher) -> None:
     """Wait until the log was read not long ago; not where the attempt has ended, or its platform does not answer."""
     refresher.refresh()
-    began, wall = time.monotonic(), time.time()
-    while time.monotonic() - began < NEWER_S and not store.progress(attempt.attempt_id)[0].final:
-        answer = asked.last(store.home, attempt.run_id)
+    began, wall = store.clock.monotonic(), store.clock.now()
+    while store.clock.monotonic() - began < NEWER_S and not store.progress(attempt.attempt_id)[0].final:
+        answer = asked.last(store.home, attempt.run_id, store.clock)
         if spool.read_at() > wall - follow_s - MARK_S or (answer and answer.error):
             return
         if not store.watched(attempt.run_id):
             return
         spool.follow()
-        time.sleep(TAIL_S)
+        store.clock.sleep(TAIL_S)
 
 
 def _raise_without_answer(store: Store, attempt: AttemptRecord, state: State) -> None:
-    answer = asked.last(store.home, attempt.run_id)
+    answer = asked.last(store.home, attempt.run_id, store.clock)
     if answer and answer.error and not state.final:
         raise Unreachable(f"the log may be incomplete: {answer.describe()}", "try again when it answers")
 

@@ -114,10 +114,12 @@ def _abandon(run: Run) -> str:
     """
     run.store.request_cancel(run.run_id)  # from here on no retry follows
     newest = run.attempts[-1]
-    status = Status(State.LOST, None, f"removed by force: {newest.plan.backend} did not answer", ended_at=now())
+    status = Status(
+        State.LOST, None, f"removed by force: {newest.plan.backend} did not answer", ended_at=now(run.store.clock)
+    )
     with open_attempt.marked_as_sending(newest.attempt_id) as mine:
         if newest.handle is None:
-            free = mine and open_attempt.is_free(newest, mine=True)
+            free = mine and open_attempt.is_free(newest, run.store.clock, mine=True)
             if not (free and run.store.change_owner(newest.attempt_id, old=newest.owner, new=Process.here())):
                 raise BadRequest(f"{run.run_id} is being sent at this moment", "repeat the command in a minute")
         outcomes.end_attempt(run.store, newest.plan, status)
@@ -128,6 +130,6 @@ def _removable(run: Run) -> Iterator[tuple[str, HasRemoval]]:
     """Yield each attempt's handle and its backend, where that can delete; of an attached run nothing is deleted."""
     for attempt in () if run.record.attached else run.attempts:
         if attempt.handle is not None:
-            backend = backend_of(attempt.plan, run.store.home, attempt.handle)
+            backend = backend_of(attempt.plan, run.store.home, attempt.handle, clock=run.store.clock)
             if isinstance(backend, HasRemoval):
                 yield attempt.handle, backend

@@ -58,7 +58,7 @@ def send_next(
     earlier = store.attempts(run_id)
     brought = attached_source.bring(store, earlier[-1], uri) if uri else None
     plan, bundle, notes = plan_next(store, earlier, sets, target, force=force, brought=brought)
-    backend = attempts.backend_of(plan, store.home)
+    backend = attempts.backend_of(plan, store.home, clock=store.clock)
     plan = left_files.plan_after(store, backend, plan)
     send.preflight(plan, backend)
     if uri and confirm:
@@ -126,7 +126,7 @@ def plan_next(
     number = earlier[-1].number + 1
     if brought is None and target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
-        backend = attempts.backend_of(newest, store.home)
+        backend = attempts.backend_of(newest, store.home, clock=store.clock)
         plan, bundle = attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job)
         plan = policies.check_stored(plan, backend, store.home, Path.cwd())
         return plan, bundle, _alone(newest, plan)

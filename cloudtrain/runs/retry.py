@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import ENDED, State, Status
 from cloudtrain.job.units import seconds_since
 from cloudtrain.runs import candidates
@@ -67,17 +68,17 @@ def waits_for_capacity(store: Store, plan: Plan, status: Status) -> str:
     if status.event != "capacity" or status.ended_at is None or rounds(store, plan, status)[1]:
         return ""
     pause_s = capacity_pause_s(plan.attempt_id, plan.attempt)
-    if seconds_since(status.ended_at) >= pause_s:
+    if seconds_since(status.ended_at, store.clock) >= pause_s:
         return ""
     return f"{status.reason}; another attempt in {pause_s / 60:.0f} min"
 
 
-def outage_is_over(attempt: AttemptRecord) -> bool:
+def outage_is_over(attempt: AttemptRecord, clock: Clock = SYSTEM) -> bool:
     """Return whether a platform that did not answer may be asked again about an attempt."""
     if attempt.tried_at is None:
         return True
     pause_s = min(OUTAGE_S * 2.0 ** min(attempt.tries - 1, 20), OUTAGE_MAX_S)
-    return seconds_since(attempt.tried_at) >= pause_s
+    return seconds_since(attempt.tried_at, clock) >= pause_s
 
 
 def without_progress(store: Store, run_id: str, number: int) -> str:

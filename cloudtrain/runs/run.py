@@ -105,7 +105,7 @@ class Run(RunResults):
         newest = self.attempts[-1]
         with output_audit.copied(self.store.home, newest.plan.job, row):
             if newest.handle is not None:
-                attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)
+                attempts.backend_of(newest.plan, self.store.home, clock=self.store.clock).cancel(newest.handle)
         watcher.look_now(self.store, self.run_id)
         self.refresh()
         try:

@@ -72,7 +72,7 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
     copy = store.home / FOLDER / run.run_id
     uri, packer = _place(run, plans[-1], what, backend, options), None
     if not uri and backend not in HERE:
-        own = attempts.backend_of(plans[-1], store.home)
+        own = attempts.backend_of(plans[-1], store.home, clock=store.clock)
         packer = own if isinstance(own, PacksResults) else None
         uri = packer.packed(plans[-1], what) if packer else ""
     if not uri and backend in HERE:

@@ -167,7 +167,7 @@ class RunResults(RunState):
             MissingExtra: The SageMaker SDK is not installed.
         """
         plan = self.attempts[-1].plan
-        backend = attempts.backend_of(plan, self.store.home)
+        backend = attempts.backend_of(plan, self.store.home, clock=self.store.clock)
         if not isinstance(backend, HasEstimator):
             raise BadRequest(f"{self.run_id} ran on {plan.backend}: only runs on SageMaker have an estimator")
         return backend.estimator(plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -82,7 +81,7 @@ class RunState:
 
     def unanswered(self) -> str:
         """Return when the platform was last asked and since when it gives no answer; "" where it answered."""
-        answer = asked.last(self.store.home, self.run_id)
+        answer = asked.last(self.store.home, self.run_id, self.store.clock)
         return answer.describe() if answer and answer.error and not self.record.status.state.final else ""
 
     def _look(self, errors: list[CloudtrainError], may_send: bool) -> None:
@@ -91,16 +90,20 @@ class RunState:
         Where the platform did not answer, only the watcher waits for it.
         """
         newest = self.attempts[-1]
-        answer = asked.last(self.store.home, self.run_id)
+        answer = asked.last(self.store.home, self.run_id, self.store.clock)
         outage = self.watch and answer is not None and answer.shared and bool(answer.error)
-        if not (outage and open_attempt.needs_watcher(self.record, newest)) and not (
+        if not (outage and open_attempt.needs_watcher(self.record, newest, self.store.clock)) and not (
             answer and answer.is_fresh(newest)
         ):
             from cloudtrain.runs.watch import Watcher  # who finds a living watcher needs none
 
             Watcher(self.store, self.run_id, complain=errors.append, may_send=may_send).run(until=lambda: True)
             newest = self.attempts[-1]
-        if self.watch and not self.record.status.state.final and open_attempt.needs_watcher(self.record, newest):
+        if (
+            self.watch
+            and not self.record.status.state.final
+            and open_attempt.needs_watcher(self.record, newest, self.store.clock)
+        ):
             watcher.start(self.store, newest.plan, instead=True)
 
     def _refresher(self) -> reading.Refresher:
@@ -125,7 +128,7 @@ class RunState:
         Raises:
             TimeoutError: The run is not final after `timeout_s` seconds. It continues.
         """
-        began = time.monotonic()
+        began = self.store.clock.monotonic()
         with closing(self._refresher()) as refresher:
             while True:
                 record = self.record
@@ -133,8 +136,8 @@ class RunState:
                     tick(record)
                 if record.status.state.final:
                     return record.status
-                age_s = time.monotonic() - began
+                age_s = self.store.clock.monotonic() - began
                 if timeout_s is not None and age_s > timeout_s:
                     raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
                 refresher.tick()
-                time.sleep(attempts.pause(age_s, 0.02))  # a look is one row of a local file
+                self.store.clock.sleep(attempts.pause(age_s, 0.02))  # a look is one row of a local file

@@ -107,7 +107,7 @@ def _ask_and_send(store: Store, attempt: AttemptRecord, backend: Backend, claim:
     """Look for the run of a key on its platforms, and send its first attempt where none has it; blocking."""
     plan, key = attempt.plan, store.find(attempt.plan.run_id).key
     try:
-        found = key_search.search(plan, store.home)
+        found = key_search.search(plan, store.home, store.clock)
         if found.newest and key is not None:
             found.check_labels(key)
     except Unreachable as error:
@@ -147,13 +147,14 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     With `may_send=False` nothing is submitted. An attempt that is accepted here is adopted by the next `submit` of the
     same job until somebody has seen the run's id. Raises BackendError without an answer.
     """
-    if not open_attempt.is_free(attempt):
+    clock = store.clock
+    if not open_attempt.is_free(attempt, clock):
         return False
-    if may_send and not run.cancel_requested and not retry.outage_is_over(attempt):
+    if may_send and not run.cancel_requested and not retry.outage_is_over(attempt, clock):
         return False
     owner = open_attempt.background_owner()
-    first, old = attempt.number == 1, open_attempt.age_s(attempt) > open_attempt.patience_s(attempt)
-    if may_send and open_attempt.is_wanted(run, attempt):
+    first, old = attempt.number == 1, open_attempt.age_s(attempt, clock) > open_attempt.patience_s(attempt)
+    if may_send and open_attempt.is_wanted(run, attempt, clock):
         outcome = send_again(store, attempt, backend, owner)
         if isinstance(outcome, Unknown):
             raise outcome.error
@@ -185,12 +186,12 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             store.accept(attempt.attempt_id, handle)
         elif run.cancel_requested:
             outcomes.end_attempt(
-                store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
+                store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now(clock))
             )
         elif first and old:
             reason = f"its submission was interrupted, and {backend.name} has no such job"
             reason = outcomes.given_up(attempt.plan, attempt.status.reason) if nothing_sent else reason
-            outcomes.end_attempt(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now()))
+            outcomes.end_attempt(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now(clock)))
             store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
         else:
             store.change_owner(attempt.attempt_id, old=owner, new=attempt.owner)

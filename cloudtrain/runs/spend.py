@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import TimeLimit
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history import deleted_spend
@@ -83,9 +83,9 @@ class Sum:
         self.whole_limit = self.whole_limit or share.whole_limit
 
 
-def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> Share:
+def share_of(attempt: AttemptRecord, home: Path, clock: Clock = SYSTEM) -> Share:
     """Return what an attempt has spent by its billed seconds, else by its measured time; of a live one until now."""
-    attempt = _until_now(attempt, now_s)
+    attempt = _until_now(attempt, clock)
     plan, status = attempt.plan, attempt.status
     nodes = int(plan.manifest["nodes"])
     if status.billable_s is None and (ran_s := cap.measured_s(status)) is not None:  # without a cap's margin
@@ -99,13 +99,13 @@ def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> 
     )
 
 
-def _until_now(attempt: AttemptRecord, now_s: float | None = None) -> AttemptRecord:
+def _until_now(attempt: AttemptRecord, clock: Clock = SYSTEM) -> AttemptRecord:
     """Return a live attempt with the seconds until now as billed, any other one as it is."""
     status = attempt.status
     if status.state.final or status.billable_s is not None:
         return attempt
     began_s = units.unix_time(status.started_at) if status.started_at else None
-    ran_s = max(0.0, (now_s or time.time()) - began_s) if began_s else 0.0
+    ran_s = max(0.0, clock.now() - began_s) if began_s else 0.0
     return replace(attempt, status=replace(status, billable_s=round(ran_s * int(attempt.plan.manifest["nodes"]))))
 
 
@@ -129,14 +129,14 @@ def shares(store: Store, since: str = "", until: str = "") -> list[Share]:
         if since <= row["created_at"] and (not until or row["created_at"] < until)
         and (row["run_id"], row["attempt"]) not in known
     ]  # fmt: skip
-    return [*(share_of(attempt, store.home) for attempt in attempts), *deleted]
+    return [*(share_of(attempt, store.home, store.clock) for attempt in attempts), *deleted]
 
 
 def keep(store: Store, run_id: str) -> None:
     """Store what a run's attempts have spent beside the history, before the run is deleted; raises DiskError."""
     rows = []
     for attempt in store.attempts(run_id):
-        share = share_of(attempt, store.home)
+        share = share_of(attempt, store.home, store.clock)
         if share.node_s:
             rows.append({**asdict(share), "attempt": attempt.number, "created_at": attempt.created_at})
     deleted_spend.append(store.home, rows)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.events import LogLine
 from cloudtrain.history.records import AttemptRecord
@@ -33,7 +33,8 @@ class SpoolTaken(BackendError):
 class Spool:
     """The spool of one attempt. Only the process that holds the run's lease may write."""
 
-    def __init__(self, home: Path, run_id: str, number: int) -> None:
+    def __init__(self, home: Path, run_id: str, number: int, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.path = home / "runs" / run_id / "log" / f"{number}.jsonl"
         self._followed = self.path.with_name("followed")
         self._end = 0  # bytes that were there when this object last wrote
@@ -42,12 +43,12 @@ class Spool:
     # -- write ----------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, home: Path, attempt: AttemptRecord, backend: Backend) -> Spool | None:
+    def open(cls, home: Path, attempt: AttemptRecord, backend: Backend, clock: Clock = SYSTEM) -> Spool | None:
         """Return an attempt's spool for writing; None where its log is on this machine, or was not spooled from its start.
 
         What a killed writer has left of a last line is cut off.
         """
-        spool = cls(home, attempt.run_id, attempt.number)
+        spool = cls(home, attempt.run_id, attempt.number, clock)
         if not (isinstance(backend, HasRemoteLog) and backend.follow_s):
             return None
         try:
@@ -87,7 +88,7 @@ class Spool:
     def touch(self) -> None:
         """Note that the log was read just now."""
         with suppress(OSError):
-            os.utime(self.path)
+            os.utime(self.path, (self._clock.now(), self._clock.now()))
 
     def remove(self) -> None:
         """Remove the spool: readers ask the platform then."""
@@ -143,11 +144,12 @@ class Spool:
         with suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._followed.touch(mode=0o600)
+            os.utime(self._followed, (self._clock.now(), self._clock.now()))
 
     def is_followed(self) -> bool:
         """Return whether somebody follows the log."""
         try:
-            return abs(time.time() - self._followed.stat().st_mtime) < FOLLOWED_S
+            return abs(self._clock.now() - self._followed.stat().st_mtime) < FOLLOWED_S
         except OSError:
             return False
 

@@ -35,6 +35,7 @@ class Submitter(ExactlyOnce):
         confirm: Called with one sentence when a run may cost more than `confirm_above` of cloudtrain.toml. It raises to
             submit nothing.
         force: Submit a job even if it does not fit on its GPUs.
+        clock: Replaces the system's clock in tests; see `cloudtrain.testing.clock`.
         options: Options of the backend. They override those of the job and of the target.
     """
 
@@ -96,7 +97,7 @@ class Submitter(ExactlyOnce):
         """
         if self.store.get(plan.run_id):
             return self._run(self.existing(plan))
-        plan = policies.check_stored(plan, registry.create_for(plan, self.home), self.home, Path.cwd())
+        plan = policies.check_stored(plan, registry.create_for(plan, self.home, self.clock), self.home, Path.cwd())
         digest = str(plan.bundle["sha256"])
         bundle = Bundle.stored(self.home / "bundles", digest)
         if bundle is None:

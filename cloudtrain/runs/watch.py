@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -90,7 +89,7 @@ class Watcher(AttemptEnds):
             try:
                 moved = self._step_when_due(run, attempt, backend)
             except BackendError as error:
-                asked.note(self.store.home, self.run_id, backend, error)
+                asked.note(self.store.home, self.run_id, backend, error, self.store.clock)
                 moved = False
                 if not isinstance(error, Unreachable):
                     self._cached_backend = None  # a new client next time: credentials may be renewed
@@ -101,7 +100,7 @@ class Watcher(AttemptEnds):
                 if not (hold and isinstance(backend, HasRemoteLog)):
                     self.store.release(self.run_id, self.me)
                 return run.status
-            time.sleep(min(self.pace(attempt, backend).wait_s(), NOTICE_S))
+            self.store.clock.sleep(min(self.pace(attempt, backend).wait_s(), NOTICE_S))
         return None
 
     def look(
@@ -131,9 +130,11 @@ class Watcher(AttemptEnds):
             and not attempt.status.state.final
             and not self._may_send
             and not chain.is_held(attempt)
-            and open_attempt.is_wanted(run, attempt)
+            and open_attempt.is_wanted(run, attempt, self.store.clock)
         ):
-            return Look.SEND if open_attempt.is_free(attempt) and retry.outage_is_over(attempt) else Look.SAME
+            clock = self.store.clock
+            due = open_attempt.is_free(attempt, clock) and retry.outage_is_over(attempt, clock)
+            return Look.SEND if due else Look.SAME
         backend = self._backend(attempt)
         try:
             if log_only and attempt.handle is not None:
@@ -143,20 +144,24 @@ class Watcher(AttemptEnds):
             self._log_is_complete = log_is_complete
             moved = self._ask(run, attempt, backend, status)
         except BackendError as error:
-            asked.note(self.store.home, self.run_id, backend, error)
+            asked.note(self.store.home, self.run_id, backend, error, self.store.clock)
             raise
         return Look.MOVED if moved else Look.SEND if self.send_due else Look.SAME
 
     def pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:
         """Return when an attempt is to be looked at."""
         if attempt.handle not in self._paces:
-            followed = Spool(self.store.home, self.run_id, attempt.number).is_followed
-            self._paces = {attempt.handle: Pace(backend, followed, open_attempt.age_s(attempt))}
+            clock = self.store.clock
+            followed = Spool(self.store.home, self.run_id, attempt.number, clock).is_followed
+            self._paces = {attempt.handle: Pace(backend, followed, open_attempt.age_s(attempt, clock), clock)}
         return self._paces[attempt.handle]
 
     def _own_backend(self, attempt: AttemptRecord) -> Backend:
         if self._cached_backend is None or self._cached_backend[0] != attempt.attempt_id:
-            self._cached_backend = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
+            self._cached_backend = (
+                attempt.attempt_id,
+                backend_of(attempt.plan, self.store.home, clock=self.store.clock),
+            )
         return self._cached_backend[1]
 
     def _step_when_due(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
@@ -175,9 +180,9 @@ class Watcher(AttemptEnds):
         if status is None:
             self.pace(attempt, backend).asked()
         moved = self.step(run, attempt, backend, status)
-        if time.monotonic() - self._noted_at > NOTED_S:
-            asked.note(self.store.home, self.run_id, backend)
-            self._noted_at = time.monotonic()
+        if self.store.clock.monotonic() - self._noted_at > NOTED_S:
+            asked.note(self.store.home, self.run_id, backend, clock=self.store.clock)
+            self._noted_at = self.store.clock.monotonic()
         return moved
 
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> bool:
@@ -246,11 +251,11 @@ class Watcher(AttemptEnds):
         return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
 
     def _own_lease(self) -> bool:
-        if time.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
+        if self.store.clock.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
             return True
         if not self.store.lease(self.run_id, self.me, LEASE_S):
             return False
-        self._leased_at = time.monotonic()
+        self._leased_at = self.store.clock.monotonic()
         return True
 
 

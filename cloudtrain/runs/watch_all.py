@@ -13,11 +13,11 @@ import json
 import os
 import queue
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import CloudtrainError, StoreError
 from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
@@ -39,17 +39,17 @@ Environ = dict[str, str]
 class HomeWatcher:
     """Watches all runs of a home on this host that were handed to it, or whose watcher has died."""
 
-    def __init__(self, home: Path, shell: Environ) -> None:
+    def __init__(self, home: Path, shell: Environ, clock: Clock = SYSTEM) -> None:
         self.home, self._shell = home, shell
         self.me = Process.here()
-        self.store = Store(home)
-        self._runs = Multiplexer(home, self.me, self._ended)
+        self.store = Store(home, clock)
+        self._runs = Multiplexer(home, self.me, self._ended, clock)
         self._environs: dict[str, Environ] = {}
         self._own = dict(os.environ)
         self._workers: list[Worker] = []
         self._mailbox: Mailbox | None = None
         self._replaced = False
-        self._sweeps = SweepHistory(home)
+        self._sweeps = SweepHistory(home, clock)
         self._sweeping = False
         self._homeless: set[str] = set()  # runs whose worker died
         self._died_at = 0.0
@@ -77,13 +77,13 @@ class HomeWatcher:
 
     def _win(self, messages: list[Message]) -> bool:
         """Get elected and take the runs, or hand them to the winner and return False."""
-        end = time.monotonic() + ELECTION_S
-        while time.monotonic() < end:
+        end = self.store.clock.monotonic() + ELECTION_S
+        while self.store.clock.monotonic() < end:
             name = f"{os.uname().nodename}-{os.getpid()}.sock"
             self._mailbox = Mailbox(self.home / "watcher", name, self._receive)
             holder = self.store.elect(self.me, watcher.own_version(), str(self._mailbox.path), LEASE_S)
             if holder.owner == str(self.me):
-                self._elected_at = time.monotonic()
+                self._elected_at = self.store.clock.monotonic()
                 (self.home / watcher.STARTING).unlink(missing_ok=True)
                 for message in messages:
                     self._watch(message)
@@ -97,25 +97,25 @@ class HomeWatcher:
                 messages = [one for one in messages if mailbox.call(holder.address, one) is None]
                 if not messages:
                     return False
-            time.sleep(0.1)
+            self.store.clock.sleep(0.1)
         watch_log.write("no watcher is running, and none could be started")
         return False
 
     def _is_elected(self) -> bool:
         """Renew the lease; False when another process was elected, while this one hung."""
-        if time.monotonic() - self._elected_at > LEASE_S / 3 and self._mailbox:
+        if self.store.clock.monotonic() - self._elected_at > LEASE_S / 3 and self._mailbox:
             version, address = watcher.own_version(), str(self._mailbox.path)
             if self.store.elect(self.me, version, address, LEASE_S).owner != str(self.me):
                 return False
-            self._elected_at = time.monotonic()
+            self._elected_at = self.store.clock.monotonic()
             watch_log.bound()
         return True
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        live_at = time.monotonic()
-        while not (self._replaced or self._is_gone()) and time.monotonic() - live_at < LINGER_S:
+        live_at = self.store.clock.monotonic()
+        while not (self._replaced or self._is_gone()) and self.store.clock.monotonic() - live_at < LINGER_S:
             self._runs.safe_turn(1.0)
             try:
                 if not self._is_elected():
@@ -126,16 +126,16 @@ class HomeWatcher:
             except StoreError as error:  # a full disk, another process that locks it for long
                 watch_log.write(error)
             if self._environs or self._sweeping:
-                live_at = time.monotonic()
+                live_at = self.store.clock.monotonic()
 
     def _is_gone(self) -> bool:
         """Return whether the history is no longer there: SQLite would go on with a file that was removed."""
         return _identity(self.store.database.path) != self._history
 
     def _take_orphans(self) -> None:
-        if time.monotonic() - self._orphans_at < ORPHANS_S:
+        if self.store.clock.monotonic() - self._orphans_at < ORPHANS_S:
             return
-        self._orphans_at = time.monotonic()
+        self._orphans_at = self.store.clock.monotonic()
         self._runs.notice_cancelled(self.store.cancelled(self.me))
         orphans = [run_id for run_id in self.store.orphans() if run_id not in self._environs]
         for run_id in orphans:
@@ -147,8 +147,8 @@ class HomeWatcher:
     def _drive_sweeps(self) -> None:
         """Start the processes of sweeps that have died, with what is known of their environments."""
         records = self._sweeps.running()
-        self._sweeping = any(record.driven for record in records)
-        for sweep_id in (record.sweep_id for record in records if not record.driven):
+        self._sweeping = any(record.is_driven(self.store.clock) for record in records)
+        for sweep_id in (record.sweep_id for record in records if not record.is_driven(self.store.clock)):
             stored = self.store.environments([sweep_id]).get(sweep_id)
             if stored is None or any(name not in self._shell for name in stored.hidden):
                 continue  # a credential is known to its own shell alone: the next `cloudtrain sweep` there starts it
@@ -190,7 +190,12 @@ class HomeWatcher:
         if environment.select(self._own, patterns) != environment.select(environ, patterns):
             worker = next((one for one in self._workers if one.serves(environ, patterns)), None)
             if worker is None:
-                worker = Worker(self.home, environ, lambda one, said: self._runs.post(lambda: self._hear(one, said)))
+                worker = Worker(
+                    self.home,
+                    environ,
+                    lambda one, said: self._runs.post(lambda: self._hear(one, said)),
+                    self.store.clock,
+                )
                 self._workers.append(worker)
         for other in self._workers:
             if other is not worker and run_id in other.runs:
@@ -204,18 +209,18 @@ class HomeWatcher:
             worker.send({"do": "watch", "run": run_id, "environ": environ})
 
     def _hear(self, worker: Worker, message: Message) -> None:
-        worker.alive_at = time.monotonic()
+        worker.alive_at = self.store.clock.monotonic()
         if message["do"] == "ended" and message["run"] in worker.runs:
             worker.runs.discard(message["run"])
             self._ended(message["run"])
         elif message["do"] == "died" and worker in self._workers:
             self._workers.remove(worker)
-            self._died_at = time.monotonic()
+            self._died_at = self.store.clock.monotonic()
             self._homeless |= worker.runs
 
     def _care_for_workers(self) -> None:
         """Place the runs of a worker that died, end those without runs, kill one that hangs."""
-        moment = time.monotonic()
+        moment = self.store.clock.monotonic()
         if self._homeless and moment - self._died_at > RESTART_S:
             homeless, self._homeless = self._homeless, set()
             for run_id in homeless & self._environs.keys():

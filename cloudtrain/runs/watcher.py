@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import secret_sources
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import detach
 from cloudtrain.runs import environment, mailbox, watch_log
@@ -45,12 +45,12 @@ def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
     }
     if _hand_over(store, message):
         return
-    if _is_fresh(store.home / STARTING):
+    if _is_fresh(store.home / STARTING, store.clock):
         if instead:
             return
-        end = time.monotonic() + PATIENCE_S
-        while _is_fresh(store.home / STARTING) and time.monotonic() < end:
-            time.sleep(0.02)
+        end = store.clock.monotonic() + PATIENCE_S
+        while _is_fresh(store.home / STARTING, store.clock) and store.clock.monotonic() < end:
+            store.clock.sleep(0.02)
         if _hand_over(store, message):
             return
     store.offer(plan.run_id)  # should this one die at once, the next one finds the run
@@ -59,7 +59,7 @@ def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
 
 def look_now(store: Store, run_id: str) -> None:
     """Tell the watcher that something has happened to a run, such as a cancel; blocks for a moment."""
-    if (holder := store.watcher()) and holder.valid:
+    if (holder := store.watcher()) and holder.is_valid(store.clock):
         mailbox.call(holder.address, {"do": "look", "run": run_id}, CONFIRM_S)
 
 
@@ -67,7 +67,7 @@ def give_missing(store: Store, run_id: str) -> None:
     """Hand the watcher the variables of a run that it lacks and this shell has: values that are stored nowhere."""
     record = store.environments([run_id]).get(run_id)
     found = {name: os.environ[name] for name in record.lacking if name in os.environ} if record else {}
-    if found and (holder := store.watcher()) and holder.valid:
+    if found and (holder := store.watcher()) and holder.is_valid(store.clock):
         mailbox.call(holder.address, {"do": "fill", "run": run_id, "environ": found}, CONFIRM_S)
 
 
@@ -96,7 +96,7 @@ def drive(home: Path, sweep_id: str, shell: Mapping[str, str]) -> bool:
     Returns False, and starts nothing, where one was started a moment ago that has not taken its lease yet.
     """
     marker = starting(home, sweep_id)
-    if _is_fresh(marker, DRIVER_S):
+    if _is_fresh(marker, seconds=DRIVER_S):
         return False
     marker.parent.mkdir(exist_ok=True)
     marker.touch()
@@ -114,15 +114,15 @@ def _version_key(version: str) -> tuple[list[int], int]:
 def _hand_over(store: Store, message: Message) -> bool:
     """Send a run to the watcher; False where none confirms, or this cloudtrain is newer and replaces it."""
     holder = store.watcher()
-    if holder is None or not holder.valid or is_newer(own_version(), holder.version):
+    if holder is None or not holder.is_valid(store.clock) or is_newer(own_version(), holder.version):
         return False
     return mailbox.call(holder.address, message, CONFIRM_S) is not None
 
 
-def _is_fresh(marker: Path, seconds: float = BIRTH_S) -> bool:
+def _is_fresh(marker: Path, clock: Clock = SYSTEM, seconds: float = BIRTH_S) -> bool:
     """Return whether a process that was started a moment ago may still take its lease."""
     with suppress(OSError):
-        return abs(time.time() - marker.stat().st_mtime) < seconds
+        return abs(clock.now() - marker.stat().st_mtime) < seconds
     return False
 
 

@@ -12,13 +12,13 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from cloudtrain.backends import registry
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import environment
@@ -36,11 +36,18 @@ class Worker:
         heard: called with each message of the child, and with {"do": "died"} at its end, on a thread of its own.
     """
 
-    def __init__(self, home: Path, environ: Mapping[str, str], heard: Callable[[Worker, Message], None]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        environ: Mapping[str, str],
+        heard: Callable[[Worker, Message], None],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._clock = clock
         self.environ = environment.select(environ, (*environment.CREDENTIALS, *environment.BASE))
         self.runs: set[str] = set()
-        self.idle_since = time.monotonic()
-        self.alive_at = time.monotonic()
+        self.idle_since = self._clock.monotonic()
+        self.alive_at = self._clock.monotonic()
         self._heard = heard
         self._out: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
@@ -72,7 +79,7 @@ class Worker:
 
     def check(self) -> None:
         """Kill a child that hangs."""
-        if time.monotonic() - self.alive_at > HANGS_S:
+        if self._clock.monotonic() - self.alive_at > HANGS_S:
             self._process.kill()
 
     def _write(self) -> None:
@@ -129,10 +136,10 @@ def serve(home: Path) -> None:
     threading.Thread(target=receive, daemon=True).start()
     store, reported_at = Store(home), -ALIVE_S
     while not closed.is_set():
-        if time.monotonic() - reported_at > ALIVE_S:
+        if store.clock.monotonic() - reported_at > ALIVE_S:
             report({"do": "alive"})
             runs.notice_cancelled(store.cancelled(Process.here()))
-            reported_at = time.monotonic()
+            reported_at = store.clock.monotonic()
         runs.safe_turn(1.0)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.simulators.http import ApiError, Request, Response, Route
 
 PAGE = 1000
@@ -29,7 +30,7 @@ class Storage:
         self._objects: dict[str, dict[str, Metadata]] = {}
         self._sessions: dict[str, tuple[str, Metadata, Mapping[str, str], Path]] = {}
         self._finished: dict[str, Metadata] = {}  # finished uploads, by their session
-        self._generation = time.time_ns() // 1000
+        self._generation = int(SYSTEM.now() * 1e9) // 1000
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*/*.json"):
             meta = json.loads(path.read_text())

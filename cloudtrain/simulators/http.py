@@ -9,7 +9,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from cloudtrain.clock import SYSTEM
 
 STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
           409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
@@ -98,7 +99,7 @@ class Server:
         self.responses: list[tuple[Request, int]] = []  # requests with their status; 0: closed without a response
         self.request_bodies: list[tuple[str, str, bytes]] = []  # method, path and body of requests that had one
         self.received_bytes = 0  # bytes of all bodies
-        self.active_at = time.monotonic()
+        self.active_at = SYSTEM.monotonic()
         prefix = f"/{secret}" if secret else ""
         self._http = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self._handle_request, prefix))
         self._http.daemon_threads = True
@@ -121,7 +122,7 @@ class Server:
         return response
 
     def _respond(self, request: Request) -> Response | None:
-        self.active_at = time.monotonic()
+        self.active_at = SYSTEM.monotonic()
         with self._lock:
             self.requests.append((request.method, request.path))
             self.received_bytes += len(request.body)
@@ -129,7 +130,7 @@ class Server:
                 self.request_bodies.append((request.method, request.path, request.body))
             fault = self._take_fault(request)
         if fault is not None:
-            time.sleep(fault.delay_s)
+            SYSTEM.sleep(fault.delay_s)
             if not fault.after and fault.status != 200:
                 return replace(_error(fault.status, fault.message), headers=fault.headers) if fault.status else None
         response = self._call_route(request)

@@ -16,11 +16,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.simulators.http import ApiError
 
 CLUSTER_PORT = 2222
@@ -85,7 +85,7 @@ class Replica:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+            SYSTEM.sleep(0.01)
         self._reader.join(10)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -28,7 +28,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def temporary(folder: Path, name: str) -> Iterator[tuple[IO[bytes], Path]]:
     """Open a file under a unique temporary name; it is deleted when the block ends unless it was renamed."""
-    path = folder / f".{name}.{os.getpid()}-{time.monotonic_ns():x}.tmp"
+    path = folder / f".{name}.{os.getpid()}-{time.perf_counter_ns():x}.tmp"
     try:
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -141,7 +141,7 @@ class Bundle:
 
         Blocking. Raises StoreError when the archive is damaged, is not of this digest, or holds what no bundle holds.
         """
-        temporary = into.with_name(f".{into.name}.{os.getpid()}-{time.monotonic_ns():x}.tmp")
+        temporary = into.with_name(f".{into.name}.{os.getpid()}-{time.perf_counter_ns():x}.tmp")
         digest = hashlib.sha256()
         try:
             with explained(into):

@@ -103,7 +103,7 @@ def _ask(remote: Remote, into: Path) -> str | None:
 
 def _check_out(remote: Remote, commit: str | None, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{os.getpid()}-{time.monotonic_ns():x}.tmp"
+    fresh = folder / f".{os.getpid()}-{time.perf_counter_ns():x}.tmp"
     try:
         _git(["init", "--quiet", "--template=", str(fresh)], folder, remote)
         _git(["remote", "add", "origin", remote.address], fresh, remote)

@@ -14,12 +14,12 @@ import errno
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import StoreError
 from cloudtrain.source import archive, limits, secrets
 from cloudtrain.source.archive import LINK, PIECE, Entry
@@ -208,4 +208,4 @@ def signature(file_stat: os.stat_result) -> Facts:
 
 def clock_ns() -> int:
     """Return the time in the terms of file systems."""
-    return time.time_ns()
+    return int(SYSTEM.now() * 1e9)

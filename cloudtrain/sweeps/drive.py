@@ -13,9 +13,9 @@ import json
 import math
 import os
 import sys
-import time
 from pathlib import Path
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, StoreError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.leases import EnvironmentRecord
@@ -38,10 +38,10 @@ CARE_S = 5.0  # how often it is checked that the live runs are watched
 class Driver:
     """Drives a sweep from one look to the next."""
 
-    def __init__(self, home: Path, sweep_id: str) -> None:
+    def __init__(self, home: Path, sweep_id: str, clock: Clock = SYSTEM) -> None:
         self.home, self.sweep_id = home, sweep_id
         self.me = Process.here()
-        self.history, self.store = SweepHistory(home), Store(home)
+        self.history, self.store = SweepHistory(home, clock), Store(home, clock)
         self.trials = Trials(home, self.history.find(sweep_id))
         self.sweep = self.trials.sweep
         self._cared_at = 0.0
@@ -60,7 +60,7 @@ class Driver:
                 except Unreachable as error:
                     watch_log.write(f"{self.sweep_id}: {error}")
                     moved = False
-                time.sleep(BUSY_S if moved else PAUSE_S)
+                self.store.clock.sleep(BUSY_S if moved else PAUSE_S)
         except Exception:
             with contextlib.suppress(OSError):
                 starting.touch()  # the watcher starts the next process after a pause
@@ -210,9 +210,9 @@ class Driver:
 
     def _care(self, live: list[TrialRecord]) -> None:
         """Start the watcher where it has died, with the environment that only this process and it have."""
-        if time.monotonic() - self._cared_at < CARE_S:
+        if self.store.clock.monotonic() - self._cared_at < CARE_S:
             return
-        self._cared_at = time.monotonic()
+        self._cared_at = self.store.clock.monotonic()
         for trial in live:
             if trial.run_id and not self.store.watched(trial.run_id):
                 watcher.start(self.store, self.store.attempts(trial.run_id)[-1].plan)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest, MissingExtra
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
@@ -165,12 +164,12 @@ class Sweep:
         Raises:
             TimeoutError: The sweep has not ended after `timeout_s` seconds. It continues.
         """
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        end = None if timeout_s is None else self._history.clock.monotonic() + timeout_s
         while (record := self.record).live:
             self.ensure_driven()
-            if end is not None and time.monotonic() > end:
+            if end is not None and self._history.clock.monotonic() > end:
                 raise TimeoutError(f"{self.sweep_id} is still {record.state}")
-            time.sleep(0.5)
+            self._history.clock.sleep(0.5)
         return record
 
     def stop(self) -> None:
@@ -220,7 +219,7 @@ class Sweep:
     def ensure_driven(self) -> None:
         """Start the process that drives it, where none lives; returns at once."""
         record = self.record
-        if record.state in ("RUNNING", "STOPPING") and not record.driven:
+        if record.state in ("RUNNING", "STOPPING") and not record.is_driven(self._history.clock):
             drive.start(self.home, self.sweep_id)
 
     def _change(self, state: str, reason: str, old: Sequence[str]) -> None:
@@ -255,7 +254,7 @@ def begin(
     document = {**document, **({"target": target} if target else {})}
     sweep = read(document, folder, job=job)
     spec = specification(home, document, sweep)
-    stamp = datetime.now(UTC).strftime("%y%m%d-%H%M%S")
+    stamp = SYSTEM.utc().strftime("%y%m%d-%H%M%S")
     name = fit_name(sweep.name) or "sweep"
     ending = f"k{hashlib.sha256(key.encode()).hexdigest()[:16]}" if key else f"{stamp}-{secrets.token_hex(2)}"
     sweep_id = f"{name}-sweep-{ending}"

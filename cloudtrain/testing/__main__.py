@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 
 from cloudtrain.__about__ import __version__
 from cloudtrain.backends import registry
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest
 
 PROMISES = "cloudtrain.testing.suite."
@@ -66,7 +66,7 @@ class Table:
         lines = [
             f"{count.count('passed')} of {len(count)} promises of the contract hold, {count.count('**failed**')} fail.",
             f"cloudtrain {__version__}, Python {platform.python_version()}, {platform.system()}, "
-            f"{datetime.now(UTC):%Y-%m-%d}: `python -m cloudtrain.testing {command}`",
+            f"{SYSTEM.utc():%Y-%m-%d}: `python -m cloudtrain.testing {command}`",
             "",
             "| about | promise | result |",
             "| --- | --- | --- |",

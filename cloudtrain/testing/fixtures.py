@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.clock import SYSTEM
 from cloudtrain.events import MARK, LogLine, Status
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -128,24 +128,24 @@ class ContractFixtures:
             pytest.skip(f"it does not offer {feature}")
 
     def until_final(self, backend: Backend, handle: str) -> Status:
-        deadline = time.monotonic() + WAIT_S
+        deadline = SYSTEM.monotonic() + WAIT_S
         while not (status := backend.status(handle)).state.final:
-            assert time.monotonic() < deadline, f"still {status} after {WAIT_S} s:\n" + self.text(backend, handle)
-            time.sleep(min(backend.poll_s, 1.0) / 5)
+            assert SYSTEM.monotonic() < deadline, f"still {status} after {WAIT_S} s:\n" + self.text(backend, handle)
+            SYSTEM.sleep(min(backend.poll_s, 1.0) / 5)
         return status
 
     def until_line(self, backend: Backend, handle: str, text: str, times: int = 1) -> None:
-        deadline = time.monotonic() + WAIT_S
+        deadline = SYSTEM.monotonic() + WAIT_S
         while sum(text in line.text for line in self.script_lines(backend, handle)) < times:
-            assert time.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
-            time.sleep(0.05)
+            assert SYSTEM.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
+            SYSTEM.sleep(0.05)
 
     def until_text(self, backend: Backend, handle: str, text: str) -> None:
         """Wait for a line of the launcher or of a rank."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = SYSTEM.monotonic() + WAIT_S
         while text not in self.text(backend, handle):
-            assert time.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
-            time.sleep(0.05)
+            assert SYSTEM.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
+            SYSTEM.sleep(0.05)
 
     def script_lines(self, backend: Backend, handle: str) -> list[LogLine]:
         """Return the lines that the ranks printed, without events and the launcher's own lines."""
@@ -158,9 +158,9 @@ class ContractFixtures:
 
     def assert_no_leftovers(self, handle: str) -> None:
         """Wait until an attempt has left nothing behind."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = SYSTEM.monotonic() + WAIT_S
         while left := self.leftovers(handle):
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.1)
+            assert SYSTEM.monotonic() < deadline, f"left behind: {left}"
+            SYSTEM.sleep(0.1)
 
     gone = assert_no_leftovers  # the former name; existing suites may call it

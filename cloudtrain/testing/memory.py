@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.job.units import now
@@ -43,7 +44,8 @@ class MemoryBackend:
     features = frozenset(Feature)
     attempts: ClassVar[dict[str, SubmittedAttempt]] = {}  # by attempt id, which is the handle
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.workdir = workdir
 
     @classmethod

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 import cloudtrain
-from cloudtrain.backends import download, http, s3
+from cloudtrain.backends import download, s3
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
@@ -28,6 +28,7 @@ from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, DiskError
 from cloudtrain.simulators.gcs import Storage
 from cloudtrain.simulators.http import Server
+from cloudtrain.testing.clock import VirtualClock
 from tests import disks
 from tests.conftest import WAIT_S
 from tests.stores import KEYS, S3
@@ -99,7 +100,7 @@ class Place:
             self.put, self._close = self._s3.put, self._s3.close
             self.delete = lambda name: self._s3._client.delete_object(Bucket="bucket", Key=name) and None
             self.proxy = Proxy(self._s3.url)
-            self.aws = Aws("sagemaker", "us-east-1", None, self.proxy.url)
+            self.aws = Aws("sagemaker", "us-east-1", None, self.proxy.url, VirtualClock())
         else:
             storage = Storage(folder / "storage")
             storage.create_bucket("bucket")
@@ -108,7 +109,7 @@ class Place:
             self.delete = lambda name: self._delete(f"{server.url}/storage/v1/b/bucket/o/{quote(name, safe='')}")
             self._close = server.close
             self.proxy = Proxy(server.url)
-            self.bucket = Bucket(GoogleApi("r", lambda: self.proxy.url), "bucket")
+            self.bucket = Bucket(GoogleApi("r", lambda: self.proxy.url, VirtualClock()), "bucket")
 
     def fetch(self, into: Path, prefix: str = "run/") -> int:
         if self.kind == "s3":
@@ -128,7 +129,6 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(http.time, "sleep", lambda _: None)
     monkeypatch.setattr(download, "PART_BYTES", PART)
     made = Place(request.param, tmp_path)
     yield made
@@ -271,7 +271,6 @@ def test_an_object_that_always_arrives_damaged_is_refused(place: Place, tmp_path
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(http.time, "sleep", lambda _: None)
     made = Place("s3", tmp_path)
     yield made
     made.close()

@@ -14,6 +14,7 @@ from cloudtrain.backends.http import Answer, Http, HttpError
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
 from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.testing.clock import VirtualClock
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
 DATA = bytes(range(256)) * 4096  # 1 MiB
@@ -52,23 +53,21 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: bytes = b"", length
     handler.wfile.write(body)
 
 
-def client(url: str) -> Http:
+def client(url: str, clock: VirtualClock) -> Http:
     return Http(
         lambda path: (url + path, {"Authorization": "Bearer secret"}),
         lambda answer, failure: HttpError(f"{failure}: {answer.status}", "", answer),
         lambda reason: "check the network",
+        clock=clock,
     )
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the client would have waited."""
-    waited: list[float] = []
-    monkeypatch.setattr(http.time, "sleep", waited.append)
-    return waited
+def clock() -> VirtualClock:
+    return VirtualClock()
 
 
-def test_an_overloaded_server_is_asked_again_when_it_says(pauses: list[float]) -> None:
+def test_an_overloaded_server_is_asked_again_when_it_says(clock: VirtualClock) -> None:
     replies = [
         lambda h: send(h, 429, Retry_After="7"),
         lambda h: send(h, 503, Retry_After="3600"),
@@ -76,31 +75,31 @@ def test_an_overloaded_server_is_asked_again_when_it_says(pauses: list[float]) -
         lambda h: send(h, 200, b'{"a": 1}'),
     ]
     with serving(lambda handler: replies.pop(0)(handler)) as (url, received):
-        assert client(url).call("GET", "/x", "it failed").json == {"a": 1}
-    assert len(received) == 4 and pauses == [7, http.MAX_PAUSE_S, 2.0]
+        assert client(url, clock).call("GET", "/x", "it failed").json == {"a": 1}
+    assert len(received) == 4 and clock.slept == [7, http.MAX_PAUSE_S, 2.0]
 
 
 @pytest.mark.parametrize("first", [0, 500, 503])
-def test_a_refusal_after_a_lost_answer_is_not_known_to_be_one(first: int, pauses: list[float]) -> None:
+def test_a_refusal_after_a_lost_answer_is_not_known_to_be_one(first: int, clock: VirtualClock) -> None:
     replies = [lambda h: send(h, first) if first else None, lambda h: send(h, 403)]
     with serving(lambda handler: replies.pop(0)(handler)) as (url, _):
         with pytest.raises(Unreachable, match="it failed: 403"):
-            client(url).call("POST", "/x", "it failed", data=b"{}")
+            client(url, clock).call("POST", "/x", "it failed", data=b"{}")
     replies = [lambda h: send(h, 429), lambda h: send(h, 403)]  # nothing was done before
     with serving(lambda handler: replies.pop(0)(handler)) as (url, _):
         with pytest.raises(HttpError, match="it failed: 403"):
-            client(url).call("POST", "/x", "it failed", data=b"{}")
+            client(url, clock).call("POST", "/x", "it failed", data=b"{}")
 
 
 @pytest.mark.parametrize("name", ["Audit-Id", "X-GUploader-UploadID", "X-Request-Id"])
-def test_a_failure_of_the_servers_own_has_its_request_id(name: str, pauses: list[float]) -> None:
+def test_a_failure_of_the_servers_own_has_its_request_id(name: str, clock: VirtualClock) -> None:
     with serving(lambda handler: send(handler, 500, **{name: "r-17"})) as (url, received):
         with pytest.raises(HttpError, match=r"it failed: 500 \(request r-17\)") as caught:
-            client(url).call("GET", "/x", "it failed")
+            client(url, clock).call("GET", "/x", "it failed")
     assert len(received) == http.TRIES and caught.value.request_id == "r-17"
     with serving(lambda handler: send(handler, 403, **{name: "r-18"})) as (url, received):
         with pytest.raises(HttpError, match="it failed: 403$") as caught:
-            client(url).call("GET", "/x", "it failed")
+            client(url, clock).call("GET", "/x", "it failed")
     assert len(received) == 1 and caught.value.request_id == "r-18"
 
 
@@ -119,7 +118,7 @@ def test_a_cluster_that_redirects_to_another_host_gets_no_token_there() -> None:
 
 
 @pytest.mark.parametrize("knows_range", [True, False])
-def test_a_stream_that_breaks_off_continues(knows_range: bool, pauses: list[float]) -> None:
+def test_a_stream_that_breaks_off_continues(knows_range: bool, clock: VirtualClock) -> None:
     cuts = iter([300_000, 400_000, 500_000, 600_000, 700_000, 800_000, len(DATA)])  # more than the tries of one call
 
     def reply(handler: BaseHTTPRequestHandler) -> None:
@@ -128,13 +127,13 @@ def test_a_stream_that_breaks_off_continues(knows_range: bool, pauses: list[floa
         send(handler, 206 if start else 200, DATA[start:end], len(DATA) - start)
 
     with serving(reply) as (url, received):
-        assert b"".join(client(url).stream("/x", "it failed")) == DATA
+        assert b"".join(client(url, clock).stream("/x", "it failed")) == DATA
     ranges = [headers.get("range") for headers in received]
-    assert ranges == [None, *(f"bytes={n}00000-" for n in range(3, 9))] and len(pauses) == 6
+    assert ranges == [None, *(f"bytes={n}00000-" for n in range(3, 9))] and len(clock.slept) == 6
 
 
-def test_a_stream_without_progress_gives_up(pauses: list[float]) -> None:
+def test_a_stream_without_progress_gives_up(clock: VirtualClock) -> None:
     with serving(lambda handler: send(handler, 200, b"", 10)) as (url, received):
         with pytest.raises(BackendError, match="it failed: http://127.0.0.1:.* cannot be reached"):
-            list(client(url).stream("/x", "it failed"))
+            list(client(url, clock).stream("/x", "it failed"))
     assert len(received) == http.TRIES

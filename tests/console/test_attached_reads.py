@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.backends.attached.backend import AttachedBackend
-from cloudtrain.console import history, runrows
+from cloudtrain.console import runrows
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.runs.attach import attach_all
+from cloudtrain.testing.clock import VirtualClock
 from tests.runs.test_attach_all import name, write, write_history
 
 
@@ -24,16 +26,16 @@ def test_a_poll_reads_each_live_attached_run_as_rarely_as_a_watcher_asks(
     read: list[str] = []
     attempts = AttachedBackend.attempts
     monkeypatch.setattr(AttachedBackend, "attempts", lambda self, uri: (read.append(uri), attempts(self, uri))[1])
-    now = 1000.0
-    monkeypatch.setattr(history.time, "monotonic", lambda: now)
-    runrows.read(Store(home), Query("", "", ""), 0)
+    clock = VirtualClock(time.time())
+    store = Store(home, clock)
+    runrows.read(store, Query("", "", ""), 0)
     assert {Path(uri).name for uri in read} == {name(1), name(2)}
     read.clear()
     for _ in range(5):
-        shown = runrows.read(Store(home), Query("", "", ""), 0)
+        shown = runrows.read(store, Query("", "", ""), 0)
     assert read == [] and [line.cells[1][1] for line in shown.lines] == ["RUNNING", "RUNNING", "SUCCEEDED"]
     for make in (write, write_history):
         make(tmp_path / "runs", 2, final=True)
-    now += 31
-    shown = runrows.read(Store(home), Query("", "", ""), 0)
+    clock.sleep(31)
+    shown = runrows.read(store, Query("", "", ""), 0)
     assert [line.cells[1][1] for line in shown.lines] == ["SUCCEEDED", "RUNNING", "SUCCEEDED"]

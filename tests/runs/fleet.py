@@ -1,4 +1,4 @@
-"""Three platforms in memory that refuse, let wait, take away and lose jobs, by a clock that the test advances."""
+"""Three platforms in memory that refuse, let wait, take away and lose jobs, by a virtual clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,11 @@ from cloudtrain.runs import retry
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
+from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
 
 NAMES = ("east", "west", "lab")
 WRITES = ("intend", "next_attempt", "accept", "record", "set_status")
-EPOCH = 1_600_000_000.0
 FOREVER = float("inf")
 
 
@@ -56,20 +55,12 @@ class Fleet:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, draw: random.Random | None = None) -> None:
-        self.now, self.draw = EPOCH, draw
+        self.clock, self.draw = VirtualClock(), draw
         self.lives: dict[str, Life] = {}  # of accepted attempts, by attempt id
         self.sent: list[tuple[str, str]] = []  # platform and attempt of each that was accepted
         self.refuses: set[str] = set()  # platforms without machines
         self.unreachable: set[str] = set()
         self.kill_after = FOREVER  # writes to the history, until the client dies
-        fleet = self
-
-        class Clock(datetime):
-            @classmethod
-            def now(cls, tz=None):
-                return cls.fromtimestamp(fleet.now, tz or UTC)
-
-        patch.setattr(units, "datetime", Clock)
         patch.setattr(retry, "OUTAGE_S", 0.0)
         patch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
         self.kinds = {
@@ -82,6 +73,10 @@ class Fleet:
         patch.setattr(registry, "backend_class", lambda name: self.kinds.get(name) or known(name))
         for name in WRITES:
             patch.setattr(Store, name, self._mortal(getattr(Store, name)))
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
 
     def _mortal(self, write):
         def mortal(*arguments, **named):
@@ -199,7 +194,7 @@ class Site(MemoryBackend):
 
 def submit(fleet: Fleet, job: dict, home: Path) -> Run:
     """Submit as a person would, who tries again after a crash."""
-    submitter = Submitter(home=home, watch=False)
+    submitter = Submitter(home=home, watch=False, clock=fleet.clock)
     while True:
         try:
             return submitter.submit(job, adopt=True)
@@ -209,6 +204,6 @@ def submit(fleet: Fleet, job: dict, home: Path) -> Run:
             if (
                 begun and submitter.store.attempts(begun[0])[-1].handle
             ):  # this very process, by its id, has submitted it
-                return Run.find(home=home)
+                return Run(submitter.store.names()[0], submitter.store)
         except CloudtrainError:  # refused by all
-            return Run.find(home=home)
+            return Run(submitter.store.names()[0], submitter.store)

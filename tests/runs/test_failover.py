@@ -63,7 +63,8 @@ def test_a_second_round_begins_after_a_pause(fleet, source, home):
     run = submit(fleet, job_of(source, retry={"max_attempts": 2}), home)
     fleet.look(run)
     assert places(run) == ["east", "west", "lab"] and "another attempt in" in run.record.status.reason
-    fleet.now, fleet.refuses = fleet.now + 3600, {"east"}
+    fleet.clock.sleep(3600)
+    fleet.refuses = {"east"}
     fleet.look(run)
     assert places(run) == ["east", "west", "lab", "east", "west"]
     assert fleet.live() == [f"{run.run_id}-a5"]
@@ -74,17 +75,17 @@ def test_a_request_that_stays_pending_is_gone_before_the_next_is_sent(fleet, sou
     life = fleet.lives[f"{run.run_id}-a1"]
     life.starts_at, life.stops_s = float("inf"), 600
     fleet.look(run)
-    fleet.now += 1700
+    fleet.clock.sleep(1700)
     fleet.look(run)
     assert not life.cancelled
-    fleet.now += 200
+    fleet.clock.sleep(200)
     fleet.look(run)
     assert life.cancelled and places(run) == ["east"]
     assert "no machines within 30m" in run.record.status.reason
-    fleet.now += 300
+    fleet.clock.sleep(300)
     fleet.look(run)
     assert places(run) == ["east"], "it has not ended yet"
-    fleet.now += 301
+    fleet.clock.sleep(301)
     fleet.look(run)
     assert places(run) == ["east", "west"] and fleet.live() == [f"{run.run_id}-a2"]
     assert run.attempts[0].status.event == "capacity" and run.attempts[0].status.state is State.FAILED
@@ -95,11 +96,11 @@ def test_a_platform_that_does_not_answer_keeps_the_run(fleet, source, home):
     run = submit(fleet, job_of(source), home)
     fleet.lives[f"{run.run_id}-a1"].starts_at = float("inf")
     fleet.look(run)
-    fleet.now += 3600
+    fleet.clock.sleep(3600)
     fleet.look(run)
     assert fleet.lives[f"{run.run_id}-a1"].cancelled
     fleet.unreachable = {"east"}
-    fleet.now += 86400
+    fleet.clock.sleep(86400)
     fleet.look(run)
     assert places(run) == ["east"]
     fleet.unreachable = set()
@@ -113,7 +114,7 @@ def test_spot_machines_that_are_lost_twice_without_headway(fleet, source, home, 
     for number in (1, 2):
         life = fleet.lives[f"{run.run_id}-a{number}"]
         life.saves, life.state = saves and number == 2, State.PREEMPTED
-        fleet.now += 600
+        fleet.clock.sleep(600)
         fleet.look(run)
         life.ends_at = fleet.now
         fleet.look(run)
@@ -126,10 +127,10 @@ def test_checkpoints_come_along_where_the_output_is_reached(fleet, source, home,
     run = submit(fleet, job_of(source, retry={"max_attempts": 2}, **changes), home)
     life = fleet.lives[f"{run.run_id}-a1"]
     life.saves, life.state, life.event = True, State.PREEMPTED, "capacity"
-    fleet.now += 600
+    fleet.clock.sleep(600)
     fleet.look(run)
     life.ends_at = fleet.now
-    fleet.now += 7200
+    fleet.clock.sleep(7200)
     fleet.look(run)
     assert places(run) == expected
     assert run.attempts[1].plan.job["checkpoint"]["required"] is (output is not None)
@@ -143,10 +144,10 @@ def test_a_cancel_ends_a_run_that_is_withdrawn(fleet, source, home):
     run = submit(fleet, job_of(source), home)
     life = fleet.lives[f"{run.run_id}-a1"]
     life.starts_at, life.stops_s = float("inf"), 600
-    fleet.now += 3600
+    fleet.clock.sleep(3600)
     fleet.look(run)
     run.store.request_cancel(run.run_id)
-    fleet.now += 601
+    fleet.clock.sleep(601)
     fleet.look(run)
     assert (run.record.status.state, places(run), fleet.live()) == (State.CANCELLED, ["east"], [])
 
@@ -167,7 +168,7 @@ def live_through(seed: int, folder: Path, source: Path) -> tuple[State, int]:
             fleet.kill_after = draw.choice([float("inf"), draw.randint(1, 12)])
             fleet.look(run)
             assert len(fleet.live()) <= 1
-            fleet.now += draw.choice([1.0, 400.0, 2500.0, 20_000.0])
+            fleet.clock.sleep(draw.choice([1.0, 400.0, 2500.0, 20_000.0]))
             if draw.random() < 0.01:
                 run.store.request_cancel(run.run_id)
         if (
@@ -177,7 +178,7 @@ def live_through(seed: int, folder: Path, source: Path) -> tuple[State, int]:
             run.store.request_cancel(run.run_id)
             while not run.record.status.state.final:
                 fleet.look(run)
-                fleet.now += 2500
+                fleet.clock.sleep(2500)
         state = run.record.status.state
         assert fleet.live() == [], f"{seed}: {state}, but {fleet.live()} goes on"
         begun = [attempt for attempt in run.attempts if attempt.status.event != "capacity"]

@@ -153,8 +153,8 @@ def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, jo
 def test_a_watcher_keeps_its_client_until_that_fails(submitter, job, monkeypatch):
     made, looks = [], []
 
-    def create(name, options, home):
-        made.append(registry_create(name, options, home))
+    def create(*given):
+        made.append(registry_create(*given))
         return made[-1]
 
     def look(backend, handle):

@@ -14,6 +14,7 @@ import pytest
 
 from cloudtrain.simulators.sagemaker import host, training_job
 from cloudtrain.simulators.sagemaker.server import Simulator
+from cloudtrain.testing.clock import VirtualClock
 
 
 @pytest.fixture
@@ -116,15 +117,15 @@ class Service:
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-def test_no_line_of_a_host_is_lost_to_a_failed_request_or_a_clock_that_is_set_back(failures: int, monkeypatch) -> None:
-    clock = iter([1000.0, 999.0, 1001.0])
+def test_no_line_of_a_host_is_lost_to_a_failed_request_or_a_clock_that_is_set_back(failures: int) -> None:
+    clock = VirtualClock()
     service = Service(failures)
-    stream = host.LogStream("one", service, host.Behavior())
+    stream = host.LogStream("one", service, host.Behavior(), clock)
     with stream._lock:  # all three lines go into one request
-        monkeypatch.setattr(host.time, "time", lambda: next(clock, 2000.0))
         stream._lock, lock = nullcontext(), stream._lock
-        for line in (b"first", b"second", b"third"):
+        for line, change_s in ((b"first", -1.0), (b"second", 2.0), (b"third", 999.0)):
             stream.write(line)
+            clock.jump(change_s)
         stream._lock = lock
     stream.close()
     assert service.taken == ["first", "second", "third"] and stream.failure is None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.job.load import read as read_yaml
 from cloudtrain.nodes.process import Process
 from cloudtrain.sweeps.sweep import Sweep, begin
@@ -88,7 +89,7 @@ def kill_clients(sweep: Sweep, home: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    wait_for(lambda: not sweep.record.driven, "the end of what was killed")
+    wait_for(lambda: not sweep.record.is_driven(SYSTEM), "the end of what was killed")
 
 
 def starts(tmp_path: Path) -> list[dict]:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cloudtrain.cli import main
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -52,7 +53,7 @@ def test_a_live_sweep_is_not_removed_and_goes_on_without_a_deleted_run(start, ho
     assert main(["rm", sweep.sweep_id, "--yes"]) == 2
     assert f"cloudtrain sweep stop {sweep.sweep_id}" in capsys.readouterr().err
     sweep.pause()
-    wait_for(lambda: not sweep.record.driven)
+    wait_for(lambda: not sweep.record.is_driven(SYSTEM))
     (tmp_path / "gate").touch()
     wait_for(lambda: sweep.trials[0].state is State.SUCCEEDED)
     assert main(["rm", str(sweep.trials[0].run_id), "--yes"]) == 0

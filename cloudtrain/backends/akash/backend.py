@@ -18,6 +18,7 @@ from cloudtrain.backends.akash.request import Request, fill
 from cloudtrain.backends.akash.submit import Submission
 from cloudtrain.backends.api import FETCHABLE, Facts, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, BadRequest, Problem
 from cloudtrain.events import LogLine, Status
 from cloudtrain.job import units
@@ -46,17 +47,17 @@ class AkashBackend:
         {Feature.MULTI_NODE, Feature.ENV_SECRETS, Feature.OBJECT_STORES, Feature.IMAGES, Feature.MAX_WAIT}
     )
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options = dict(options)
         if options.get("simulated"):
             self.poll_s = self.follow_s = SIMULATED_POLL_S
             self.logs_per_s = 100.0
         region, profile = options.get("store_region") or "us-east-1", options.get("profile")
-        self._aws = Aws(self.name, region, profile, options.get("store_endpoint"))
+        self._aws = Aws(self.name, region, profile, options.get("store_endpoint"), clock)
         console = str(options.get("console") or CONSOLE)
         key = str(options.get("api_key") or "env:AKASH_API_KEY")
         self.group = f"akash {console} {key}"
-        self._console = Console(console, key)
+        self._console = Console(console, key, clock)
         store = str(options.get("store") or "").rstrip("/")
         pause_s = SIMULATED_PAUSE_S if options.get("simulated") else PAUSE_S
         submission = Submission(
@@ -166,7 +167,9 @@ class AkashBackend:
         return {str(name): str(value) for name, value in lease["labels"].items()}
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        return logs.read(self._attempts, handle, follow=follow, after=after, pause_s=self.follow_s)
+        return logs.read(
+            self._attempts, handle, follow=follow, after=after, pause_s=self.follow_s, clock=self._console.clock
+        )
 
     def cancel(self, handle: str) -> None:
         self._attempts.cancel(handle)

@@ -6,7 +6,6 @@ Routes and fields: akash-network/console, apps/api/src (deployment, bid, provide
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -15,6 +14,7 @@ from typing import Any
 from cloudtrain.backends import http
 from cloudtrain.backends.akash.secret import read_key
 from cloudtrain.backends.http import RETRYABLE, Answer, HttpError
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Unreachable
 
 PAGE = 100  # deployments in one answer of the list
@@ -31,16 +31,19 @@ class ConsoleUnreachable(ConsoleError, Unreachable):
 class Console:
     """A client of the Console API for one key. Every call blocks; raises BackendError, Unreachable."""
 
-    def __init__(self, address: str, key_source: str) -> None:
+    def __init__(self, address: str, key_source: str, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self.address, self._key_source = address.rstrip("/"), key_source
         local = self.address.startswith("http://127.0.0.1")
         direct = (urllib.request.ProxyHandler({}),) if local else ()
-        self._http = http.Http(self._target, _error, lambda _: "check the network and proxies", lambda: direct)
+        self._http = http.Http(
+            self._target, _error, lambda _: "check the network and proxies", lambda: direct, clock=clock
+        )
         self._clock_s = 0.0  # how far the Console's clock is ahead of this one
 
     def now(self) -> float:
         """Return the Console's time in seconds since 1970, as of its last answer; this machine's clock before the first."""
-        return time.time() + self._clock_s
+        return self.clock.now() + self._clock_s
 
     def create(self, sdl: str, deposit_usd: float | None = None) -> dict[str, Any]:
         """Create a deployment and return `dseq` and `manifest`; tried once, for a second try would be a second one."""
@@ -116,7 +119,7 @@ class Console:
         headers = {"Content-Type": "application/json"} if data else {}
         answer = self._http.call(method, path, failure, data=data, headers=headers, tries=tries, accept=accept)
         if date := answer.headers.get("date"):
-            self._clock_s = parsedate_to_datetime(date).timestamp() - time.time()
+            self._clock_s = parsedate_to_datetime(date).timestamp() - self.clock.now()
         return answer.json
 
     def _target(self, path: str) -> tuple[str, Mapping[str, str]]:

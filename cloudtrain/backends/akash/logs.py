@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from cloudtrain.backends.akash.jobs import Attempts, parse_handle
 from cloudtrain.backends.output_log import log_lines
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import LogLine
 
 
-def read(attempts: Attempts, handle: str, *, follow: bool, after: str | None, pause_s: float) -> Iterator[LogLine]:
+def read(
+    attempts: Attempts, handle: str, *, follow: bool, after: str | None, pause_s: float, clock: Clock = SYSTEM
+) -> Iterator[LogLine]:
     """Yield the log lines of all nodes behind a cursor; with `follow` until the attempt has ended. Raises BackendError."""
     attempt_id, _ = parse_handle(handle)
     lease = attempts.lease(handle)
@@ -26,4 +28,4 @@ def read(attempts: Attempts, handle: str, *, follow: bool, after: str | None, pa
             yield line
         if final:
             return
-        time.sleep(pause_s)
+        clock.sleep(pause_s)

@@ -8,7 +8,6 @@ nothing: only the lease, accepted by this module alone, makes an attempt.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,7 @@ class Submission:
         """Look several times for a deployment whose POST had no answer; raises Unreachable if the list has none either."""
         try:
             for look in range(LOOKS):
-                time.sleep(self._pause_s * look)
+                self._console.clock.sleep(self._pause_s * look)
                 if found := self.deployment(attempt_id):
                     return found
         except BackendError as lookup_error:
@@ -158,7 +157,7 @@ class Submission:
         limits = plan.job.get("limits") or {}
         wait_s = units.duration_s(str(limits.get("max_wait") or self._options.get("bid_wait") or "2m"))
         options = {**self._options, **({"reclamation_window": w} if (w := self._window(plan)) else {})}
-        started, first_at = time.monotonic(), None
+        started, first_at = self._console.clock.monotonic(), None
         while True:
             open_bids = self._console.bids(dseq)
             addresses = sorted({str(bid["id"]["provider"]) for bid in open_bids})
@@ -169,14 +168,14 @@ class Submission:
                 gpu=plan.request["gpu"],
                 options=options,
             )
-            now = time.monotonic()
+            now = self._console.clock.monotonic()
             if first_at is None and any(not offer.why_not for offer in offers):
                 first_at = now
             if now - started >= wait_s or (
                 first_at is not None and now - first_at >= min(SETTLE_PAUSES * self._pause_s, wait_s)
             ):
                 return offers
-            time.sleep(self._pause_s)
+            self._console.clock.sleep(self._pause_s)
 
     @staticmethod
     def _window(plan: Plan) -> str:

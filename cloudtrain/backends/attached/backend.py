@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +10,7 @@ from cloudtrain.backends.api import FETCHABLE, Feature
 from cloudtrain.backends.attached.run import AttachedRun, attempt_of, newest_attempt, run_names
 from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.events import LogLine, State, Status
 
@@ -28,7 +28,8 @@ class AttachedBackend:
     poll_s = 5.0
     features: frozenset[Feature] = frozenset()
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._runs: dict[str, AttachedRun] = {}
         self._outputs: dict[str, OutputFiles] = {}  # of teams: one client for all their runs
 
@@ -95,7 +96,7 @@ class AttachedBackend:
                 yield line
             if final or not follow:
                 return
-            time.sleep(self.poll_s)
+            self._clock.sleep(self.poll_s)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         attempt_id, uri = _parse(handle)

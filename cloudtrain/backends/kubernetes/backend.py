@@ -29,6 +29,7 @@ from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, t
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem, before_sending
 from cloudtrain.events import LogLine, Status
 from cloudtrain.nodes.files import write
@@ -66,14 +67,14 @@ class KubernetesBackend:
         }
     )
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self._workdir = {"namespace": "default", **options}, workdir
         if options.get("poll_s"):
             self.poll_s = self.follow_s = float(options["poll_s"])
         cluster = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
         self.group = f"kubernetes {'/'.join([*cluster, self._options['namespace']])}"
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
-        self._api = KubeApi(*connection_options)
+        self._api = KubeApi(*connection_options, clock=clock)
         self._store = KubeStore()
         self._jobs = KubeJobs(self._api, self.poll_s, str(options.get("kind") or "job"))
         self._list = KubeList(self._api, self._jobs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from cloudtrain.backends.http import RETRYABLE, Answer, Http, HttpError
 from cloudtrain.backends.kubernetes import kubeconfig
 from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, NoCapacity, Unreachable
 
 Document = dict[str, Any]
@@ -48,12 +48,21 @@ class KubeApi:
     """Calls the API server of one kubeconfig context. Connects on first use; raises BackendError, Unreachable."""
 
     def __init__(
-        self, kubeconfig: str | None, context: str | None, server: str | None = None, ca: str | None = None
+        self,
+        kubeconfig: str | None,
+        context: str | None,
+        server: str | None = None,
+        ca: str | None = None,
+        *,
+        clock: Clock = SYSTEM,
     ) -> None:
+        self.clock = clock
         self._kubeconfig, self._context, self._pinned_server, self._ca = kubeconfig, context, server, ca
         self._access: ClusterAccess | None = None
         self._token: tuple[str, float] | None = None  # token, and the time when it expires
-        self._http = Http(self._address, error_for_answer, _network_hint, self._handlers, self._drop_expired_token)
+        self._http = Http(
+            self._address, error_for_answer, _network_hint, self._handlers, self._drop_expired_token, clock
+        )
 
     @property
     def access(self) -> ClusterAccess:
@@ -152,8 +161,8 @@ class KubeApi:
 
     def _auth_headers(self) -> dict[str, str]:
         user = self.access.user
-        if self._token is None or self._token[1] <= time.time():
-            self._token = kubeconfig.bearer_token(self.access)
+        if self._token is None or self._token[1] <= self.clock.now():
+            self._token = kubeconfig.bearer_token(self.access, self.clock)
         if user.get("as-groups") or user.get("as-user-extra"):
             raise BackendError("the kubeconfig impersonates a group", "cloudtrain supports only `as: NAME`")
         headers = {"Impersonate-User": str(user["as"])} if user.get("as") else {}

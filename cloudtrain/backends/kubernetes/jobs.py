@@ -8,7 +8,6 @@ the Job: its pods are deleted, its record stays. A Job is not reported as lost w
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -205,12 +204,12 @@ class KubeJobs:
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
         """Keep what a status was made of, for `known`."""
         kept = [{"metadata": pod["metadata"], "status": pod["status"]} for pod in pods]
-        self._known[handle] = time.monotonic(), job, kept
+        self._known[handle] = self._api.clock.monotonic(), job, kept
 
     def known(self, handle: str) -> tuple[Object, list[Object]] | None:
         """Return an attempt's Job and pods as they were when its status was asked for not long ago; None else."""
         asked_at, job, pods = self._known.get(handle, (-math.inf, {}, []))
-        return (job, pods) if time.monotonic() - asked_at < self._fresh_s else None
+        return (job, pods) if self._api.clock.monotonic() - asked_at < self._fresh_s else None
 
     def forget_old(self) -> None:
         """Forget what is too old to be used."""

@@ -12,11 +12,11 @@ import os
 import ssl
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.job.units import unix_time
 
@@ -115,14 +115,14 @@ def _in_cluster_access() -> ClusterAccess:
     )
 
 
-def bearer_token(access: ClusterAccess) -> tuple[str, float] | None:
+def bearer_token(access: ClusterAccess, clock: Clock = SYSTEM) -> tuple[str, float] | None:
     """Return a bearer token and when it expires, None if the user has none; blocking. Raises BackendError."""
     user = access.user
     if user.get("token"):
         return str(user["token"]), float("inf")
     if path := user.get("tokenFile"):
         try:
-            return (access.folder / path).read_text().strip(), time.time() + 60  # it is renewed in place
+            return (access.folder / path).read_text().strip(), clock.now() + 60  # it is renewed in place
         except OSError as error:
             raise BackendError(f"the token {path} cannot be read: {error.strerror}") from None
     return _exec_plugin_token(user["exec"], access.folder) if user.get("exec") else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class KubeLogs:
                 yield from self._read_node(job, node, node_pods, merger, final)
             if final or not follow:
                 return
-            time.sleep(self._pause_s)
+            self._api.clock.sleep(self._pause_s)
 
     def _read_node(
         self, job: Object, node: NodeLog, pods: list[Object], merger: LogMerger, final: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +80,7 @@ class KubeVolumes:
             )
 
     def _wait_until_started(self, namespace: str, name: str) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = self._api.clock.monotonic() + START_S
         while True:
             pod = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", "the pod cannot be read")
             state = container_state(pod) if pod else {}
@@ -91,7 +90,7 @@ class KubeVolumes:
                 )
             if state.get("startedAt"):
                 return
-            if time.monotonic() >= deadline:
+            if self._api.clock.monotonic() >= deadline:
                 reason = pod_reason(pod) or "".join(
                     self._jobs.newest_notes(namespace, [str(pod["metadata"]["uid"])]).values()
                 )
@@ -100,15 +99,15 @@ class KubeVolumes:
                     f"{reason or 'Kubernetes gives no reason'}",
                     f"kubectl get events -n {namespace} says more",
                 )
-            time.sleep(self._pause_s)
+            self._api.clock.sleep(self._pause_s)
 
     def _list_files(self, proxy_path: str, query: dict[str, str], headers: dict[str, str]) -> Any:
         """Download the file list, retrying until the pod's server listens."""
-        deadline = time.monotonic() + START_S / 10
+        deadline = self._api.clock.monotonic() + START_S / 10
         while True:
             try:
                 chunks = self._api.stream(f"{proxy_path}/list", "the claim cannot be listed", query, headers)
                 return json.loads(b"".join(chunks))
             except KubeError as error:
-                if error.status not in (502, 503, 504) or time.monotonic() >= deadline:
+                if error.status not in (502, 503, 504) or self._api.clock.monotonic() >= deadline:
                     raise

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, Shell, TimeLimit
 from cloudtrain.backends.local.bytecode import link_bytecode
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, Status
 from cloudtrain.nodes.files import token as shared_token
@@ -50,7 +50,8 @@ class LocalBackend:
         }
     )
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.python = str(options.get("python") or sys.executable)
         self.workdir = workdir
 
@@ -175,15 +176,15 @@ class LocalBackend:
 
     def _wait_for_control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None if it ended instead."""
-        deadline = time.monotonic() + JOIN_S
-        while time.monotonic() < deadline:
+        deadline = self._clock.monotonic() + JOIN_S
+        while self._clock.monotonic() < deadline:
             status = supervisor.read_status(first)
             if status and (control := status.get("control")):
                 return f"{control['host']}:{control['port']}"
             state = supervisor.read_state(first)
             if state is not None and state["state"] in supervisor.FINAL:
                 return None
-            time.sleep(0.005)
+            self._clock.sleep(0.005)
         return None
 
     def find(self, attempt_id: str) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -45,6 +44,7 @@ from cloudtrain.backends.sagemaker import (
     types,
     upload,
 )
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
@@ -71,13 +71,13 @@ class SagemakerBackend:
     features = frozenset({Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES,
                           Feature.MAX_WAIT})  # fmt: skip
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self.workdir = dict(options), workdir
-        self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
+        self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"), clock)
         self._jobs = described.DescribedJobs(self.aws)
         self._queue = queue.Queue(self.aws, self._options, workdir.parent / "sagemaker" / "batch")
         pause_s = 0.0 if options.get("endpoint") else 1 / listing.CALLS_PER_S
-        self._list = listing.JobList(self.aws, self._jobs.describe, lambda: time.sleep(pause_s))
+        self._list = listing.JobList(self.aws, self._jobs.describe, lambda: clock.sleep(pause_s))
         account = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
         self.group, self.calls_per_s = f"sagemaker {'/'.join(account)}", listing.CALLS_PER_S
         self.logs_per_s = logs.NODES_PER_S
@@ -191,7 +191,7 @@ class SagemakerBackend:
             while (arn := self._queue.training_job(handle)) is None:
                 if not follow or self.status(handle).state.final:
                     return
-                time.sleep(self.follow_s)
+                self.aws.clock.sleep(self.follow_s)
             handle = arn
         name = handle.rpartition("/")[2]
         positions: list[logs.Position] | None = None
@@ -202,18 +202,23 @@ class SagemakerBackend:
             positions = logs.parse_cursor(after, nodes) if positions is None else positions
             final = job is None or status.parse_status(job).state.final
             started = job is not None and status.seconds_since_start(job) is not None
-            late = final and job is not None and started and (status.seconds_since_end(job) or LATE_S) < LATE_S
+            late = (
+                final
+                and job is not None
+                and started
+                and (status.seconds_since_end(job, self.aws.clock) or LATE_S) < LATE_S
+            )
             yield from logs.read_lines(self.aws, name, positions, over=final and not late)
             if not final and not follow:
                 return
             if final and (not late or all(position.ended for position in positions)):
                 return
             if final:
-                drain_until = drain_until or time.monotonic() + DRAIN_S
-                if time.monotonic() > drain_until:
+                drain_until = drain_until or self.aws.clock.monotonic() + DRAIN_S
+                if self.aws.clock.monotonic() > drain_until:
                     yield from logs.read_lines(self.aws, name, positions, over=True)
                     return
-            time.sleep(self.follow_s)
+            self.aws.clock.sleep(self.follow_s)
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the container image with its digest; {} where the digest is not known.
@@ -225,7 +230,7 @@ class SagemakerBackend:
         if job is None:
             return {}
         name = str(job["AlgorithmSpecification"].get("TrainingImage") or "")
-        if not images.tag_is_current(name, status.seconds_since_start(job)):
+        if not images.tag_is_current(name, status.seconds_since_start(job, self.aws.clock)):
             return {}
         image = ecr.resolve_digest(self.aws, name)
         return dict.fromkeys(range(status.instance_count(job)), image) if image else {}

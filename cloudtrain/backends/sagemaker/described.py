@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ class DescribedJobs:
         try:
             job = dict(self._aws.call("sagemaker", "describe_training_job", TrainingJobName=name))
             small = {key: value for key, value in job.items() if key not in ("HyperParameters", "Environment")}
-            self._known[name] = time.monotonic(), small
+            self._known[name] = self._aws.clock.monotonic(), small
             return job
         except AwsError as error:
             # "Requested resource not found" comes as ValidationException, the code of every malformed request too.
@@ -36,7 +35,7 @@ class DescribedJobs:
     def recent(self, handle: str, age_s: float) -> Mapping[str, Any] | None:
         """Return a job as it was seen at most `age_s` seconds ago, None where it was not."""
         seen_at, job = self._known.get(handle.rpartition("/")[2], (-math.inf, None))
-        if job is None or job["TrainingJobArn"] != handle or time.monotonic() - seen_at >= age_s:
+        if job is None or job["TrainingJobArn"] != handle or self._aws.clock.monotonic() - seen_at >= age_s:
             return None
         return job
 
@@ -45,7 +44,7 @@ class DescribedJobs:
         names = {handle.rpartition("/")[2]: handle for handle in handles}
         for name, (seen_at, job) in list(self._known.items()):
             if name not in names:
-                if time.monotonic() - seen_at > listing.FORGET_S:
+                if self._aws.clock.monotonic() - seen_at > listing.FORGET_S:
                     self._known.pop(name, None)
             elif (listed := found.get(names[name])) and job and status.parse_status(job).state is listed.state:
-                self._known[name] = time.monotonic(), job
+                self._known[name] = self._aws.clock.monotonic(), job

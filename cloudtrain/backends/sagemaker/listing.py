@@ -12,7 +12,6 @@ pages one after the other (https://github.com/aws/aws-sdk/issues/486, 2023-01-18
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -67,9 +66,9 @@ class JobList:
 
     def statuses(self, arns: Collection[str]) -> dict[str, Status]:
         """Return ARN -> status of the jobs that the list shows, {} where listing is denied; blocking. Raises BackendError."""
-        if self._denied_at is not None and time.monotonic() - self._denied_at < DENIED_S:
+        if self._denied_at is not None and self._aws.clock.monotonic() - self._denied_at < DENIED_S:
             return {}
-        moment = time.monotonic()
+        moment = self._aws.clock.monotonic()
         self._asked |= dict.fromkeys(arns, moment)
         self._asked = {arn: at for arn, at in self._asked.items() if moment - at < FORGET_S}
         self._seen = {arn: seen for arn, seen in self._seen.items() if arn in self._asked}
@@ -78,7 +77,7 @@ class JobList:
         except AwsError as error:
             if error.code not in DENIED:
                 raise
-            self._denied_at = time.monotonic()
+            self._denied_at = self._aws.clock.monotonic()
             return {}
         self._absent = set(arns) - jobs.keys()
         again = self._outdated(arns)
@@ -124,7 +123,7 @@ class JobList:
 
     def _outdated(self, arns: Collection[str]) -> set[str]:
         """Return the jobs whose message is read again although their summary stays."""
-        limit = time.monotonic() - RECHECK_S
+        limit = self._aws.clock.monotonic() - RECHECK_S
         waiting = [
             (seen.read_at, arn) for arn, seen in self._seen.items() if arn in arns and seen.status.state in _WAITING
         ]
@@ -136,7 +135,7 @@ class JobList:
         self._seen.pop(arn, None)
         if job is None or job["TrainingJobArn"] != arn:
             return None
-        seen = _Seen(summary, listed["CreationTime"], parse_status(job), time.monotonic())
+        seen = _Seen(summary, listed["CreationTime"], parse_status(job), self._aws.clock.monotonic())
         complete = seen.status.state is not State.RUNNING or seen.status.started_at is not None
         if complete and _summary(job)[:2] == summary[:2]:
             self._seen[arn] = seen

@@ -20,6 +20,7 @@ from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.sagemaker.request import OBJECT
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import agent, directory, files, supervisor
@@ -40,9 +41,9 @@ class SagemakerLocalBackend:
     poll_s = 0.1
     features = SagemakerBackend.features | {Feature.LOCAL_PATHS}
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self.workdir = dict(options), workdir
-        self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
+        self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"), clock)
 
     @classmethod
     def options(cls) -> type[BaseModel]:

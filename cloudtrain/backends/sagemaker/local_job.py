@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from cloudtrain.backends.sagemaker import docker, local_s3, status
 from cloudtrain.backends.sagemaker.limits import STOP_S
 from cloudtrain.backends.sagemaker.local_request import run_folder
 from cloudtrain.backends.sagemaker.local_s3 import LocalS3
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.job.units import now
@@ -148,11 +148,11 @@ class LocalJob:
 
     def _wait(self) -> str:
         """Wait until all hosts have ended; return SageMaker's status of a stopped job, "" if it ended by itself."""
-        limit = time.monotonic() + float(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+        limit = SYSTEM.monotonic() + float(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
         stopped_by, deadline = "", float("inf")
         while any(host.running for host in self._hosts):
             self._check_current()
-            now = time.monotonic()
+            now = SYSTEM.monotonic()
             if not stopped_by and (self._cancelled or now >= limit):
                 stopped_by = "Stopped" if self._cancelled else "MaxRuntimeExceeded"
                 deadline = now + STOP_S
@@ -166,7 +166,7 @@ class LocalJob:
             if stopped_by:
                 for host in self._hosts:
                     host.request_stop()
-            time.sleep(TICK_S)
+            SYSTEM.sleep(TICK_S)
         return stopped_by
 
     def _write_status(self, state: str, **fields: Any) -> None:
@@ -202,7 +202,7 @@ class _Host:
             return True
         self._reader.join()  # all output is in the log before the end is reported
         code, error = docker.read_exit_code(self.container)
-        self.code, self.ended_at = (exit_status if code is None else code), time.monotonic()
+        self.code, self.ended_at = (exit_status if code is None else code), SYSTEM.monotonic()
         if error and not self.read_failure():
             (self.folder / "ml/output/failure").write_text(error)
         return False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import ENDED, State, Status, short_reason
 from cloudtrain.job.units import format_time
 
@@ -75,16 +76,16 @@ def console_url(job: Mapping[str, Any]) -> str | None:
     return f"https://{host}/sagemaker/home?region={region}#/jobs/{job['TrainingJobName']}"
 
 
-def seconds_since_end(job: Mapping[str, Any]) -> float | None:
+def seconds_since_end(job: Mapping[str, Any], clock: Clock = SYSTEM) -> float | None:
     """Return how long ago a job ended, None while it runs."""
     ended = job.get("TrainingEndTime")
-    return (datetime.now(UTC) - ended).total_seconds() if isinstance(ended, datetime) else None
+    return (clock.utc() - ended).total_seconds() if isinstance(ended, datetime) else None
 
 
-def seconds_since_start(job: Mapping[str, Any]) -> float | None:
+def seconds_since_start(job: Mapping[str, Any], clock: Clock = SYSTEM) -> float | None:
     """Return how long ago a job's training started, None before that."""
     started = job.get("TrainingStartTime")
-    return (datetime.now(UTC) - started).total_seconds() if isinstance(started, datetime) else None
+    return (clock.utc() - started).total_seconds() if isinstance(started, datetime) else None
 
 
 def instance_count(job: Mapping[str, Any]) -> int:

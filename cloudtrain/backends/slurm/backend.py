@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from cloudtrain.backends.slurm import client, partitions, request, script, statu
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.gpus import count_gpus
 from cloudtrain.backends.slurm.slices import Slices
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Problem, Unreachable
 from cloudtrain.events import PLATFORM, LogLine, State, Status
 from cloudtrain.nodes import logs, paths, rpc, transfer
@@ -61,7 +61,8 @@ class SlurmBackend:
     variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of sbatch
     logs_per_s = 20.0  # files of the shared folder: Slurm is not asked
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.site_options, self.workdir = dict(options), workdir
         place = {name: options.get(name) for name in ("login", "python", "modules", "conda", "setup")}
         self.group = f"slurm {json.dumps(place, sort_keys=True, default=str)}"
@@ -186,7 +187,7 @@ class SlurmBackend:
     def status(self, handle: str) -> Status:
         queue_entry: QueueEntry | None = None
         for pause_s in (0.0, *LATE_S):
-            time.sleep(pause_s)
+            self._clock.sleep(pause_s)
             files = self._files(handle)
             if "job" not in files:
                 return Status(State.LOST, None, f"the attempt's folder {handle} no longer exists")
@@ -256,7 +257,9 @@ class SlurmBackend:
             lines = logs.tail([Path(path) for path in paths], after=after, follow=follow, ended=ended)
         else:
             look = rpc.remote_log_reader([(self._agent, path) for path in paths], set())
-            lines = logs.merge(look, len(paths), after=after, follow=follow, ended=ended, pause_s=FOLLOW_S)
+            lines = logs.merge(
+                look, len(paths), after=after, follow=follow, ended=ended, pause_s=FOLLOW_S, clock=self._clock
+            )
         return (line if line.node < count else line._replace(node=PLATFORM) for line in lines)
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:

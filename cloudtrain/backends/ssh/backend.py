@@ -26,6 +26,7 @@ from cloudtrain.backends.ssh.machines import (
     raise_first,
 )
 from cloudtrain.backends.ssh.request import build_request
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import common_folder, logs, paths
@@ -68,7 +69,8 @@ class SshBackend:
         }
     )
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self.workdir = workdir
         self.root = str(options.get("directory") or DIRECTORY).rstrip("/")
         self.umask = paths.umask(options.get("share"))
@@ -272,7 +274,9 @@ class SshBackend:
                 return False  # the job continues without the client
 
         read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], unread)
-        yield from logs.merge(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
+        yield from logs.merge(
+            read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S, clock=self._clock
+        )
         bound_s = min(status.CUT_OFF_S, self.lost_after_s)
         cut_off = [node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < bound_s]
         # An attempt that was lost with its node has no more lines; of any other the reader should know.

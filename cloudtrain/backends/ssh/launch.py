@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.machines import Machine, make_handle, raise_first
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NoService, NotReached, Unreachable
 from cloudtrain.nodes import paths, transfer
 from cloudtrain.nodes.rpc import RemoteAgent
@@ -173,9 +173,9 @@ def launch_node(
 
 def clock_offset_s(agent: RemoteAgent) -> float:
     """Return by how many seconds a machine's clock is behind ours, 0.0 within SKEW_S; the time of travel is no skew."""
-    before = time.time()
+    before = SYSTEM.now()
     there = float(agent.ask("clock").value)
-    offset_s = max(before - there, 0.0) + min(time.time() - there, 0.0)
+    offset_s = max(before - there, 0.0) + min(SYSTEM.now() - there, 0.0)
     return offset_s if abs(offset_s) > SKEW_S else 0.0
 
 

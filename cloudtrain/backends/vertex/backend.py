@@ -20,6 +20,7 @@ from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.limits import time_limit
 from cloudtrain.backends.vertex.permissions import build_permissions
 from cloudtrain.backends.vertex.request import Request
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, CloudtrainError, Problem, install_command
 from cloudtrain.events import LogLine, Status
 
@@ -130,13 +131,13 @@ class VertexBackend(CustomJobsBackend):
     poll_s = follow_s = POLL_S
     logs_per_s = LOGS_PER_S
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         options = {"region": "us-central1", "prefix": "cloudtrain", **options}
         project, region, endpoint = str(options.get("project")), str(options["region"]), options.get("endpoint")
         if endpoint:
             self.poll_s = self.follow_s = SIMULATED_S
             self.calls_per_s = self.logs_per_s = 100.0
-        self._api = GoogleApi(region, (lambda: str(endpoint).rstrip("/")) if endpoint else None)
+        self._api = GoogleApi(region, (lambda: str(endpoint).rstrip("/")) if endpoint else None, clock)
         settle_s, look_s = float(options.get("settle_s", 20.0)), SIMULATED_S if endpoint else LOOK_S
         jobs = CustomJobs(self._api, project, region, settle_s=settle_s, pause_s=self.poll_s, look_s=look_s)
         super().__init__(options, jobs)

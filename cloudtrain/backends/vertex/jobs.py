@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -93,7 +92,7 @@ class CustomJobs:
         """Look several times for a job whose create had no answer; raises Unreachable if the list has no answer either."""
         try:
             for look in range(LOOKS):
-                time.sleep(self._look_s * look)
+                self._api.clock.sleep(self._look_s * look)
                 if (handle := self.find(attempt_id)) is not None:
                     return handle
         except BackendError as lookup_error:
@@ -224,7 +223,7 @@ class CustomJobs:
         job = self.get(handle)
         if job is None:
             return Status(State.LOST, None, f"the Vertex AI job {handle} no longer exists")
-        self._known[handle] = time.monotonic(), job
+        self._known[handle] = self._api.clock.monotonic(), job
         return self._status(handle, job)
 
     def live_statuses(self, handles: Collection[str]) -> dict[str, Status]:
@@ -237,13 +236,15 @@ class CustomJobs:
         }
         jobs = self._list(query) if handles else ()
         live = {str(job["name"]): job for job in jobs if job["name"] in handles}
-        moment = time.monotonic()
+        moment = self._api.clock.monotonic()
         known = {handle: known for handle, known in list(self._known.items()) if moment - known[0] < self._pause_s}
         self._known = known | {handle: (moment, job) for handle, job in live.items()}
         return {handle: self._status(handle, job) for handle, job in live.items()}
 
     def _status(self, handle: str, job: Mapping[str, Any]) -> Status:
-        status = job_status(handle, job, self._project, self._settle_s, lambda: self._logs.result_event(job))
+        status = job_status(
+            handle, job, self._project, self._settle_s, lambda: self._logs.result_event(job), self._api.clock
+        )
         return status if self._console else replace(status, url=None)
 
     def images(self, handle: str) -> dict[int, str]:
@@ -255,7 +256,7 @@ class CustomJobs:
         job = self.get(handle)
         if not job or "startTime" not in job:
             return {}
-        age_s = time.time() - unix_time(str(job["startTime"]))
+        age_s = self._api.clock.now() - unix_time(str(job["startTime"]))
         image_names: dict[int, str] = {}
         for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"]):
             image = (pool.get("containerSpec") or {}).get("imageUri")
@@ -306,7 +307,11 @@ class CustomJobs:
 
         def job() -> Mapping[str, Any] | None:
             asked_at, known = self._known.get(handle, (-math.inf, None))
-            return known if known and not follow and time.monotonic() - asked_at < self._pause_s else self.get(handle)
+            return (
+                known
+                if known and not follow and self._api.clock.monotonic() - asked_at < self._pause_s
+                else self.get(handle)
+            )
 
         return self._logs.lines(job, follow=follow, after=after)
 

@@ -18,6 +18,7 @@ from cloudtrain.backends.download import copy_tree
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.simulators.vertex import server
 
@@ -38,10 +39,10 @@ class VertexLocalBackend(CustomJobsBackend):
     poll_s = POLL_S
     calls_per_s = logs_per_s = 100.0
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self.folder = workdir.parent / "simulators" / "vertex"
         simulator_options = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
-        api = GoogleApi(server.REGION, self._address)
+        api = GoogleApi(server.REGION, self._address, clock)
         # A replica's output is in the log before its end is reported, so nothing has to settle.
         jobs = CustomJobs(
             api, server.PROJECT, server.REGION, settle_s=0.0, pause_s=POLL_S, look_s=POLL_S, console=False

@@ -8,7 +8,6 @@ thousand million to them. Lines without a number (the platform's own) are identi
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,15 +56,15 @@ class JobLogs:
                     denied = True
                     url = console_url(str(job["name"]), self._project)
                     message = f"{error.message}; grant roles/logging.viewer, or open {url}"
-                    yield LogLine(format_time(time.time()), 0, -1, 0, message, DENIED)
-            now = time.time()
+                    yield LogLine(format_time(self._api.clock.now()), 0, -1, 0, message, DENIED)
+            now = self._api.clock.now()
             over = final and (
                 denied or "startTime" not in job or now - unix_time(str(job["endTime"])) >= self._settle_s
             )
             yield from merge.ready(format_time(now - self._settle_s), everything=over)
             if over or (final and merge.complete(_count_nodes(job))) or (not follow and not final):
                 return
-            time.sleep(self._pause_s)
+            self._api.clock.sleep(self._pause_s)
 
     def _entries(
         self, job: Mapping[str, Any], newest: str, more: str = "", order: str = "timestamp asc"

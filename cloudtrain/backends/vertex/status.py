@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudtrain.backends.google import explain_error, is_capacity_error
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import ENDED, EXIT_RESUMABLE, State, Status
 from cloudtrain.job.units import format_time, unix_time
 
@@ -39,6 +39,7 @@ def job_status(
     project: str,
     settle_s: float,
     result_event: Callable[[], Mapping[str, Any] | None],
+    clock: Clock = SYSTEM,
 ) -> Status:
     """Return the status of a job as the API describes it.
 
@@ -65,7 +66,7 @@ def job_status(
             state, None, f"{job['state'].removeprefix('JOB_STATE_').lower()}: {platform_error}", started, ended, url
         )
     event = result_event() if started else None
-    if event is None and started and time.time() - unix_time(str(job["endTime"])) < settle_s:
+    if event is None and started and clock.now() - unix_time(str(job["endTime"])) < settle_s:
         return Status(State.STOPPING, started_at=started, url=url)
     if event is not None and event.get("state") != "SUCCEEDED":
         final_state = State[str(event["state"])]

@@ -24,6 +24,7 @@ from typing import Any
 import click
 
 from cloudtrain.cli.view.terminal import note, print_json
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadJob, CloudtrainError, RunFailed
 
 INTERRUPTED = 130
@@ -120,7 +121,6 @@ def _repair_history(error: Exception) -> list[str]:
 def _save_traceback(error: BaseException) -> str:
     """Write the traceback into a file below the home. Return the hint that names the file; blocking."""
     import traceback
-    from datetime import UTC, datetime
 
     text = "".join(traceback.format_exception(error))
     try:
@@ -128,7 +128,7 @@ def _save_traceback(error: BaseException) -> str:
 
         folder = targets.home() / "errors"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = folder / f"{datetime.now(UTC):%y%m%d-%H%M%S}-{os.getpid()}.txt"
+        file = folder / f"{SYSTEM.utc():%y%m%d-%H%M%S}-{os.getpid()}.txt"
         file.write_text(f"python {sys.version}\n{text}", "utf-8", "backslashreplace")
         _prune(folder)
     except (OSError, CloudtrainError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,7 +114,7 @@ def wait_quietly(run: Run, timeout_s: float | None = None) -> Status:
 
     def tick(record: RunRecord) -> None:
         nonlocal last_drawn
-        if (moment := time.monotonic()) - last_drawn > 0.5:
+        if (moment := run.store.clock.monotonic()) - last_drawn > 0.5:
             last_drawn = moment
             line = f"{record.run_id}  {record.status.state}  {runs.elapsed(record.created_at)}"
             sys.stderr.write(f"\r\x1b[K{columns.cut(line, terminal.width(sys.stderr) - 1)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -50,6 +49,7 @@ class LiveView(LineWriter):
 
     def __init__(self, run: Run) -> None:
         super().__init__()
+        self._clock = run.store.clock
         self._panel = Panel(run.run_id, run.store)
         self._panel_lines: list[str] = []
         self._failure = ""  # why the panel was given up
@@ -78,14 +78,14 @@ class LiveView(LineWriter):
     def _serve(self) -> None:
         pause = self._pause
         while not self._closed:
-            if self._some.wait(max(0.0, self._refreshed_at + REFRESH_S - time.monotonic())):
+            if self._clock.wait(self._some, max(0.0, self._refreshed_at + REFRESH_S - self._clock.monotonic())):
                 self._some.clear()
-                pause.wait(DELAY_S)
+                self._clock.wait(pause, DELAY_S)
             if self._closed:
                 return
-            if time.monotonic() - self._refreshed_at >= REFRESH_S:
+            if self._clock.monotonic() - self._refreshed_at >= REFRESH_S:
                 self._refresh()
-                self._refreshed_at = time.monotonic()
+                self._refreshed_at = self._clock.monotonic()
             try:
                 self.flush()
                 self._draw()
@@ -133,7 +133,7 @@ class Panel:
 
     def __init__(self, run_id: str, store: Store) -> None:
         self.bar = ""
-        self._run_id, self._home = run_id, store.home
+        self._run_id, self._home, self._clock = run_id, store.home, store.clock
         self._store: Store | None = None
         self._total = 0
         self._first: tuple[int, float, int] | None = None  # attempt, time and step at the start of the estimate
@@ -150,7 +150,7 @@ class Panel:
         if self._store is None:
             from cloudtrain.history.store import Store
 
-            self._store = Store(self._home)
+            self._store = Store(self._home, self._clock)
         attempt = self._store.attempts(self._run_id)[-1]
         above = [line for line in ("-" * (width - 1), self._state_line(attempt), self._speed_line()) if line]
         below = [self.bar] if self.bar else []
@@ -175,7 +175,7 @@ class Panel:
 
     def _time_left(self, attempt: int, step: int, total: int) -> str:
         """Return the estimated time left, from the speed since this panel began."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._first is None or self._first[0] != attempt:
             self._first = (attempt, now, step)
         _, began, first = self._first

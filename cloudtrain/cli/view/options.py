@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
+from cloudtrain.clock import SYSTEM
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -299,7 +301,6 @@ def ending_options(function: F, of: str = "run") -> F:
 def parse_start(since: str | None, option: str) -> str:
     """Return a date, or a duration before now, as a time in UTC, "" for None; raises BadParameter that names the option."""
     import re
-    import time
     from datetime import date
 
     from cloudtrain.job import units
@@ -309,7 +310,7 @@ def parse_start(since: str | None, option: str) -> str:
     try:
         if re.fullmatch(r"\d{4}-\d\d-\d\d", since):
             return date.fromisoformat(since).isoformat()
-        return units.format_time(time.time() - units.duration_s(since))
+        return units.format_time(SYSTEM.now() - units.duration_s(since))
     except ValueError:
         hint = "write a date such as 2026-11-01, or a duration such as 30d"
         raise click.BadParameter(f"{since!r}: {hint}", param_hint=option) from None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain.cli.view.terminal import note
+from cloudtrain.clock import SYSTEM
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration
 
@@ -163,7 +164,7 @@ def elapsed(begin: str | None, end: str | None = None) -> str:
     first = parse_time(begin)
     if first is None:
         return ""
-    last = parse_time(end) or datetime.now(UTC)
+    last = parse_time(end) or SYSTEM.utc()
     return format_duration((last - first).total_seconds())
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
+from cloudtrain.clock import SYSTEM
 from cloudtrain.events import PLATFORM
 from cloudtrain.history import audit
 from cloudtrain.job.units import format_duration
@@ -28,7 +29,7 @@ _PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "ver
 def print_timeline(run: Run) -> None:
     """Print a run's attempts and its newest events."""
     record, attempts = run.record, run.attempts
-    begin, end = runs.parse_time(record.created_at), runs.parse_time(record.status.ended_at) or datetime.now(UTC)
+    begin, end = runs.parse_time(record.created_at), runs.parse_time(record.status.ended_at) or SYSTEM.utc()
     assert begin is not None
     terminal.print_lines("", "attempts")
     costs = spend.describe_attempts(attempts, run.store.home)

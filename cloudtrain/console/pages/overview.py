@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from cloudtrain.cli.view import runs, summary, timeline, why
+from cloudtrain.clock import SYSTEM
 from cloudtrain.console import history, text, widgets
 from cloudtrain.console.runrows import run_link
 from cloudtrain.events import Status
@@ -45,13 +46,13 @@ def read_details(run: Run) -> RunDetails:
     status, plan = record.status, attempts[-1].plan
     begin = runs.parse_time(record.created_at)
     assert begin is not None
-    end = runs.parse_time(status.ended_at) or datetime.now(UTC)
+    end = runs.parse_time(status.ended_at) or SYSTEM.utc()
     files = plan.bundle.get("files", 0)
     whole_s = max((end - begin).total_seconds(), 1e-3)
     since = "" if status.state.final else text.format_time(run.store.reason_since(record))
     verdict = run.verdict()
     logged = verdict is not None and verdict.where == "log" and verdict.deciding
-    answer = None if status.state.final else asked.last(run.store.home, run.run_id)
+    answer = None if status.state.final else asked.last(run.store.home, run.run_id, run.store.clock)
     outage = answer.outage if answer else ""
     facts = (
         ("job", record.name),

@@ -6,11 +6,11 @@ A container that exits is started again. A closed lease gives 30 s between SIGTE
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.http import ApiError
 from cloudtrain.simulators.replicas import Replica, base_environment, pick_addresses
 from cloudtrain.simulators.steps import TICK_S
@@ -22,7 +22,10 @@ LOG_LINES = 10_000
 class Lease(threading.Thread):
     """The services of one lease, which its thread starts and watches."""
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], services: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, folder: Path, identity: Mapping[str, Any], services: list[dict[str, Any]], clock: Clock = SYSTEM
+    ) -> None:
+        self._clock = clock
         super().__init__(name=f"lease-{identity['dseq']}", daemon=True)
         self._folder, self._identity, self._services = folder, identity, services
         self._addresses = pick_addresses(len(services))
@@ -38,7 +41,7 @@ class Lease(threading.Thread):
         with self._lock:
             for service in self._services:  # here: the kernel ends a container with the thread that started it
                 self._start(service)
-        while not self._over.wait(TICK_S):
+        while not self._clock.wait(self._over, TICK_S):
             with self._lock:
                 self._step()
 
@@ -63,7 +66,7 @@ class Lease(threading.Thread):
         """Send SIGTERM to every container, SIGKILL after the grace period; does not wait."""
         with self._lock:
             if self._kill_at is None:
-                self._kill_at = time.monotonic() + GRACE_S
+                self._kill_at = self._clock.monotonic() + GRACE_S
                 for replica in self._running.values():
                     replica.terminate()
 
@@ -79,7 +82,7 @@ class Lease(threading.Thread):
             replica = self._running.get(service["name"])
             if replica is None:
                 continue
-            killed = self._kill_at is not None and time.monotonic() >= self._kill_at
+            killed = self._kill_at is not None and self._clock.monotonic() >= self._kill_at
             if replica.code is None and not killed:
                 continue
             replica.kill()

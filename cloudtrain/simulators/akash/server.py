@@ -14,13 +14,13 @@ import json
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.akash import groups
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators import http
 from cloudtrain.simulators.akash.lease import Lease
 from cloudtrain.simulators.akash.market import OWNER, Provider
@@ -66,8 +66,9 @@ class Simulator:
         behavior: Behavior | None = None,
         check_sdl: Callable[[Mapping[str, Any]], None] = lambda _: None,
         port: int = 0,
+        clock: Clock = SYSTEM,
     ) -> None:
-        self._folder, self._check_sdl = folder, check_sdl
+        self._folder, self._check_sdl, self._clock = folder, check_sdl, clock
         self.behavior = behavior or Behavior()
         self.providers = providers or [
             Provider("akash1provider0000000000000000000000000cheap", "cheap.example", 0.5),
@@ -75,7 +76,7 @@ class Simulator:
         ]
         self.deployments: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, Lease] = {}
-        self._tokens = Tokens(OWNER)
+        self._tokens = Tokens(OWNER, clock)
         self._lock = threading.RLock()
         number = r"/v1/deployments/(\d+)"
         lease = r"/lease/(\d+)/(\d+)/(\d+)"
@@ -117,7 +118,12 @@ class Simulator:
     def reclaim(self, dseq: str, deadline_s: float) -> None:
         """The provider gives notice that it takes its capacity back."""
         with self._lock:
-            notice = {"window": "60s", "started_at": "1", "deadline": str(int(time.time() + deadline_s)), "reason": ""}
+            notice = {
+                "window": "60s",
+                "started_at": "1",
+                "deadline": str(int(self._clock.now() + deadline_s)),
+                "reason": "",
+            }
             self.deployments[dseq]["leases"][-1].update(state="reclaiming", reclamation=notice)
 
     def active(self) -> list[str]:
@@ -171,14 +177,14 @@ class Simulator:
         window = (sdl.get("reclamation") or {}).get("min_window", "0s")
         pricing = [place["pricing"] for place in sdl["profiles"]["placement"].values()]
         with self._lock:
-            dseq = str(max([int(time.time() * 1000), *(int(known) + 1 for known in self.deployments)]))
+            dseq = str(max([int(self._clock.now() * 1000), *(int(known) + 1 for known in self.deployments)]))
             parsed = json.loads(manifest)
             ceiling = float(next(iter(pricing[0].values()))["amount"])
             self.deployments[dseq] = {
                 "dseq": dseq,
                 "state": "active",
                 "hash": groups.manifest_hash(manifest),
-                "created": time.monotonic(),
+                "created": self._clock.monotonic(),
                 "groups": parsed,
                 "ceiling": ceiling * sum(service["count"] for service in parsed[0]["services"]),
                 "min_window_s": int(window[:-1]) * UNITS[window[-1]],
@@ -213,7 +219,7 @@ class Simulator:
 
     def _bids(self, request: Request) -> Response:
         deployment = self._deployment(request.query.get("dseq", ""))
-        bids = [bid for provider in self.providers if (bid := provider.bid(deployment, time.monotonic()))]
+        bids = [bid for provider in self.providers if (bid := provider.bid(deployment, self._clock.monotonic()))]
         return Response({"data": [{"bid": bid, "escrow_account": {}} for bid in bids]})
 
     def _lease(self, request: Request) -> Response:
@@ -223,7 +229,7 @@ class Simulator:
         with self._lock:
             open_leases = [lease for lease in deployment["leases"] if lease["state"] != "closed"]
             if not open_leases:
-                bid = provider.bid(deployment, time.monotonic())
+                bid = provider.bid(deployment, self._clock.monotonic())
                 if bid is None or bid["state"] != "open" or deployment["state"] != "active":
                     raise ApiError(400, "bid not open")
                 lease = {"id": bid["id"], "state": "active", "price": bid["price"], "created_at": "1", "closed_on": "0"}
@@ -243,7 +249,7 @@ class Simulator:
             if dseq not in self.leases and self.behavior.execute:
                 services = json.loads(manifest)[0]["services"]
                 identity = deployment["leases"][-1]["id"]
-                self.leases[dseq] = Lease(self._folder / dseq, identity, services)
+                self.leases[dseq] = Lease(self._folder / dseq, identity, services, self._clock)
 
     def _view(self, deployment: Mapping[str, Any], status: bool = True) -> dict[str, Any]:
         leases = [dict(lease) for lease in deployment["leases"]]

@@ -8,21 +8,22 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
+
+from cloudtrain.clock import SYSTEM, Clock
 
 
 class Tokens:
     """The tokens of one account, by which a gateway knows who asks."""
 
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
+    def __init__(self, owner: str, clock: Clock = SYSTEM) -> None:
+        self._owner, self._clock = owner, clock
         self._expires: dict[str, float] = {}
 
     def issue(self, ttl_s: int, leases: Mapping[str, Any]) -> str:
         """Return a new token that is valid for some seconds."""
-        now = int(time.time())
+        now = int(self._clock.now())
         claims = {"iss": self._owner, "iat": now, "nbf": now, "exp": now + ttl_s, "version": "v1", "leases": leases}
         parts = [json.dumps(part).encode() for part in ({"alg": "ES256K", "typ": "JWT"}, claims)]
         token = ".".join(_encode(part) for part in (*parts, secrets.token_bytes(64)))
@@ -31,7 +32,7 @@ class Tokens:
 
     def valid(self, token: str) -> bool:
         """Return whether a token was issued and has not expired."""
-        return time.time() < self._expires.get(token, 0.0)
+        return self._clock.now() < self._expires.get(token, 0.0)
 
 
 def _encode(data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +54,8 @@ class JobController:
         """Create or delete pods as a Job's spec requires, and update its status."""
         status, spec, uid = job["status"], job["spec"], job["metadata"]["uid"]
         if find_condition(job, "Complete") or find_condition(job, "Failed"):
-            if time.monotonic() >= self._expires.get(uid, float("inf")):  # never of a suspended Job: it has not ended
+            expires = self._expires.get(uid, float("inf"))
+            if self._objects.clock.monotonic() >= expires:  # never of a suspended Job: it has not ended
                 del self._expires[uid]
                 self._objects.remove("jobs", job)
             return
@@ -70,13 +70,13 @@ class JobController:
         else:
             self._resume(job)
             failure = self._count_failures(job, pods)
-            if time.monotonic() >= self._deadlines.get(uid, float("inf")):
+            if self._objects.clock.monotonic() >= self._deadlines.get(uid, float("inf")):
                 failure = ("DeadlineExceeded", "Job was active longer than specified deadline")
             if failure is not None:
                 set_condition(job, "FailureTarget", *failure)
                 self._delete(active)
             else:
-                if time.monotonic() >= self._retry_at.get(uid, 0.0):
+                if self._objects.clock.monotonic() >= self._retry_at.get(uid, 0.0):
                     self._start_missing(job, pods)
                 done = {_completion_index(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
                 if len(done) == spec.get("completions", 1):
@@ -100,9 +100,9 @@ class JobController:
         status, uid = job["status"], job["metadata"]["uid"]
         if "startTime" in status:
             return
-        status["startTime"] = now()
+        status["startTime"] = now(self._objects.clock)
         if limit := job["spec"].get("activeDeadlineSeconds"):
-            self._deadlines[uid] = time.monotonic() + limit
+            self._deadlines[uid] = self._objects.clock.monotonic() + limit
         for job_condition in status.get("conditions", ()):
             if job_condition["type"] == "Suspended":
                 job_condition.update(status="False", reason="JobResumed")
@@ -121,7 +121,7 @@ class JobController:
             pod_uid = pod["metadata"]["uid"]
             if pod["status"]["phase"] != "Failed" or pod_uid in self._deleted_pods or pod_uid in counted:
                 continue
-            self._retry_at[uid] = time.monotonic() + RETRY_S
+            self._retry_at[uid] = self._objects.clock.monotonic() + RETRY_S
             name = pod["metadata"]["name"]
             counted[pod_uid] = 1
             for number, rule in enumerate(rules):
@@ -180,7 +180,7 @@ class JobController:
             try:
                 check_pod(self._objects, metadata["namespace"], pod)
             except StatusError as refusal:
-                self._retry_at[metadata["uid"]] = time.monotonic() + RETRY_S
+                self._retry_at[metadata["uid"]] = self._objects.clock.monotonic() + RETRY_S
                 if self._refusals.get(metadata["uid"]) != refusal.message:
                     self._refusals[metadata["uid"]] = refusal.message
                     self._objects.add_event("Job", job, "FailedCreate", f"Error creating: {refusal.message}")
@@ -190,10 +190,10 @@ class JobController:
     def _conclude(self, job: Object, kind: str, reason: str, message: str) -> None:
         if kind == "Complete":
             set_condition(job, "SuccessCriteriaMet", reason, message)
-            job["status"]["completionTime"] = now()
+            job["status"]["completionTime"] = now(self._objects.clock)
         set_condition(job, kind, reason, message)
         if (ttl_s := job["spec"].get("ttlSecondsAfterFinished")) is not None:
-            self._expires[job["metadata"]["uid"]] = time.monotonic() + ttl_s
+            self._expires[job["metadata"]["uid"]] = self._objects.clock.monotonic() + ttl_s
 
 
 def find_condition(job: Object, kind: str) -> Object | None:

@@ -6,7 +6,6 @@ pkg/controllers/jobset_controller.go of https://github.com/kubernetes-sigs/jobse
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ class JobSetController:
         """Create what a JobSet owns, pass on `suspend`, and copy the end of its Job."""
         spec, metadata = jobset["spec"], jobset["metadata"]
         if find_condition(jobset, "Completed") or find_condition(jobset, "Failed"):
-            if time.monotonic() >= self._expires.get(metadata["uid"], float("inf")):
+            if self._objects.clock.monotonic() >= self._expires.get(metadata["uid"], float("inf")):
                 del self._expires[metadata["uid"]]
                 self._objects.remove("jobsets", jobset)
             return
@@ -100,7 +99,7 @@ class JobSetController:
         set_condition(jobset, kind, reason, message)
         jobset["status"]["terminalState"] = kind
         if (ttl_s := jobset["spec"].get("ttlSecondsAfterFinished")) is not None:
-            self._expires[jobset["metadata"]["uid"]] = time.monotonic() + ttl_s
+            self._expires[jobset["metadata"]["uid"]] = self._objects.clock.monotonic() + ttl_s
 
     @property
     def due(self) -> list[float]:

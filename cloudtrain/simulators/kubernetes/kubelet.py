@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,9 +74,9 @@ class Kubelet(threading.Thread):
             if "deletionTimestamp" in metadata:
                 return
             grace = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace_s is None else grace_s
-            metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": int(grace)}
+            metadata |= {"deletionTimestamp": now(self._objects.clock), "deletionGracePeriodSeconds": int(grace)}
             # A kubelet that ends a pod already gives it no more time (calculateEffectiveGracePeriod in its pod_workers.go).
-            self._kill_at[uid] = min(time.monotonic() + grace, self._kill_at.get(uid, float("inf")))
+            self._kill_at[uid] = min(self._objects.clock.monotonic() + grace, self._kill_at.get(uid, float("inf")))
             if uid in self._containers:
                 self._containers[uid].terminate()
             self._objects.touch("pods", pod)
@@ -108,7 +107,7 @@ class Kubelet(threading.Thread):
             self._controller.collect()
             for pod in self._objects.all("pods"):
                 self._advance(pod)
-        now = time.monotonic()
+        now = self._objects.clock.monotonic()
         times = [*self._deadlines.values(), *self._kill_at.values(), *self._controller.due, *self._jobsets.due]
         return min((at for at in times if at > now), default=float("inf"))
 
@@ -119,7 +118,10 @@ class Kubelet(threading.Thread):
         container = self._containers.get(uid)
         if container is not None:
             self._enforce_deadline(pod, container)
-            killed = self._kill_at.get(uid, float("inf")) <= time.monotonic() or pod["metadata"]["name"] in self.oom
+            killed = (
+                self._kill_at.get(uid, float("inf")) <= self._objects.clock.monotonic()
+                or pod["metadata"]["name"] in self.oom
+            )
             if container.code is None and not killed:
                 return
             container.kill()
@@ -132,9 +134,9 @@ class Kubelet(threading.Thread):
             self._report_blocker(pod, *blocker)
         elif status["phase"] == "Pending":
             others = [other for other in status["conditions"] if other["type"] != "PodScheduled"]
-            status |= {"startTime": now(), "conditions": [condition("PodScheduled"), *others]}
+            status |= {"startTime": now(self._objects.clock), "conditions": [condition("PodScheduled"), *others]}
             if limit := pod["spec"].get("activeDeadlineSeconds"):
-                self._deadlines[uid] = time.monotonic() + limit
+                self._deadlines[uid] = self._objects.clock.monotonic() + limit
             self._start_container(pod)
         elif is_deleted(pod) and not self._has_active_job(pod):
             self._objects.remove("pods", pod)
@@ -142,11 +144,11 @@ class Kubelet(threading.Thread):
     def _enforce_deadline(self, pod: Object, container: Replica) -> None:
         """Stop a pod that is active for longer than its activeDeadlineSeconds, with its own grace period."""
         uid = pod["metadata"]["uid"]
-        if uid in self._kill_at or self._deadlines.get(uid, float("inf")) > time.monotonic():
+        if uid in self._kill_at or self._deadlines.get(uid, float("inf")) > self._objects.clock.monotonic():
             return
         message = "Pod was active on the node longer than the specified deadline"
         pod["status"] |= {"reason": "DeadlineExceeded", "message": message}
-        self._kill_at[uid] = time.monotonic() + pod["spec"].get("terminationGracePeriodSeconds", 30)
+        self._kill_at[uid] = self._objects.clock.monotonic() + pod["spec"].get("terminationGracePeriodSeconds", 30)
         container.terminate()
 
     def _has_active_job(self, pod: Object) -> bool:
@@ -229,13 +231,13 @@ class Kubelet(threading.Thread):
         self._logs[uid, container["name"]] = lines
 
         def write_lines(texts: list[str]) -> None:
-            at = units.now()
+            at = units.now(self._objects.clock)
             lines.extend((at, text) for text in texts)
 
         main = field == "containerStatuses"
         status[field][index] |= {
             "ready": main,
-            "state": {"running": {"startedAt": now()}},
+            "state": {"running": {"startedAt": now(self._objects.clock)}},
             "imageID": _image_id(container),
         }
         command, env = self._view(pod).command(container, self._env)
@@ -243,7 +245,7 @@ class Kubelet(threading.Thread):
             container_folder = self._folder / uid / f"machine-{number}"
             self._containers[uid] = Replica(pod["spec"]["hostname"], command, env, container_folder, write_lines)
         except ApiError as refusal:
-            lines.append((now(), refusal.message))
+            lines.append((now(self._objects.clock), refusal.message))
             self._end_container(pod, 128)
             return
         if main:
@@ -257,7 +259,8 @@ class Kubelet(threading.Thread):
         field, index, container = _nth_container(pod, number)
         oom = pod["metadata"]["name"] in self.oom
         state = {"exitCode": code, "reason": "OOMKilled" if oom else "Error" if code else "Completed",
-                 "startedAt": _container_state(pod, number)["running"]["startedAt"], "finishedAt": now()}  # fmt: skip
+                 "startedAt": _container_state(pod, number)["running"]["startedAt"],
+                 "finishedAt": now(self._objects.clock)}  # fmt: skip
         if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             tail = "".join(f"{text}\n" for _, text in self._logs[uid, container["name"]][-MESSAGE_LINES:])
             state["message"] = tail.encode()[-MESSAGE_BYTES:].decode("utf-8", "replace")

@@ -8,9 +8,9 @@ import secrets
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.http import ApiError, Response
 from cloudtrain.simulators.replicas import pick_addresses
 
@@ -59,7 +59,8 @@ class StatusError(ApiError):
 class Objects:
     """All objects by (plural, namespace, name); every change has a version. Guarded by `lock`, which is re-entrant."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._objects: dict[tuple[str, str, str], Object] = {}
@@ -89,7 +90,7 @@ class Objects:
             metadata |= {
                 "namespace": namespace,
                 "uid": str(uuid.uuid4()),
-                "creationTimestamp": now(),
+                "creationTimestamp": now(self.clock),
                 "generation": 1,
             }
             self._objects[plural, namespace, name] = resource
@@ -106,7 +107,7 @@ class Objects:
             "reason": reason,
             "message": message,
             "type": type_,
-            "lastTimestamp": now(),
+            "lastTimestamp": now(self.clock),
         }
         self.add("events", metadata["namespace"], event)
 
@@ -133,9 +134,9 @@ def condition(kind: str, status: str = "True") -> Object:
     return {"type": kind, "status": status, "lastTransitionTime": now()}
 
 
-def now() -> str:
+def now(clock: Clock = SYSTEM) -> str:
     """Return the current time in the API's format."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return clock.utc().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 _COMMA = re.compile(r",(?![^(]*\))")  # between terms, not between the values of a set

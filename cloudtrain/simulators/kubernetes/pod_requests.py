@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import urllib.error
 import urllib.request
 from urllib.parse import parse_qsl
@@ -33,7 +32,7 @@ class PodRequests:
             uid = str(pod["metadata"]["uid"])
         if query.get("follow") in ("true", "True"):
             while self.resources.objects.get("pods", namespace, name) is pod and not self.kubelet.has_ended(uid):
-                time.sleep(0.02)
+                self.resources.objects.clock.sleep(0.02)
         container = query.get("container") or pod["spec"]["containers"][0]["name"]
         containers = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
         if container not in {item["name"] for item in containers}:

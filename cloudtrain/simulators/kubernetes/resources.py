@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
@@ -127,7 +126,10 @@ class Resources:
 
     def _watch(self, query: Mapping[str, str], namespace: str, plural: str) -> Response:
         self.authorize("watch", plural, namespace)
-        matches, until = parse_selector(query), time.monotonic() + float(query.get("timeoutSeconds") or 30)
+        matches, until = (
+            parse_selector(query),
+            self.objects.clock.monotonic() + float(query.get("timeoutSeconds") or 30),
+        )
         objects = self.objects
         with objects.lock:
             since = int(query.get("resourceVersion") or 0)
@@ -150,7 +152,7 @@ class Resources:
                     and namespace in ("", changed_namespace)
                     and matches(item)
                 ]
-                left = until - time.monotonic()
+                left = until - self.objects.clock.monotonic()
                 if changes or left <= 0:
                     return _watch_response(changes)
                 objects.changed.wait(min(left, 1.0))

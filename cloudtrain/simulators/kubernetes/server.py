@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
 from cloudtrain.simulators.kubernetes.objects import (
@@ -35,9 +36,9 @@ Object = dict[str, Any]
 class Cluster:
     """An API server with one node; `kubeconfig` is the path of its kubeconfig. `close` ends all pods."""
 
-    def __init__(self, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, *, env: Mapping[str, str] | None = None, clock: Clock = SYSTEM) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.objects = Objects()
+        self.objects = Objects(clock)
         self.objects.add("namespaces", "", {"metadata": {"name": "default"}})
         self.queues: set[str] = set()  # Kueue's local queues, in every namespace; without any there is no Kueue
         self.kubelet = Kubelet(self.objects, folder / "node", env or {})

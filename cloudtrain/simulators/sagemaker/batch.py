@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudtrain.clock import SYSTEM
 from cloudtrain.simulators.sagemaker.job_list import AwsError
 from cloudtrain.simulators.sagemaker.training_job import FINAL, TrainingJob
 
@@ -34,7 +34,7 @@ class ServiceJob:
     status: str = "SUBMITTED"
     reason: str = ""
     terminated: bool = False
-    created: float = field(default_factory=time.time)
+    created: float = field(default_factory=SYSTEM.now)
     trained: list[TrainingJob] = field(default_factory=list)
 
 

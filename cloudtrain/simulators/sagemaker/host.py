@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.replicas import list_processes
 
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -46,7 +46,9 @@ class Host:
         behavior: Behavior,
         number: int,
         names: list[str],
+        clock: Clock = SYSTEM,
     ) -> None:
+        self._clock = clock
         self.job_name, self.request, self.behavior = job_name, request, behavior
         self.number, self.names = number, names
         self.base = folder / f"algo-{number + 1}"
@@ -104,7 +106,7 @@ class Host:
             **self.behavior.environment,
             **self.request.get("Environment", {}),
         }
-        writer = self._log = LogStream(stream, call, self.behavior)
+        writer = self._log = LogStream(stream, call, self.behavior, self._clock)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -118,7 +120,7 @@ class Host:
         except OSError as error:
             writer.write(f"exec: {command[0]}: {error.strerror}".encode())
             writer.close()
-            self.code, self.ended_at = 127, time.time()
+            self.code, self.ended_at = 127, self._clock.now()
             return
         self._reader = threading.Thread(target=self._read, args=(writer,), daemon=True)
         self._reader.start()
@@ -130,7 +132,7 @@ class Host:
         code = self._process.poll()
         if code is None:
             return True
-        self.code, self.ended_at = code if code >= 0 else 128 - code, time.time()
+        self.code, self.ended_at = code if code >= 0 else 128 - code, self._clock.now()
         self.end()
         return False
 
@@ -170,7 +172,8 @@ class Host:
 class LogStream:
     """Sends the lines of a host to a CloudWatch log stream, in batches."""
 
-    def __init__(self, name: str, call: Call, behavior: Behavior) -> None:
+    def __init__(self, name: str, call: Call, behavior: Behavior, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._name, self._call, self._behavior = name, call, behavior
         self.failure: Exception | None = None  # why lines are missing, once `close` has returned
         self._lines: list[tuple[float, bytes]] = []
@@ -186,7 +189,7 @@ class LogStream:
 
     def write(self, line: bytes) -> None:
         with self._lock:  # CloudWatch rejects events that are not in the order of their times: a clock may be set back
-            self._lines.append((max(time.time(), self._lines[-1][0] if self._lines else 0.0), line))
+            self._lines.append((max(self._clock.now(), self._lines[-1][0] if self._lines else 0.0), line))
 
     def close(self) -> None:
         """Send the remaining lines; delayed ones may be sent after the job has ended."""
@@ -197,8 +200,8 @@ class LogStream:
     def _run(self) -> None:
         while not self._end.wait(0.05):
             with suppress(Exception):  # what could not be sent is sent with the next lines
-                self._send(time.time() - self._behavior.logs_late_s)
-        time.sleep(self._behavior.logs_late_s)
+                self._send(self._clock.now() - self._behavior.logs_late_s)
+        self._clock.sleep(self._behavior.logs_late_s)
         for left in reversed(range(LOG_TRIES)):
             try:
                 self._send(float("inf"))

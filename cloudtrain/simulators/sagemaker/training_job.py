@@ -12,11 +12,11 @@ import shutil
 import signal
 import tarfile
 import threading
-import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.sagemaker.host import Behavior, Call, Host, iter_files, split_uri
 from cloudtrain.simulators.steps import Steps, follow
 
@@ -28,12 +28,22 @@ LINGER_S = 20.0  # how long the other hosts may run after one has failed
 class TrainingJob:
     """A training job from creation to its end, executed by `thread`, or by who goes through `steps`."""
 
-    def __init__(self, request: Mapping[str, Any], arn: str, folder: Path, number: int, call: Call, behavior: Behavior):
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        arn: str,
+        folder: Path,
+        number: int,
+        call: Call,
+        behavior: Behavior,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._clock = clock
         self.request, self.arn, self.behavior = dict(request), arn, behavior
         self.name = str(request["TrainingJobName"])
         self._folder, self._number, self._call = folder, number, call
         self._lock = threading.RLock()
-        self._created = self._modified = time.time()
+        self._created = self._modified = self._clock.now()
         self._started: float | None = None
         self._ended: float | None = None
         self.status, self.secondary, self.failure = "InProgress", "Starting", ""
@@ -42,8 +52,10 @@ class TrainingJob:
         self._stop, self._preempt = threading.Event(), threading.Event()
         self._exceeded_limit = ""  # secondary status of the exceeded limit
         self._restarts = 0
-        self._waits_until = time.monotonic() + int(request["StoppingCondition"].get("MaxWaitTimeInSeconds", 1 << 40))
-        self.thread = threading.Thread(target=lambda: follow(self.steps()), name=self.name, daemon=True)
+        self._waits_until = self._clock.monotonic() + int(
+            request["StoppingCondition"].get("MaxWaitTimeInSeconds", 1 << 40)
+        )
+        self.thread = threading.Thread(target=lambda: follow(self.steps(), clock), name=self.name, daemon=True)
         self._transition("Starting", "Starting the training job")
 
     # -- API ----------------------------------------------------------------------------------------------
@@ -63,7 +75,7 @@ class TrainingJob:
                 description["FailureReason"] = self.failure
             if self._started is not None:
                 description["TrainingStartTime"] = self._started
-                seconds = math.ceil((self._ended or time.time()) - self._started)
+                seconds = math.ceil((self._ended or self._clock.now()) - self._started)
                 description |= {"TrainingTimeInSeconds": seconds, "BillableTimeInSeconds": seconds}
             return description
 
@@ -117,8 +129,8 @@ class TrainingJob:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _pause(self, seconds: float) -> Steps:
-        until = time.monotonic() + seconds
-        while not self._stop.is_set() and time.monotonic() < until:
+        until = self._clock.monotonic() + seconds
+        while not self._stop.is_set() and self._clock.monotonic() < until:
             yield until
 
     def _attempt(self) -> Generator[float, None, bool]:
@@ -135,12 +147,14 @@ class TrainingJob:
         subnet = f"127.{64 + os.getpid() % 128}.{(os.getpid() // 128 + self._number) % 250 + 1}"
         names = [f"{subnet}.{n + 1}" for n in range(count)]
         self._transition("Downloading", "Downloading input data")
-        self._hosts = [Host(self._folder, self.name, self.request, self.behavior, n, names) for n in range(count)]
+        self._hosts = [
+            Host(self._folder, self.name, self.request, self.behavior, n, names, self._clock) for n in range(count)
+        ]
         for host in self._hosts:
             host.prepare(self._call, count)
         with self._lock:
             self._transition("Training", "Training image download completed. Training in progress.")
-            self._started = self._started or time.time()
+            self._started = self._started or self._clock.now()
         stamp = int(self._created) + self._restarts
         for host in self._hosts:
             host.start(command, f"{self.name}/algo-{host.number + 1}-{stamp}", self._call)
@@ -156,8 +170,8 @@ class TrainingJob:
         stopped = self._stop.is_set() or self._exceeded_limit
         if not stopped:
             self._transition("Uploading", "Uploading generated training model")
-        uploaded_at = time.monotonic() + self.behavior.upload_s
-        while time.monotonic() < uploaded_at:
+        uploaded_at = self._clock.monotonic() + self.behavior.upload_s
+        while self._clock.monotonic() < uploaded_at:
             yield uploaded_at
         self._upload()
         if stopped:
@@ -174,10 +188,10 @@ class TrainingJob:
 
     def _watch(self) -> Generator[float, None, bool]:
         """Wait until every host has ended; True when the job was preempted."""
-        limit = time.monotonic() + int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+        limit = self._clock.monotonic() + int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
         terminating, kill_at, synced_at, preempted = False, float("inf"), float("-inf"), False
         while any(host.running for host in self._hosts):
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if now - synced_at >= SYNC_S:
                 synced_at = now
                 self._sync()
@@ -240,7 +254,7 @@ class TrainingJob:
 
     def _transition(self, secondary: str, message: str) -> None:
         with self._lock:
-            now = time.time()
+            now = self._clock.now()
             if self._transitions:
                 self._transitions[-1].setdefault("EndTime", now)
             self._transitions.append({"Status": secondary, "StartTime": now, "StatusMessage": message})
@@ -251,6 +265,6 @@ class TrainingJob:
             if self.status in FINAL:
                 return
             self._transition(secondary, failure or secondary)
-            self._transitions[-1]["EndTime"] = self._ended = time.time()
+            self._transitions[-1]["EndTime"] = self._ended = self._clock.now()
             self.failure = failure
             self.status = status  # last: a queue looks at it without the lock

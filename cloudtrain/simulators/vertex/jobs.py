@@ -6,7 +6,6 @@ import json
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,9 @@ class CustomJobs:
             self._jobs[path.stem] = job
             if job["state"] not in FINAL:  # its replicas ended with the simulator that started them
                 error = {"code": 13, "message": "Internal error occurred: the simulator was stopped while the job ran."}
-                self.change(path.stem, state="JOB_STATE_FAILED", error=error, endTime=format_time(time.time()))
+                self.change(
+                    path.stem, state="JOB_STATE_FAILED", error=error, endTime=format_time(self._entries.clock.now())
+                )
 
     def set_storage(self, url: str, has_bucket: Callable[[str], bool]) -> None:
         """Set the URL of Cloud Storage for the replicas, and which buckets there are."""
@@ -82,7 +83,7 @@ class CustomJobs:
         """Update fields of a job and save it."""
         with self._lock:
             job = self._jobs[number]
-            job.update(fields, updateTime=format_time(time.time()))
+            job.update(fields, updateTime=format_time(self._entries.clock.now()))
             path = self._folder / f"{number}.json"
             temporary = path.with_suffix(".half")
             temporary.write_text(json.dumps(job))
@@ -110,7 +111,7 @@ class CustomJobs:
         if base and not self._has_bucket(bucket):
             raise ApiError(400, f"The specified bucket does not exist: {bucket}")
         number = str(random.randint(10**17, 10**18 - 1) * 10 + 1)
-        now = format_time(time.time())
+        now = format_time(self._entries.clock.now())
         job |= {
             "name": f"projects/{PROJECT_NUMBER}/locations/{region}/customJobs/{number}",
             "state": "JOB_STATE_QUEUED" if self._behavior.queue_s else "JOB_STATE_PENDING",
@@ -167,7 +168,7 @@ class CustomJobs:
             self.change(number, state="JOB_STATE_CANCELLING")
             self._lifecycles[number].cancel()
         else:
-            self.change(number, state="JOB_STATE_CANCELLED", endTime=format_time(time.time()))
+            self.change(number, state="JOB_STATE_CANCELLED", endTime=format_time(self._entries.clock.now()))
         return Response({})
 
     def _delete(self, request: Request, project: str, region: str, number: str) -> Response:

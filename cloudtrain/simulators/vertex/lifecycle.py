@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,9 @@ class JobLifecycle:
 
     def start(self) -> None:
         """Execute the job in a thread."""
-        self._thread = threading.Thread(target=lambda: follow(self.steps()), name=f"job-{self._number}", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: follow(self.steps(), self._entries.clock), name=f"job-{self._number}", daemon=True
+        )
         self._thread.start()
 
     def cancel(self) -> None:
@@ -62,7 +63,9 @@ class JobLifecycle:
         """Preempt the replica of a task, or all replicas where `task` is empty."""
         for replica in list(self._replicas):
             if replica.task == (task or replica.task) and replica.code is None:
-                self._kill_at[replica.task] = time.monotonic() + (self._behavior.grace_s if notice else 0)
+                self._kill_at[replica.task] = self._entries.clock.monotonic() + (
+                    self._behavior.grace_s if notice else 0
+                )
                 if notice:
                     replica.terminate()
 
@@ -82,7 +85,7 @@ class JobLifecycle:
             self._kill_all()
         self._log(f"Job ended in state {state}.")
         fields = {"error": error} if error else {}
-        self._change(state=state, endTime=format_time(time.time()), **fields)
+        self._change(state=state, endTime=format_time(self._entries.clock.now()), **fields)
 
     def _execute(self) -> Generator[float, None, tuple[str, dict[str, Any] | None]]:
         scheduling = self._job["jobSpec"].get("scheduling") or {}
@@ -95,8 +98,8 @@ class JobLifecycle:
                 return "JOB_STATE_EXPIRED", {"code": 8, "message": message}
             self._change(state="JOB_STATE_PENDING")
         restarts = spot_restarts = 0
-        deadline = time.monotonic() + (_parse_duration(scheduling.get("timeout")) or 7 * 86400)
-        self._change(startTime=format_time(time.time()))
+        deadline = self._entries.clock.monotonic() + (_parse_duration(scheduling.get("timeout")) or 7 * 86400)
+        self._change(startTime=format_time(self._entries.clock.now()))
         while True:
             self._log("Job is running.")
             self._change(state="JOB_STATE_RUNNING")
@@ -127,8 +130,8 @@ class JobLifecycle:
 
     def _pause(self, seconds: float) -> Generator[float, None, bool]:
         """Wait; True when the job was cancelled meanwhile."""
-        until = time.monotonic() + seconds
-        while not self._cancelled.is_set() and time.monotonic() < until:
+        until = self._entries.clock.monotonic() + seconds
+        while not self._cancelled.is_set() and self._entries.clock.monotonic() < until:
             yield until
         return self._cancelled.is_set()
 
@@ -137,14 +140,14 @@ class JobLifecycle:
         for number, (task, command, env) in enumerate(list_containers(self._job, self._storage_url)):
             if number == 1 and (yield from self._pause(self._behavior.worker_late_s)):
                 return
-            folder = self._folder / f"{time.time_ns()}-{task}"
+            folder = self._folder / f"{int(self._entries.clock.now() * 1e9)}-{task}"
             write_lines = _log_writer(self._entries, self._number, task)
             self._replicas.append(Replica(task, command, env, folder, write_lines))
 
     def _wait_for_end(self, deadline: float) -> Generator[float, None, tuple[str, str, int]]:
         """Wait until the primary succeeds or any replica fails; return outcome, task and exit code."""
         while True:
-            now = time.monotonic()
+            now = self._entries.clock.monotonic()
             if self._cancelled.is_set():
                 yield from self._terminate_all()
                 return "cancelled", "", 0
@@ -167,8 +170,8 @@ class JobLifecycle:
         """Send SIGTERM to running replicas and wait for the grace period."""
         for replica in self._replicas:
             replica.terminate()
-        until = time.monotonic() + self._behavior.grace_s
-        while any(replica.code is None for replica in self._replicas) and time.monotonic() < until:
+        until = self._entries.clock.monotonic() + self._behavior.grace_s
+        while any(replica.code is None for replica in self._replicas) and self._entries.clock.monotonic() < until:
             yield until
 
     def _kill_all(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.job.units import format_time
 from cloudtrain.simulators.http import ApiError, Request, Response, Route, paginate
 
@@ -23,8 +23,8 @@ Entry = dict[str, Any]
 class LogEntries:
     """The log entries of all jobs, one file per job."""
 
-    def __init__(self, folder: Path, project: str) -> None:
-        self._folder, self._project = folder, project
+    def __init__(self, folder: Path, project: str, clock: Clock = SYSTEM) -> None:
+        self._folder, self._project, self.clock = folder, project, clock
         self._lock = threading.Lock()
         # by job: time when the entry becomes visible, and the entry
         self._entries: dict[str, list[tuple[float, Entry]]] = {}
@@ -42,13 +42,13 @@ class LogEntries:
 
     def write(self, job: str, task: str, texts: list[str], severity: str = "INFO") -> None:
         """Append lines that a replica printed, or the platform (task `service`)."""
-        at = time.time()
+        at = self.clock.now()
         with self._lock, (self._folder / f"{job}.jsonl").open("a", encoding="utf-8") as file:
             job_entries = self._entries.setdefault(job, [])
             for text in texts:
                 self._count += 1
                 entry = {
-                    "insertId": f"{self._count:08x}{time.time_ns():x}",
+                    "insertId": f"{self._count:08x}{int(self.clock.now() * 1e9):x}",
                     "logName": f"projects/{self._project}/logs/{task}",
                     "resource": {
                         "type": "ml_job",
@@ -68,7 +68,7 @@ class LogEntries:
         if not body.get("resourceNames"):
             raise ApiError(400, "resourceNames is required")
         matches = parse_filter(str(body.get("filter", "")))
-        now = time.time()
+        now = self.clock.now()
         with self._lock:
             entries = [
                 (visible_at, entry) for job_entries in self._entries.values() for visible_at, entry in job_entries

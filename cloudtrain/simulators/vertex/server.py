@@ -15,10 +15,10 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.nodes.process import Process, detach
 from cloudtrain.simulators.gcs import Storage
 from cloudtrain.simulators.http import Response, Route, Server
@@ -43,11 +43,12 @@ class Simulator:
         secret: str = "",
         behavior: Behavior | None = None,
         more: Sequence[Route] = (),
+        clock: Clock = SYSTEM,
     ) -> None:
         self.behavior = behavior or Behavior()
         self.storage = Storage(folder / "storage")
         self.storage.create_bucket(bucket)
-        self.entries = LogEntries(folder / "logs", project)
+        self.entries = LogEntries(folder / "logs", project, clock)
         self.jobs = CustomJobs(folder / "jobs", project, self.entries, self.behavior)
         alive = ("GET", "/", lambda _: Response({"pid": os.getpid()}))
         self.server = Server(
@@ -85,17 +86,17 @@ def ensure_started(folder: Path) -> str:
 
     Raises TimeoutError, OSError.
     """
-    deadline = time.monotonic() + START_S
+    deadline = SYSTEM.monotonic() + START_S
     started = 0.0
-    while time.monotonic() < deadline:
+    while SYSTEM.monotonic() < deadline:
         if (url := find_url(folder)) is not None:
             return url
-        if time.monotonic() - started > 10:
-            started = time.monotonic()
+        if SYSTEM.monotonic() - started > 10:
+            started = SYSTEM.monotonic()
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             command = [sys.executable, "-m", "cloudtrain.simulators.vertex", str(folder)]
             detach(command, given=b"", log=folder / "simulator.log", env=dict(os.environ), cwd=Path("/"))
-        time.sleep(0.02)
+        SYSTEM.sleep(0.02)
     raise TimeoutError(f"the simulator of {folder} did not start within {START_S:g} s")
 
 
@@ -114,10 +115,10 @@ def main() -> int:
             temporary.write_text(json.dumps({"url": simulator.url, "process": str(Process.here())}))
             temporary.replace(address_file)
             while address_file.exists():
-                time.sleep(0.5)
+                SYSTEM.sleep(0.5)
                 if simulator.jobs.running:
-                    simulator.server.active_at = time.monotonic()
-                elif time.monotonic() - simulator.server.active_at > IDLE_S:
+                    simulator.server.active_at = SYSTEM.monotonic()
+                elif SYSTEM.monotonic() - simulator.server.active_at > IDLE_S:
                     break
             with contextlib.suppress(OSError):
                 address_file.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.api import Backend
+from cloudtrain.clock import SYSTEM
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
 from cloudtrain.testing.suite.fetch import WRITER
@@ -42,7 +42,7 @@ class EndsContract(ContractFixtures):
         backend.cancel(handle)
         assert list(backend.logs(handle)) == list(other.logs(handle))
         assert backend.find(self.submitted[handle]) == handle
-        time.sleep(1)
+        SYSTEM.sleep(1)
         assert backend.status(handle) == status == connect().status(handle)
 
     def test_a_signal_becomes_128_plus_n(self, backend: Backend, start: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from itertools import islice
 from typing import Any
 
 from cloudtrain import events
 from cloudtrain.backends.api import Backend
+from cloudtrain.clock import SYSTEM
 from cloudtrain.events import MARK, LogLine, State
 from cloudtrain.testing.fixtures import WAIT_S, ContractFixtures
 
@@ -45,11 +45,11 @@ class LogsContract(ContractFixtures):
         """First in pieces, each from the last cursor on, then followed from there."""
         handle = start("import time\nfor n in range(40):\n    print('line', n, flush=True)\n    time.sleep(0.03)\n")
         pieces: list[LogLine] = []
-        deadline = time.monotonic() + WAIT_S
+        deadline = SYSTEM.monotonic() + WAIT_S
         while not any(line.text == "line 10" for line in pieces):
-            assert time.monotonic() < deadline, "line 10 was not seen"
+            assert SYSTEM.monotonic() < deadline, "line 10 was not seen"
             pieces += backend.logs(handle, after=pieces[-1].cursor if pieces else None)
-            time.sleep(0.1)
+            SYSTEM.sleep(0.1)
         pieces += backend.logs(handle, after=pieces[-1].cursor, follow=True)
         texts = [line.text for line in pieces if line.rank >= 0 and not line.text.startswith(MARK)]
         assert texts == [f"line {n}" for n in range(40)]

@@ -11,6 +11,7 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.clock import SYSTEM
 from cloudtrain.job.job import Job
 from cloudtrain.testing.elsewhere import SURROUNDINGS, Elsewhere
 from cloudtrain.testing.fixtures import ContractFixtures
@@ -46,7 +47,7 @@ class PlanContract(ContractFixtures):
             patch.setattr("os.urandom", forbidden)
             patch.setattr(random, "random", forbidden)
             again = backend.plan(job, bundle, "pure-run", 1)
-        time.sleep(1.1)  # a timestamp in the plan would differ by now
+        SYSTEM.sleep(1.1)  # a timestamp in the plan would differ by now
         assert again == plan == backend.plan(job, bundle, "pure-run", 1)
 
     def test_plan_survives_json(self, prepare: Any) -> None:

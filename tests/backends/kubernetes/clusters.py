@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators import replicas
 from cloudtrain.simulators.gcs import Storage
 from cloudtrain.simulators.http import Server
@@ -23,9 +24,9 @@ class Ground:
         self.store = Server(self.storage.routes)
         self.cluster = Cluster(folder / "cluster", env={"STORAGE_EMULATOR_HOST": self.store.url})
 
-    def backend(self, **options) -> KubernetesBackend:
+    def backend(self, clock: Clock = SYSTEM, **options) -> KubernetesBackend:
         given = {"kubeconfig": str(self.cluster.kubeconfig), "image": "any:1", "poll_s": 0.1, **options}
-        return KubernetesBackend(given, self.folder / "runs")
+        return KubernetesBackend(given, self.folder / "runs", clock)
 
     def left(self, handle: str = "") -> list[str]:
         """The processes of an attempt's pods, or of all."""

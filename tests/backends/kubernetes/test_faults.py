@@ -18,6 +18,7 @@ from cloudtrain.events import MARK, State
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.http import Fault
 from cloudtrain.source.bundle import Bundle
+from cloudtrain.testing.clock import VirtualClock
 from tests.backends.kubernetes.clusters import Ground, ground
 from tests.conftest import wait_for
 
@@ -235,15 +236,13 @@ def test_what_a_server_and_others_add_to_a_job_is_no_difference(place: Ground):
 
 @pytest.mark.parametrize(("status", "header"), [(429, "1"), (503, None)])
 def test_a_server_that_is_busy_is_asked_again(place: Ground, status: int, header: str | None):
-    waited: list[float] = []
     backend, handle = started(place, "print('done')")
     place.cluster.faults.append(
         Fault("GET", "/jobs/", status, times=2, headers={"Retry-After": header} if header else {})
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cloudtrain.backends.kubernetes.client.time.sleep", waited.append)
-        assert backend.status(handle).state in State
-    assert sum(pause >= 1.0 for pause in waited) == (2 if header else 0), "its own word counts"
+    clock = VirtualClock()
+    assert place.backend(clock=clock).status(handle).state in State
+    assert sum(pause >= 1.0 for pause in clock.slept) == (2 if header else 0), "its own word counts"
     assert ended(backend, handle).state is State.SUCCEEDED
 
 

@@ -15,6 +15,8 @@ from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, OUTPUT
 from cloudtrain.backends.kubernetes.status import INDEX
+from cloudtrain.clock import Clock
+from cloudtrain.testing.clock import VirtualClock
 
 HANDLE = "cluster/default/run-a1/job-uid"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -70,6 +72,7 @@ class Place:
     output: str = "gs://bucket/out"
     over: bool = False
     identity: str = "cluster"
+    clock: Clock = field(default_factory=VirtualClock)
 
     @property
     def access(self) -> Place:

@@ -15,10 +15,11 @@ import pytest
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import format_time
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, groups, multiplex, pace, rates
+from cloudtrain.runs import asked
 from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.spool import Spool
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.clock import VirtualClock
 from tests.backends.slurm.test_backend import count_calls
 from tests.backends.slurm.test_quickstart import ROOT, cloudtrain
 from tests.backends.slurm.test_statuses import HELD
@@ -72,29 +73,17 @@ def test_squeue_is_called_once_in_five_seconds_for_all_readers(
     assert numbers == list(range(len(numbers)))
 
 
-class Clock:
-    """Stands for the module `time` in those that schedule: it goes on when nothing is under way."""
-
-    time, sleep, process_time = time.time, time.sleep, time.process_time
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def call_times(runs: Multiplexer, clock: Clock, seconds: float, calls: Callable[[], int]) -> list[float]:
+def call_times(runs: Multiplexer, clock: VirtualClock, seconds: float, calls: Callable[[], int]) -> list[float]:
     """Watch runs for so long by the clock, and return when something was called."""
     times: list[float] = []
-    end = clock.now + seconds
-    while clock.now < end:
+    end = clock.monotonic() + seconds
+    while clock.monotonic() < end:
         runs.turn(0.0)
         if any(group.running or group.asking for group in runs._groups.values()):
             time.sleep(0.005)
         else:
-            times += [clock.now] * (calls() - len(times))
-            clock.now += max(runs._next_s(), 0.01)
+            times += [clock.monotonic()] * (calls() - len(times))
+            clock.sleep(max(runs._next_s(), 0.01))
     return times
 
 
@@ -112,15 +101,13 @@ def test_squeue_is_called_once_in_a_period_for_all_runs(
     with Store(home).database.write() as db:
         db.execute("UPDATE attempts SET created_at = ?", (format_time(time.time() - age_s),))
     calls = count_calls(tmp_path / "counted", monkeypatch, "squeue")
-    clock = Clock()
-    for module in (groups, multiplex, pace, rates):
-        monkeypatch.setattr(module, "time", clock)
+    clock = VirtualClock(time.time())
     if count == 1:
         monkeypatch.setattr(Spool, "is_followed", lambda spool: True)
-    runs = Multiplexer(home, Process.here())
+    runs = Multiplexer(home, Process.here(), clock=clock)
     for run_id in ids:
         runs.add(run_id, None)
-    settled = clock.now + 2 * period_s  # it is asked more often because the watcher has just begun
+    settled = clock.monotonic() + 2 * period_s  # it is asked more often because the watcher has just begun
     gaps = [after - at for at, after in pairwise(call_times(runs, clock, 8 * period_s, calls)) if at > settled]
     assert len(gaps) >= 4 and period_s <= min(gaps) <= max(gaps) < 1.1 * period_s, gaps
     assert {run.status.reason for run in Store(home).runs(limit=count)} == {HELD}

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from cloudtrain import clock
+
 EPOCH = 1_600_000_000.0  # in the past, so that no client takes an end for a late one
 
 
@@ -22,36 +24,33 @@ class Life:
     def terminate(self) -> None:
         if not self.asked:
             self.asked = True
-            if self.clock.now + self.stops_s < self.ends_at:
-                self.ends_at, self.code = self.clock.now + self.stops_s, 75
+            if self.clock.at + self.stops_s < self.ends_at:
+                self.ends_at, self.code = self.clock.at + self.stops_s, 75
 
     def kill(self) -> None:
         if not self.over:
-            self.ends_at, self.code = self.clock.now, 137
+            self.ends_at, self.code = self.clock.at, 137
 
     @property
     def over(self) -> bool:
-        return self.clock.now >= self.ends_at
+        return self.clock.at >= self.ends_at
 
 
 @dataclass
-class Clock:
-    """Stands in for the module `time` in a simulator."""
+class Clock(clock.Clock):
+    """The clock of simulators whose steps a test goes through."""
 
     draw: random.Random
-    now: float = EPOCH
+    at: float = EPOCH
     lives: list[Life] = field(default_factory=list)
     steppers: list[Callable[[], float]] = field(default_factory=list)  # each returns when it has something to do
     limits: tuple[float, float] = (3600.0, 30.0)  # max_runtime and grace of the newest attempt
     hostile: bool = False  # every launcher hangs and hears no SIGTERM, every upload takes as long as it may
 
-    def time(self) -> float:
-        return self.now
+    def now(self) -> float:
+        return self.at
 
-    monotonic = time
-
-    def time_ns(self) -> int:
-        return self.draw.getrandbits(60)  # it only makes names
+    monotonic = now
 
     def begin(self, steps: Iterator[float]) -> None:
         """Go through a simulator's steps from now on."""
@@ -71,7 +70,7 @@ class Clock:
         return self.live(ends_s, code, stops_s)
 
     def live(self, seconds: float, code: int, stops_s: float = float("inf")) -> Life:
-        life = Life(self, self.now + seconds, code, stops_s)
+        life = Life(self, self.at + seconds, code, stops_s)
         self.lives.append(life)
         return life
 
@@ -84,8 +83,8 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass, from one thing that happens to the next."""
-        until = self.now + seconds
+        until = self.at + seconds
         while (due := self.settle()) <= until:
-            self.now = max(due, self.now)
-        self.now = until
+            self.at = max(due, self.at)
+        self.at = until
         self.settle()

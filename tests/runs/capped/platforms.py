@@ -27,7 +27,6 @@ from cloudtrain.simulators.kubernetes import job_controller, kubelet, objects
 from cloudtrain.simulators.kubernetes.server import Cluster
 from cloudtrain.simulators.sagemaker import training_job
 from cloudtrain.simulators.sagemaker.host import Behavior
-from cloudtrain.simulators.vertex import jobs as vertex_jobs
 from cloudtrain.simulators.vertex import lifecycle
 from cloudtrain.simulators.vertex.server import Simulator
 from tests.runs.capped.clock import Clock
@@ -93,12 +92,11 @@ class SageMaker(Platform):
 
     def __init__(self, clock: Clock, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.clock, self.folder, self.jobs = clock, folder, {}
-        patch.setattr(training_job, "time", clock)
         patch.setattr(training_job, "Host", lambda *a: SageMakerHost(clock, a[4]))
         patch.setattr(training_job.TrainingJob, "_upload", lambda _: None)
         self.backend = SagemakerBackend(self.options, folder)
         self.backend.aws = SimpleNamespace(
-            region="us-east-1", call=lambda _, operation, **values: getattr(self, operation)(**values)
+            region="us-east-1", clock=clock, call=lambda _, operation, **values: getattr(self, operation)(**values)
         )
         self.backend._jobs = DescribedJobs(self.backend.aws)
         for name, result in (("_check_account", None), ("_check_account_is", None), ("images", {})):
@@ -113,7 +111,9 @@ class SageMaker(Platform):
         draw = self.clock.draw
         upload_s = 600 if self.clock.hostile else draw.uniform(0, 600)
         behavior = Behavior(pending_s=draw.uniform(0, 7200), upload_s=upload_s)
-        job = training_job.TrainingJob(request, ARN + name, self.folder / name, 0, lambda *_, **__: {}, behavior)
+        job = training_job.TrainingJob(
+            request, ARN + name, self.folder / name, 0, lambda *_, **__: {}, behavior, self.clock
+        )
         self.jobs[name] = job
         self.clock.begin(job.steps())
         return {"TrainingJobArn": ARN + name}
@@ -179,13 +179,11 @@ class Vertex(Platform):
     job = {"image": "img:1", "resources": {"usd_per_hour": 6.0, "instance_type": "n1-standard-8"}}
 
     def __init__(self, clock: Clock, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        for module in (lifecycle, vertex_jobs):
-            patch.setattr(module, "time", clock)
         patch.setattr(lifecycle, "Replica", lambda task, _, __, ___, write: Container(clock, task, write))
         patch.setattr(lifecycle, "list_containers", lambda job, _: [(f"workerpool{n}-0", [], {}) for n in range(2)])
         patch.setattr(lifecycle.JobLifecycle, "start", lambda cycle: clock.begin(cycle.steps()))
         patch.setattr(lifecycle.JobLifecycle, "join", lambda _: None)
-        self.simulator, self.clock = Simulator(folder / "vertex"), clock
+        self.simulator, self.clock = Simulator(folder / "vertex", clock=clock), clock
         self.options = {"project": "local", "bucket": "local", "client": "rest", "settle_s": 0.0}
         self.options["endpoint"] = self.simulator.url
         self.backend = registry.create("vertex", self.options, folder)
@@ -194,7 +192,7 @@ class Vertex(Platform):
         total = 0.0
         for job in self.simulator.jobs._jobs.values():
             if "startTime" in job:
-                ended = unix_time(job["endTime"]) if "endTime" in job else self.clock.now
+                ended = unix_time(job["endTime"]) if "endTime" in job else self.clock.at
                 nodes = sum(pool["replicaCount"] for pool in job["jobSpec"]["workerPoolSpecs"])
                 total += (ended - unix_time(job["startTime"])) * nodes
         return total
@@ -216,16 +214,15 @@ class Kubernetes(Platform):
 
     def __init__(self, clock: Clock, folder: Path, patch: pytest.MonkeyPatch) -> None:
         for module in (kubelet, job_controller):
-            patch.setattr(module, "time", clock)
-            patch.setattr(module, "now", lambda: format_time(clock.now))
-        patch.setattr(objects, "now", lambda: format_time(clock.now))
+            patch.setattr(module, "now", lambda _: format_time(clock.at))
+        patch.setattr(objects, "now", lambda *_: format_time(clock.at))
         patch.setattr(kubelet.Kubelet, "start", lambda _: None)
         patch.setattr(
             kubelet,
             "Replica",
             lambda task, _, __, folder, write: Container(clock, task, write, prepares=folder.name == "machine-0"),
         )
-        self.cluster, self.clock = Cluster(folder / "cluster"), clock
+        self.cluster, self.clock = Cluster(folder / "cluster", clock=clock), clock
         self.spans: dict[str, list[float]] = {}  # pod's uid -> start, end
         self.options = {
             "kubeconfig": str(self.cluster.kubeconfig),
@@ -240,10 +237,10 @@ class Kubernetes(Platform):
         """A pod waits for a node for a drawn time."""
         waits = self._waits.setdefault(pod["metadata"]["uid"], self.clock.draw.uniform(0, 7200))
         created = unix_time(pod["metadata"]["creationTimestamp"])
-        if self.clock.now - created >= waits:
+        if self.clock.at - created >= waits:
             return None
         if not any(life.ends_at == created + waits for life in self.clock.lives):
-            self.clock.live(created + waits - self.clock.now, 0)
+            self.clock.live(created + waits - self.clock.at, 0)
         return "schedule", "Unschedulable", "0/1 nodes are available"
 
     def _step(self) -> float:
@@ -251,14 +248,14 @@ class Kubernetes(Platform):
         there = {pod["metadata"]["uid"]: pod["status"] for pod in self.cluster.objects.all("pods")}
         for uid, status in there.items():
             if "startTime" in status:
-                self.spans.setdefault(uid, [self.clock.now, float("inf")])
+                self.spans.setdefault(uid, [self.clock.at, float("inf")])
         for uid, span in self.spans.items():
             if there.get(uid, {}).get("phase", "Failed") in ("Failed", "Succeeded"):
-                span[1] = min(span[1], self.clock.now)
+                span[1] = min(span[1], self.clock.at)
         return due
 
     def billed(self) -> float:
-        return sum(min(end, self.clock.now) - start for start, end in self.spans.values())
+        return sum(min(end, self.clock.at) - start for start, end in self.spans.values())
 
     def preempt(self) -> None:
         pods = [pod for pod in self.cluster.objects.all("pods") if pod["status"]["phase"] == "Running"]
@@ -306,7 +303,7 @@ class Slurm(Platform):
         return {"code": 0, "out": out, "err": ""}
 
     def billed(self) -> float:
-        return sum((min(j.ended, self.clock.now) - j.started) * j.nodes for j in self.jobs.values() if j.started)
+        return sum((min(j.ended, self.clock.at) - j.started) * j.nodes for j in self.jobs.values() if j.started)
 
     def preempt(self) -> None:
         for job in self.jobs.values():
@@ -326,53 +323,53 @@ class SlurmJob:
 
     @property
     def forgotten(self) -> bool:
-        return self.clock.now > self.ended + 300  # MinJobAge
+        return self.clock.at > self.ended + 300  # MinJobAge
 
     def steps(self) -> Iterator[float]:
         clock, draw = self.clock, self.clock.draw
-        starts_at = clock.now + draw.uniform(0, 7200)
-        while clock.now < starts_at:
+        starts_at = clock.at + draw.uniform(0, 7200)
+        while clock.at < starts_at:
             yield starts_at
             if self.cancelled:
-                self.state, self.ended = "CANCELLED", clock.now
+                self.state, self.ended = "CANCELLED", clock.at
                 return
-        self.started, self.state = clock.now, "RUNNING"
+        self.started, self.state = clock.at, "RUNNING"
         (self.folder / "owner").symlink_to(self.number)
         (self.folder / "job").write_text(self.number)
-        (self.folder / "begun").write_text(str(int(clock.now)))
+        (self.folder / "begun").write_text(str(int(clock.at)))
         setup = draw.uniform(0, 1800)
-        setup_at = clock.now + setup
+        setup_at = clock.at + setup
         kill_at, lives = self.started + self.limit_s + 30, []
         asked, why = False, "COMPLETED"
         (self.folder / "state").write_text(f"STARTED 0 - {self.nodes}")
         while True:
-            if not lives and not asked and clock.now >= setup_at:
+            if not lives and not asked and clock.at >= setup_at:
                 lives = [clock.launcher(begins_s=0) for _ in range(self.nodes)]
                 for rank in range(self.nodes):
-                    self._write(rank, state="RUNNING", started_at=format_time(clock.now))
-            if not asked and (self.preempted or self.cancelled or clock.now >= self.started + self.limit_s):
+                    self._write(rank, state="RUNNING", started_at=format_time(clock.at))
+            if not asked and (self.preempted or self.cancelled or clock.at >= self.started + self.limit_s):
                 asked = True
                 why = "PREEMPTED" if self.preempted else "CANCELLED" if self.cancelled else "TIMEOUT"
-                kill_at = clock.now + 30
+                kill_at = clock.at + 30
                 for life in lives:
                     life.terminate()
             for rank, life in enumerate(lives):
                 if life.over and life.code != 137:
                     ends = {0: "SUCCEEDED", 1: "FAILED", 75: "PREEMPTED" if asked else "TIMED_OUT"}
                     self._write(rank, state=ends[life.code], exit_code=life.code, ended_at=format_time(life.ends_at))
-            if asked and clock.now >= kill_at:
+            if asked and clock.at >= kill_at:
                 for life in lives:
                     life.kill()
-            if (lives and all(life.over for life in lives)) or (asked and (not lives or clock.now >= kill_at)):
+            if (lives and all(life.over for life in lives)) or (asked and (not lives or clock.at >= kill_at)):
                 break
             yield min(
                 kill_at if asked else self.started + self.limit_s, setup_at if not lives and not asked else kill_at
             )
-        script_ends = clock.now + draw.uniform(0, 20)  # srun, the last lines of the script
-        while clock.now < min(script_ends, kill_at):
+        script_ends = clock.at + draw.uniform(0, 20)  # srun, the last lines of the script
+        while clock.at < min(script_ends, kill_at):
             yield min(script_ends, kill_at)
         failed = why == "COMPLETED" and any(life.code for life in lives)
-        self.state, self.ended = "FAILED" if failed else why, clock.now
+        self.state, self.ended = "FAILED" if failed else why, clock.at
         if not asked:
             (self.folder / "state").write_text(f"ENDED 0 {max((life.code for life in lives), default=0)} RUNNING")
 
@@ -402,11 +399,11 @@ class Ssh(Platform):
     def _submit(self, plan: Any, _: Any) -> str:
         if plan.attempt_id not in self.attempts:
             draw, limits = self.clock.draw, plan.manifest
-            begun = self.clock.now + draw.uniform(0, 900)
+            begun = self.clock.at + draw.uniform(0, 900)
             trains_s = min(draw.uniform(0, 2 * limits["max_runtime_s"]), limits["max_runtime_s"] + limits["grace_s"])
             uploads_s = draw.uniform(0, 600)
             self.attempts[plan.attempt_id] = [
-                self.clock.now,
+                self.clock.at,
                 begun,
                 begun + trains_s,
                 uploads_s,
@@ -421,7 +418,7 @@ class Ssh(Platform):
     def _status(self, handle: str) -> Status:
         made, _, ended, uploads_s, _, why = self.attempts[handle]
         started = format_time(made)
-        if self.clock.now < ended + uploads_s:
+        if self.clock.at < ended + uploads_s:
             return Status(State.RUNNING, started_at=started)
         state = State[why] if why else State.TIMED_OUT
         return Status(state, 75, "", started, format_time(ended + uploads_s))
@@ -430,15 +427,15 @@ class Ssh(Platform):
         self._end(self.attempts[handle], "CANCELLED")
 
     def _end(self, attempt: list[Any], why: str) -> None:
-        if self.clock.now < attempt[2]:
-            attempt[2], attempt[5] = max(self.clock.now, attempt[1]), why
+        if self.clock.at < attempt[2]:
+            attempt[2], attempt[5] = max(self.clock.at, attempt[1]), why
 
     def preempt(self) -> None:
         for attempt in self.attempts.values():
             self._end(attempt, "PREEMPTED")
 
     def billed(self) -> float:
-        now = self.clock.now
+        now = self.clock.at
         return sum((min(max(a[2], a[1]), now) - min(a[1], now)) * a[4] for a in self.attempts.values())
 
 
