@@ -105,7 +105,8 @@ class JobModel(Spec):
     )
     distributed_env: Literal["auto", "always"] = Field(
         default="auto",
-        description="Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if the script or its imports use them.",
+        description="Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. "
+        "auto: if the script or its imports use them.",
     )
     sm_env: Flag | None = Field(
         default=None,

@@ -81,6 +81,7 @@ def call_times(runs: Multiplexer, clock: VirtualClock, seconds: float, calls: Ca
         runs.turn(0.0)
         if any(group.running or group.asking for group in runs._groups.values()):
             time.sleep(0.005)
+            clock.sleep(0.0)  # a thread that looks may wait by the clock
         else:
             times += [clock.monotonic()] * (calls() - len(times))
             clock.sleep(max(runs._next_s(), 0.01))
