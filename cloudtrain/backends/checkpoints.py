@@ -26,13 +26,17 @@ def name_here(name: str) -> str:
 
 
 def lift(folder: Path) -> None:
-    """Give the files of a folder that was copied as it is those names; blocking. Raises OSError."""
+    """Give the files of a folder that was copied as it is those names; blocking. Raises BackendError, DiskError."""
     import shutil
 
-    for path in list((folder / CHECKPOINT_DIR).rglob("*")):
-        if path.is_symlink() or not path.is_dir():
-            target = folder / path.relative_to(folder / CHECKPOINT_DIR)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
+    from cloudtrain.source.folder_writer import folder_writer
+
+    if (folder / CHECKPOINT_DIR).is_dir():
+        with folder_writer(folder) as writer:
+            for name, target in list(writer.names(CHECKPOINT_DIR.rstrip("/"))):
+                if target:
+                    writer.link(name_here(name), target)
+                else:
+                    writer.move(name, name_here(name))
     for name in (CHECKPOINT_DIR, OURS):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -13,9 +13,9 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import IO, Any
 from cloudtrain.backends.http import CHUNK_BYTES
 from cloudtrain.errors import BackendError, DiskError
 from cloudtrain.job.units import format_size
+from cloudtrain.source.folder_writer import folder_writer, writing
 
 PART_BYTES = 32 << 20  # of one request
 AT_ONCE = 8  # requests
@@ -66,10 +67,16 @@ def download_all(objects: Iterable[StoredObject], into: Path, stop: Callable[[],
     Raises BackendError, also for a name that leads out of the folder; DiskError where a file cannot be written.
     """
     stored = list(objects)
+    folders = {one.name[:at] for one in stored for at, letter in enumerate(one.name) if letter == "/"}
     for one in stored:
         check_name(one.name, one.uri)
-    with ThreadPoolExecutor(AT_ONCE, "fetch") as pool:
-        download = _Download(into, stop)
+    for one in stored:
+        if one.name in folders:
+            raise BackendError(f"{one.uri} has a name that is also a folder of other objects, which is refused")
+    if not stored:
+        return 0
+    with folder_writer(into) as writer, ThreadPoolExecutor(AT_ONCE, "fetch") as pool:
+        download = _Download(into, writer, stop)
         try:
             there = pool.map(download.is_there, stored)
             missing = [one for one, is_there in zip(stored, there, strict=True) if not is_there]
@@ -82,8 +89,8 @@ def download_all(objects: Iterable[StoredObject], into: Path, stop: Callable[[],
             pass
         finally:
             download.stopped = True  # after Ctrl-C the threads end with their next chunk
-    if download.error is not None:
-        raise download.error
+        if download.error is not None:
+            raise download.error
     return len(stored)
 
 
@@ -113,71 +120,28 @@ def _hash_part(file: IO[bytes], algorithm: str, size: int) -> bytes:
     return crc.to_bytes(4, "big") if hasher is None else hasher.digest()
 
 
-def copy_tree(source: Path, into: Path, leave_out: Collection[str] = ()) -> None:
-    """Copy a folder of this machine, but for some names in it; no file has its name before it is complete. Blocking.
-
-    Raises DiskError.
-    """
-
-    def left_out(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if name in leave_out] if Path(folder) == source else []
-
-    with writing(into):
-        shutil.copytree(
-            source,
-            into,
-            symlinks=True,
-            dirs_exist_ok=True,
-            copy_function=copy_file,
-            ignore=left_out if leave_out else None,
-        )
-
-
-def copy_file(source: str | Path, target: str | Path) -> None:
-    """Copy a file with its time and mode; it has its name when it is complete. Blocking. Raises DiskError."""
-    part = _partial(Path(target))
-    with writing(Path(target)):
-        try:
-            shutil.copy2(source, part)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise DiskError that names the path where the block cannot write."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(path, error) from None
-
-
 class _Stopped(Exception):
     """The caller wants no more, or another object failed."""
 
 
 class _Download:
-    def __init__(self, into: Path, stop: Callable[[], bool]) -> None:
-        self._into, self._stop = into, stop
+    def __init__(self, into: Path, writer: Any, stop: Callable[[], bool]) -> None:
+        self._into, self._writer, self._stop = into, writer, stop
         self.stopped = False
         self.error: Exception | None = None  # the first
 
     def is_there(self, stored: StoredObject) -> bool:
         """Return whether the file is the object, by its size and time, or by its checksum."""
-        try:
-            status = (self._into / stored.name).stat()
-        except OSError:
-            return False
-        if status.st_size != stored.size:
+        status = self._writer.stat(stored.name)
+        if status is None or status.st_size != stored.size:
             return False
         return status.st_mtime_ns == stored.modified_ns or stored.verify(self._into / stored.name) is True
 
     def check_space(self, missing: list[StoredObject]) -> None:
         """Raise DiskError if the disk cannot hold what is missing."""
-        folder = next(place for place in (self._into, *self._into.absolute().parents) if place.exists())
-        needed = sum(one.size - _blocks(_partial(self._into / one.name)) for one in missing)
-        disk = shutil.disk_usage(folder)
+        parts = [self._writer.stat(_beside(one.name, "part")) for one in missing]
+        needed = sum(one.size for one in missing) - sum(part.st_blocks * 512 for part in parts if part)
+        disk = shutil.disk_usage(self._into)
         if disk.total and needed > disk.free:  # some network file systems report 0 of 0
             reason = f"it needs {format_size(needed)}, and {format_size(disk.free)} are free"
             raise DiskError(self._into, OSError(errno.ENOSPC, reason))
@@ -203,31 +167,34 @@ class _Download:
     def _fetch_version(self, stored: StoredObject, pool: ThreadPoolExecutor | None) -> bool:
         """Download one version of an object; False if it has changed, or its checksum is another one."""
         path = self._into / stored.name
-        part, state = _partial(path), path.with_name(f".{path.name}.parts")
+        part, state = _beside(stored.name, "part"), _beside(stored.name, "parts")
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(state, "a+") as lines:
+            with self._open(state, "a+") as lines:
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(lines, fcntl.LOCK_EX)  # another process may download the same file
                 intact = self.is_there(stored)
                 if not intact:
                     fetch = partial(self._fetch_part, stored, part, lines)
                     try:
-                        _all(pool, fetch, _missing_parts(lines, part, stored))
-                        intact = stored.verify(part) is not False
+                        _all(pool, fetch, self._missing_parts(lines, part, stored))
+                        intact = stored.verify(self._into / part) is not False
                     except ChangedError:
                         pass
                     if intact:
                         if stored.modified_ns:
-                            os.utime(part, ns=(stored.modified_ns, stored.modified_ns))
-                        part.replace(path)
-                state.unlink(missing_ok=True)
+                            with self._open(part, "rb") as file:
+                                os.utime(file.fileno(), ns=(stored.modified_ns, stored.modified_ns))
+                        self._writer.move(part, stored.name)
+                self._writer.remove(state)
         return intact
 
-    def _fetch_part(self, stored: StoredObject, part: Path, lines: IO[str], number: int) -> None:
+    def _open(self, name: str, mode: str) -> IO[Any]:
+        return open(name, mode, opener=self._writer.opener)
+
+    def _fetch_part(self, stored: StoredObject, part: str, lines: IO[str], number: int) -> None:
         first = number * PART_BYTES
         last = min(first + PART_BYTES, stored.size) - 1
-        with open(part, "r+b") as file:
+        with self._open(part, "r+b") as file:
             file.seek(first)
             for chunk in stored.read(first, last) if stored.size else ():
                 if self.stopped or self._stop():
@@ -237,6 +204,20 @@ class _Download:
                 raise ChangedError
         lines.write(f"{number}\n")
         lines.flush()
+
+    def _missing_parts(self, lines: IO[str], part: str, stored: StoredObject) -> list[int]:
+        """Return the numbers of the parts that are not there yet; begins anew for another version."""
+        version = f"{stored.version} {stored.size} {PART_BYTES}"
+        lines.seek(0)
+        known = lines.read().splitlines()
+        if known[:1] != [version] or self._writer.stat(part) is None:
+            known = [version]
+            self._open(part, "wb").close()
+            lines.truncate(0)
+            lines.write(f"{version}\n")
+            lines.flush()
+        done = {int(line) for line in known[1:] if line.isdigit()}
+        return [number for number in range(max(1, -(-stored.size // PART_BYTES))) if number not in done]
 
 
 def _all(pool: ThreadPoolExecutor | None, function: Callable[[Any], None], items: list[Any]) -> None:
@@ -254,28 +235,6 @@ def _all(pool: ThreadPoolExecutor | None, function: Callable[[Any], None], items
         future.result()
 
 
-def _missing_parts(lines: IO[str], part: Path, stored: StoredObject) -> list[int]:
-    """Return the numbers of the parts that are not there yet; begins anew for another version."""
-    version = f"{stored.version} {stored.size} {PART_BYTES}"
-    lines.seek(0)
-    known = lines.read().splitlines()
-    if known[:1] != [version] or not part.exists():
-        known = [version]
-        part.write_bytes(b"")
-        lines.truncate(0)
-        lines.write(f"{version}\n")
-        lines.flush()
-    done = {int(line) for line in known[1:] if line.isdigit()}
-    return [number for number in range(max(1, -(-stored.size // PART_BYTES))) if number not in done]
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
-
-
-def _blocks(path: Path) -> int:
-    """Return the bytes that a file takes on its disk, 0 without one."""
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0
+def _beside(name: str, suffix: str) -> str:
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}.{base}.{suffix}"

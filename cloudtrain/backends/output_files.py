@@ -17,11 +17,11 @@ from typing import Protocol
 
 from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws, AwsError
-from cloudtrain.backends.download import StoredObject, copy_file
+from cloudtrain.backends.download import StoredObject
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.errors import BackendError, BadRequest
-from cloudtrain.source.archive import leads_out
+from cloudtrain.source.folder_writer import copy_tree
 
 MOST_NAMES = 500_000  # of one listing
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
@@ -135,21 +135,8 @@ class _Folder:
 
     def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
         top = self._path / folder
-        if top.is_symlink():
-            return
-        paths = [path for path, _ in self._walk(top)]
-        names = {path: name for path in paths if (name := named(path.relative_to(top).as_posix()))}
-        links = {name: str(path.readlink()) for path, name in names.items() if path.is_symlink()}
-        for path, name in names.items():
-            target = into / name
-            if name in links:
-                if not leads_out(name, links):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.unlink(missing_ok=True)
-                    target.symlink_to(links[name])
-            elif path.is_file():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                copy_file(path, target)
+        if top.is_dir() and not top.is_symlink():
+            copy_tree(top, into, named=named)
 
 
 class _S3:

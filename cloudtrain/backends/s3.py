@@ -16,6 +16,8 @@ from cloudtrain.backends import download, http
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.download import ChangedError, StoredObject, digest
 from cloudtrain.errors import BackendError
+from cloudtrain.source.folder_writer import folder_writer
+from cloudtrain.source.node_code import module
 
 CHUNK = 1 << 20  # bytes in memory at a time
 ONE_REQUEST = 64 << 20  # bytes; up to here an upload is a single request, S3 takes 5 GB in one
@@ -27,8 +29,8 @@ UPLOAD_TRIES = 5  # tries to upload an object that others upload at the same tim
 def download_archive(aws: Aws, uri: str, into: Path) -> None:
     """Download a tar.gz at s3://bucket/key and unpack it into a folder, or else the folder of its name; none is no error.
 
-    The job's code wrote the archive, so it is not trusted: names and links that lead out of the folder, devices and
-    owners are refused. Raises BackendError, DiskError.
+    The job's code wrote the archive, so it is not trusted: names that lead out of the folder and devices are refused.
+    Raises BackendError, DiskError.
     """
     bucket, key = _split_uri(uri)
     stored = _look_up(aws, bucket, key, f".{into.name}.tar.gz")
@@ -37,30 +39,18 @@ def download_archive(aws: Aws, uri: str, into: Path) -> None:
         return
     path = into.parent / stored.name
     download.download_all([stored], into.parent)
-    with download.writing(into):
-        into.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{into.name}-", dir=into.parent) as unpacked:
-            try:
-                with tarfile.open(path, mode="r:gz") as archive:
-                    archive.extractall(unpacked, filter="data")
-            except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-                path.unlink()
-                raise BackendError(
-                    f"{uri} cannot be unpacked: {error}",
-                    "repeat the command; when it fails again, the archive in the bucket is damaged (aws s3 cp copies it)",
-                ) from None
-            _move_files(Path(unpacked), into)
-        path.unlink()
-
-
-def _move_files(source: Path, into: Path) -> None:
-    """Move what is below a folder to the same places below another one; files there are replaced."""
-    for path in sorted(source.rglob("*")):
-        target = into / path.relative_to(source)
-        if path.is_dir() and not path.is_symlink():
-            target.mkdir(exist_ok=True)
-        else:
-            path.replace(target)
+    code = module("launcher.folder_writer")
+    with folder_writer(into) as writer:
+        try:
+            with tarfile.open(path, mode="r:gz") as archive:
+                code.unpack(archive, writer)
+        except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, code.Unsafe) as error:
+            path.unlink()
+            raise BackendError(
+                f"{uri} cannot be unpacked: {error}",
+                "repeat the command; when it fails again, the archive in the bucket is damaged (aws s3 cp copies it)",
+            ) from None
+    path.unlink()
 
 
 def upload_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.0, **encryption: Any) -> None:

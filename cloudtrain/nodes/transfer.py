@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.nodes import event_loop
 from cloudtrain.nodes.rpc import Agent
-from cloudtrain.source.archive import leads_out
+from cloudtrain.source.folder_writer import folder_writer, writing
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -184,39 +184,29 @@ def list_entries(agent: Agent, folder: str) -> list[Entry]:
 
 
 def download_entries(agent: Agent, folder: str, into: Path, placed: Sequence[tuple[Entry, str]]) -> None:
-    """Download some of what `list_entries` returned, each to its name below `into`; blocking. Raises BackendError."""
-    links = {entry.path: entry.target for entry, _ in placed if entry.target}
-    files = [(entry, into / name) for entry, name in placed if not entry.target]
-    if placed:
-        into.mkdir(parents=True, exist_ok=True)
-    wanted = [(entry, path) for entry, path in files if not _is_unchanged(path, entry.size, entry.mtime_ns)]
-    answers = _read_files(agent, folder, [(entry.path, entry.size) for entry, _ in wanted])
-    for entry, local_path in wanted:
-        local_path.parent.mkdir(parents=True, exist_ok=True)
-        partial = local_path.with_name(f".{local_path.name}.{os.getpid()}")
-        with open(partial, "wb") as file:
-            while (missing := entry.size - file.tell()) > 0:
-                piece = next(answers)
-                if not piece:
-                    break  # it became shorter meanwhile
-                file.write(piece[:missing])
-        partial.chmod(entry.mode)
-        os.utime(partial, ns=(entry.mtime_ns, entry.mtime_ns))
-        partial.replace(local_path)
-    for entry, name in placed:
-        if not entry.target or leads_out(entry.path, links):
-            continue  # it points outside the folder, to a path on that machine
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        (into / name).unlink(missing_ok=True)
-        (into / name).symlink_to(entry.target)
+    """Download some of what `list_entries` returned, each to its name below `into`; blocking.
 
-
-def _is_unchanged(path: Path, size: int, mtime_ns: int) -> bool:
-    try:
-        info = path.stat()
-    except OSError:
-        return False
-    return (info.st_size, info.st_mtime_ns) == (size, mtime_ns)
+    Links that lead out of `into` are left out with a warning. Raises BackendError, DiskError.
+    """
+    if not placed:
+        return
+    with folder_writer(into) as writer:
+        wanted = [
+            (entry, name)
+            for entry, name in placed
+            if not entry.target and not writer.has(name, entry.size, entry.mtime_ns)
+        ]
+        answers = _read_files(agent, folder, [(entry.path, entry.size) for entry, _ in wanted])
+        for entry, name in wanted:
+            with writing(into / name), writer.write(name, entry.mode, entry.mtime_ns) as file:
+                while (missing := entry.size - file.tell()) > 0:
+                    piece = next(answers)
+                    if not piece:
+                        break  # it became shorter meanwhile
+                    file.write(piece[:missing])
+        for entry, name in placed:
+            if entry.target:
+                writer.link(name, entry.target)
 
 
 def _read_files(agent: Agent, folder: str, files: list[tuple[str, int]]) -> Iterator[bytes]:

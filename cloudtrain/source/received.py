@@ -1,7 +1,7 @@
 """Make a bundle of a source that a run left in its output: its files, and the runtime of this installation.
 
-Whoever can write to that output can have written anything: an archive is unpacked by tarfile's filter for data, below a
-limit, and its files must have the digest that the run's record names.
+Whoever can write to that output can have written anything: an archive is unpacked into a folder that nothing leads out of,
+below a limit, and its files must have the digest that the run's record names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cloudtrain.errors import BadSource
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.files import Source
 from cloudtrain.source.limits import MAX_TREE
+from cloudtrain.source.node_code import module
 
 
 def package(data: bytes, about: Mapping[str, Any], into: Path, *, trainer: bool, **exceptions: Sequence[str]) -> Bundle:
@@ -32,18 +33,19 @@ def package(data: bytes, about: Mapping[str, Any], into: Path, *, trainer: bool,
     Raises:
         BadSource: the archive is damaged, or holds other files.
     """
+    code = module("launcher.folder_writer")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".received-", dir=into) as folder:
         try:
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-                size, members = 0, []
+                size = 0
                 for member in archive:
                     size += member.size
                     if size > MAX_TREE or not (member.isreg() or member.issym()):
                         raise BadSource(f"the archive holds {member.name!r}, which is too large or is not a file")
-                    members.append(member)
-                archive.extractall(folder, members, filter="data")
-        except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as error:
+                with code.FolderWriter(folder, new=True) as writer:
+                    code.unpack(archive, writer)
+        except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError, code.Unsafe) as error:
             raise BadSource(f"the archive is damaged: {error}") from None
         bundle = Bundle.make(
             Source.whole(Path(folder), about["commit"], about["dirty"]), into, trainer=trainer, **exceptions

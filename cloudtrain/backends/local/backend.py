@@ -241,7 +241,7 @@ class LocalBackend:
             supervisor.stop(node)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        from cloudtrain.backends.download import copy_tree
+        from cloudtrain.source.folder_writer import copy_tree
 
         folder = self._folder(handle)
         request = json.loads((folder / "request.json").read_text())

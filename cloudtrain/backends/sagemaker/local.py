@@ -136,7 +136,7 @@ class SagemakerLocalBackend:
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.backends import checkpoints
-        from cloudtrain.backends.download import copy_tree
+        from cloudtrain.source.folder_writer import copy_tree
 
         request = _read_request(Path(handle))
         if request is None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell
-from cloudtrain.backends.download import copy_tree
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.simulators.vertex import server
+from cloudtrain.source.folder_writer import copy_tree
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping
 
 from ..errors import Refused
+from ..folder_writer import FolderWriter, Unsafe, unpack
 from ..log import Log
 from ..output import store
 from ..world.cluster import sagemaker_base
@@ -135,30 +136,14 @@ def _unpack(name: str, archive: str, into: str, log: Log) -> str:
     half = f"{whole}.half"
     shutil.rmtree(half, ignore_errors=True)
     try:
-        os.makedirs(half)
-        with tarfile.open(archive, "r:gz") as packed:
-            for member in packed:
-                if not _stays_inside(half, member):
-                    raise Refused(f"the input {name} has a name that leads out of its folder: {member.name!r}")
-                packed.extract(member, half, set_attrs=False)
+        with tarfile.open(archive, "r:gz") as packed, FolderWriter(half, new=True) as folder:
+            unpack(packed, folder)
         os.replace(half, whole)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, Unsafe) as error:
+        shutil.rmtree(half, ignore_errors=True)
         raise Refused(f"the input {name} cannot be unpacked: {archive}: {error}") from None
     log.say(f"input {name}: {archive} is unpacked at {whole}")
     return whole
-
-
-def _stays_inside(folder: str, member: tarfile.TarInfo) -> bool:
-    path = os.path.normpath(member.name)
-    if os.path.isabs(path) or path.split(os.sep)[0] == "..":
-        return False
-    parent = os.path.dirname(os.path.join(os.path.realpath(folder), path)) if path != "." else os.path.realpath(folder)
-    if os.path.realpath(parent) != parent:  # a link that was unpacked before
-        return False
-    if member.issym():
-        leads = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
-        return not os.path.isabs(leads) and leads.split(os.sep)[0] != ".."
-    return member.isfile() or member.isdir()
 
 
 class _Progress:

@@ -60,6 +60,8 @@ def archive_again(folder: Path) -> Path:
         [member("a/../../out")],
         [member("link", "..")],
         [member("link", "/etc")],
+        [member("x", "a/b/../../../out"), member("a/b", "../c"), member("c/d")],
+        [member("up", "x/../.."), member("x", "a"), member("a/b")],
         [member("a/b/here", "../.."), member("a/b/here/up", "../../.."), member("up/out")],
         [member("here", "."), member("here/out")],
         [member("hard", "config.json", tarfile.LNKTYPE)],
@@ -68,7 +70,7 @@ def archive_again(folder: Path) -> Path:
 )
 def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path: Path, members: list[tarfile.TarInfo]):
     made = archive(tmp_path / "model.tar.gz", *members)
-    with pytest.raises(Refused, match="the input model has a name that leads out of its folder"):
+    with pytest.raises(Refused, match="the input model cannot be unpacked: .*"):
         inputs.resolve(made, str(tmp_path / "inputs"), LOG)
     assert not (tmp_path / "out").exists() and not (tmp_path / "inputs" / ".unpacked" / "model").exists()
 

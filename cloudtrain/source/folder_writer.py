@@ -1,0 +1,84 @@
+"""Write what others wrote below a folder of this machine: fetched files, copied folders, unpacked archives.
+
+The writer itself is entrypoints/launcher/folder_writer.py, which nodes use for the inputs of a job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BackendError, DiskError
+from cloudtrain.source.node_code import module
+
+PIECE_BYTES = 1 << 20
+
+
+def copy_tree(source: Path, into: Path, leave_out: Collection[str] = (), named: Callable[[str], str] = str) -> None:
+    """Copy a folder of this machine, but for some names in it; no file has its name before it is complete. Blocking.
+
+    Files with the same size and time are skipped. Links that lead out of the folder, pipes and the like are left out with a
+    warning. `named` gives other names, "" to what is left out. Raises DiskError.
+    """
+    with folder_writer(into) as writer:
+        for at, folders, names in os.walk(source, onerror=_raise):
+            inner = os.path.relpath(at, source)
+            if inner == ".":
+                folders[:], names = ([name for name in some if name not in leave_out] for some in (folders, names))
+            for name in (*folders, *names):
+                if to := named(name if inner == "." else f"{inner}/{name}"):
+                    with writing(into / to):
+                        _copy(Path(at, name), to, writer)
+
+
+def _copy(path: Path, name: str, writer: Any) -> None:
+    about = path.lstat()
+    if stat.S_ISLNK(about.st_mode):
+        writer.link(name, str(path.readlink()))
+    elif stat.S_ISDIR(about.st_mode):
+        writer.folder(name)
+    elif not stat.S_ISREG(about.st_mode):
+        writer.left_out.append(name)
+    elif not writer.has(name, about.st_size, about.st_mtime_ns):
+        with (
+            open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file,
+            writer.write(name, about.st_mode, about.st_mtime_ns) as copy,
+        ):
+            shutil.copyfileobj(file, copy, PIECE_BYTES)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+@contextmanager
+def folder_writer(into: Path) -> Iterator[Any]:
+    """Yield what writes below a folder and never outside, whatever others wrote (entrypoints/launcher/folder_writer.py).
+
+    Links that lead out of the folder are left out with a warning. Raises BackendError for names that do; DiskError.
+    """
+    code = module("launcher.folder_writer")
+    try:
+        with writing(into), code.FolderWriter(into) as writer:
+            yield writer
+    except code.Unsafe as error:
+        raise BackendError(f"{into} does not get all files: {error}") from None
+    if names := writer.left_out:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        text = "%s: special files and links that point outside are not copied: %s%s"
+        logging.getLogger(__name__).warning(text, into, ", ".join(map(repr, names[:3])), more)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise DiskError that names the path where the block cannot write."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(path, error) from None

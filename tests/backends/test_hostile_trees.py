@@ -1,0 +1,198 @@
+"""Several fetches of a stranger's output into one folder: nothing outside of it changes, and it holds what may come."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import download, s3
+from cloudtrain.backends.download import StoredObject
+from cloudtrain.backends.output_files import opened
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.nodes.rpc import LocalAgent
+from cloudtrain.nodes.transfer import download_folder
+from tests.backends.hostile_trees import (
+    MTIME_NS,
+    Conflict,
+    Folder,
+    Node,
+    Tree,
+    build,
+    census,
+    draw,
+    on_disk,
+    pack,
+    parents,
+)
+from tests.stores import GCS, S3, running
+
+SAMPLE, ALL = 60, 2000
+PLANTED = "../../../outside"
+Fetch = Callable[[Tree, Path, Path], None]
+
+
+def fetch_folder(tree: Tree, remote: Path, into: Path) -> None:
+    build(tree, remote / "outputs")
+    opened(str(remote)).bring("outputs", into)
+
+
+def fetch_from_machine(tree: Tree, remote: Path, into: Path) -> None:
+    build(tree, remote)
+    download_folder(LocalAgent(), str(remote), into)
+
+
+def fetch_objects(tree: Tree, remote: Path, into: Path) -> None:
+    download.download_all([stored(name, node.data.encode()) for name, node in tree.items()], into)
+
+
+def fetch_archive(tree: Tree, remote: Path, into: Path) -> None:
+    remote.mkdir()
+    pack(tree, remote / "model.tar.gz")
+    found = stored(f".{into.name}.tar.gz", (remote / "model.tar.gz").read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3, "_look_up", lambda *_: found)
+        s3.download_archive(None, "s3://bucket/model.tar.gz", into)  # type: ignore[arg-type]
+
+
+@contextmanager
+def fetch_from_store(kind: type[S3] | type[GCS]) -> Iterator[Fetch]:
+    """Yield what fetches a tree's files from a store of its own, as an attached run does."""
+    with running(kind) as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environ.items():
+            patch.setenv(name, value)
+
+        def fetch(tree: Tree, remote: Path, into: Path) -> None:
+            for name, node in tree.items():
+                store.put(f"out/outputs/{name}", node.data.encode())
+            opened(f"{store.scheme}://bucket/out").bring("outputs", into)
+
+        yield fetch
+
+
+def stored(name: str, data: bytes) -> StoredObject:
+    def read(first: int, last: int):
+        yield data[first : last + 1]
+
+    time_ns = MTIME_NS + random.getrandbits(50)
+    return StoredObject(name, f"s3://bucket/{name}", len(data), name, time_ns, read, lambda _: None, lambda: None)
+
+
+# What of a tree each kind of fetch can see.
+SEEN: dict[Fetch, Callable[[Node], bool]] = {
+    fetch_folder: lambda node: True,
+    fetch_from_machine: lambda node: node.kind != "folder",
+    fetch_objects: lambda node: node.kind == "file",
+    fetch_archive: lambda node: node.kind != "fifo",
+}
+
+
+class Sequence:
+    """Fetches into one folder of a home that has other files."""
+
+    def __init__(self, top: Path) -> None:
+        self.top, self.into, self.model = top, top / "home/fetched/outputs", Folder()
+        self.into.mkdir(parents=True)
+        for name in ("outside/a", "home/.ssh/authorized_keys", "home/fetched/model/a"):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text("mine")
+        (top / "home/fetched/model/link").symlink_to("a")
+        (top / "remote").mkdir()
+        self.before = self.outside()
+
+    def outside(self) -> dict[str, tuple[object, ...]]:
+        found = census(self.top, self.into)
+        return {name: about for name, about in found.items() if not name.startswith(str(self.top / "remote"))}
+
+    def places(self) -> tuple[Path, Path]:
+        """Return where the next tree is made, and where it is fetched to."""
+        remote = self.top / "remote/tree"
+        shutil.rmtree(remote, ignore_errors=True)
+        return remote, self.into
+
+    def fetch(self, fetch: Fetch, tree: Tree) -> Tree | None:
+        """Fetch a tree and compare; returns what of it came, None where the fetch was refused."""
+        tree = {name: node for name, node in tree.items() if SEEN[fetch](node)}
+        if fetch is fetch_objects:
+            tree = {name: node._replace(mode=0o644) for name, node in tree.items()}
+        if fetch is fetch_folder:
+            tree = {at: Node("folder") for name in tree for at in parents(name)} | tree
+        remote, into = self.places()
+        try:
+            came = self.model.receive(tree)
+        except Conflict:
+            with pytest.raises(CloudtrainError, match="cannot be written"):
+                fetch(tree, remote, into)
+            (self.into.parent / ".outputs.tar.gz").unlink(missing_ok=True)  # the next fetch needs not download it again
+            came = None
+        else:
+            fetch(tree, remote, into)
+            assert on_disk(self.into) == self.model.read()
+        self.model.nodes = on_disk(self.into)
+        assert self.outside() == self.before
+        for name, node in self.model.nodes.items():
+            if node.kind == "link" and node.data != PLANTED:
+                assert Path(os.path.realpath(self.into / name)).is_relative_to(self.into), name
+        return came
+
+
+# Nobody sees in one tree alone that x leads to home/.ssh, once a/b/c is a link.
+THREE: list[Tree] = [
+    {"x": Node("link", "a/b/c/../../../.ssh"), "k/f": Node("file", "1")},
+    {"a/b/c": Node("link", "../../k")},
+    {"x/authorized_keys": Node("file", "evil")},
+]
+
+
+@pytest.mark.parametrize("fetch", [fetch_folder, fetch_from_machine, fetch_archive])
+def test_links_of_earlier_fetches_are_not_written_through(tmp_path: Path, fetch: Fetch):
+    sequence = Sequence(tmp_path)
+    for tree in THREE:
+        assert sequence.fetch(fetch, tree) is not None
+    assert (sequence.into / "x/authorized_keys").read_text() == "evil"
+
+
+@pytest.mark.parametrize("store", [S3, GCS])
+def test_a_link_that_an_older_version_left_is_replaced(tmp_path: Path, store: type[S3] | type[GCS]):
+    sequence = Sequence(tmp_path)
+    with fetch_from_store(store) as from_store:
+        for at, fetch in enumerate((fetch_folder, fetch_from_machine, fetch_archive, from_store)):
+            name = f"{at}/x"
+            (sequence.into / f"{at}").mkdir()
+            for planted, target in (
+                (name, "../../../.ssh"),
+                (f"{at}/.z.part", "../../../.ssh/new"),
+                (f"{at}/z", "/new"),
+            ):
+                (sequence.into / planted).symlink_to(target)
+            fetch({f"{name}/authorized_keys": Node("file", "evil"), f"{at}/z": Node("file", "2")}, *sequence.places())
+            assert (sequence.into / name / "authorized_keys").read_text() == "evil"
+            assert (sequence.into / f"{at}/z").read_text() == "2" and not (sequence.into / f"{at}/z").is_symlink()
+            assert sequence.outside() == sequence.before
+
+
+def drawn(number: int, top: Path) -> list[Tree]:
+    """Draw and fetch one sequence; returns what came, up to the first refusal."""
+    random_ = random.Random(number)
+    sequence, came = Sequence(top), []
+    if random_.random() < 0.3:  # an older version left a link that leads out, where files come now
+        (sequence.into / "a").symlink_to(PLANTED)
+        sequence.model.nodes["a"] = Node("link", PLANTED)
+    for _ in range(random_.randint(2, 5)):
+        arrived = sequence.fetch(random_.choice(list(SEEN)), draw(random_))
+        if arrived is None:
+            break
+        came.append(arrived)
+    return came
+
+
+@pytest.mark.parametrize("numbers", [range(SAMPLE), pytest.param(range(SAMPLE, ALL), marks=pytest.mark.long)], ids=len)
+def test_drawn_sequences_of_fetches_change_nothing_outside(tmp_path: Path, numbers: range):
+    for number in numbers:
+        drawn(number, tmp_path / f"{number}")
+        shutil.rmtree(tmp_path / f"{number}")
