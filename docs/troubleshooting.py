@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +46,10 @@ machine with more. `cloudtrain rerun RUN --source .` starts a new run with chang
 That is for SIGSEGV, SIGBUS, SIGILL and SIGABRT. At SIGKILL (exit code 137 is 128 + 9) a process cannot write anything. Check the machine's memory (`dmesg`): mostly the kernel's OOM
 killer sent it, see [out of memory on the machine](#out-of-memory-on-the-machine). A person or a scheduler can send it too.""",
     ),
+    "left-early": (
+        ("rank 0 exited with code 1; rank 1 had ended with 0", "rank 1 has ended with 0, rank 0 still runs"),
+        "",
+    ),
     "capacity": (
         (),
         """
@@ -58,23 +63,34 @@ def page(written: str) -> str:
     """Return the text of the page; `written` is the line that says who wrote it."""
     classes = tomllib.loads((ROOT / "cloudtrain" / "diagnosis" / "classes.toml").read_text("utf-8"))
     seen: dict[str, dict[str, str]] = defaultdict(dict)  # class -> line without its numbers -> line
+    rows = dict(_with_cases(classes))
     for path in sorted((ROOT / "tests" / "diagnosis" / "corpus" / "known").glob("*.json")):
         label = json.loads(path.read_text("utf-8"))["label"]
         if label["deciding"]:
             line = " ".join(label["deciding"].split())
-            seen[label["class"]].setdefault(re.sub(r"\d+", "", line[:WIDTH]), line)
+            cases = enumerate(classes[label["class"]].get("cases", ()), 1)
+            case = next((number for number, case in cases if re.search(case["pattern"], line)), 0)
+            seen[label["class"] + f"/{case}" * bool(case)].setdefault(re.sub(r"\d+", "", line[:WIDTH]), line)
     parts = [HEAD.rstrip(), "", written]
-    for name, row in classes.items():
-        if not seen[name]:
+    for key, row in rows.items():
+        name = key.partition("/")[0]
+        samples, text = MORE.get(key, ((), ""))
+        if not seen[key] and not samples:
             continue
         cause, fix = row["cause"], row.get("fix", "")
         parts += ["", f"## {cause[0].upper()}{cause[1:]}", "", "```"]
-        for line in sorted(seen[name].values(), key=lambda text: (len(text), text))[:LINES]:
+        for line in sorted(seen[key].values(), key=lambda text: (len(text), text))[:LINES]:
             parts.append(line if len(line) <= WIDTH else line[: WIDTH - 4].rstrip() + " ...")
-        samples, text = MORE.get(name, ((), ""))
         parts += samples
         parts += ["```", ""]
         changes = " This changes the results." if row.get("changes_results") else ""
         parts.append(f"Class `{name}`." + (f" Try: {fix}.{changes}" if fix else ""))
         parts += [text] if text else []
     return "\n".join(parts) + "\n"
+
+
+def _with_cases(classes: dict[str, dict]) -> Iterator[tuple[str, dict]]:
+    """Yield each class, then its cases as class/1 and so on."""
+    for name, row in classes.items():
+        yield name, row
+        yield from ((f"{name}/{number}", row | case) for number, case in enumerate(row.get("cases", ()), 1))

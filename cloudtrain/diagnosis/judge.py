@@ -29,6 +29,7 @@ from cloudtrain.events import EXIT_REFUSED, LogLine, State
 
 _SYSTEM_PREFIXES = ("slurmstepd", "srun", "kernel")  # of lines in a rank's log that the rank did not write
 _REFUSAL = re.compile(r"[\w-]+\.py: \S")  # as entrypoints/trainer/errors.py prints it
+_LEFT_EARLY = re.compile(r"; [\w, ]+ had ended with 0$", re.MULTILINE)  # as entrypoints/launcher/world/outcome.py says
 _LINES_BEFORE = 100  # lines before the deciding one that may contradict it
 _REASON_PARTS = re.compile(r'(?:ErrorMessage|error:|Error:) "|\\n')
 _STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
@@ -76,7 +77,10 @@ def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
     refusal = _from_refusal(end, ranks)
     if refusal and not patterns.classify("log", refusal.deciding):
         return refusal  # it says more than a library's lines above it, such as those of its retries
-    if finding := _first_cause(end, ranks):
+    finding = _first_cause(end, ranks)
+    if _LEFT_EARLY.search(end.reason) and _misses_other_rank(finding, end, ranks):
+        return replace(_from_reason("left-early", end.reason.split("\n")[0]), rank=end.failed_rank)
+    if finding:
         rank = finding.line.rank if finding.line.rank >= 0 else end.failed_rank
         return _from_line(finding.label, finding.line, rank)
     for line in reversed(ranks.get(end.rank_or_launcher, ())) if end.exit_code == EXIT_REFUSED else ():
@@ -161,6 +165,13 @@ def _follows_other_rank(lines: Sequence[LogLine]) -> bool:
     return any(patterns.is_line("consequence", line.text[:LONGEST]) for line in lines[-LAST_LINES:])
 
 
+def _misses_other_rank(finding: Finding | None, end: End, ranks: Ranks) -> bool:
+    """Return whether all that a rank says of its death is that another one has gone."""
+    if finding is None:
+        return _follows_other_rank(ranks.get(end.rank_or_launcher, ()))
+    return finding.late or finding.label in ("network", "crash-at-exit")
+
+
 def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
     """Return the verdict on a process that a signal ended, where nothing says why."""
     if end.signal is None or (end.signal == "SIGABRT" and _follows_other_rank(ranks.get(end.rank_or_launcher, ()))):
@@ -192,7 +203,7 @@ def _from_line(label: str, line: LogLine, rank: int | None) -> Verdict:
 
 
 def _from_reason(label: str, text: str) -> Verdict:
-    about = patterns.classes()[label]
+    about = patterns.classes()[label].of(text[:LONGEST])
     return Verdict(
         label,
         about.cause,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -32,6 +32,14 @@ class FailureClass:
     ambiguous_in_raise: bool = False
     only_in_traceback: bool = False
     fixes: Mapping[str, str] = field(default_factory=dict)  # by signal, or by backend
+    cases: Sequence[Mapping[str, Any]] = ()
+
+    def of(self, text: str) -> FailureClass:
+        """Return the class in the words for one message."""
+        for case in self.cases:
+            if re.search(case["pattern"], text):
+                return replace(self, **{name: value for name, value in case.items() if name != "pattern"})
+        return self
 
 
 @dataclass(frozen=True)

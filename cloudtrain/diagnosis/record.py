@@ -52,6 +52,8 @@ def judge_attempt(
     verdict = replace(verdict, deciding=clean_line(verdict.deciding), raised=clean_line(verdict.raised))
     if verdict.label == "missing-file" and (sentence := _not_sent(attempt, verdict.deciding)):
         verdict = replace(verdict, change=sentence)
+    elif verdict.label == "missing-module" and (sentence := _not_on_path(attempt, verdict.deciding)):
+        verdict = replace(verdict, what="a module of the source is not on Python's path", change=sentence)
     elif verdict.label in (classes := patterns.classes()):  # a machine of one's own gives no more disk_gb
         verdict = replace(verdict, change=classes[verdict.label].fixes.get(attempt.plan.backend, verdict.change))
     if complete:
@@ -66,19 +68,46 @@ def _not_sent(attempt: AttemptRecord, line: str) -> str:
     """Return why a missing file that is in the source's folder was not sent; "" where it is not there."""
     from cloudtrain.source import texts
 
-    if (attempt.handle or "").startswith(ATTACHED):
-        return ""  # its job is another person's word: no folder is read because of it
-    root = Path(str(attempt.plan.job.get("source") or ""))
-    if not root.is_absolute() or not root.is_dir():
-        return ""
+    root, sent = _source(attempt)
     quoted = re.search(r"""['"]([^'"]+)['"]\s*$""", line)
     name = quoted[1] if quoted else line.rpartition(" ")[2]
-    try:
-        sent = [file.path for file in list_files(root)]
-    except CloudtrainError:
-        return ""
     _, inside, below = name.rpartition("/source/")  # the script's folder on the node
-    return texts.explain(root, sent, below if inside else name)
+    return texts.explain(root, sent, below if inside else name) if root else ""
+
+
+def _not_on_path(attempt: AttemptRecord, line: str) -> str:
+    """Return how Python finds a module that the source has; "" where it has none of that name."""
+    found = re.search(r"No module named '?(\w+)'?$", line)
+    _, sent = _source(attempt)
+    places = [
+        path
+        for path in sent
+        if found
+        and (path == f"{found[1]}.py" or f"/{path}".endswith(f"/{found[1]}.py") or f"/{found[1]}/" in f"/{path}")
+    ]
+    if not found or not places:
+        return ""
+    nearest = min(places, key=lambda path: (path.count("/"), path))
+    folder = f"/{nearest}".partition(f"/{found[1]}{'.py' if nearest.endswith(f'{found[1]}.py') else '/'}")[0].strip("/")
+    entry = str(attempt.plan.job.get("entrypoint") or "")
+    module = entry.removesuffix(".py").replace("/", ".")
+    start = f"start the script with entrypoint: -m {module}, or " * (
+        not folder and entry.endswith(".py") and "/" in entry
+    )
+    return f"{nearest} is in the source: {start}set PYTHONPATH: {folder or '.'} in env"
+
+
+def _source(attempt: AttemptRecord) -> tuple[Path | None, list[str]]:
+    """Return the folder that an attempt's source was taken from, and what is packaged of it; nothing where it is gone."""
+    root = Path(str(attempt.plan.job.get("source") or ""))
+    if (attempt.handle or "").startswith(ATTACHED):
+        return None, []  # its job is another person's word: no folder is read because of it
+    if not root.is_absolute() or not root.is_dir():
+        return None, []
+    try:
+        return root, [file.path for file in list_files(root)]
+    except CloudtrainError:
+        return None, []
 
 
 def clean_line(text: str) -> str:

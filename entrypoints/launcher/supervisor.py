@@ -151,7 +151,14 @@ class Supervisor:
             alone(manifest) if cluster.launched else manifest,
             cluster,
             stdin_data.get("token") or "",
-            Listener(self._start, self._stop, self._decided, self.log.say, self._shared and self._shared.turn.set),
+            Listener(
+                self._start,
+                self._stop,
+                self._decided,
+                self.log.say,
+                self._shared and self._shared.turn.set,
+                self._warn,
+            ),
             join_s,
         )
         if self.status.cancelled:
@@ -324,8 +331,14 @@ class Supervisor:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
             self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}")
+        elif self._stopping is None:
+            self._peers.leave(rank)
         if not self._ranks.running:
             self._peers.end()
+
+    def _warn(self, line: str) -> None:
+        self.log.say(line)
+        self.log.event("alarm", reason=line)
 
     def _request(self) -> None:
         """A request to stop this node: a signal, or the cancel mark. A second request kills the ranks."""

@@ -107,3 +107,31 @@ def test_too_little_memory_has_a_fix_that_its_place_offers(attempt, backend):
     verdict = verdict_record.judge_attempt(store, record, FAILED, lines("MemoryError"))
     assert verdict.label == "host-memory" and "data loader" not in verdict.change
     assert ("resources.memory" in verdict.change) == (backend in ("kubernetes", "slurm"))
+
+
+@pytest.mark.parametrize(
+    ("files", "entry", "change"),
+    [
+        (
+            ["tools/train.py", "nets/__init__.py"],
+            "tools/train.py",
+            "entrypoint: -m tools.train, or set PYTHONPATH: . in env",
+        ),
+        (
+            ["tools/train.py", "nets.py"],
+            "tools/train.py",
+            "nets.py is in the source: start the script with entrypoint: -m",
+        ),
+        (["train.py", "src/nets/a.py"], "train.py", "src/nets/a.py is in the source: set PYTHONPATH: src in env"),
+        (["train.py", "src/other.py"], "train.py", "add the package to requirements.txt"),
+    ],
+)
+def test_a_missing_module_of_the_source_is_found_by_its_path(attempt, tmp_path, files, entry, change):
+    store, record = attempt
+    for name in files:
+        (tmp_path / "job" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "job" / name).write_text("")
+    job = {"source": str(tmp_path / "job"), "entrypoint": entry}
+    record = replace(record, plan=replace(record.plan, job=job))
+    verdict = verdict_record.judge_attempt(store, record, FAILED, lines("ModuleNotFoundError: No module named 'nets'"))
+    assert verdict.label == "missing-module" and change in verdict.change

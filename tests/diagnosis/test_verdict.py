@@ -36,9 +36,12 @@ def test_what_is_known_is_understood():
     assert totals.lines >= 0.95 * totals.right and totals.ranks == totals.entries, str(totals)
 
 
+CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:575] Connection closed by peer [10.0.1.1]:39827"
+
+
 def test_classes_are_those_of_the_corpus():
     text = (HERE / "README.md").read_text(encoding="utf-8").partition("## Classes")[2]
-    own = {"stalled"}  # what only cloudtrain itself prints
+    own = {"stalled", "left-early"}  # what only cloudtrain itself prints
     assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | own == set(patterns.classes())
     assert {row.label for table in patterns.tables().values() for row in table} <= set(patterns.classes())
 
@@ -302,3 +305,34 @@ def test_show_prints_a_verdict_for_every_failure(part: str, tmp_path: Path, caps
         shown += label in patterns.classes()
         alike += label == verdict_on(entry).label
     assert (shown, alike) == (len(entries), len(entries))
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "label"),
+    [
+        ("rank 0 exited with code 1; rank 1 had ended with 0", CLOSED, "left-early"),
+        ("node 0: rank 0 exited with code 1; ranks 1 and 2 had ended with 0", CLOSED, "left-early"),
+        ("rank 0 exited with code 1; rank 1 had ended with 0", "MemoryError", "host-memory"),
+        ("rank 0 exited with code 1", CLOSED, "unknown"),
+    ],
+)
+def test_a_rank_that_left_early_decides_when_the_others_lose_their_connections(reason: str, text: str, label: str):
+    texts = ["Traceback (most recent call last):", '  File "train.py", line 6, in <module>', "    work.wait()", text]
+    log = [LogLine("2026-01-01T00:00:08Z", 0, 0, seq, line, "") for seq, line in enumerate(texts)]
+    assert judge(End(State.FAILED, 1, reason, "script", 0), log).label == label
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options",
+        'RuntimeError: Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "head.weight".',
+    ],
+)
+def test_nobody_is_told_to_delete_a_good_checkpoint(text: str):
+    verdict = judge(
+        End(State.FAILED, 1, "rank 0 exited with code 1", "script", 0),
+        [LogLine("2026-01-01T00:00:08Z", 0, 0, 1, text, "")],
+    )
+    assert verdict.label == "checkpoint" and verdict.change.startswith("keep the checkpoint")
+    assert ("weights_only=False" in verdict.change) is text.startswith("_pickle")

@@ -1,7 +1,7 @@
 """Control channel between the supervisors of an attempt: JSON lines over TCP, each node connected to node 0.
 
     node 0 -> node    challenge; welcome; turn; start; stop; verdict; beat
-    node -> node 0    hello; queue; taken; ready; refuse; fail; end; stop; beat; told; home
+    node -> node 0    hello; queue; taken; ready; refuse; fail; left; end; stop; beat; told; home
 
 Each side proves that it knows the attempt's token, where one was given. A single node opens no socket at all.
 """
@@ -31,9 +31,10 @@ World = namedtuple("World", "nodes node_rank master_host master_port addresses")
 World.__doc__ = (
     """The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses."""
 )
-Listener = namedtuple("Listener", "start stop outcome say turn", defaults=(None,))
+Listener = namedtuple("Listener", "start stop outcome say turn warn", defaults=(None, None))
 Listener.__doc__ = (
-    "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line), turn() to take GPUs."
+    "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line), turn() to take GPUs,"
+    " warn(line) for the log and the run's events."
 )
 
 

@@ -88,6 +88,10 @@ class Coordinator:
         self._state.fail(0, rank, code, at, reason)
         self._decide()
 
+    def leave(self, rank: int) -> None:
+        """A rank of this node has ended with 0, and others run."""
+        self._state.leave(rank, self._clock.monotonic())
+
     def end(self) -> None:
         self._state.end(0)
         self._decide()
@@ -116,6 +120,8 @@ class Coordinator:
                 self._lose(node, f"no message arrived for {SILENCE_S:g} s")
         if beat and (hung := self._state.hung):
             self.stop(hung)
+        if beat and (line := self._state.left_early(now)):
+            self._listener.warn(line)
         if now >= self._say_at and (missing := self._state.missing):
             self._say_at = now + WAIT_LINE_S
             names, here = ", ".join(map(str, missing)), self._manifest.nodes - len(missing)
@@ -229,6 +235,8 @@ class Coordinator:
             self._state.fail(
                 node, int(message["rank"]), int(message["code"]), float(message["at"]), str(message["reason"])
             )
+        elif kind == "left":
+            self._state.leave(int(message["rank"]), self._clock.monotonic())
         elif kind == "end":
             self._state.end(node)
         elif kind == "stop":

@@ -16,6 +16,7 @@ EXIT_LOST = 69  # a node is gone; its exit code is not known
 EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
 EXIT_FINAL = 1  # on Kubernetes, in place of a code that starts the pod again
 SETTLE_S = 1.0  # how long the message of another node's earlier failure may take
+LEFT_S = 60.0  # how long a rank may have ended with 0, and others run, before it is said
 SIGNAL_S = 3.0  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
 # What an attempt that hangs is asked to stop with: nothing happens, no GPU works, no line is printed. It is LOST, and may
@@ -82,6 +83,9 @@ class ClusterState:
         self._refused: str | None = None
         self._lost: Outcome | None = None
         self._lost_node = -1
+        self._ranks: list[int] = []  # all that started
+        self._left_ranks: dict[int, float] = {}  # those that ended with 0, and when
+        self._left_said = False
         self._signs: dict[
             int, tuple[float, float, float]
         ] = {}  # of life, by node: seconds of silence, idle CPU, idle GPUs
@@ -153,6 +157,22 @@ class ClusterState:
         if self.stopping is None or at < self._stopped_at:
             self._failures.append((at, node, Outcome("FAILED", code, "script", rank, self._on(node, reason))))
 
+    def leave(self, rank: int, now: float) -> None:
+        """A rank has ended with 0. `now` is monotonic."""
+        if not self.stopping and not self._failures:
+            self._left_ranks[rank] = now
+
+    def left_early(self, now: float) -> str:
+        """Return once which ranks have ended with 0 while others run, when that has lasted for long; "" otherwise."""
+        running = [rank for rank in self._ranks if rank not in self._left_ranks]
+        if self._left_said or self.stopping or self._decided or not self._left_ranks or not running:
+            return ""
+        if now - min(self._left_ranks.values()) < LEFT_S:
+            return ""
+        self._left_said = True
+        left, verb = _count(list(self._left_ranks)), "has" if len(self._left_ranks) == 1 else "have"
+        return f"{left} {verb} ended with 0, {_count(running)} still run{'s' * (len(running) == 1)}"
+
     def end(self, node: int) -> None:
         """All ranks of a node have ended, well or after a request."""
         self._nodes[node].ended = True
@@ -191,6 +211,10 @@ class ClusterState:
         decision = self._running(now) if self._started else self._joining(now)
         if isinstance(decision, Start):
             self._started = True
+            count = self._manifest.processes_per_node
+            self._ranks = list(
+                range(0, len(decision.node_ranks) * count, 1 if self._manifest.form == "script" else count)
+            )
         elif decision is not None:
             self._decided = True
         return decision
@@ -234,7 +258,11 @@ class ClusterState:
         failures = self._failures
         if self._lost is not None:
             failures = [failure for failure in failures if failure[1] == self._lost_node]
-        return min(failures)[2] if failures else self._lost
+        if not failures:
+            return self._lost
+        first = min(failures)[2]
+        left = f"; {_count(list(self._left_ranks))} had ended with 0" if self._left_ranks else ""
+        return first._replace(reason=first.reason + left)
 
     def _patience(self) -> float:
         if any(outcome.exit_code in TERMINATED for *_, outcome in self._failures):
@@ -256,6 +284,14 @@ class ClusterState:
 
     def _on(self, node: int, reason: str) -> str:
         return f"node {node}: {reason}" if self._manifest.nodes > 1 else reason
+
+
+def _count(ranks: list[int]) -> str:
+    """Return ranks in words, of many only how many there are."""
+    if len(ranks) > 4:
+        return f"{len(ranks)} ranks"
+    words = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' * (len(ranks) > 1)} " + " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def hung_reason(state: str, manifest: Manifest) -> str:

@@ -70,6 +70,9 @@ class Worker:
     def fail(self, rank: int, code: int, at: float, reason: str) -> None:
         self._report(kind="fail", rank=rank, code=code, at=at, reason=reason)
 
+    def leave(self, rank: int) -> None:
+        self._report(kind="left", rank=rank)
+
     def end(self) -> None:
         self._report(kind="end")
 

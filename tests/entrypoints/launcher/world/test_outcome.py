@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from launcher.manifest import Manifest as Received
 from launcher.world.outcome import (
+    LEFT_S,
     SETTLE_S,
     SIGNAL_S,
     ClusterState,
@@ -241,3 +242,28 @@ def test_a_platform_that_starts_again_by_the_exit_code_does_so_for_what_may_be_t
     outcome = Outcome(state, code)
     assert [container_code(outcome, name) for name in ("kubernetes", "vertex")] == [kubernetes, vertex]
     assert container_code(outcome, "local") == launcher_code(outcome)
+
+
+def test_ranks_that_left_early_are_named_once_and_stand_in_the_reason():
+    made = gang(nodes=3)
+    assert made.left_early(LEFT_S * 9) == ""  # nobody has left
+    made.leave(2, 100.0)
+    assert made.left_early(100.0 + LEFT_S - 1) == ""
+    made.leave(1, 120.0)
+    assert made.left_early(100.0 + LEFT_S) == "ranks 1 and 2 have ended with 0, rank 0 still runs"
+    assert made.left_early(100.0 + LEFT_S * 2) == ""
+    made.fail(0, 0, 1, at=100.0, reason="rank 0 exited with code 1")
+    made.leave(0, 190.0)  # what came after the failure is no cause of it
+    made.decide(200.0)
+    assert made.decide(200.0 + SETTLE_S).reason == "node 0: rank 0 exited with code 1; ranks 1 and 2 had ended with 0"
+
+
+def test_who_leaves_on_request_or_with_all_others_has_not_left_early():
+    made = gang()
+    made.leave(1, 0.0)
+    made.stop("CANCELLED", 1.0)
+    assert made.left_early(LEFT_S * 2) == ""
+    made = gang()
+    made.leave(0, 0.0)
+    made.leave(1, 0.0)
+    assert made.left_early(LEFT_S * 2) == ""
