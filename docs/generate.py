@@ -272,12 +272,14 @@ def _type(value: dict[str, Any], whole: dict[str, Any]) -> str:
         kinds = dict.fromkeys(_type(choice, whole) for choice in choices if choice.get("type") != "null")
         return " or ".join(kinds)
     kind = value.get("type", "any")
+    most = value.get("maximum", value.get("maxItems", value.get("maxProperties")))
+    bound = "" if most is None else f" (at most {most:,})"
     if kind == "array":
-        return f"list of {_type(value.get('items', {}), whole)}"
+        return f"list of {_type(value.get('items', {}), whole)}{bound}"
     if kind == "object":
         inner = value.get("additionalProperties")
-        return f"name: {_type(inner, whole)}" if isinstance(inner, dict) else "mapping"
-    return {"string": "text", "integer": "whole number", "boolean": "true or false"}.get(kind, str(kind))
+        return (f"name: {_type(inner, whole)}" if isinstance(inner, dict) else "mapping") + bound
+    return {"string": "text", "integer": "whole number", "boolean": "true or false"}.get(kind, str(kind)) + bound
 
 
 def _cell(text: str) -> str:

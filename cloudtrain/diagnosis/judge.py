@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.diagnosis import certainty, patterns
+from cloudtrain.diagnosis.patterns import LONGEST
 from cloudtrain.diagnosis.ranks import (
     LAST_LINES,
-    LONGEST,
     Finding,
     classify_exception,
     clean_text,

@@ -15,6 +15,7 @@ from cloudtrain.diagnosis.tracebacks import Traceback
 TABLES = ("log", "system", "launcher", "reason", "state")
 # Exit codes of an exception that nothing caught: Python's own, and an abort while the interpreter shuts down.
 UNCAUGHT = (1, 134)
+LONGEST = 2000  # characters of a text that are searched: several patterns take time that grows with its square
 # Text that every line of these classes has, and lines of more special classes too: "CUDA error", "AccessDenied".
 _SHARED_TEXT = ("cuda-error", "platform-access")
 
@@ -57,14 +58,15 @@ class Pattern:
 
     def proves(self, text: str, above: Sequence[str], exit_code: int | None, traceback: Traceback | None) -> bool:
         """Return whether a line proves the class: the row is certain, the line matches, and every condition holds."""
+        text = text[:LONGEST]
         if not self.certain or not self.regex.search(text) or (self.unless and self.unless.search(text)):
             return False
         if self.exit_codes and exit_code not in (*self.exit_codes, None):
             return False
-        if self.unless_above and any(self.unless_above.search(line) for line in above):
+        if self.unless_above and any(self.unless_above.search(line[:LONGEST]) for line in above):
             return False
         frames = traceback.frames[-2:] if traceback else []
-        if self.calls and not any(self.calls.search(f"{frame.file}: {frame.code}") for frame in frames):
+        if self.calls and not any(self.calls.search(f"{frame.file}: {frame.code}"[:LONGEST]) for frame in frames):
             return False
         return not (self.own_code and traceback and traceback.ends_in_package)
 
@@ -89,7 +91,7 @@ def tables() -> Mapping[str, Sequence[Pattern]]:
 
 def classify(table: str, text: str) -> str | None:
     """Return the class of the first row of a table that matches a line, or None."""
-    return next((row.label for row in tables()[table] if row.regex.search(text)), None)
+    return next((row.label for row in tables()[table] if row.regex.search(text[:LONGEST])), None)
 
 
 def is_proven(
@@ -107,12 +109,12 @@ def is_proven(
 
 def is_contradicted(table: str, label: str, text: str) -> bool:
     """Return whether a row of another class matches a text."""
-    return any(row.label not in (label, *_SHARED_TEXT) and row.regex.search(text) for row in tables()[table])
+    return any(row.label not in (label, *_SHARED_TEXT) and row.regex.search(text[:LONGEST]) for row in tables()[table])
 
 
 def is_line(kind: str, text: str) -> bool:
     """Return whether a line is of a kind in patterns.toml's `lines`, such as `progress` or `consequence`."""
-    return bool(_line_kinds()[kind].search(text))
+    return bool(_line_kinds()[kind].search(text[:LONGEST]))
 
 
 @cache

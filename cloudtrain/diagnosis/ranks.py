@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloudtrain.diagnosis import patterns
+from cloudtrain.diagnosis.patterns import LONGEST
 from cloudtrain.diagnosis.tracebacks import CHAINED, FRAME, HEAD, Traceback, find_tracebacks, pop_last_chain
 from cloudtrain.events import LogLine
 
 LAST_LINES = 40  # of a rank, among which a line outside of a traceback may decide
-LONGEST = 2000  # characters of a line that are searched
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _NO_ERROR = re.compile(r"(\w+\.)*Empty$|StopIteration|SystemExit")

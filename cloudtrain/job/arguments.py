@@ -161,8 +161,8 @@ def _hydra_value(value: Any) -> str:
     if re.fullmatch(_HYDRA_NUMBER, text) or (re.fullmatch(_HYDRA_WORD, text) and text.lower() not in _HYDRA_RESERVED):
         return text
     # Inside quotes only backslashes before a quote or the end are escapes; before ${ OmegaConf reads them as well.
-    text = re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + r"\${", text)
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
+    text = re.sub(r"(?<!\\)(\\*)\$\{", lambda m: m[1] * 2 + r"\${", text)
+    return "'" + re.sub(r"(?<!\\)(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
 
 
 def _json(value: Any) -> str:

@@ -23,7 +23,8 @@ from pydantic import (
 from cloudtrain.errors import BadJob
 from cloudtrain.events import OFF
 from cloudtrain.job.arguments import check_key, flat, normalised, text_of
-from cloudtrain.job.problems import ONE, SEVERAL, explain, quote, wrong
+from cloudtrain.job.bounds import FEW, MANY
+from cloudtrain.job.problems import ONE, SEVERAL, example, explain, quote, wrong
 from cloudtrain.job.units import duration_s, size_bytes, usd
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -53,7 +54,7 @@ def _variable(name: str) -> str:
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong(f"needs a unit: {value}", f"write {value}s, {value}m or {value}h")
+        raise wrong(f"needs a unit: {quote(value)}", "write {0}s, {0}m or {0}h".format(example(value)))
     if isinstance(value, str):
         try:
             duration_s(value)
@@ -74,14 +75,14 @@ def _money(value: Any) -> Any:
         usd(str(value))
     except ValueError as error:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        hint = f"write a currency: {value} USD" if is_number and value > 0 else str(error)
+        hint = f"write a currency: {example(value)} USD" if is_number and value > 0 else str(error)
         raise wrong(f"is not an amount of money: {quote(value)}", hint) from None
     return str(value)
 
 
 def _size(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong(f"needs a unit: {value}", f"write {value}GB or {value}GiB")
+        raise wrong(f"needs a unit: {quote(value)}", "write {0}GB or {0}GiB".format(example(value)))
     if isinstance(value, str):
         try:
             size_bytes(value)
@@ -177,12 +178,11 @@ def _hyperparameters(value: dict[str, Any]) -> dict[str, Any]:
         raise wrong(str(error)) from None
 
 
-Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | int | float | bool)]
 T = TypeVar("T")
 OneOrMore = Annotated[
-    Annotated[T, Tag(ONE)] | Annotated[Annotated[list[T], Field(min_length=1)], Tag(SEVERAL)],
+    Annotated[T, Tag(ONE)] | Annotated[Annotated[list[T], Field(min_length=1, max_length=FEW)], Tag(SEVERAL)],
     Discriminator(lambda value: SEVERAL if isinstance(value, list) else ONE),
 ]
 Name = Annotated[str, AfterValidator(_variable)]
@@ -196,6 +196,7 @@ Files = Annotated[list[str], AfterValidator(_files)]
 Pattern = Annotated[str, AfterValidator(_metric)]
 Metrics = Annotated[
     dict[str, Pattern],
+    Field(max_length=FEW),
     BeforeValidator(
         lambda value: {"*": OFF} if value in (OFF, False) else value,
         json_schema_input_type=dict[str, str] | Literal["off", False],
@@ -211,6 +212,7 @@ Hyperparameters = Annotated[
         Annotated[str, BeforeValidator(_hyperparameter_name)],
         Annotated[Any, BeforeValidator(_hyperparameter, json_schema_input_type=Any)],
     ],
+    Field(max_length=MANY),
     AfterValidator(_hyperparameters),
 ]
 

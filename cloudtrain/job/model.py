@@ -14,9 +14,9 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_valid
 
 from cloudtrain.errors import Problem
 from cloudtrain.job.arguments import argv
+from cloudtrain.job.bounds import FEW_ENTRIES, MANY_ENTRIES, Few, Many, Nodes, Processes
 from cloudtrain.job.document import Document
 from cloudtrain.job.fields import (
-    Count,
     Files,
     Flag,
     Hyperparameters,
@@ -50,20 +50,20 @@ class JobModel(Spec):
     source: str = Field(
         default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
     )
-    allow_secrets: Files = Field(
+    allow_secrets: Many[Files] = Field(
         default_factory=none_yet,
         description="Patterns (as in .gitignore) of files that are allowed to contain credentials, and keys of "
         "the job: env.NAME, args.",
     )
-    allow_large: Files = Field(
+    allow_large: Many[Files] = Field(
         default_factory=none_yet,
         description="Patterns (as in .gitignore) of files that may be of any size; otherwise 500 MB each and 2 GB in total.",
     )
-    allow_pointers: Files = Field(
+    allow_pointers: Many[Files] = Field(
         default_factory=none_yet,
         description="Patterns (as in .gitignore) of files that may be Git-LFS pointers; other pointers are refused.",
     )
-    entrypoint: str | list[Text] | None = Field(
+    entrypoint: str | Many[list[Text]] | None = Field(
         default=None,
         description="A script in the source, -m package.module, or a command as a list, which runs once per node.",
     )
@@ -75,11 +75,11 @@ class JobModel(Spec):
     setup: str | None = Field(
         default=None, description="Shell script that runs once per node before the training; if it fails, the job ends."
     )
-    resume_args: list[Text] = Field(
+    resume_args: Many[list[Text]] = Field(
         default_factory=none_yet,
         description="Arguments added when an attempt resumes from a checkpoint; {checkpoint} is its path.",
     )
-    keep: list[Inside] = Field(
+    keep: Many[list[Inside]] = Field(
         default_factory=none_yet,
         description='Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"].',
     )
@@ -90,17 +90,17 @@ class JobModel(Spec):
     arg_style: Literal["argparse", "hf", "hydra"] = Field(
         default="argparse", description="How hyperparameters become arguments."
     )
-    hyperparameters: Hyperparameters = Field(
+    hyperparameters: Annotated[Hyperparameters, MANY_ENTRIES] = Field(
         default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
     )
-    args: list[Text] = Field(default_factory=none_yet, description="More arguments, appended unchanged.")
+    args: Many[list[Text]] = Field(default_factory=none_yet, description="More arguments, appended unchanged.")
     environment: Environment = Field(default=Environment(), description="What to install on each node.")
-    num_nodes: Count = Field(default=1, description="Nodes.")
-    min_nodes: Count | None = Field(
+    num_nodes: Nodes = Field(default=1, description="Nodes.")
+    min_nodes: Nodes | None = Field(
         default=None,
         description="If not all num_nodes nodes are available, start with at least this many. Others do not join later.",
     )
-    processes_per_node: Count | None = Field(
+    processes_per_node: Processes | None = Field(
         default=None, description="Processes (ranks) on each node; default: one per accelerator, or 1."
     )
     distributed_env: Literal["auto", "always"] = Field(
@@ -126,10 +126,10 @@ class JobModel(Spec):
     )
     limits: Limits = Field(default=Limits(), description="Limits of time and cost.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
-    inputs: dict[str, Input] = Field(
+    inputs: Few[dict[str, Input]] = Field(
         default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
     )
-    after: list[Text] = Field(
+    after: Few[list[Text]] = Field(
         default_factory=none_yet, description="Ids of runs; the job starts only after all of these runs have SUCCEEDED."
     )
     output: Place | None = Field(
@@ -139,20 +139,20 @@ class JobModel(Spec):
         default=False,
         description="true: also write who submitted, entered, cancelled and deleted the run into its output.",
     )
-    env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
-    secrets: dict[Name, Sources] = Field(
+    env: Many[dict[Name, Text]] = Field(default_factory=dict, description="Environment variables of the ranks.")
+    secrets: Few[dict[Name, Sources]] = Field(
         default_factory=dict,
         description="Environment variables with secret values, from env:, file:, aws-secretsmanager:, "
         "gcp-secretmanager: or k8s:.",
     )
-    labels: dict[str, Text] = Field(default_factory=dict, description="Labels of the run.")
-    metrics: Metrics = Field(
+    labels: Few[dict[str, Text]] = Field(default_factory=dict, description="Labels of the run.")
+    metrics: Annotated[Metrics, FEW_ENTRIES] = Field(
         default_factory=dict,
         description="Regular expressions that find a metric's value in the log; off: do not search the log for metrics.",
     )
     retry: Retry = Field(default=Retry(), description="When a failed attempt is retried.")
     image: str | None = Field(default=None, description="Container image. Default: the backend's.")
-    target: OneOrMore[Annotated[str, Field(min_length=1)]] = Field(
+    target: Annotated[OneOrMore[Annotated[str, Field(min_length=1)]], FEW_ENTRIES] = Field(
         default="local", description="A backend or a target of cloudtrain.toml. From a list, `prefer` chooses one."
     )
     prefer: Literal["cost", "time", "order"] = Field(

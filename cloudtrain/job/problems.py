@@ -99,7 +99,9 @@ def quote(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return f"the number {str(value)[:40]}"
+        return (
+            f"the number {str(value)[:40]}" if abs(value) < 10**40 or value != value else "a number of over 40 digits"
+        )
     if isinstance(value, str):
         from cloudtrain.source import secrets
 
@@ -111,6 +113,11 @@ def quote(value: Any) -> str:
     if name := placeholders.unquoted(value):
         return f'a mapping: write "{name}" with its quotes'
     return "a mapping" if isinstance(value, dict) else f"a value of type {type(value).__name__}"
+
+
+def example(value: float) -> float | str:
+    """Return a number for the hint of its message; another one for a number that nobody would write."""
+    return value if abs(value) < 10**12 else "15"
 
 
 def unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()) -> Iterator[Problem]:

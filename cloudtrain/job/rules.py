@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.errors import Problem
 from cloudtrain.job import placeholders
+from cloudtrain.job.bounds import MOST_CANDIDATES, MOST_RANKS, RANKS_WHY
 
 if TYPE_CHECKING:
     from cloudtrain.job.model import JobModel
@@ -22,6 +23,13 @@ class Conflict(NamedTuple):
 def find_conflicts(job: JobModel) -> Iterator[Conflict]:
     """Yield what is wrong with fields together."""
     p, world = job.parallelism, job.world_size
+    if world > MOST_RANKS:
+        words = f"{job.num_nodes:,} nodes x {job.processes:,} processes make {world:,} processes, {MOST_RANKS:,} are possible"
+        yield Conflict(("num_nodes", "processes_per_node", "resources"), Problem(words, "num_nodes", RANKS_WHY))
+    targets, kinds = (len(n) if isinstance(n, list) else 1 for n in (job.target, job.resources.accelerators))
+    if targets * kinds > MOST_CANDIDATES:
+        words = f"{targets} targets x {kinds} accelerators are more than {MOST_CANDIDATES} candidates"
+        yield Conflict(("target", "resources"), Problem(words, "target", "each candidate is planned: shorten a list"))
     if job.min_nodes is not None and job.min_nodes > job.num_nodes:
         yield Conflict(
             ("min_nodes", "num_nodes"),

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
+from cloudtrain.job.bounds import (
+    FEW_ENTRIES,
+    MOST_PROCESSES,
+    Attempts,
+    Checkpoints,
+    Cores,
+    DiskGb,
+    Few,
+    HourlyUsd,
+    Passes,
+    Ranks,
+    Samples,
+    Steps,
+)
 from cloudtrain.job.fields import (
     NO_WAIT,
-    Count,
     Duration,
     Flag,
     Inside,
@@ -21,7 +34,7 @@ from cloudtrain.job.fields import (
     Text,
     Wait,
 )
-from cloudtrain.job.problems import quote, wrong
+from cloudtrain.job.problems import example, quote, wrong
 from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
 
 
@@ -46,21 +59,21 @@ class Environment(Spec):
 class Resources(Spec):
     """Hardware of each node."""
 
-    accelerators: OneOrMore[Text] | None = Field(
+    accelerators: Annotated[OneOrMore[Text], FEW_ENTRIES] | None = Field(
         default=None,
         description='GPUs of a node: "A100-80GB:8", or "A100" for one. From a list, cloudtrain chooses one. 0 hides all GPUs.',
     )
     use_spot: Flag = Field(
         default=False, description="Use spot (preemptible) capacity; the default of retry.max_attempts is then 3."
     )
-    disk_gb: Count | None = Field(default=None, description="Disk size of a node, in GB.")
-    cpus: Count | None = Field(default=None, description="Minimum CPU cores of a node.")
+    disk_gb: DiskGb | None = Field(default=None, description="Disk size of a node, in GB.")
+    cpus: Cores | None = Field(default=None, description="Minimum CPU cores of a node.")
     memory: Size | None = Field(default=None, description="Minimum memory of a node, such as 64GB or 64GiB.")
     instance_type: str | None = Field(
         default=None, description="The platform's machine type, instead of the one that cloudtrain chooses."
     )
-    usd_per_hour: float | None = Field(
-        default=None, ge=0, description="Price of a node in USD per hour, instead of the price list's; 0: it is free."
+    usd_per_hour: HourlyUsd | None = Field(
+        default=None, description="Price of a node in USD per hour, instead of the price list's; 0: it is free."
     )
 
     priced_as: str | None = Field(
@@ -81,9 +94,12 @@ class Resources(Spec):
     def _accelerators(cls, value: str | list[str] | None) -> str | list[str] | None:
         if isinstance(value, list):
             return [str(cls._accelerators(text)) for text in value]
+        count = re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*:0*([1-9]\d*)", value or "")
+        if count and (len(count[1]) > 4 or int(count[1]) > MOST_PROCESSES):
+            raise wrong(f"has more than {MOST_PROCESSES:,} GPUs of a node: {quote(value)}", "no machine has more")
         if value in (None, "0") or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
             return value
-        number = re.fullmatch(r"(\d+)\s*[x:* ]\s*([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*)\s*[x* ]\s*(\d+)", value)
+        number = re.fullmatch(r"(\d+) ?[x:* ] ?([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*) ?[x* ] ?(\d+)", value)
         right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
         raise wrong(f"must be a name and a count, not {quote(value)}", f"write {right}")
 
@@ -114,24 +130,24 @@ class Parallelism(Spec):
         description="How the model is split over the ranks. Default: ddp, or none with one process; auto: "
         "cloudtrain chooses.",
     )
-    tp_size: Count = Field(default=1, description="Number of ranks over which each layer is split (tensor parallel).")
-    pp_size: Count = Field(
+    tp_size: Ranks = Field(default=1, description="Number of ranks over which each layer is split (tensor parallel).")
+    pp_size: Ranks = Field(
         default=1, description="Number of ranks over which the layers are split (pipeline parallel)."
     )
-    cp_size: Count = Field(
+    cp_size: Ranks = Field(
         default=1, description="Number of ranks over which each sequence is split (context parallel)."
     )
-    dp_replicate_size: Count | None = Field(
+    dp_replicate_size: Ranks | None = Field(
         default=None, description="Number of replicas of the sharded model (strategy hsdp)."
     )
-    dp_shard_size: Count | None = Field(default=None, description="Number of ranks over which parameters are sharded.")
-    microbatches: Count | None = Field(
+    dp_shard_size: Ranks | None = Field(default=None, description="Number of ranks over which parameters are sharded.")
+    microbatches: Passes | None = Field(
         default=None, description="Number of microbatches per batch in a pipeline (pp_size above 1)."
     )
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
         default=None, description="Pipeline schedule. Default: 1f1b, or interleaved with virtual_stages."
     )
-    virtual_stages: Count | None = Field(
+    virtual_stages: Ranks | None = Field(
         default=None, description="How many pipeline stages each rank holds, for the schedule `interleaved`."
     )
     offload: Flag = Field(default=False, description="Keep parameters and optimizer state in CPU memory.")
@@ -156,18 +172,18 @@ class Fit(Spec):
     model: Text | None = Field(
         default=None, description="Model: a Hugging Face Hub name, a folder with a config.json, or input:NAME."
     )
-    batch: Count | None = Field(default=None, description="Batch size of one rank in one forward pass, in samples.")
-    sequence: Count | None = Field(default=None, description="Sequence length of a sample, in tokens.")
+    batch: Samples | None = Field(default=None, description="Batch size of one rank in one forward pass, in samples.")
+    sequence: Samples | None = Field(default=None, description="Sequence length of a sample, in tokens.")
     precision: Literal["fp32", "bf16", "bf16-pure"] = Field(
         default="bf16", description="bf16 is mixed precision; bf16-pure has weights in bfloat16 too."
     )
     checkpointing: Flag = Field(
         default=False, description="Whether gradient checkpointing (recomputing activations) is on."
     )
-    accumulation: Count = Field(
+    accumulation: Passes = Field(
         default=1, description="Gradient accumulation: forward passes of a rank per optimizer step."
     )
-    steps: Count | None = Field(default=None, description="Number of optimizer steps, to predict the time.")
+    steps: Steps | None = Field(default=None, description="Number of optimizer steps, to predict the time.")
 
 
 class Limits(Spec):
@@ -246,7 +262,7 @@ class Checkpoint(Spec):
     """How often a checkpoint is written and how many are kept."""
 
     every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
-    keep: Count = Field(
+    keep: Checkpoints = Field(
         default=3,
         description="Number of newest checkpoints that the shared trainer keeps; other scripts can read it in "
         "CLOUDTRAIN_CHECKPOINT_KEEP.",
@@ -264,7 +280,7 @@ class Checkpoint(Spec):
     @classmethod
     def _every(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            raise wrong(f"needs a unit: {value}", f'write "{value} steps", {value}s or {value}m')
+            raise wrong(f"needs a unit: {quote(value)}", 'write "{0} steps", {0}s or {0}m'.format(example(value)))
         if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
             try:
                 duration_s(value)
@@ -327,7 +343,7 @@ class Retry(Spec):
     `max_attempts` is 1 by default, and 3 with `resources.use_spot`.
     """
 
-    max_attempts: Count = Field(default=1, description="Maximum number of attempts. Default: 1, or 3 with use_spot.")
-    on_events: list[Literal["preempted", "lost", "capacity"]] = Field(
+    max_attempts: Attempts = Field(default=1, description="Maximum number of attempts. Default: 1, or 3 with use_spot.")
+    on_events: Few[list[Literal["preempted", "lost", "capacity"]]] = Field(
         default=["preempted", "lost", "capacity"], description="Which ends of an attempt are retried."
     )

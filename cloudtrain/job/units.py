@@ -15,6 +15,8 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*")
 _USD = re.compile(r"\s*(?:\$\s*(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s*(?:USD|usd))\s*")
 _MAX_S = 10 * 365 * 86400
+_MAX_BYTES = 10**15
+_MAX_USD = 10**9
 PRICE_LIST = r"(sagemaker|vertex|aws|gcp|runpod)/[A-Za-z0-9-]{1,40}"  # the name of one: provider/region
 
 
@@ -39,10 +41,10 @@ def size_bytes(text: str) -> int:
     if not match:
         raise ValueError("write a number and a unit: 500MB, 64GB, 64GiB or 1TB")
     power = "kmgt".index(match[2].lower()) + 1
-    size = round(float(match[1]) * float(1024 if match[3] else 1000) ** power)
-    if size < 1:
-        raise ValueError("it must be greater than 0")
-    return size
+    size = float(match[1]) * float(1024 if match[3] else 1000) ** power
+    if not 1 <= size <= _MAX_BYTES:
+        raise ValueError("it must be greater than 0 and at most 1,000 TB")
+    return round(size)
 
 
 def usd(text: str) -> float:
@@ -50,6 +52,8 @@ def usd(text: str) -> float:
     match = _USD.fullmatch(text)
     if not match or float(match[1] or match[2]) <= 0:
         raise ValueError("write an amount in US dollars: 40 USD")
+    if float(match[1] or match[2]) > _MAX_USD:
+        raise ValueError("it must be at most 1,000,000,000 USD")
     return float(match[1] or match[2])
 
 

@@ -18,12 +18,12 @@ _HEAD = re.compile(  # `2026-05-18 16:04:46,338 - `, `[rank0]: [titan] `
 _EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *[=:]? *\d)", re.IGNORECASE)
 _STEP = re.compile(
     r"(?<![\w/.@-])(?:(global[_ ]?steps?|train[_ ]step|num_updates|total_timesteps)|"
-    r"step|(steps)|iterations?|iters?|itr|updates?|batch|round|it)\b\s*[:=#]?\s*\[?\s*(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
+    r"step|(steps)|iterations?|iters?|itr|updates?|batch|round|it)\b\s*+[:=#]?\s*+\[?\s*+(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
     r"(?![\w%]|\.\d|,\d|\s*/\s*s\b)",
     re.IGNORECASE,
 )
 _EPOCH = re.compile(
-    r"(?<![\w/.-])epoch(?:\(\w+\))?\s*[:=#]?\s*\[?\s*(\d{1,9}(?:\.\d+)?)\s*(?:/\s*\d{1,9})?\]?"
+    r"(?<![\w/.-])epoch(?:\(\w+\))?\s*+[:=#]?\s*+\[?\s*+(\d{1,9}(?:\.\d+)?)\s*(?:/\s*\d{1,9})?\]?"
     r"(?:\s*[:,|]?\s*\[?\s*(\d{1,12})\s*/\s*(\d{1,12})(?![\w.%]))?|"
     r"\btrain: (\d{1,9}) \[\s*(\d{1,12})/(\d{1,12})\b",  # timm
     re.IGNORECASE,
@@ -36,7 +36,7 @@ _FIELD = re.compile(
     rf"(?<![\w./@'\"-])({_WORDS}(?: {_WORDS}){{0,3}})(?: \([a-z ]+\))?(\s*[:=]\s*|\s{{1,12}})\(?({_NUMBER})%?"
     r"(?:/(\d+)(?![\w./]))?(?!\w|\.\w|,\d|:\d|/\d|-\d|\s*[*^<>&?]|\s*\+ )"
 )
-_CELL = re.compile(rf"\s*\|\s+([\w/@. -]+?)\s*\|\s+({_NUMBER})\s*\|\s*$")  # a row of Stable Baselines' table
+_CELL = re.compile(rf"\s*\|\s++([\w/@. -]*[\w/@.-])\s*+\|\s+({_NUMBER})\s*\|\s*$")  # a row of Stable Baselines' table
 _ENDS = re.compile(r"\s*(?:$|[,;|)\](]|- |\s{2}|[A-Za-z_][\w./@-]*\s?[:=\s])")
 _CODE = re.compile(
     r"(?:Namespace|Arguments|Config)\(|^\s*(?:File \"|assert\b|def |import |raise |usage:|>>> )|\w\([^)]*loss="

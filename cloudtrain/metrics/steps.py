@@ -176,6 +176,6 @@ def _continued(current: tuple[int, int, int] | None, done: int, size: int, befor
     return done, size, before + (max(last_size, at) if done < at else 0)
 
 
-EPOCH_TITLE = re.compile(r"(?i)\bepoch\s*[:=#]?\s*\[?(\d{1,9})\b")
+EPOCH_TITLE = re.compile(r"(?i)\bepoch\s*+[:=#]?\s*+\[?(\d{1,9})\b")
 _WORD = re.compile(r"[A-Za-z]{2}")
 _TRAINING = re.compile(r"(?i)epoch|steps?\b|iter|training")

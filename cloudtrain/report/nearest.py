@@ -14,7 +14,7 @@ MOST_CHARS = 2000  # of a line that are looked at
 SHOWN = 3
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _PAIR = re.compile(  # words, what separates them, a number that is no part of a version, path, time or size
-    rf"(?P<words>[A-Za-z][\w/-]*(?: [A-Za-z][\w/-]*){{0,2}})(?P<between>\s*[:=]\s*|\s+(?:is\s+|of\s+)?|\s*\|\s*)"
+    rf"(?P<words>[A-Za-z][\w/-]*+(?: [A-Za-z][\w/-]*+){{0,2}})(?P<between>\s*[:=]\s*|\s+(?:is\s+|of\s+)?|\s*\|\s*)"
     rf"(?P<number>{_NUMBER})(?![\w./:-]*[\w:])"
 )
 _METRICS = re.compile(

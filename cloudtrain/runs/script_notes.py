@@ -36,7 +36,7 @@ _JOINS = re.compile(
     r"|flax|tensorflow|transformers|trl|composer|colossalai|megatron|\w*RANK|\w*WORLD_SIZE|MASTER_ADDR|cloudtrain_runtime"
     r"|SLURM_\w+)\b"
 )
-_OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?!\s*#)[^\n]*/opt/ml/\w")
+_OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?![^\S\n]*#)[^\n]*/opt/ml/\w")
 
 
 def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:

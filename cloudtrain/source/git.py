@@ -111,7 +111,7 @@ def ignored(root: Path, submodules: Sequence[str]) -> list[str]:
 def rule(root: Path, path: str) -> str:
     """Return the rule that ignores a file, as `.gitignore:3: *.log`, or an empty string."""
     process = run([*_LIST, "check-ignore", "-v", "--no-index", "--", path], root, _LIST_ENV)
-    match = re.match(r"(.*?):(\d+):(.*)\t", _text(process.stdout))
+    match = re.match(r"(?>(.*?):(\d+):)(.*)\t", _text(process.stdout))
     return "{}:{}: {}".format(*match.groups()) if match else ""
 
 

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from cloudtrain.job.units import format_number
+from cloudtrain.sweeps.space import shown
 
 _KEYS = {
     "hyperband": {"min_iter", "max_iter", "s", "eta", "strict"},
@@ -18,6 +19,8 @@ _KEYS = {
     "median": {"min_iter", "startup_trials"},
 }
 _MOST_BANDS = 60
+_MOST_ETA = 1000
+MOST_REPORTS = 10**12  # of one trial
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,12 @@ class EarlyStop:
         if unknown := given.keys() - {"type"} - _KEYS[kind]:
             raise ValueError(f"{kind} does not take {', '.join(sorted(unknown))}")
         for key in ("min_iter", "max_iter", "s", "startup_trials"):
-            if key in given and (type(given[key]) is not int or given[key] < 1):
-                raise ValueError(f"{key} is {given[key]!r}, not a whole number above 0")
+            limit = _MOST_BANDS if key == "s" else MOST_REPORTS
+            if key in given and (type(given[key]) is not int or not 1 <= given[key] <= limit):
+                raise ValueError(f"{key} is {shown(given[key])}, not a whole number from 1 to {limit:,}")
         eta = given.get("eta", 4 if kind == "asha" else 3)
-        if not isinstance(eta, int | float) or eta <= 1:
-            raise ValueError(f"eta is {eta!r}, not a number above 1")
+        if not isinstance(eta, int | float) or not 1 < eta <= _MOST_ETA:
+            raise ValueError(f"eta is {shown(eta)}, not a number above 1 and at most {_MOST_ETA:,}")
         if kind == "median":
             return cls(kind, (given.get("min_iter", 1),), startup_trials=given.get("startup_trials", 4))
         if kind == "hyperband" and "min_iter" not in given:

@@ -5,6 +5,7 @@ Every key is honoured or refused by its name. `read` gives what is wrong with a 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -15,7 +16,7 @@ from typing import Any
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.sweeps.early_stop import EarlyStop
-from cloudtrain.sweeps.space import Parameter, grid, parse
+from cloudtrain.sweeps.space import Parameter, is_number, parse, shown
 
 METHODS = {
     "random": "random",
@@ -42,6 +43,10 @@ _JOB_KEYS = re.compile(
 # WANDB_SWEEP_PARAM_PATH names, which all have.
 GIVEN = ("arguments", "python", "file")
 DEFAULT_PARALLEL, DEFAULT_FAILED = 4, 5
+MOST_TRIALS = 10_000  # each is a run, and the next one is drawn by the values of all before
+MOST_PARALLEL = 1000
+MOST_SEED = 2**32 - 1  # of numpy's generators
+MOST_HOURS, MOST_USD = 10**8, 10**9
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,10 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     metrics = _metrics(document, problems)
     if method == "grid" and not problems:
         try:
-            next(grid(parameters))
+            size = math.prod(len(parameter.steps()) for parameter in parameters)
+            if size > MOST_TRIALS and document.get("run_cap") is None and not document.get("budget"):
+                words = f"a grid of {size:,} trials, {MOST_TRIALS:,} are possible"
+                raise ValueError(f"{words}: set run_cap, or write method: random")
         except ValueError as error:
             problems.append(Problem(str(error), "method"))
     if len(metrics) > 1 and METHODS.get(method) not in ("tpe", "nsga2", "random", "grid"):
@@ -144,9 +152,9 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     job, given = _job(document, folder, job, problems)
     budget = _budget(document, problems)
     numbers = {
-        "max_parallel": _whole(document, "max_parallel", DEFAULT_PARALLEL, 1, problems),
-        "max_failed": _whole(document, "max_failed", DEFAULT_FAILED, 0, problems),
-        "seed": _whole(document, "seed", secrets.randbelow(1 << 31), 0, problems),
+        "max_parallel": _whole(document, "max_parallel", DEFAULT_PARALLEL, 1, MOST_PARALLEL, problems),
+        "max_failed": _whole(document, "max_failed", DEFAULT_FAILED, 0, MOST_TRIALS, problems),
+        "seed": _whole(document, "seed", secrets.randbelow(1 << 31), 0, MOST_SEED, problems),
     }
     targets = document.get("target")
     listed = targets if isinstance(targets, list) else [targets]
@@ -199,8 +207,8 @@ def _metrics(document: Mapping[str, Any], problems: list[Problem]) -> list[Metri
             problems.append(Problem(f"is {metric.goal!r}: minimize or maximize", f"{path}.goal"))
         if metric.impute not in ("worst", "best", "latest"):
             problems.append(Problem(f"is {metric.impute!r}: worst, best or latest", f"{path}.impute"))
-        if metric.target is not None and not isinstance(metric.target, int | float):
-            problems.append(Problem(f"is {metric.target!r}, not a number", f"{path}.target"))
+        if metric.target is not None and not is_number(metric.target):
+            problems.append(Problem(f"is {shown(metric.target)}, not a number", f"{path}.target"))
         found.append(metric)
     return found
 
@@ -225,20 +233,22 @@ def _budget(document: Mapping[str, Any], problems: list[Problem]) -> Budget:
         problems.append(Problem("has an unknown key; it takes trials, hours and usd", "budget"))
         return Budget()
     for key, value in given.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            problems.append(Problem(f"is {value!r}, not a number above 0", f"budget.{key}"))
+        most = {"trials": MOST_TRIALS, "hours": MOST_HOURS, "usd": MOST_USD}[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
+            problems.append(Problem(f"is {shown(value)}, not a number above 0 and at most {most:,}", f"budget.{key}"))
     limits = [n for n in (document.get("run_cap"), given.get("trials")) if n is not None]
     for limit in limits:
-        if type(limit) is not int or limit < 1:
-            problems.append(Problem(f"is {limit!r}, not a whole number above 0", "run_cap"))
+        if type(limit) is not int or not 1 <= limit <= MOST_TRIALS:
+            words = f"is {shown(limit)}, not a whole number from 1 to {MOST_TRIALS:,}"
+            problems.append(Problem(words, "run_cap", "each trial is a run, drawn by the values of all before"))
             return Budget()
     return Budget(min(limits, default=None), given.get("hours"), given.get("usd"))
 
 
-def _whole(document: Mapping[str, Any], key: str, default: int, least: int, problems: list[Problem]) -> int:
+def _whole(document: Mapping[str, Any], key: str, default: int, least: int, most: int, problems: list[Problem]) -> int:
     value = document.get(key, default)
-    if type(value) is not int or value < least:
-        problems.append(Problem(f"is {value!r}, not a whole number of {least} or more", key))
+    if type(value) is not int or not least <= value <= most:
+        problems.append(Problem(f"is {shown(value)}, not a whole number from {least} to {most:,}", key))
         return default
     return value
 

@@ -8,6 +8,7 @@ name to its value.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -161,7 +162,13 @@ def _parameter(name: str, given: Any) -> Parameter:
         raise ValueError(f"{kind} does not take {', '.join(unknown)}")
     keys = {**defaults, **keys}
     _check(kind, keys)
-    return Parameter(name, kind, keys)
+    parameter = Parameter(name, kind, keys)
+    try:
+        if not kind.endswith("beta"):  # whose values need SciPy
+            parameter.at(0.0), parameter.at(1.0)
+    except OverflowError:
+        raise ValueError("has values that no float can hold: write smaller limits, or a larger q") from None
+    return parameter
 
 
 def _guess(given: Mapping[str, Any]) -> str:
@@ -181,12 +188,12 @@ def _check(kind: str, keys: Mapping[str, Any]) -> None:
         raise ValueError("values must be a list of at least one value")
     if "probabilities" in keys:
         shares = keys["probabilities"]
-        numbers = isinstance(shares, list) and all(_is_number(share) and share >= 0 for share in shares)
+        numbers = isinstance(shares, list) and all(is_number(share) and share >= 0 for share in shares)
         if not numbers or len(shares) != len(keys["values"]) or not sum(shares):
             raise ValueError("probabilities needs one number for each of values, none negative")
     for key in ("min", "max", "q", "mu", "sigma", "a", "b"):
-        if key in keys and not _is_number(keys[key]):
-            raise ValueError(f"{key} is {keys[key]!r}, not a number")
+        if key in keys and not is_number(keys[key]):
+            raise ValueError(f"{key} is {shown(keys[key])}, not a number")
     if keys.get("q", 1) <= 0 or keys.get("sigma", 1) < 0 or keys.get("a", 1) <= 0 or keys.get("b", 1) <= 0:
         raise ValueError("q, a and b must be above 0, and sigma must not be negative")
     if kind == "int_uniform" and not all(type(keys[key]) is int for key in _LIMITS):
@@ -200,8 +207,14 @@ def _check(kind: str, keys: Mapping[str, Any]) -> None:
             raise ValueError(f"{kind} takes exponents of e, not values; for values use {kind}_values for values")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number that a float can hold, and not NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; a number may have more digits than Python writes."""
+    return "a number of over 40 digits" if isinstance(value, int) and abs(value) >= 10**40 else repr(value)
 
 
 def _index(point: float, shares: Sequence[float]) -> int:

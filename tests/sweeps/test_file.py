@@ -118,3 +118,52 @@ def test_the_quickstart_is_tuned_by_its_sweep_file(home: Path):
     assert [parameter.name for parameter in found.searched] == ["learning_rate", "hidden_size"]
     spec = specification(home, document.value, found)
     assert spec["targets"] == ["local"] and spec["document"]["job"]["name"] == "quickstart"
+
+
+BASE = f"program: t.py\nmethod: random\nmetric: {{name: loss}}\n{LR}\n"
+BOUNDS = {
+    "run_cap: {}": 10_000,
+    "budget: {{trials: {}}}": 10_000,
+    "run_cap: 2\nbudget: {{hours: {}}}": 10**8,
+    "run_cap: 2\nbudget: {{usd: {}}}": 10**9,
+    "run_cap: 2\nmax_parallel: {}": 1000,
+    "run_cap: 2\nmax_failed: {}": 10_000,
+    "run_cap: 2\nseed: {}": 2**32 - 1,
+    "run_cap: 2\nearly_terminate: {{type: hyperband, max_iter: 27, s: {}}}": 60,
+    "run_cap: 2\nearly_terminate: {{type: asha, min_iter: {}}}": 10**12,
+    "run_cap: 2\nearly_terminate: {{type: asha, eta: {}}}": 1000,
+}
+
+
+@pytest.mark.parametrize(("text", "most"), BOUNDS.items())
+def test_every_number_has_a_bound(tmp_path: Path, text: str, most: int) -> None:
+    read(read_yaml(BASE + text.format(most))[0].value, tmp_path)
+    for number in (most + 1, "9" * 400, ".inf", ".nan", 0 if "max_failed" not in text and "seed" not in text else -1):
+        with pytest.raises(BadJob) as caught:
+            read(read_yaml(BASE + text.format(number))[0].value, tmp_path)
+        assert caught.value.problems
+
+
+def test_a_grid_without_a_limit_has_a_bound(tmp_path: Path) -> None:
+    def grid(count: int, more: str = "") -> object:
+        text = f"program: t.py\nmethod: grid\nparameters: {{a: {{min: 1, max: {count}}}, b: {{min: 1, max: 100}}}}\n"
+        return read(read_yaml(text + more)[0].value, tmp_path)
+
+    grid(100)
+    grid(101, "run_cap: 5")
+    with pytest.raises(BadJob, match="a grid of 10,100 trials, 10,000 are possible"):
+        grid(101)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "distribution: q_uniform, min: 0, max: 1.0e+300, q: 1.0e-300",
+        "distribution: log_normal, mu: 700, sigma: 100",
+        "distribution: int_uniform, min: 0, max: 1" + "0" * 400,
+    ],
+)
+def test_a_parameter_whose_values_no_float_holds_is_refused(tmp_path: Path, keys: str) -> None:
+    text = f"program: t.py\nmethod: random\nrun_cap: 2\nparameters: {{a: {{{keys}}}}}\n"
+    with pytest.raises(BadJob, match="parameters.a"):
+        read(read_yaml(text)[0].value, tmp_path)

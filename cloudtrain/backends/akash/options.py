@@ -41,26 +41,27 @@ class AkashOptions(BaseModel):
         description="source of the Akash Console API key: env:AKASH_..., or file:PATH",
     )
     deposit_usd: float | None = Field(
-        None, gt=0, description="deposit in USD for each deployment, for accounts that must pay one"
+        None, gt=0, le=1_000_000, description="deposit in USD for each deployment, for accounts that must pay one"
     )
     image: str | None = Field(None, description="container image for jobs that do not set image")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
     max_usd_per_hour: float | None = Field(
         None,
         gt=0,
+        le=100_000,
         description="highest accepted price of a node in USD per hour; the job's resources.usd_per_hour overrides it",
     )
     gpu_interface: Literal["pcie", "sxm"] | None = Field(
         None, description="interface of the GPUs, pcie or sxm; default: any"
     )
-    cpus: int = Field(4, ge=1, description="CPU cores of a node, for jobs that do not set resources.cpus")
+    cpus: int = Field(4, ge=1, le=100_000, description="CPU cores of a node, for jobs that do not set resources.cpus")
     memory: str = Field(
         "16Gi",
         pattern=r"^[1-9]\d*(Mi|Gi|Ti)$",
         description="memory of a node, for jobs that do not set resources.memory",
     )
     disk_gb: int = Field(
-        50, ge=1, description="ephemeral disk of a node in GB, for jobs that do not set resources.disk_gb"
+        50, ge=1, le=1_000_000, description="ephemeral disk of a node in GB, for jobs that do not set resources.disk_gb"
     )
     shm: str | None = Field(None, pattern=r"^[1-9]\d*(Mi|Gi)$", description="size of /dev/shm: 8Gi")
     persistent: PersistentStorage | None = Field(None, description="a persistent volume of every node")
@@ -83,7 +84,10 @@ class AkashOptions(BaseModel):
         description="an attempt counts as lost after this time without an answer of its provider and without output of its job",
     )
     settle_s: float = Field(
-        45.0, ge=0, description="seconds to wait for the last log lines and the result after a lease was closed"
+        45.0,
+        ge=0,
+        le=3600,
+        description="seconds to wait for the last log lines and the result after a lease was closed",
     )
     console: str = Field("https://console-api.akash.network", description="URL of the Akash Console API")
     simulated: bool = Field(False, description="true: console is a simulator, so cloudtrain polls it more often")

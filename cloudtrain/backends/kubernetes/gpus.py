@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Extended resources that are accelerators, or parts of one: nvidia.com/gpu, nvidia.com/mig-1g.10gb, google.com/tpu.
-_ACCELERATOR = re.compile(r"/.*gpu|gpu.*/|/mig-|/tpu|/neuron|/gaudi|/npu")
+_ACCELERATOR = re.compile(r"^(?>[^/]*/).*gpu|^(?>.*?gpu).*/|/mig-|/tpu|/neuron|/gaudi|/npu")
 
 
 def count_gpus(pod: Mapping[str, Any], gpu_resource: str) -> int | None:

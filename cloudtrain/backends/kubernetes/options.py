@@ -62,7 +62,9 @@ class KubernetesOptions(BaseModel):
     security: Literal["restricted"] | None = Field(
         None, description="restricted: the pods fit a namespace that enforces this Pod Security standard"
     )
-    run_as_user: int = Field(1000, ge=1, description="user and group of the processes, with security: restricted")
+    run_as_user: int = Field(
+        1000, ge=1, le=2**31 - 1, description="user and group of the processes, with security: restricted"
+    )
     network_policy: bool = Field(False, description="only the job's own pods may connect to its pods, at every port")
     shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
     volumes: list[Volume] = Field([], description="persistent volume claims to mount")
@@ -70,7 +72,7 @@ class KubernetesOptions(BaseModel):
         "24h", description="older name of limits.max_wait: how long pods may wait for nodes and for each other"
     )
     ttl: str = Field("7d", description="how long Kubernetes keeps the ended job, with its pods and logs")
-    poll_s: float = Field(2.0, gt=0, description="seconds between two status requests")
+    poll_s: float = Field(2.0, gt=0, le=3600, description="seconds between two status requests")
     allow_host_paths: list[Annotated[str, Field(pattern="^/")]] = Field(
         [], description="host folders (and their subfolders) that hostPath volumes of the overlay may mount"
     )

@@ -30,7 +30,7 @@ class InstanceGroup(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=64)
     instance_type: str = Field(pattern=r"^ml\.")
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=10_000)
 
 
 class SagemakerLocalOptions(BaseModel):

@@ -15,7 +15,7 @@ ARN = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):sagemaker:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):training-job/(?P<name>[\w-]+)"
 )
 VERDICT = re.compile(
-    r"\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]"
+    r"(?<!\s)\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]"
 )  # launcher/sagemaker_failure.py
 _EXIT_CODE = re.compile(r"[Ee]xit [Cc]ode:? (\d+)")
 _CAPACITY_ERROR = re.compile(

@@ -38,7 +38,7 @@ _UNANSWERED = re.compile(
 )
 # A limit that another job's end lifts. Limits of one job's size, or of one job's time, are never lifted.
 _OVER_LIMIT = re.compile(
-    r"(QOS|Assoc|Assn|Grp)\w*(Submit|Limit|Grp|PerUser|PerAccount|PerAcct)|violates accounting/QOS policy"
+    r"\b(?>\w*?(?:QOS|Assoc|Assn|Grp))\w*(Submit|Limit|Grp|PerUser|PerAccount|PerAcct)|violates accounting/QOS policy"
     r"|[Nn]odes are busy|Required (node|partition) not available"
 )
 _NEVER_LIFTED = re.compile(r"\b\w+(PerJob|PerNode|WallDuration|MinCpu|MinGRES|MinNode|MaxWall)\w*\b")

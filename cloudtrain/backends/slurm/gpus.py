@@ -37,7 +37,9 @@ def count_gpus(arguments: Sequence[str], nodes: int) -> int | None:
 
 def _count(item: str) -> int | None:
     """Return the GPUs of one entry of --gres, None for a part of a GPU; other resources have none."""
-    name, *rest = re.sub(r"\(.*\)$", "", item).removeprefix("gres/").removeprefix("gres:").split(":")
+    name, *rest = (
+        (item.partition("(")[0] if item.endswith(")") else item).removeprefix("gres/").removeprefix("gres:").split(":")
+    )
     if name in ("shard", "mps"):
         return None
     if name != "gpu":

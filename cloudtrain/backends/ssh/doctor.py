@@ -107,6 +107,6 @@ def discover_hosts() -> dict[str, Any]:
         text = Path("~/.ssh/config").expanduser().read_text()
     except (OSError, ValueError, RuntimeError):
         return {}
-    names = [name for line in re.findall(r"(?im)^\s*host\s+(.+)$", text) for name in line.split()]
+    names = [name for line in re.findall(r"(?im)^[ \t]*host[ \t]+(.+)$", text) for name in line.split()]
     hosts = [name for name in names if re.fullmatch(r"[\w.:-]+", name)]
     return {"hosts": [{"address": name} for name in dict.fromkeys(hosts)]} if hosts else {}

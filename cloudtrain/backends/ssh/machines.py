@@ -10,7 +10,7 @@ from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.nodes import ssh
 from cloudtrain.nodes.rpc import RemoteAgent
 
-_HANDLE = re.compile(r"(?P<labels>.+?):(?P<folder>[~/].*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
+_HANDLE = re.compile(r"(?>(?P<labels>.+?):(?=[~/]))(?P<folder>.*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
 
 
 class Machine:

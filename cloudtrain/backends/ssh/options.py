@@ -48,9 +48,9 @@ class SshOptions(Access):
         "supervisors",
         description="client: the job saves and ends, and can be resumed, when no cloudtrain process has contacted it for lease_s",
     )
-    lease_s: float = Field(120.0, ge=5, description="seconds, used with lease: client")
+    lease_s: float = Field(120.0, ge=5, le=864_000, description="seconds, used with lease: client")
     lost_after_s: float = Field(
-        600.0, gt=0, description="seconds until a machine that cannot be reached counts as lost"
+        600.0, gt=0, le=864_000, description="seconds until a machine that cannot be reached counts as lost"
     )
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ class VertexOptions(BaseModel):
     web_access: bool = Field(False, description="allow interactive shells in the containers")
     persistent_resource: str | None = Field(None, description="id of a persistent resource to run on")
     raw: dict[str, Any] = Field({}, description="fields merged into the CustomJob, named as in Vertex AI's JSON API")
-    settle_s: float = Field(20.0, ge=0, description="seconds to wait at the end for late log lines")
+    settle_s: float = Field(20.0, ge=0, le=3600, description="seconds to wait at the end for late log lines")
     endpoint: str | None = Field(None, description="endpoint of a simulator instead of Google: http://127.0.0.1:PORT")
 
 

@@ -22,7 +22,7 @@ CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_
 MOST = 100_000  # files that are looked at when the rest is counted
 NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
 SHOWN = 3  # folders in the line about what is not kept
-_SCRIPT = re.compile(r"[\w./-]+\.py\b")
+_SCRIPT = re.compile(r"(?<![\w./-])[\w./-]+\.py\b")
 _RESULTS_OPTION = re.compile(
     r"""["'](--(?:output|out|save|model|results?|checkpoint|ckpt)[_-]?(?:dir|path|folder))["']"""
 )

@@ -19,7 +19,7 @@ from ..manifest import OURS
 
 AXES = ("tp_size", "pp_size", "cp_size")
 SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")
-LINE = re.compile(r"^\s*#\s*cloudtrain:(.*)$", re.MULTILINE)
+LINE = re.compile(r"^[^\S\n]*#\s*cloudtrain:(.*)$", re.MULTILINE)
 
 
 def check(argv: Sequence[str], parallelism: Mapping[str, object], source: str) -> None:

@@ -14,7 +14,7 @@ from . import accelerate_config
 
 MIN_PARAMETERS = 1_000_000  # of a unit of FSDP, where no transformer block shows the bounds: 4 MB in fp32
 LONGEST = 1 << 20  # bytes of a file that are read
-FROM_TRANSFORMERS = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl|peft)\b", re.MULTILINE)
+FROM_TRANSFORMERS = re.compile(r"^[^\S\n]*(?:from|import)\s+(?:transformers|trl|peft)\b", re.MULTILINE)
 TRAINER = re.compile(r"\b[A-Z]\w*Trainer\s*\(|\bTrainer\s*\(")
 # Accelerate's launch command always sets these; a script's own Accelerator or Trainer has its own.
 NAMED = {

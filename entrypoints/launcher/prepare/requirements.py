@@ -66,7 +66,7 @@ def read(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"the requirements file {os.path.basename(path)} cannot be read: {error}") from None
     folder = os.path.dirname(path)
-    pattern = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)", re.M)
+    pattern = re.compile(r"^[^\S\n]*(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)", re.M)
     return text + "".join(read(os.path.join(folder, name)) for name in pattern.findall(text) if "://" not in name)
 
 
@@ -84,7 +84,7 @@ def digest(wanted: str, source: str) -> str:
 def wheels(wanted: str, source: str) -> list[str]:
     """Return names and digests of the files in folders of the source that `--find-links` names."""
     digests = []
-    for name in re.findall(r"^\s*(?:-f|--find-links)[\s=]*(\S+)", wanted, re.M):
+    for name in re.findall(r"^[^\S\n]*(?:-f|--find-links)[\s=]*(\S+)", wanted, re.M):
         folder = os.path.join(source, name)
         if "://" in name or os.path.isabs(name) or not os.path.isdir(folder):
             continue
@@ -183,7 +183,7 @@ def conflict(lines: list[str]) -> str:
     # What a subprocess of pip printed is indented, and tells more than pip's own last lines about it.
     nested = [line.strip()[len("ERROR: ") :] for line in lines if re.match(r"\s+ERROR: ", line)]
     if nested and any("subprocess-exited-with-error" in line for line in lines):
-        building = any(re.search(r"build dependencies .*(not run successfully|error)", line) for line in lines)
+        building = any(re.search(r"^(?>.*?build dependencies ).*(not run successfully|error)", line) for line in lines)
         reached = not any(re.search("Retrying|connection broken|Could not fetch", line) for line in lines)
         if building and reached:  # else the network is the cause
             package = [line.split()[1] for line in lines if re.match(r"(Processing|Collecting) \S", line)][-1:]
