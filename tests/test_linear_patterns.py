@@ -16,9 +16,12 @@ import pytest
 from cloudtrain.diagnosis import patterns as diagnosis
 from cloudtrain.diagnosis.patterns import LONGEST
 from cloudtrain.events import REASON_CHARS
+from cloudtrain.job.job import Job
+from cloudtrain.job.rules import find_keys
 from cloudtrain.metrics.lines import MAX_LINE
 from cloudtrain.report.nearest import MOST_CHARS
 from cloudtrain.source import secrets
+from entrypoints.launcher.masks import Masks
 from tests.patterns import Found, attacks, find_patterns, is_repeating, takes_longer
 
 LENGTH = 20_000
@@ -53,7 +56,7 @@ MADE = {
     "cloudtrain.job.configedit:": "a key of the user's own cloudtrain.toml, matched at the start of a line",
     "cloudtrain.job.fields:_metric": "`metrics` of a job, compiled only",
     "cloudtrain.job.launchers:": "an option's name, followed by characters that exclude each other",
-    "cloudtrain.metrics.parser:__init__": "`metrics` of a job: test_expressions_of_a_job_see_short_lines",
+    "cloudtrain.metrics.parser:__init__": "`metrics` of a job: its own expressions, on lines that the launcher cuts at 64 kB",
     "cloudtrain.simulators.": "requests of tests",
     "cloudtrain.source.secrets:_matches": "PATTERNS and HEADS: all_patterns() adds them",
     "entrypoints.launcher.masks:": "one class of characters",
@@ -125,3 +128,13 @@ def test_patterns_that_only_a_call_knows_are_listed() -> None:
 def test_the_attack_finds_what_is_not_linear(pattern: str, use: str) -> None:
     assert _slow(Found("seeded", use, re.compile(pattern)), LENGTH)
     assert not _slow(Found("seeded", "match", re.compile(r"[a-z]+://")), LENGTH)
+
+
+def test_a_job_with_long_values_is_checked_soon() -> None:
+    texts = ["a" * 200_000, "aB3/" * 50_000, "\\'" * 100_000, "a://b:" * 33_000, "${" * 100_000]
+    env = {f"N{number}_TOKEN": text for number, text in enumerate(texts)}
+    job = {"name": "j", "entrypoint": "t.py", "args": texts, "env": env, "hyperparameters": {"a": texts}}
+    assert not takes_longer(lambda job: find_keys(Job(**job)), job, 20.0)
+    assert not takes_longer(lambda text: Masks().hide(text), texts[1], 20.0)
+    hydra = {**job, "arg_style": "hydra", "hyperparameters": dict(zip("abcde", texts, strict=True))}
+    assert not takes_longer(lambda job: Job(**job).argv(), hydra, 20.0)

@@ -11,13 +11,11 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, WrapValidator
 
 from cloudtrain.job.problems import quote, wrong
+from cloudtrain.job.rules import MOST_RANKS, RANKS_WHY
 
 MOST_NODES = 10_000
 MOST_PROCESSES = 1024
-MOST_RANKS = 100_000
-MOST_CANDIDATES = 100
 FEW, MANY = 100, 10_000  # entries of lists and mappings
-RANKS_WHY = "the largest published trainings have 16,000 to 100,000 processes"
 _PROCESSES_WHY = "no machine has more accelerators or cores for one training"
 
 

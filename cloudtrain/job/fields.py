@@ -24,7 +24,7 @@ from cloudtrain.errors import BadJob
 from cloudtrain.events import OFF
 from cloudtrain.job.arguments import check_key, flat, normalised, text_of
 from cloudtrain.job.bounds import FEW, MANY
-from cloudtrain.job.problems import ONE, SEVERAL, example, explain, quote, wrong
+from cloudtrain.job.problems import NUMBER, ONE, SEVERAL, example, explain, quote, wrong
 from cloudtrain.job.units import duration_s, size_bytes, usd
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,7 +54,9 @@ def _variable(name: str) -> str:
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong(f"needs a unit: {quote(value)}", "write {0}s, {0}m or {0}h".format(example(value)))
+        raise wrong(
+            f"needs a unit: {quote(value).removeprefix(NUMBER)}", "write {0}s, {0}m or {0}h".format(example(value))
+        )
     if isinstance(value, str):
         try:
             duration_s(value)
@@ -82,7 +84,9 @@ def _money(value: Any) -> Any:
 
 def _size(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong(f"needs a unit: {quote(value)}", "write {0}GB or {0}GiB".format(example(value)))
+        raise wrong(
+            f"needs a unit: {quote(value).removeprefix(NUMBER)}", "write {0}GB or {0}GiB".format(example(value))
+        )
     if isinstance(value, str):
         try:
             size_bytes(value)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
 KNOWN = "choose from "
+NUMBER = "the number "
 ONE, SEVERAL = "[one]", "[several]"  # pydantic's names of the two forms of fields.OneOrMore; no part of a path
 _BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _KINDS = {
@@ -99,9 +100,7 @@ def quote(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return (
-            f"the number {str(value)[:40]}" if abs(value) < 10**40 or value != value else "a number of over 40 digits"
-        )
+        return f"{NUMBER}{str(value)[:40]}" if abs(value) < 10**40 or value != value else "a number of over 40 digits"
     if isinstance(value, str):
         from cloudtrain.source import secrets
 

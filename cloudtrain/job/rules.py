@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.errors import Problem
 from cloudtrain.job import placeholders
-from cloudtrain.job.bounds import MOST_CANDIDATES, MOST_RANKS, RANKS_WHY
 
 if TYPE_CHECKING:
     from cloudtrain.job.model import JobModel
+
+MOST_RANKS, MOST_CANDIDATES = 100_000, 100
+RANKS_WHY = "the largest published trainings have 16,000 to 100,000 processes"
 
 
 class Conflict(NamedTuple):

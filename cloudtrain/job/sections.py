@@ -34,7 +34,7 @@ from cloudtrain.job.fields import (
     Text,
     Wait,
 )
-from cloudtrain.job.problems import example, quote, wrong
+from cloudtrain.job.problems import NUMBER, example, quote, wrong
 from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
 
 
@@ -280,7 +280,10 @@ class Checkpoint(Spec):
     @classmethod
     def _every(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            raise wrong(f"needs a unit: {quote(value)}", 'write "{0} steps", {0}s or {0}m'.format(example(value)))
+            raise wrong(
+                f"needs a unit: {quote(value).removeprefix(NUMBER)}",
+                'write "{0} steps", {0}s or {0}m'.format(example(value)),
+            )
         if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
             try:
                 duration_s(value)

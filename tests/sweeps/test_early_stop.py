@@ -48,7 +48,7 @@ def test_the_median_rule_waits_for_others():
     [
         ({"type": "sha"}, "needs a type"),
         ({"type": "hyperband"}, "min_iter, or max_iter and s"),
-        ({"type": "hyperband", "min_iter": 0}, "whole number above 0"),
+        ({"type": "hyperband", "min_iter": 0}, "whole number from 1"),
         ({"type": "hyperband", "min_iter": 1, "eta": 1}, "above 1"),
         ({"type": "median", "eta": 3}, "does not take eta"),
         ({"type": "hyperband", "max_iter": 2, "s": 1, "eta": 3}, "no brackets"),
