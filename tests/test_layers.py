@@ -35,7 +35,7 @@ LATE = {
     ("runs.run_state", "runs.watch"): "all that a watcher does, where one is alive already",
     ("runs.run_state", "runs.attached_history"): "readers of event files, for attached runs alone",
 }
-PYDANTIC = {"job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
+PYDANTIC = {"job.bounds", "job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file
 LAZY = {
     "torch",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, WrapValidator
 
 from cloudtrain.job.problems import quote, wrong
-from cloudtrain.job.rules import MOST_RANKS, RANKS_WHY
+from cloudtrain.job.units import MOST_RANKS, RANKS_WHY
 
 MOST_NODES = 10_000
 MOST_PROCESSES = 1024

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.errors import Problem
 from cloudtrain.job import placeholders
+from cloudtrain.job.units import MOST_RANKS, RANKS_WHY
 
 if TYPE_CHECKING:
     from cloudtrain.job.model import JobModel
 
-MOST_RANKS, MOST_CANDIDATES = 100_000, 100
-RANKS_WHY = "the largest published trainings have 16,000 to 100,000 processes"
+MOST_CANDIDATES = 100
 
 
 class Conflict(NamedTuple):

@@ -16,6 +16,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*")
 _USD = re.compile(r"\s*(?:\$\s*(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s*(?:USD|usd))\s*")
 _MAX_S = 10 * 365 * 86400
 _MAX_BYTES = 10**15
+MOST_RANKS = 100_000  # of a job
+RANKS_WHY = "the largest published trainings have 16,000 to 100,000 processes"
 _MAX_USD = 10**9
 PRICE_LIST = r"(sagemaker|vertex|aws|gcp|runpod)/[A-Za-z0-9-]{1,40}"  # the name of one: provider/region
 
