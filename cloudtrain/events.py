@@ -145,7 +145,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
         body = json.loads(text[len(MARK) :])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(body, dict) or not _is_shallow(body):
+    if not isinstance(body, dict) or not is_shallow(body):
         return None
     if "\\u" in text or not text.isascii():  # half of a character is none that can be written down
         body = json.loads(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
@@ -160,7 +160,8 @@ def short_reason(text: str) -> str:
     return line if len(line) <= REASON_CHARS else line[: REASON_CHARS - 1] + "…"
 
 
-def _is_shallow(body: Any) -> bool:
+def is_shallow(body: Any) -> bool:
+    """Return whether the values of plain data are nested at most MAX_DEPTH deep."""
     level = [body]
     for _ in range(MAX_DEPTH):
         inner = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]

@@ -1,15 +1,17 @@
 """The files of a run's output as somebody else's machine sees them: a folder, s3:// or gs://. `add` alone writes there.
 
-What they hold was written by others. Names are relative, links of a folder are not followed, and what is larger than it
-may be is not read.
+What they hold was written by others. Names are relative, links of a folder are not followed, what is no regular file or
+larger than it may be is not read, and a transfer that takes too long is ended.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,11 +22,29 @@ from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.download import StoredObject
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import ApiError, GoogleApi
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadRequest
+from cloudtrain.source import untrusted
 from cloudtrain.source.folder_writer import copy_tree
 
-MOST_NAMES = 500_000  # of one listing
+MOST_NAMES = untrusted.MOST_ENTRIES  # of one listing
+PIECE = 64 << 10  # bytes between two looks at the clock
+BEGIN_S, SLOWEST = 60.0, 16 << 10  # seconds, then bytes a second: a slower transfer is ended
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+
+
+class NotRead(BackendError):
+    """Somebody else's file or folder is not read: it is a link or a device, or larger than it may be."""
+
+
+_REPORTED: set[str] = set()
+
+
+def report(refused: NotRead) -> None:
+    """Write once what is not read, where the rest is still shown."""
+    if refused.message not in _REPORTED and len(_REPORTED) < 1000:
+        _REPORTED.add(refused.message)
+        logging.getLogger(__name__).warning("%s", refused.message)
 
 
 class OutputFiles(Protocol):
@@ -33,11 +53,13 @@ class OutputFiles(Protocol):
     uri: str
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of the folders directly below, in pages; links are left out."""
+        """Yield the names of the folders directly below, in pages; links are left out, and what is behind MOST_NAMES."""
         ...
 
     def sizes(self, below: str) -> dict[str, int]:
-        """Return name -> bytes of what lies below a folder; names that we never write are left out."""
+        """Return name -> bytes of what lies below a folder, -1 for what is no regular file; names that we never write are
+        left out. Raises NotRead.
+        """
         ...
 
     def digest(self, below: str) -> str:
@@ -45,7 +67,7 @@ class OutputFiles(Protocol):
         ...
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a file's bytes, None where there is none; raises BackendError where there are more than `most`."""
+        """Return a file's bytes, None where there is none; raises NotRead for no regular file and more than `most` bytes."""
         ...
 
     def add(self, name: str, data: bytes) -> None:
@@ -57,14 +79,16 @@ class OutputFiles(Protocol):
         ...
 
 
-def opened(uri: str, aws: Aws | None = None) -> OutputFiles:
+def opened(uri: str, aws: Aws | None = None, *, may_be_link: bool = True) -> OutputFiles:
     """Return the files of a path, file://, s3:// or gs://; nothing is asked yet. Raises BadRequest.
 
-    `aws` reads s3://; without it the variables of the environment say which credentials and endpoint do.
+    Args:
+        aws: reads s3://; without it the variables of the environment say which credentials and endpoint do.
+        may_be_link: whether the folder itself may be a link; False where others can make it one.
     """
     scheme, mark, rest = uri.partition("://")
     if not mark or scheme == "file":
-        return _Folder(Path(rest if mark else uri).expanduser().absolute())
+        return _Folder(Path(rest if mark else uri).expanduser().absolute(), may_be_link)
     bucket, _, prefix = rest.rstrip("/").partition("/")
     if scheme not in ("s3", "gs") or not bucket or not prefix:
         raise BadRequest(f"{uri} is not a folder, s3://bucket/... or gs://bucket/...")
@@ -77,50 +101,70 @@ def digest_objects(aws: Aws, uri: str) -> str:
 
 
 class _Folder:
-    def __init__(self, path: Path) -> None:
-        self._path, self.uri = path, str(path)
+    def __init__(self, path: Path, may_be_link: bool = True) -> None:
+        self._path = path = path.resolve() if ".." in path.parts else path
+        self.uri = str(path)
+        self._root, self._prefix = (path, "") if may_be_link else (path.parent, path.name)
 
     def folders(self) -> Iterator[str]:
+        count = 0
         try:
             with os.scandir(self._path) as entries:
-                yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                for count, entry in enumerate(entries):
+                    if count >= MOST_NAMES:
+                        report(NotRead(f"only the first {MOST_NAMES:,} entries of {self._path} are read"))
+                        return
+                    if entry.is_dir(follow_symlinks=False):
+                        yield entry.name
         except OSError as error:
             raise BackendError(f"{self._path} cannot be listed: {error.strerror}") from None
 
     def sizes(self, below: str) -> dict[str, int]:
-        sizes: dict[str, int] = {}
-        for path, about in self._walk(self._path / below):
-            name = path.relative_to(self._path / below).as_posix()
-            if _NAME.fullmatch(name) and not path.is_symlink():
-                sizes[name] = about.st_size
-            _bounded(len(sizes), self.uri)
-        return sizes
+        return {
+            name: about.st_size if stat.S_ISREG(about.st_mode) else -1
+            for name, about in self._files(below)
+            if _NAME.fullmatch(name)
+        }
 
     def digest(self, below: str) -> str:
-        top = self._path / below
-        return _digest((path.relative_to(top).as_posix(), _content(path)) for path, _ in self._walk(top))
+        return _digest(
+            (name, self._content(f"{below}/{name}", about))
+            for name, about in self._files(below)
+            if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode)
+        )
 
-    def _walk(self, top: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        for folder, _, names in os.walk(top):  # it goes into no links
-            for name in names:
-                path = Path(folder) / name
-                try:
-                    yield path, path.lstat()
-                except OSError:
-                    continue  # it has gone since it was listed
+    def _files(self, below: str) -> Iterator[tuple[str, os.stat_result]]:
+        try:
+            yield from untrusted.walk(self._root, self._below(below), MOST_NAMES)
+        except OSError as error:
+            raise NotRead(f"{self._path / below} cannot be listed: {error.strerror}") from None
+
+    def _below(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def _content(self, name: str, about: os.stat_result) -> str:
+        path, below = self._path / name, self._below(name)
+        try:
+            if stat.S_ISLNK(about.st_mode):
+                return f"-> {path.readlink()}"
+            hasher = hashlib.sha256()
+            with open(untrusted.open_file(self._root, below), "rb", buffering=0) as file:
+                left = os.fstat(file.fileno()).st_size  # it may grow for ever
+                while piece := file.read(min(left, 1 << 20)):
+                    hasher.update(piece)
+                    left -= len(piece)
+            return hasher.hexdigest()
+        except OSError as error:
+            raise NotRead(f"{path} cannot be read: {error.strerror}") from None
 
     def read(self, name: str, most: int) -> bytes | None:
-        path = self._path / name
         try:
-            if any(part.is_symlink() for part in (path, *path.parents) if part.is_relative_to(self._path / "x" / "..")):
-                return None
-            with open(path, "rb") as file:
-                data = file.read(most + 1)
+            data = untrusted.read_file(self._root, self._below(name), most + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise BackendError(f"{path} cannot be read: {error.strerror}") from None
-        return _sized(data, most, str(path))
+            raise NotRead(f"{self._path / name} cannot be read: {error.strerror}") from None
+        return _bounded([data], most, str(self._path / name))
 
     def add(self, name: str, data: bytes) -> None:
         path = self._path / name
@@ -134,9 +178,11 @@ class _Folder:
             raise BackendError(f"{path} cannot be written: {error.strerror}") from None
 
     def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
-        top = self._path / folder
-        if top.is_dir() and not top.is_symlink():
-            copy_tree(top, into, named=named)
+        try:
+            os.close(untrusted.open_folder(self._root, self._below(folder)))
+        except OSError:
+            return
+        copy_tree(self._path / folder, into, named=named)
 
 
 class _S3:
@@ -165,7 +211,9 @@ class _S3:
             if error.code in ("NoSuchKey", "404"):
                 return None
             raise
-        return _sized(answer["Body"].read(most + 1), most, f"{self.uri}/{name}")
+        chunks = answer["Body"].iter_chunks(PIECE)
+        data: bytes = self.aws.explained(lambda: _bounded(chunks, most, f"{self.uri}/{name}"), "s3:GetObject")
+        return data
 
     def add(self, name: str, data: bytes) -> None:
         try:
@@ -195,17 +243,12 @@ class _Google:
         return _digest((one.name, one.version) for one in self._bucket.list_objects(f"{self._prefix}/{below}/"))
 
     def read(self, name: str, most: int) -> bytes | None:
-        data = bytearray()
         try:
-            for chunk in self._bucket.read(f"{self._prefix}/{name}"):
-                data += chunk
-                if len(data) > most:
-                    break
+            return _bounded(self._bucket.read(f"{self._prefix}/{name}"), most, f"{self.uri}/{name}")
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
-        return _sized(bytes(data), most, f"{self.uri}/{name}")
 
     def add(self, name: str, data: bytes) -> None:
         with tempfile.NamedTemporaryFile() as file:
@@ -221,10 +264,11 @@ class _Google:
 
 def _sizes(objects: Iterable[StoredObject], uri: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for stored in objects:
+    for count, stored in enumerate(objects):
+        if count >= MOST_NAMES:
+            raise NotRead(f"{uri} holds more than {MOST_NAMES:,} files of a history")
         if _NAME.fullmatch(stored.name):
             sizes[stored.name] = stored.size
-        _bounded(len(sizes), uri)
     return sizes
 
 
@@ -233,22 +277,13 @@ def _digest(files: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest() if rows else ""
 
 
-def _content(path: Path) -> str:
-    if path.is_symlink():
-        return f"-> {path.readlink()}"
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise BackendError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _sized(data: bytes, most: int, what: str) -> bytes:
-    if len(data) > most:
-        raise BackendError(f"{what} has more than {most:,} bytes: it does not belong to a run's history")
-    return data
-
-
-def _bounded(count: int, uri: str) -> None:
-    if count > MOST_NAMES:
-        raise BackendError(f"{uri} holds more than {MOST_NAMES:,} files of a history")
+def _bounded(chunks: Iterable[bytes], most: int, what: str, clock: Clock = SYSTEM) -> bytes:
+    """Return the bytes of a file that arrives in chunks; raises NotRead when they are too many, or come too slowly."""
+    data, began = bytearray(), clock.monotonic()
+    for chunk in chunks:
+        data += chunk
+        if len(data) > most:
+            raise NotRead(f"{what} has more than {most:,} bytes: it does not belong to a run's history")
+        if (took_s := clock.monotonic() - began) > BEGIN_S + len(data) / SLOWEST:
+            raise NotRead(f"{what} arrives too slowly: {len(data):,} bytes in {took_s:.0f} s")
+    return bytes(data)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from cloudtrain.backends.output_files import OutputFiles
+from cloudtrain.backends.output_files import NotRead, OutputFiles, report
 from cloudtrain.backends.records import MOST_TEXT
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
@@ -42,8 +42,12 @@ def log_lines(files: OutputFiles, folder: str, after: str | None = None) -> Iter
         BadRequest: `after` is no cursor.
         BackendError: the output cannot be read.
     """
-    nodes = _streams(files, folder)
     cursors = _places(after)
+    try:
+        nodes = _streams(files, folder)
+    except NotRead as refused:
+        report(refused)
+        return
     cursor_texts = {node: f"{node}/{start}@{offset}" for node, (start, offset) in cursors.items()}
     node_lines = [_node(files, folder, node, streams, cursors.get(node)) for node, streams in sorted(nodes.items())]
     for at, node, rank, seq, text, start, offset in heapq.merge(*node_lines, key=itemgetter(0)):
@@ -57,8 +61,8 @@ def _streams(files: OutputFiles, folder: str) -> dict[int, list[_Stream]]:
     whole = 0
     for name, size in sorted(files.sizes(folder).items()):
         piece = _PIECE.fullmatch(name)
-        whole += size
-        if piece and size <= MOST_PIECE and whole <= MOST_LOG:
+        whole += min(max(size, 0), MOST_PIECE)
+        if piece and whole <= MOST_LOG:
             stream = streams.setdefault((int(piece[1]), piece[2]), _Stream(piece[2]))
             stream.sizes[int(piece[3])] = size
     nodes: dict[int, list[_Stream]] = {}
@@ -79,9 +83,13 @@ def _node(
         rest = b""
         while number in stream.sizes:  # a gap: what is behind it comes when it has been filled
             size = stream.sizes[number]
-            if at + size > offset:
+            if size < 0 or at + size > offset:
                 name = f"{folder}/node-{node}/{stream.start}/{number:08d}"
-                data = (files.read(name, MOST_PIECE) or b"")[max(0, offset - at) :]
+                try:
+                    data = (files.read(name, MOST_PIECE) or b"")[max(0, offset - at) :]
+                except NotRead as refused:
+                    report(refused)
+                    break
                 begin = max(at, offset) - len(rest)
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
@@ -90,6 +98,9 @@ def _node(
                     if match:
                         seq = index * STARTS + int(match[1]) % STARTS
                         yield match[3], node, int(match[2]), seq, match[4], stream.start, begin
+                if len(rest) > MOST_PIECE:
+                    report(NotRead(f"{files.uri}/{name} has a line of more than {MOST_PIECE:,} bytes"))
+                    break
             at, number = at + size, number + 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from cloudtrain.backends.checkpoints import FOLDERS
 from cloudtrain.backends.plan import AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, CloudtrainError, upgrade_command
-from cloudtrain.events import State, Status
+from cloudtrain.events import State, Status, is_shallow
 from cloudtrain.job.units import format_time, now, seconds_since
 
 VERSION = 1
@@ -28,7 +28,7 @@ def parse_record(data: bytes | None, run_id: str, number: int) -> dict[str, Any]
         record = json.loads(data or b"null")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not is_shallow(record):
         return None
     if isinstance(record.get("version"), int) and record["version"] > VERSION:
         raise BackendError(f"the history of {run_id} was written by a newer cloudtrain", upgrade_command())

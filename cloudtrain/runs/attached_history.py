@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import events
 from cloudtrain.backends import registry
+from cloudtrain.backends.output_files import NotRead, report
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, Point, Row
 from cloudtrain.history import event_files
@@ -93,12 +94,18 @@ def _changed_event_files(
 ) -> Iterator[tuple[str, event_files.Slot, bytes]]:
     """Yield name, slot and bytes of the event files in a run's outputs whose size has changed."""
     bytes_left = MOST_BYTES
-    sizes = {name: size for name, size in backend.output_sizes(uri).items() if event_files.is_event_file(name)}
+    try:
+        sizes = {name: size for name, size in backend.output_sizes(uri).items() if event_files.is_event_file(name)}
+    except NotRead as refused:
+        return report(refused)
     for name, slot in event_files.assign_slots(sorted(sizes, key=event_files.sort_key)[: event_files.FILES]).items():
         size = sizes[name]
         bytes_left -= size
         if sizes_read.get(name) != size and size <= MOST_FILE_BYTES and bytes_left >= 0:
-            yield name, slot, backend.read_output(uri, name, MOST_FILE_BYTES) or b""
+            try:
+                yield name, slot, backend.read_output(uri, name, MOST_FILE_BYTES) or b""
+            except NotRead as refused:
+                report(refused)
 
 
 def forget(store: Store, uri: str) -> None:

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.output_files import OutputFiles, opened
+from cloudtrain.backends.output_files import NotRead, OutputFiles, opened, report
 from cloudtrain.errors import BackendError, CloudtrainError
-from cloudtrain.events import short_reason
+from cloudtrain.events import is_shallow, short_reason
 from cloudtrain.history import audit
 
 if TYPE_CHECKING:
@@ -77,9 +77,12 @@ def read(uri: str) -> list[dict[str, str]]:
     for name in names:
         try:
             row = json.loads(files.read(f"{FOLDER}/{name}", MOST_BYTES) or b"")
+        except NotRead as refused:
+            report(refused)
+            continue
         except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict):
+        if isinstance(row, dict) and is_shallow(row):
             rows.append({field: short_reason(str(row[field])) for field in audit.FIELDS if field in row})
     return rows
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudtrain.backends.checkpoints import HISTORIES, name_here
-from cloudtrain.backends.output_files import OutputFiles, opened
+from cloudtrain.backends.output_files import NotRead, OutputFiles, opened, report
 from cloudtrain.backends.output_log import START, log_lines
 from cloudtrain.backends.plan import AttachedAttempt
 from cloudtrain.backends.records import build_attempt, parse_newest, parse_record
@@ -30,11 +30,21 @@ def run_names(files: OutputFiles) -> list[str]:
 
 
 def newest_attempt(files: OutputFiles, run_id: str) -> AttachedAttempt | None:
-    """Return the newest attempt of a run below an output, as its run.json has it, in one to three reads; None without one."""
+    """Return the newest attempt of a run below an output, as its run.json has it, in one to three reads; None without one.
+
+    Raises NotRead, where one is not read and there is no other.
+    """
+    refused = None
     for base in HISTORIES:
-        data = files.read(f"{run_id}/{base}run.json", MOST_RECORD)
+        try:
+            data = files.read(f"{run_id}/{base}run.json", MOST_RECORD)
+        except NotRead as error:
+            refused = refused or error
+            continue
         if data is not None and (attempt := attempt_of(files, run_id, data)):
             return attempt
+    if refused:
+        raise refused
     return None
 
 
@@ -52,7 +62,7 @@ class AttachedRun:
     """The history of one run at a URI. Every call blocks; raises BackendError, BadRequest."""
 
     def __init__(self, uri: str) -> None:
-        self.files: OutputFiles = opened(uri.removesuffix("/run.json"))
+        self.files: OutputFiles = opened(uri.removesuffix("/run.json"), may_be_link=False)
         self.uri = self.files.uri
         self._bases: dict[str, str] = {}  # attempt id -> one of HISTORIES; another one than "" is SageMaker's
 
@@ -61,30 +71,46 @@ class AttachedRun:
         newest: dict[int, tuple[str, str, str]] = {}
         first: dict[int, str] = {}
         run_ids = set()
+        refused: list[NotRead] = []
         for base in HISTORIES:  # a run that moved has more than one
             if newest and base == HISTORIES[-1]:
                 break
-            for name in self.files.sizes(f"{base}history"):
+            try:
+                names = self.files.sizes(f"{base}history")
+            except NotRead as error:
+                refused.append(error)
+                continue
+            for name in names:
                 if match := _RECORD.fullmatch(name):
                     run_ids.add(match[1])
                     number = int(match[2])
                     newest[number] = max(newest.get(number, ("", "", "")), (match[3], name, base))
                     first[number] = min(first.get(number, match[3]), match[3])
+        if not newest and refused:
+            raise refused[0]
         if not newest:
             hint = "give the run's own folder, <output>/<run id>. It has a history only when the job sets `output`"
             raise BadRequest(f"no run history found at {self.uri}", hint)
         if len(run_ids) > 1:
             raise BadRequest(f"{self.uri} has the history of more than one run: {', '.join(sorted(run_ids)[:3])}")
+        refused.clear()  # a folder of checkpoints may be a link: they are not read here
         (run_id,) = run_ids
         attempts = []
         for number in sorted(newest):
             _, name, base = newest[number]
             self._bases[f"{run_id}-a{number}"] = base
-            data = self.files.read(f"{base}history/{name}", MOST_RECORD)
-            record = parse_record(data, run_id, number)
+            try:
+                record = parse_record(self.files.read(f"{base}history/{name}", MOST_RECORD), run_id, number)
+            except NotRead as error:
+                refused.append(error)
+                continue
             if record is not None:
                 superseded = number < max(newest)
                 attempts.append(build_attempt(record, run_id, number, first[number], self.uri, superseded))
+        if not attempts and refused:
+            raise refused[-1]
+        for each in refused:
+            report(each)
         if not attempts:
             raise BadRequest(f"the files at {self.uri} are not a run history that this version of cloudtrain can read")
         return attempts
@@ -98,7 +124,7 @@ class AttachedRun:
         return self.files.sizes("outputs")
 
     def read_output(self, name: str, most: int) -> bytes | None:
-        """Return a file of the run's outputs, None where it is gone; raises BackendError where it has more bytes."""
+        """Return a file of the run's outputs, None where it is gone; raises NotRead."""
         return self.files.read(f"outputs/{name}", most)
 
     def source(self, digest: str) -> bytes | None:

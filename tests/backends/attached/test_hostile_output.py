@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from cloudtrain import events
-from cloudtrain.backends import output_log
+from cloudtrain.backends import output_files, output_log
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.attached.run import AttachedRun
+from cloudtrain.backends.output_files import opened
 from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.runs.attach import attach
+from cloudtrain.testing.clock import VirtualClock
 
 RUN, ATTEMPT = "evil-261120-101500-ab3d", "evil-261120-101500-ab3d-a1"
 START = "20261120T101501.123456Z-1f3a"
@@ -248,6 +250,29 @@ def test_a_gap_in_a_log_is_waited_for_and_sizes_are_bounded(tmp_path: Path, monk
     monkeypatch.setattr(output_log, "MOST_PIECE", len(line(0, "a")) + 1)
     (pieces / "00000001").write_bytes(line(1, "long"))
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a"]
+
+
+def test_a_line_without_an_end_is_read_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    top = Path(written(tmp_path / "out", log=line(0, "a")))
+    for number in range(1, 9):
+        (top / "logs" / ATTEMPT / "node-0" / START / f"{number:08d}").write_bytes(b"x" * 90)
+    monkeypatch.setattr(output_log, "MOST_PIECE", 100)
+    files, read = opened(str(top)), []
+    monkeypatch.setattr(files, "read", lambda name, most: (read.append(name), b"x" * 90)[1])
+    assert list(output_log.log_lines(files, f"logs/{ATTEMPT}")) == []
+    assert len(read) == 2 and "has a line of more than 100 bytes" in caplog.text
+
+
+def test_what_arrives_too_slowly_is_not_read():
+    clock = VirtualClock(0.0)
+
+    def drip():
+        while True:
+            clock.sleep(1)
+            yield b"x"
+
+    with pytest.raises(CloudtrainError, match="arrives too slowly: 61 bytes in 61 s"):
+        output_files._bounded(drip(), 1 << 20, "s3://bucket/run.json", clock)
 
 
 def test_who_is_silent_for_long_is_lost_and_may_come_back(tmp_path: Path):

@@ -1,0 +1,167 @@
+"""What a colleague puts in the place of his run's files: each command answers, says what it does not read, and shows the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import output_files
+from cloudtrain.console import runrows
+from cloudtrain.history.store import Store
+from cloudtrain.history.table import Query
+from tests.backends.attached.test_hostile_output import AT, EVENT, RECORD, START, line
+from tests.conftest import WAIT_S
+
+GOOD, EVIL = "good-261120-101500-ab3d", "evil-261120-101500-ab3d"
+SECRET = "not yours"
+HISTORY, LOG = f"history/{EVIL}-a1/{START}", f"logs/{EVIL}-a1/node-0/{START}"
+EVENT_FILE = "outputs/events.out.tfevents.1763633701.host.1.2"
+PLACES = ("run.json", f"{HISTORY}/run.json", f"{LOG}/00000001", EVENT_FILE, "history", "logs", "outputs", "")
+
+
+def write_run(output: Path, run_id: str) -> None:
+    """Write a live run as its launcher does."""
+    record = {**RECORD, "run_id": run_id, "state": "RUNNING", "exit_code": None, "updated_at": f"2126{AT[4:]}"}
+    log = line(0, "hello") + line(1, EVENT)
+    for name, data in {
+        "run.json": json.dumps(record).encode(),
+        HISTORY.replace(EVIL, run_id) + "/run.json": json.dumps(record).encode(),
+        LOG.replace(EVIL, run_id) + "/00000000": log,
+        LOG.replace(EVIL, run_id) + "/00000001": line(2, "more"),
+        EVENT_FILE: b"",
+    }.items():
+        path = output / run_id / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def pipe(path: Path, elsewhere: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path, elsewhere: Path) -> None:
+    path.symlink_to(elsewhere)
+
+
+def unix_socket(path: Path, elsewhere: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        folder = os.open(path.parent, os.O_RDONLY)
+        listening.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's path has 107 characters at most
+        os.close(folder)
+
+
+def folder(path: Path, elsewhere: Path) -> None:
+    path.mkdir()
+
+
+def sparse_file(path: Path, elsewhere: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+
+
+KINDS = {
+    "a named pipe": pipe, "a link": link, "a socket": unix_socket, "a folder": folder, "bytes": sparse_file,
+}  # fmt: skip
+
+
+@pytest.fixture
+def output(tmp_path: Path, home: Path, cli) -> Path:
+    """A team's output with two runs, both attached."""
+    for run_id in (GOOD, EVIL):
+        write_run(tmp_path / "team", run_id)
+    assert cli("attach", "--all", tmp_path / "team").code == 0
+    assert [cli("attach", tmp_path / "team" / run_id).code for run_id in (GOOD, EVIL)] == [0, 0]
+    output_files._REPORTED.clear()
+    return tmp_path / "team"
+
+
+def replace(output: Path, place: str, make: Callable[[Path, Path], None]) -> Path:
+    """Put something else in a place of the run, and what was there elsewhere, with a secret in it."""
+    there, elsewhere = output / EVIL / place, output.parent / "elsewhere"
+    there.rename(elsewhere)
+    for path in [elsewhere, *elsewhere.rglob("*")]:
+        if path.is_file():
+            path.write_bytes(path.read_bytes().replace(b"hello", SECRET.encode()).replace(b"more", SECRET.encode()))
+    make(there, elsewhere)
+    return there
+
+
+@contextmanager
+def answering(path: Path) -> Iterator[None]:
+    """Fail where a command waits for a pipe: after a long while somebody writes into it."""
+    done, freed = threading.Event(), threading.Event()
+
+    def free() -> None:
+        while not done.wait(0.2 if freed.is_set() else WAIT_S):
+            freed.set()
+            with suppress(OSError):
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    thread = threading.Thread(target=free, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    assert not freed.is_set(), f"something waited for {path}"
+
+
+ALL = [(place, kind) for place in PLACES for kind in KINDS]
+SAMPLE = [(PLACES[number], kind) for number, kind in enumerate([*KINDS, "a socket", "a named pipe", "a link"])]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"), [pytest.param(*row, marks=[] if row in SAMPLE else [pytest.mark.long]) for row in ALL]
+)
+def test_commands_show_the_rest(place: str, kind: str, output: Path, home: Path, cli, caplog):
+    there = replace(output, place, KINDS[kind])
+    with answering(there):
+        listed = cli("ls")
+        assert listed.code == 0 and GOOD in listed.out and EVIL in listed.out
+        attached_all = cli("attach", "--all", output, "--json")
+        found = attached_all.json
+        assert attached_all.code == 0 and GOOD in found["updated"]
+        others = [
+            cli(*words) for words in (("show", EVIL), ("logs", EVIL), ("metrics", EVIL), ("attach", output / EVIL))
+        ]
+        rows = runrows.read(Store(home), Query("", "", ""), 0)
+        assert len(rows.lines) == 2
+        whole = [cli(*words) for words in (("show", GOOD), ("logs", GOOD), ("metrics", GOOD))]
+    assert [each.code for each in whole] == [0, 0, 0] and whole[1].out == "hello\nmore\n"
+    said = "\n".join([listed.err, caplog.text, *found["unreadable"].values(), *(each.err for each in others)])
+    assert SECRET not in said + "".join(each.out for each in [listed, *others])
+    assert {each.code for each in others} in ({0}, {5}, {2}), [each.err for each in others]
+    if kind != "a folder" and (kind, place) != (
+        "bytes",
+        EVENT_FILE,
+    ):  # an empty folder is none that hides, a large file usual
+        kind = "a file" if kind == "bytes" and "." not in place else kind
+        assert kind in said and str(there) in said, said
+
+
+def test_a_pipe_stops_no_command_line(output: Path, shell):
+    """As processes: nobody but the time limit of the test can end them."""
+    replace(output, f"{HISTORY}/run.json", pipe)
+    listed, shown = shell("ls"), shell("show", EVIL)
+    assert listed.code == 0 and f"warning: {EVIL}: " in listed.err and GOOD in listed.out
+    assert shown.code == 5 and shown.err.count("run.json is a named pipe, not a regular file") == 1
+
+
+def test_nested_records_are_none(output: Path, cli):
+    """Deeper than json reads, and deeper than what checks it reads."""
+    for depth in (70, 600, 5000, 100_000):
+        record = {**RECORD, "run_id": EVIL, "about": "DEEP"}
+        text = json.dumps(record).replace('"DEEP"', '{"job": ' + "[" * depth + "]" * depth + "}")
+        for name in ("run.json", f"{HISTORY}/run.json"):
+            (output / EVIL / name).write_text(text)
+        assert cli("attach", "--all", output).code == 0
+        refused = cli("show", EVIL)
+        assert refused.code == 2 and "are not a run history that this version of cloudtrain can read" in refused.err
