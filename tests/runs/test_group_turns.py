@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from cloudtrain.backends.local.backend import LocalBackend
@@ -10,6 +9,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.runs import rates
 from cloudtrain.runs.groups import Entry, Group
 from cloudtrain.runs.pace import Pace
+from cloudtrain.testing.clock import VirtualClock
 
 
 class Platform(LocalBackend):
@@ -22,16 +22,17 @@ class Platform(LocalBackend):
 
 
 def test_a_run_without_a_handle_is_looked_at_beside_one_whose_state_is_always_due(tmp_path):
+    clock = VirtualClock()
     platform = Platform({}, tmp_path)
-    group = Group("one", platform, rates.ProcessorShare())
-    accepted, unanswered = Entry("accepted", None), Entry("unanswered", None)
+    group = Group("one", platform, rates.ProcessorShare(clock), clock)
+    accepted, unanswered = Entry("accepted", None, clock), Entry("unanswered", None, clock)
     for entry in (accepted, unanswered):
-        entry.group, entry.leased, entry.pace = group, True, Pace(platform, lambda: False)
+        entry.group, entry.leased, entry.pace = group, True, Pace(platform, lambda: False, clock=clock)
     accepted.handle, accepted.seen = "a", Status(State.RUNNING)
     turns = []
     for _ in range(80):
         for entry in (accepted, unanswered):
-            if entry.queued or entry.due > time.monotonic():
+            if entry.queued or entry.due > clock.monotonic():
                 continue
             group.schedule(entry, 0.0)
         if known := group.take_known():
@@ -39,7 +40,7 @@ def test_a_run_without_a_handle_is_looked_at_beside_one_whose_state_is_always_du
             turns += [entry.run_id for entry in known]
         while entry := group.take_waiting():
             turns.append(entry.run_id)
-        time.sleep(0.02)
+        clock.sleep(0.02)
     assert len(turns) >= 10
     late = turns[len(turns) // 2 :]  # after the calls that are free at first
     assert {"accepted", "unanswered"} <= set(late), turns
