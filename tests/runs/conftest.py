@@ -12,10 +12,12 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.cli.view import follow
+from cloudtrain.clock import SYSTEM
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs import retry
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.platform import Platform
 
@@ -40,8 +42,13 @@ def job(source: Path) -> Job:
 
 
 @pytest.fixture
-def submitter() -> Submitter:
-    return Submitter("memory", watch=False)
+def clock() -> VirtualClock:
+    return VirtualClock(SYSTEM.now())
+
+
+@pytest.fixture
+def submitter(clock: VirtualClock) -> Submitter:
+    return Submitter("memory", watch=False, clock=clock)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def live_through(kind: type[Platform], seed: str, folder: Path, patch: pytest.Mo
     patch.setattr(retry, "WITHOUT_CHECKPOINT", 10**6)
     job, usd, seconds = drawn_job(platform, draw, source)
     try:
-        run = begin(Submitter(kind.name, home=folder / "home", watch=False, **platform.options), job)
+        run = begin(Submitter(kind.name, home=folder / "home", watch=False, clock=clock, **platform.options), job)
         if run is None:
             return 0
         price = (run.attempts[0].plan.price or {}).get("usd_per_hour", 0.0) / job.num_nodes

@@ -52,6 +52,9 @@ class Clock(clock.Clock):
 
     monotonic = now
 
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
     def begin(self, steps: Iterator[float]) -> None:
         """Go through a simulator's steps from now on."""
         self.steppers.append(lambda: next(steps, float("inf")))

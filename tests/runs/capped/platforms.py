@@ -94,7 +94,7 @@ class SageMaker(Platform):
         self.clock, self.folder, self.jobs = clock, folder, {}
         patch.setattr(training_job, "Host", lambda *a: SageMakerHost(clock, a[4]))
         patch.setattr(training_job.TrainingJob, "_upload", lambda _: None)
-        self.backend = SagemakerBackend(self.options, folder)
+        self.backend = SagemakerBackend(self.options, folder, clock)
         self.backend.aws = SimpleNamespace(
             region="us-east-1", clock=clock, call=lambda _, operation, **values: getattr(self, operation)(**values)
         )
@@ -186,7 +186,7 @@ class Vertex(Platform):
         self.simulator, self.clock = Simulator(folder / "vertex", clock=clock), clock
         self.options = {"project": "local", "bucket": "local", "client": "rest", "settle_s": 0.0}
         self.options["endpoint"] = self.simulator.url
-        self.backend = registry.create("vertex", self.options, folder)
+        self.backend = registry.create("vertex", self.options, folder, clock)
 
     def billed(self) -> float:
         total = 0.0
@@ -228,7 +228,7 @@ class Kubernetes(Platform):
             "kubeconfig": str(self.cluster.kubeconfig),
             "spot_selector": {"kubernetes.io/hostname": "node-1"},
         }
-        self.backend = registry.create("kubernetes", self.options, folder)
+        self.backend = registry.create("kubernetes", self.options, folder, clock)
         clock.steppers.append(self._step)
         self._waits: dict[str, float] = {}  # pod's uid -> how long it waits for a node
         patch.setattr(self.cluster.kubelet, "_start_blocker", self._blocker)
@@ -277,7 +277,7 @@ class Slurm(Platform):
         self.clock, self.jobs = clock, {}
         self.options = {"folder": str(folder / "shared"), "spot_partition": "cheap"}
         (folder / "shared").mkdir()
-        self.backend = SlurmBackend(self.options, folder)
+        self.backend = SlurmBackend(self.options, folder, clock)
         self.backend.__dict__["_run"] = self._run
 
     def _run(self, argv: list[str]) -> dict[str, Any]:
@@ -390,7 +390,7 @@ class Ssh(Platform):
 
     def __init__(self, clock: Clock, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.clock, self.attempts = clock, {}
-        self.backend = backend = SshBackend(self.options, folder)
+        self.backend = backend = SshBackend(self.options, folder, clock)
         for name in ("submit", "find", "status", "cancel"):
             patch.setattr(backend, name, getattr(self, f"_{name}"))
         patch.setattr(backend, "discard", lambda _: None)
