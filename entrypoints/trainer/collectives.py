@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from launcher.clock import SYSTEM, Clock
-
+from .clock import SYSTEM, Clock
 from .errors import EXIT_REFUSED, Unsupported
 
 T = TypeVar("T")

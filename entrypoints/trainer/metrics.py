@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import runtime
 import torch
-from launcher.clock import SYSTEM, Clock
+
+from .clock import SYSTEM, Clock
 
 if TYPE_CHECKING:
     from .mfu import Use

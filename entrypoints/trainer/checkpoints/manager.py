@@ -17,9 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from launcher.clock import SYSTEM, Clock
-
 from .. import collectives
+from ..clock import SYSTEM, Clock
 from ..errors import Unsupported
 from . import epochs, files, memory, parts, state
 from .state import Snapshot, TrainingState

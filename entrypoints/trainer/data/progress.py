@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.clock import SYSTEM, Clock
-
 from .. import collectives
+from ..clock import SYSTEM, Clock
 
 FIRST_S, EVERY_S, WIDTH = 5.0, 10.0, 20
 
