@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.ready
 PIP = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n + (n + 1) / 2))) # of pytest; many tests only wait, for a lost node say
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN) # of pytest
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 KIND ?= cpu
 unexport PYTHONDONTWRITEBYTECODE # where it is set, each worker compiles all tests at each start
 
-.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies test-versions lint types format docs docs-serve dist bench clean
+.PHONY: help setup demo test-quick test test-all test-sample test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies test-versions lint types format docs docs-serve dist bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -35,14 +36,20 @@ $(STAMP): $(DEMO)
 demo: $(DEMO) ## train the quickstart on this machine and follow it
 	$(BIN)/cloudtrain submit examples/quickstart/job.yaml --follow
 
-test: $(STAMP) ## the quick tests: what protects a user of this machine
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not docker" tests
+test-quick: $(STAMP) ## tier 0: tests of decisions, which start no process and wait for nothing
+	$(PYTEST) --tier 0 tests
 
-test-all: $(STAMP) ## all tests but the long forms
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 400 --durations-min 2 -m "not long and not docker" tests
+test: $(STAMP) ## tier 1: the quick tests and a real local process for each behaviour
+	$(PYTEST) --tier 1 tests
 
-test-long: $(STAMP) ## the long forms too
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not docker" tests
+test-all: $(STAMP) ## tier 2: contract suites on simulators, the console, the trainer's matrix, pages too
+	$(PYTEST) --durations 100 --durations-min 2 --tier 2 tests
+
+test-sample: $(STAMP) ## the tests of tier 3 that belong to what differs from the last landed commit (tests/sample.py)
+	$(PYTEST) --durations 100 --durations-min 2 --tier sample tests
+
+test-long: $(STAMP) ## tier 3: hosts with sshd and Slurm, scripts of third parties, long draws too
+	$(PYTEST) --tier 3 tests
 
 test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; docs/kubernetes.md lists what else they need
 	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG is not set: it names the cluster that the tests may use" >&2; exit 2; }

@@ -39,7 +39,6 @@ PLACES = {  # a file or folder -> the tests beside it
     "cloudtrain/cli": ("tests/cli", "tests/runs"),
     "entrypoints/launcher": ("tests/entrypoints/launcher", "tests/entrypoints", "tests/backends/local"),
 }
-QUICK = "not slow and not long and not docker"
 BOUND_S = 1800.0  # a fault that makes the tests hang is caught, too
 
 
@@ -88,7 +87,7 @@ def run_tests(tree: Path, tests: tuple[str, ...]) -> str:
     """Run quick tests of a tree until one fails; return its id, "" where all pass."""
     # PYTHONPATH: the tree's own package goes before the one that is installed; commands started by tests inherit it.
     env = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", QUICK, *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tier", "1", *tests]
     command.append(f"--basetemp={tree.parent / 'tmp'}")
     try:
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=BOUND_S)

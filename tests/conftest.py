@@ -8,16 +8,19 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.extent import is_slow
+from tests.decisions import Watch
+from tests.extent import is_later, names_of, tier_of
+from tests.sample import ROOT, changed_files, long_tests
 
 pytest_plugins = ["tests.lab.fixtures"]
 
-TORCH_AT_EXIT = str(Path(__file__).parent / "torch_at_exit")  # a folder for PYTHONPATH: see its sitecustomize.py
+TESTS = Path(__file__).parent
+TORCH_AT_EXIT = str(TESTS / "torch_at_exit")  # a folder for PYTHONPATH: see its sitecustomize.py
 WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
 
 # Who starts us in the background of a script may ignore Ctrl-C, and so would all that the tests start and interrupt.
@@ -28,26 +31,80 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+WATCH = Watch()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--tier 1`: the tests of tiers 0 and 1, see tests/tiers.txt; `--tier sample`: those of tests/sample.py."""
+    parser.addoption(
+        "--tier", choices=("0", "1", "2", "3", "sample"), help="run tests up to this tier, none in containers"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests are all of later tiers."""
+    tier = config.getoption("tier")
+    if tier in (None, "sample") or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+        return None
+    return True if is_later(collection_path.relative_to(TESTS).as_posix(), int(tier)) else None
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark the slow tests; of several workers, each begins with its part of these.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Leave out the tests of later tiers; of several workers, each begins with its part of the tests of tiers 2 and 3.
 
     xdist gives each worker as many tests, in this order. One that has ended its own takes some from the end of another's
     list: quick ones, so that no worker is left with long tests while the others have none.
     """
-    for item in items:
-        if is_slow(item.nodeid.removeprefix("tests/")):
-            item.add_marker(pytest.mark.slow)
+    if wanted := config.getoption("tier"):
+        chosen = chosen_tests(wanted, items)
+        left_out = [item for item in items if item not in chosen]
+        items[:] = [item for item in items if item in chosen]
+        config.hook.pytest_deselected(items=left_out)
     yield
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1:
-        kinds = [[item for item in items if bool(item.get_closest_marker("slow")) is slow] for slow in (True, False)]
+        kinds = [[item for item in items if (tier_of(item) > 1) is slow] for slow in (True, False)]
         items[:] = [
             item
             for part in range(count)
             for kind in kinds
             for item in kind[part * len(kind) // count : (part + 1) * len(kind) // count]
         ]
+
+
+def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that an option --tier asks for."""
+    here = [item for item in items if not item.get_closest_marker("docker")]
+    if wanted == "sample":
+        names = set(long_tests(changed_files(ROOT)))
+        here = [item for item in here if tier_of(item) == 3]
+        return {item for item in here if names.intersection(names_of(item.nodeid.removeprefix("tests/")))}
+    return {item for item in here if tier_of(item) <= int(wanted)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Hold a test of tier 0 to what it may do, its fixtures too."""
+    return (yield from _held(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Hold a test of tier 0 to what it may do."""
+    return (yield from _held(item))
+
+
+def _held(item: pytest.Item) -> Iterator[None]:
+    with WATCH.over(item) if tier_of(item) == 0 else nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
+    """Remember which fixtures of several tests start a process."""
+    with WATCH.fixture(fixturedef):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -1,191 +1,50 @@
-"""What runs when: `make test` runs what is quick on a machine of two cores, `make test-all` everything but `long`.
+"""What runs when: four tiers of tests, each with the tiers before it.
 
-Which tests are slow is written here, in one place. A name stands for a file or folder below tests/; of what it names,
-the tests in SMOKE are quick nevertheless: one for each simulator and each family of training strategies, and what a
-user on one machine would miss at once (benchmarks/seeded_faults.py finds such gaps).
+0 `make test-quick`: what decides. No process but git, no socket but those of servers inside the test, no sleep:
+  tests/decisions.py fails a test that does more.
+1 `make test`: a real local process for each behaviour, one smoke of each strategy family and simulator.
+2 `make test-all`: contract suites on simulators, the console in a browser, the trainer's matrix, pages of the documentation.
+3 `make test-long`: hosts with sshd and Slurm, scripts of third parties, long draws, versions. `.ci/run` runs a sample of it,
+  tests/sample.py.
+
+A test is of tier 0 unless tests/tiers.txt names it. A test that uses the fixture `lab` or `slurm`, or has the mark `long`,
+is of tier 3; one with the mark `slow` of tier 2.
 """
 
 from __future__ import annotations
 
-SLOW = (
-    "backends/akash/test_backend.py",
-    "backends/akash/test_faults.py",
-    "backends/akash/test_outcomes.py",
-    "backends/attached/test_backend.py",
-    "backends/kubernetes/test_accounts.py",
-    "backends/kubernetes/test_backend.py",
-    "backends/kubernetes/test_cancelled.py",
-    "backends/kubernetes/test_evaluation.py",
-    "backends/kubernetes/test_faults.py",
-    "backends/kubernetes/test_restarts.py",
-    "backends/kubernetes/test_security.py",
-    "backends/kubernetes/test_statuses.py",
-    "backends/sagemaker/test_accounts.py",
-    "backends/sagemaker/test_backend.py",
-    "backends/sagemaker/test_evaluation.py",
-    "backends/sagemaker/test_faults.py",
-    "backends/sagemaker/test_followed.py",
-    "backends/sagemaker/test_heads.py",
-    "backends/sagemaker/test_images.py",
-    "backends/sagemaker/test_local.py",
-    "backends/sagemaker/test_local_docker.py",
-    "backends/sagemaker/test_logs.py",
-    "backends/sagemaker/test_queue.py",
-    "backends/sagemaker/test_quickstart.py::test_quickstart_survives_the_loss_of_its_spot_machines",
-    "backends/sagemaker/test_sdk.py",
-    "backends/sagemaker/test_statuses.py",
-    "backends/sagemaker/test_types.py",
-    "backends/slurm/test_backend.py",
-    "backends/slurm/test_ends.py",
-    "backends/slurm/test_evaluation.py",
-    "backends/slurm/test_inside.py",
-    "backends/slurm/test_followed.py",
-    "backends/slurm/test_laws.py",
-    "backends/slurm/test_login.py",
-    "backends/slurm/test_placement.py",
-    "backends/slurm/test_quickstart.py",
-    "backends/slurm/test_statuses.py",
-    "backends/ssh/test_backend.py",
-    "backends/ssh/test_delivery.py",
-    "backends/ssh/test_evaluation.py",
-    "backends/ssh/test_faults.py",
-    "backends/ssh/test_inside.py",
-    "backends/ssh/test_not_reached.py::test_a_silent_machine_is_given_up_after_a_while_without_asking_it",
-    "backends/ssh/test_not_reached.py::test_it_starts_once_the_machine_listens",
-    "backends/ssh/test_shared_gpus.py",
-    "backends/ssh/test_statuses.py",
-    "backends/ssh/test_training.py",
-    "backends/test_download.py",
-    "backends/test_keep.py",
-    "backends/test_large_objects.py",
-    "backends/vertex/test_backend.py",
-    "backends/vertex/test_evaluation.py",
-    "backends/vertex/test_exactly_once.py",
-    "backends/vertex/test_images.py",
-    "backends/vertex/test_local.py",
-    "backends/vertex/test_quickstart.py",
-    "backends/vertex/test_refusals.py",
-    "backends/vertex/test_restarts.py",
-    "backends/vertex/test_statuses.py",
-    "backends/vertex/test_trainer.py",
-    "cli/test_vertex.py",
-    "cli/test_watchers.py",
-    "console/test_compare.py",
-    "console/test_history.py",
-    "console/test_live.py",
-    "console/test_logbook.py",
-    "console/test_newjob.py",
-    "console/test_run.py",
-    "console/test_runs.py",
-    "entrypoints/launcher/output/test_starts.py::test_the_model_is_the_newer_starts_though_the_older_one_writes_until_it_is_killed",
-    "entrypoints/launcher/output/test_storage.py",
-    "entrypoints/launcher/prepare/test_accelerate_config.py",
-    "entrypoints/launcher/prepare/test_requirements.py",
-    "entrypoints/launcher/test_full_disk.py",
-    "entrypoints/launcher/test_stall.py",
-    "entrypoints/test_evaluate_model.py",
-    "entrypoints/test_launch_nodes.py",
-    "entrypoints/test_own_strategies.py",
-    "entrypoints/test_train_features.py",
-    "entrypoints/test_train_resume.py",
-    "entrypoints/test_train_world.py",
-    "entrypoints/trainer",
-    "forecast/test_layout_losses.py",
-    "forecast/test_oracle.py",
-    *(f"history/test_labelled.py::test_{name}" for name in ("sagemaker", "vertex", "kubernetes", "slurm", "ssh")),
-    "history/test_old_home.py",
-    "history/test_repair.py",
-    "lab",
-    "laws/test_law2_arguments.py",
-    "laws/test_law3_commands.py",
-    "laws/test_law3_outcomes.py",
-    "laws/test_law3_outcomes_clusters.py",
-    "laws/test_law3_outcomes_sdk.py",
-    "laws/test_law5_cancel.py",
-    "laws/test_law9_log.py",
-    "laws/test_store_load.py",
-    "nodes/test_ssh.py",
-    "nodes/test_transfer.py::test_bytes_from_here",
-    "nodes/test_ssh_config.py",
-    "report/test_importance.py",
-    "cli/test_ci.py",
-    "runs/test_accounts.py",
-    "runs/test_attach_all.py::test_an_object_store_is_listed_in_pages[S3]",
-    "runs/test_attach_all.py::test_concurrent_writers_of_the_index_lose_nothing[S3]",
-    "runs/test_attach_resume.py",
-    "runs/test_cap_histories.py",
-    "runs/test_distributed_env.py",
-    "runs/test_exactly_once.py",
-    "runs/test_capacity_page.py::test_a_run_that_finds_no_machines_goes_on_here",
-    "runs/test_failover.py::test_a_run_lives_at_one_place_whatever_happens",
-    "runs/test_faults.py",
-    "runs/test_full_home.py",
-    "runs/test_move.py",
-    "runs/test_resume.py",
-    "runs/test_resume_elsewhere.py",
-    "runs/test_upgrade.py",
-    "runs/test_watch_all.py",
-    "simulators/test_vertex.py",
-    "source/test_provenance.py",
-    "sweeps/test_draw.py::test_tpe_finds_what_optuna_alone_finds",
-    "sweeps/test_show.py",
-    "sweeps/test_sweep.py",
-    "sweeps/test_wandb.py",
-    "test_examples.py",
-    "test_plugin.py::test_it_passes_the_contract",
-    "test_scripts_page.py",
-    "test_site.py::test_the_site_is_built_strictly_and_fetches_nothing",
-    "test_task_pages.py::test_a_model_is_trained_evaluated_tuned_and_compared",
-    "test_task_pages.py::test_the_first_run_prints_what_the_page_shows",
-    "test_task_pages.py::test_ranks_have_the_variables_of_the_page",
-    "test_task_pages.py::test_the_notebook_runs_and_names_what_is_there",
-    "test_training.py",
-    "test_wheel.py",
-    "testing/test_contract.py",
-    "testing/test_main.py",
-    "thirdparty",
-)
-SMOKE = (
-    "backends/akash/test_faults.py::test_a_lost_answer_makes_no_second_deployment",
-    "backends/akash/test_faults.py::test_bids_above_the_ceiling_are_not_taken",
-    "cli/test_ci.py::test_cancel_needs_a_run_or_a_key_that_is_there",
-    "cli/test_ci.py::test_a_change_is_planned_and_compared[github]",
-    "sweeps/test_sweep.py::test_a_sweep_by_the_command_line",
-    "runs/test_resume_elsewhere.py::test_what_cannot_go_along_is_refused_before_anything_is_sent",
-    "history/test_repair.py::test_a_few_drawn_damages_are_repaired",
-    "history/test_repair.py::test_a_read_only_home_is_read",
-    "history/test_repair.py::test_what_can_be_read_is_copied",
-    "entrypoints/launcher/test_full_disk.py::test_a_full_disk_below_the_node",
-    "runs/test_distributed_env.py::test_one_process_sees_none_of_a_ranks_variables",
-    "runs/test_distributed_env.py::test_which_jobs_have_the_variables",
-    "backends/test_download.py::test_a_stream_that_is_cut_at_3_of_8_mb_continues[s3]",
-    "backends/test_download.py::test_the_command_says_what_is_full_and_exits_with_2",
-    "entrypoints/trainer/data",
-    "entrypoints/trainer/test_arguments.py",
-    "entrypoints/trainer/test_best.py",
-    "entrypoints/trainer/test_in_memory_strategies.py::test_any_module_by_any_loss[fsdp]",
-    "entrypoints/trainer/test_in_memory_strategies.py::test_gradients_are_compressed_and_clipped",
-    "entrypoints/trainer/test_mfu.py",
-    "entrypoints/trainer/strategies/test_accelerate_file.py",
-    "entrypoints/trainer/strategies/test_mesh.py",
-    "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[ddp]",
-    "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[fsdp]",
-    "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[zero3]",
-    "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[tp]",
-    "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[pp interleaved]",
-    "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[cp]",
-    "test_scripts_page.py::test_a_case_on_this_machine[A script that takes a folder]",
-    "test_scripts_page.py::test_a_case_on_this_machine[A script that writes beside itself]",
-    "test_scripts_page.py::test_a_case_on_this_machine[A script that knows how to resume]",
-    "test_scripts_page.py::test_the_page_has_ten_cases",
-    "source/test_provenance.py::test_a_patch_makes_the_submitted_tree_from_the_commit",
-)
+from pathlib import Path
+
+import pytest
+
+TABLE = Path(__file__).with_name("tiers.txt")
+LAB = {"lab", "slurm", "_lab", "_slurm"}  # fixtures: hosts in network namespaces
+TIERS = {
+    name: int(tier)
+    for tier, _, name in (line.partition(" ") for line in TABLE.read_text().splitlines() if not line.startswith("#"))
+}
 
 
-def is_slow(node_id: str) -> bool:
-    """Return whether a test, by its id below tests/, runs in `make test-all` only."""
-    return _names(SLOW, node_id) and not _names(SMOKE, node_id)
+def tier_of_name(node_id: str) -> int:
+    """Return the tier that the tables give to a test, a file or a folder, by its id below tests/."""
+    return next((TIERS[name] for name in names_of(node_id) if name in TIERS), 0)
 
 
-def _names(names: tuple[str, ...], node_id: str) -> bool:
-    return any(node_id == name or node_id.startswith((f"{name}/", f"{name}::")) for name in names)
+def names_of(node_id: str) -> list[str]:
+    """Return the names that stand for a test, the most specific one first: itself, its function, its class, file and folders."""
+    path, *inside = node_id.partition("[")[0].split("::")
+    within = ["::".join((path, *inside[:end])) for end in range(len(inside), 0, -1)]
+    parts = path.split("/")
+    return [node_id, *within, *("/".join(parts[:end]) for end in range(len(parts), 0, -1))]
+
+
+def tier_of(item: pytest.Item) -> int:
+    """Return the tier of a test that pytest has collected."""
+    if item.get_closest_marker("long") or LAB.intersection(getattr(item, "fixturenames", ())):
+        return 3
+    return max(tier_of_name(item.nodeid.removeprefix("tests/")), 2 if item.get_closest_marker("slow") else 0)
+
+
+def is_later(path: str, tier: int) -> bool:
+    """Return whether a file, by its path below tests/, has only tests of later tiers than this one."""
+    return tier_of_name(path) > tier and not any(name.startswith(f"{path}::") and TIERS[name] <= tier for name in TIERS)

@@ -5,27 +5,28 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import WAIT_S
-from tests.extent import SLOW, SMOKE
+from tests.extent import TIERS
+from tests.sample import TABLE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 PROVIDERS = ("kubernetes", "local", "sagemaker", "slurm", "ssh", "vertex")
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(re.findall(r"`((?:cloudtrain|entrypoints|tests|docs|benchmarks|\.ci)/[^` ]*)`", TEXT)))
-)
-def test_each_file_that_is_named_exists(name):
+def test_each_file_that_is_named_exists():
+    names = set(re.findall(r"`((?:cloudtrain|entrypoints|tests|docs|benchmarks|\.ci)/[^` ]*)`", TEXT))
+    assert sorted(name for name in names if not exists(name)) == [] and len(names) > 100
+
+
+def exists(name: str) -> bool:
+    """Return whether a file is there; one of each provider, where some have it."""
     if "<provider>" in name:
-        found = [provider for provider in PROVIDERS if (ROOT / name.replace("<provider>", provider)).exists()]
-        assert len(found) > 1, name
-    elif "<" not in name:
-        assert (ROOT / name).exists(), name
+        return sum((ROOT / name.replace("<provider>", provider)).exists() for provider in PROVIDERS) > 1
+    return "<" in name or (ROOT / name).exists()
 
 
 def test_a_submit_enters_the_files_of_the_reading_path(tmp_path):
@@ -57,8 +58,20 @@ sys.exit(code)
     assert min(path, key=entered.index) == "cloudtrain/cli/submit.py"
 
 
-@pytest.mark.parametrize("name", (*SLOW, *SMOKE))
-def test_each_slow_test_that_is_named_exists(name):
-    path, _, test = name.partition("::")
-    assert (ROOT / "tests" / path).exists(), name
-    assert not test or f"def {test.partition('[')[0]}(" in (ROOT / "tests" / path).read_text()
+def test_each_test_of_a_tier_exists():
+    sampled = {name for names in TABLE.values() for name in names}
+    assert sorted(name for name in {*TIERS, *sampled} if not has_test(name)) == []
+
+
+def has_test(name: str) -> bool:
+    """Return whether a name of tests/tiers.txt stands for something: a file, a folder, or a function of a file."""
+    path, *inside = name.partition("[")[0].split("::")
+    file = ROOT / "tests" / path
+    return file.exists() and (not inside or re.search(rf"(def|class) {inside[0]}\b", file.read_text()) is not None)
+
+
+def test_each_backend_names_its_long_tests():
+    """`.ci/run` runs them where a change touches the backend (tests/sample.py)."""
+    packages = {path.parent.name for path in (ROOT / "cloudtrain/backends").glob("*/backend.py")}
+    assert sorted(each for each in packages if not TABLE.get(f"cloudtrain/backends/{each}/")) == []
+    assert sorted(path for path in TABLE if not glob(f"{ROOT / path}*")) == []

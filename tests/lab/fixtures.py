@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require, wait_for
+from tests.extent import tier_of
 from tests.lab import sdk as sagemaker_sdk
 from tests.lab.network import Lab
 from tests.lab.slurm import Slurm
@@ -24,6 +25,11 @@ def need(*programs: str) -> None:
         pytest.skip("hosts in network namespaces need root")
 
 
+def hold(item: pytest.Item) -> None:
+    """Fail a test of an earlier tier: which test asks for a lab at run time is written in tests/tiers.txt."""
+    assert tier_of(item) == 3, f"{item.nodeid} uses hosts of the lab: name it with tier 3 in tests/tiers.txt"
+
+
 @pytest.fixture(scope="session")
 def _lab() -> Iterator[Lab]:
     need("sshd", "ip")
@@ -33,8 +39,9 @@ def _lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def lab(_lab: Lab) -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest, _lab: Lab) -> Iterator[Lab]:
     """Three hosts in their own network; mended after the test, and no process may be left on any of them."""
+    hold(request.node)
     yield _lab
     _lab.mend()
     try:
@@ -57,11 +64,12 @@ def _slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture
-def slurm(_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+def slurm(request: pytest.FixtureRequest, _slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     """A Slurm with a login node and two compute nodes, in a lab of its own; this machine's commands ask it.
 
     After the test all jobs are ended and the nodes mended; a process that a finished job left behind fails the test.
     """
+    hold(request.node)
     for name, value in _slurm.environ.items():
         monkeypatch.setenv(name, value)
     yield _slurm

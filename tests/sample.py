@@ -1,0 +1,82 @@
+"""The tests of tier 3 that `.ci/run` runs: those of what a change touches.
+
+A change is compared with origin/main, or with the commit of a day ago that this one came from. Where git knows neither,
+the whole sample runs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SSH = (
+    "lab/test_lab.py",
+    "backends/ssh/test_backend.py",
+    "backends/ssh/test_statuses.py",
+    "backends/ssh/test_inside.py",
+)
+SLURM = ("lab/test_lab.py", "backends/slurm/test_backend.py", "backends/slurm/test_statuses.py")
+LAB = (*SSH, *SLURM, "nodes/test_ssh.py")
+THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
+
+# What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
+TABLE = {
+    "cloudtrain/backends/akash/": ("backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",),
+    "cloudtrain/backends/attached/": ("runs/test_attach_resume.py::test_the_older_attempt_is_harmless",),
+    "cloudtrain/backends/kubernetes/": (
+        "backends/kubernetes/test_jobset.py::TestJobSets::test_a_collective_over_two_nodes",
+        "backends/kubernetes/test_jobset.py::TestJobSets::test_one_failing_node_ends_the_attempt",
+    ),
+    "cloudtrain/backends/local/": (f"{THIRD_PARTY}[ddp_tutorial-nodes]",),
+    "cloudtrain/backends/sagemaker/": (
+        "backends/sagemaker/test_quickstart.py::test_quickstart_survives_the_loss_of_its_spot_machines",
+    ),
+    "cloudtrain/backends/slurm/": (*SLURM, "backends/slurm/test_login.py", "backends/slurm/test_placement.py"),
+    "cloudtrain/backends/ssh/": (*SSH, "backends/ssh/test_delivery.py", "nodes/test_ssh.py"),
+    "cloudtrain/backends/vertex/": (
+        "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
+    ),
+    "cloudtrain/history/": ("history/test_repair.py::test_many_drawn_damages_are_repaired",),
+    "cloudtrain/nodes/": LAB,
+    "entrypoints/launch": (*LAB, f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
+    "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
+    "tests/lab/": LAB,
+}
+
+
+def long_tests(changed: list[str] | None) -> list[str]:
+    """Return the names of the tests to run for files that differ; all of the table where it is not known which do."""
+    return sorted(
+        {name for path, names in TABLE.items() if changed is None or _touches(changed, path, names) for name in names}
+    )
+
+
+def changed_files(root: Path) -> list[str] | None:
+    """Return the files that differ from the last landed commit; None where there is none to compare with."""
+    base = _landed(root)
+    if base is None:
+        return None
+    return [*_git(root, "diff", "--name-only", base), *_git(root, "ls-files", "--others", "--exclude-standard")]
+
+
+def _landed(root: Path) -> str | None:
+    head = _git(root, "rev-parse", "HEAD")
+    for words in (
+        ("rev-parse", "-q", "--verify", "origin/main"),
+        ("rev-list", "-1", "--first-parent", "--before=1 day ago", "HEAD"),
+    ):
+        landed = _git(root, *words)
+        if landed and landed != head:
+            return landed[0]
+    return None
+
+
+def _git(root: Path, *words: str) -> list[str]:
+    done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _touches(changed: list[str], path: str, tests: tuple[str, ...]) -> bool:
+    files = {f"tests/{name.partition('::')[0]}" for name in tests}
+    return any(file.startswith(path) or file in files for file in changed)
