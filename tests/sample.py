@@ -37,7 +37,6 @@ TABLE = {
     "cloudtrain/backends/vertex/": (
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
-    "cloudtrain/history/": ("history/test_repair.py::test_many_drawn_damages_are_repaired",),
     "cloudtrain/nodes/": LAB,
     "entrypoints/launch": (*LAB, f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
