@@ -7,6 +7,7 @@ import os
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 
+from .log import Log
 from .manifest import Manifest
 from .world.channel import World
 from .world.cluster import LOOPBACK, SHARED_GPUS, Cluster
@@ -80,6 +81,9 @@ def node_environment(
     hidden = (*HIDDEN_PREFIXES, "SM_") if prepared.sagemaker is not None else HIDDEN_PREFIXES
     env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(hidden)}
     env["PYTHONUNBUFFERED"] = "1"
+    # Open MPI's mpirun waits so long before it passes SIGTERM on, and so long again before it kills its ranks.
+    for tool in ("OMPI", "PRTE"):
+        env.setdefault(f"{tool}_MCA_odls_base_sigkill_timeout", str(max(1, int(manifest.grace_s / 3))))
     env.update(defaults or {})
     if cluster.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
@@ -228,11 +232,13 @@ def vertex_variables(folders: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def command(prepared: Prepared, manifest: Manifest, more: Sequence[str] = ()) -> list[str]:
+def command(prepared: Prepared, manifest: Manifest, log: Log, more: Sequence[str] = ()) -> list[str]:
     """Return what is executed: a script's interpreter, its arguments with their placeholders replaced, and `more`."""
     argv = manifest.argv
     if manifest.form == "shell":
-        return ["bash", "-c", argv[0]]
+        from . import shell
+
+        return shell.command(argv[0], "run", manifest.compat, log)
     filled = [argv[0], *map(prepared.fill, argv[1:]), *more]
     if manifest.form == "command":
         return filled

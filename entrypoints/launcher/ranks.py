@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from . import processes
 from .exit_order import ExitOrder
+from .grace import LOOK_S, Grace
 from .log import CHUNK, Log, Splitter
 from .loop import Loop
 
@@ -26,6 +27,8 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._by_pid: dict[int, _Rank] = {}
         self._deaths = ExitOrder()
+        self._graces: list[Grace] = []  # of each rank, from a request to stop until it is killed
+        self._look_at = 0.0
 
     def start(self, rank: int, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start one rank; raises OSError when its command cannot be executed."""
@@ -39,7 +42,7 @@ class Ranks:
             os.close(write)
         os.set_blocking(read, False)
         _widen(read)
-        started = _Rank(rank, pid, read, Splitter(self._log), argv[0] == "bash")
+        started = _Rank(rank, pid, read, Splitter(self._log), argv[0] in ("bash", "sh"))
         self._ranks.append(started)
         self._by_pid[pid] = started
         self._deaths.watch(pid)
@@ -49,6 +52,11 @@ class Ranks:
     def running(self) -> list[int]:
         """The pids of ranks that have not ended."""
         return [rank.pid for rank in self._ranks if rank.code is None]
+
+    @property
+    def active(self) -> bool:
+        """Whether a rank runs, or something that has been asked to stop still saves."""
+        return bool(self.running) or any(grace.saving for grace in self._graces)
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -65,8 +73,7 @@ class Ranks:
                 self._ended(rank.rank, status, at)
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank, and not to its children: a data loader's worker that is terminated takes the
-        rank down with an exception before it can save. A shell passes nothing on, so its whole group gets it."""
+        """Send a signal to every rank, and not to its children. A shell passes nothing on, so its whole group gets it."""
         for rank in self._ranks:
             if rank.code is None:
                 if rank.is_shell:
@@ -74,8 +81,26 @@ class Ranks:
                 else:
                     processes.kill(rank.pid, number)
 
+    def terminate(self) -> None:
+        """Ask every rank to save and stop; `look` goes on with it."""
+        if not processes.HAS_PROC:
+            self.signal(signal.SIGTERM)
+        elif not self._graces:
+            self._graces = [Grace(rank.pid) for rank in self._ranks if rank.code is None]
+            self.look()
+
+    def look(self) -> None:
+        """Send SIGTERM to those of a rank's processes whose turn it is now; to be called every LOOK_S."""
+        now = self._loop.clock.monotonic()
+        if self._graces and now >= self._look_at:
+            self._look_at = now + LOOK_S
+            stats = processes.descendants(os.getpid())
+            for grace in self._graces:
+                grace.look(stats, now)
+
     def kill(self) -> None:
         """Kill every rank with its process group."""
+        self._graces = []  # `end_descendants` ends what is left
         for rank in self._ranks:
             if rank.code is None:
                 processes.kill_group(rank.pid, signal.SIGKILL)

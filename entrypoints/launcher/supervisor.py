@@ -75,6 +75,7 @@ class Supervisor:
         self._stopping: str | None = None
         self._asked_at: float | None = None  # when the first request to stop came
         self._cancelled = False  # a person asked
+        self._ended = False  # all ranks have
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime, or this slice of it, is over
         self._end_state = "TIMED_OUT"
@@ -191,7 +192,9 @@ class Supervisor:
         measure_at: float | None = None
         while not self._guard_died:
             now = self._clock.monotonic()
-            if self._outcome is not None and not self._ranks.running and self._peers.settled:
+            self._ranks.look()
+            self._report_end()
+            if self._outcome is not None and not self._ranks.active and self._peers.settled:
                 return
             self._loop.wait(self._pause(now))
             now = self._clock.monotonic()
@@ -262,7 +265,7 @@ class Supervisor:
 
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""
-        pause = TICK_S if self._outcome is None else 0.05
+        pause = 0.05 if self._outcome is not None or self._stopping else TICK_S
         pause = min(pause, self._peers.patience_s)
         for moment in (self._kill_at, self._end_at):
             if moment is not None:
@@ -302,7 +305,7 @@ class Supervisor:
         resumed = resume.arguments(manifest, prepared)
         if resumed:
             self.log.say(f"resume_args: {' '.join(resumed)}")
-        argv = command(prepared, manifest, resumed)
+        argv = command(prepared, manifest, self.log, resumed)
         self._new_checkpoints = NewCheckpoints(resume.checkpoint_folders(prepared.folders))
         prepared.keeper.begin()
         try:
@@ -333,7 +336,12 @@ class Supervisor:
             self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}")
         elif self._stopping is None:
             self._peers.leave(rank)
-        if not self._ranks.running:
+        self._report_end()
+
+    def _report_end(self) -> None:
+        """Tell the other nodes, once, that all ranks of this one have ended, and whatever of them still saved."""
+        if self._outcome is None and not self._ended and self._ranks.groups and not self._ranks.active:
+            self._ended = True
             self._peers.end()
 
     def _warn(self, line: str) -> None:
@@ -363,7 +371,7 @@ class Supervisor:
                 show_stacks(self._ranks)
                 self._kill_at = self._clock.monotonic() + STACKS_S
                 return
-            self._ranks.signal(signal.SIGTERM)
+            self._ranks.terminate()
             self._kill_at = self._clock.monotonic() + self._manifest.grace_s
 
     def _decided(self, outcome: Outcome) -> None:
@@ -372,8 +380,8 @@ class Supervisor:
         self._end_at = None
         if self._shared is not None and self._new_checkpoints is None:
             self.status.fields["started_at"] = None  # no rank has run: GPUs of other hosts were not free
-        if self._ranks.running:
-            self._ranks.signal(signal.SIGTERM)
+        if self._ranks.active:
+            self._ranks.terminate()
             patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S
             limit = self._clock.monotonic() + min(patience, self._manifest.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)

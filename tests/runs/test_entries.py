@@ -113,7 +113,8 @@ def test_a_shell_text_after_its_setup(project: Path, compat: str, variable: str)
     code, log, said = submit(project, job=job)
     assert code == 0, said
     assert "{model_dir}" in log and "rank 0" in log and variable in env(log)
-    assert "cat made; echo rank" in run_cli(project, "plan").stdout.split("(run, once per node)")[0]
+    plan = run_cli(project, "plan").stdout
+    assert "cat made; echo rank" in plan.split("(run, once per node)")[0] and f"compat: {compat}: " in plan
 
 
 def test_a_setup_that_fails_ends_the_job(project: Path):

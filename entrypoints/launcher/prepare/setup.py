@@ -6,6 +6,7 @@ import select
 import subprocess
 from collections.abc import Mapping
 
+from .. import shell
 from ..environment import Prepared, setup_environment
 from ..errors import Refused
 from ..log import CHUNK, LAUNCHER, Log, Splitter
@@ -19,7 +20,7 @@ def run(
     """Run the text with bash in the source's folder and log its output; blocking. Raises Refused when it fails."""
     env = setup_environment(base, manifest, cluster, prepared, source)
     started = subprocess.Popen(
-        ["bash", "-c", manifest.setup],
+        shell.command(manifest.setup, "setup", manifest.compat, log),
         env=env,
         cwd=source,
         stdin=subprocess.DEVNULL,

@@ -1,0 +1,45 @@
+"""The command of a shell text: `run` and `setup` end at the first command that fails, and say at which."""
+
+from __future__ import annotations
+
+from .log import Log
+
+# What bash prints before it ends the text, unless that was its last command. The line is taken from the text: of a
+# pipeline bash names the last command only.
+_TRAP = r"""trap '_code=$?; if [[ $- == *e* && $BASH_SUBSHELL == 0 ]]; then
+  mapfile -t _lines <<<"$BASH_EXECUTION_STRING"; _line=${_lines[LINENO-1]-};
+  [[ $LINENO -ge ${#_lines[@]} && $_line != *"|"* ]] ||
+    printf "%s\n" "NAME: line $LINENO failed with exit code $_code: ${_line##* ERR; }" "HINT" >&2;
+fi' ERR; """
+_HINT = "(bash runs this text with {}; write || true after a command that may fail, or begin the text with set +e)"
+_SPECIAL = "|&;\n<>(){}$`"  # a line without any of these is one command, which bash becomes
+
+
+def command(text: str, name: str, compat: str, log: Log) -> list[str]:
+    """Return what executes a shell text; `name` is its key of the job.
+
+    With `compat` it is what that tool does: SkyPilot runs a script of bash that goes on after a failure
+    (sky/skylet/log_lib.py), dstack joins the commands by && (services/jobs/configurators/base.py; both read 2026-11-27).
+    """
+    import shutil
+
+    if shutil.which("bash") is None:
+        log.say(f"bash is not installed here: sh -e runs {name}, and a pipeline fails only where its last command does")
+        return ["sh", "-c" if _has_own_way(text) or compat == "skypilot" else "-ec", text]
+    if _has_own_way(text) or compat == "skypilot":
+        return ["bash", "-c", text]
+    strict = ["-e"] if compat == "dstack" else ["-e", "-o", "pipefail"]
+    if not any(letter in text.strip() for letter in _SPECIAL):
+        return ["bash", *strict, "-c", text]
+    prefix = "" if name == "setup" else f"{name}: "  # a line of the setup has it in the log
+    trap = _TRAP.replace("\n", " ").replace("NAME: ", prefix).replace("HINT", _HINT.format(" ".join(strict)))
+    return ["bash", *strict, "-E", "-c", trap + text.rstrip("\n")]
+
+
+def _has_own_way(text: str) -> bool:
+    """Return whether a text begins with a shebang or `set +e`, behind comments and empty lines."""
+    if text.lstrip().startswith("#!"):
+        return True
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.startswith("set +e")
