@@ -20,7 +20,7 @@ SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox")
 SHIMS = ("tini", "tini-static", "docker-init", "dumb-init", "catatonit", "uv", "timeout")
 MPIRUN = ("mpirun", "orterun", "mpiexec", "prterun")  # Open MPI sleeps for all of its time when its ranks have ended
 LOADER = "pt_data_worker"  # PyTorch's name of a data loader's worker; without it its parent cannot save
-THREADS, START = 17, 19  # fields of /proc/PID/stat, counted from the state
+SESSION, THREADS, START = 3, 17, 19  # fields of /proc/PID/stat, counted from the state
 
 Process = namedtuple(
     "Process",
@@ -181,8 +181,8 @@ class Grace:
         self.saving = any(family[pid].handles for pid in (*asked, *steps.terminate))
 
     def _is_ours(self, pid: int, fields: list[bytes]) -> bool:
-        """Whether it is the rank's first process, or an orphan of one that was held back."""
-        known = self._seen.get(pid, fields[START] if pid == self._root else None)
+        """Whether it is the rank's first process, or an orphan of its: of a shell that somebody else ended, for instance."""
+        known = self._seen.get(pid, fields[START] if int(fields[SESSION]) == self._root else None)
         return known == fields[START] and pid not in self._left
 
 

@@ -86,7 +86,7 @@ class Ranks:
         if not processes.HAS_PROC:
             self.signal(signal.SIGTERM)
         elif not self._graces:
-            self._graces = [Grace(rank.pid) for rank in self._ranks if rank.code is None]
+            self._graces = [Grace(rank.pid) for rank in self._ranks]
             self.look()
 
     def look(self) -> None:

@@ -34,6 +34,7 @@ from .world.outcome import (
     EXIT_LOST,
     EXIT_REFUSED,
     HUNG,
+    TERMINATED,
     Outcome,
     container_code,
     hung_reason,
@@ -334,6 +335,8 @@ class Supervisor:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
             self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}")
+            if code in TERMINATED:  # Slurm signals all processes at once: a shell has died whose child saves
+                self._ranks.terminate()
         elif self._stopping is None:
             self._peers.leave(rank)
         self._report_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from cloudtrain.backends.api import Backend
@@ -33,6 +34,29 @@ class CancelContract(ContractFixtures):
         for rank in range(2):
             texts = [line.text for line in self.script_lines(backend, handle) if line.rank == rank]
             assert texts == ["ready", *(f"leaving {n}" for n in range(100))], self.text(backend, handle)
+
+    def test_a_save_behind_a_shell_ends_before_the_attempt(self, backend: Backend, start: Any) -> None:
+        saver = (
+            "import signal, sys, time\n"
+            "def leave(*_):\n"
+            "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # Slurm signals every process, and so does the launcher
+            "    time.sleep(2)\n"
+            "    print('saved', flush=True)\n"
+            "    sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, leave)\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(600)\n"
+        )
+        text = f"PYTHON -c {shlex.quote(saver)}\necho never\n"
+        handle = start(
+            f"import os, sys\nos.execvp('bash', ['bash', '-c', {text!r}.replace('PYTHON', sys.executable)])\n"
+        )
+        self.until_line(backend, handle, "ready")
+        backend.cancel(handle)
+        assert self.until_final(backend, handle).state is State.CANCELLED
+        texts = [line.text for line in self.script_lines(backend, handle)]
+        assert texts == ["ready", "saved"], self.text(backend, handle)
+        self.assert_no_leftovers(handle)
 
     def test_cancel_rewrites_no_history(self, backend: Backend, start: Any) -> None:
         handle = start("print('done')")
