@@ -103,7 +103,7 @@ def test_torchrun_makes_its_own_world(project: Path):
         "os.write(1, b'WORLD %d %d\\n' % (d.get_rank(), d.get_world_size()))\nd.destroy_process_group()\n"
     )
     code, log, said = submit(project, "--", "torchrun", "--nproc-per-node", "2", "world.py")
-    assert code == 0, said
+    assert code == 0, said + log
     assert {"WORLD 0 2", "WORLD 1 2"} <= {line.partition("] ")[2] or line for line in log.splitlines()}
 
 
