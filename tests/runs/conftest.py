@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +30,16 @@ from tests.runs.platform import Platform
 def memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))  # other tests in this process do not know it
     MemoryBackend.install()
+
+
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is room: histories write thousands of small files, and wait for each on a disk."""
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
+    folder = Path(tempfile.mkdtemp(dir=memory if roomy else tmp_path))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,18 +145,23 @@ def live_through(kind: type[Platform], seed: str, folder: Path, patch: pytest.Mo
         platform.close()
 
 
-@pytest.mark.parametrize("kind", PLATFORMS, ids=lambda kind: kind.name)
-def test_no_history_costs_more_than_its_cap(kind: type[Platform], tmp_path: Path):
+def live_through_all(kind: type[Platform], numbers: range, folder: Path) -> list[int]:
     attempts = []
-    for number in range(EACH):
+    for number in numbers:
         with pytest.MonkeyPatch.context() as patch:
-            attempts.append(live_through(kind, f"{kind.name} {number}", tmp_path / str(number), patch))
+            attempts.append(live_through(kind, f"{kind.name} {number}", folder / str(number), patch))
+        shutil.rmtree(folder / str(number))
+    return attempts
+
+
+@pytest.mark.parametrize("kind", PLATFORMS, ids=lambda kind: kind.name)
+def test_no_history_costs_more_than_its_cap(kind: type[Platform], quick_folder: Path):
+    attempts = live_through_all(kind, range(EACH), quick_folder)
     assert sum(attempts) > EACH, attempts
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("kind", PLATFORMS, ids=lambda kind: kind.name)
-def test_no_history_of_many_costs_more_than_its_cap(kind: type[Platform], tmp_path: Path):
-    for number in range(EACH, 60):
-        with pytest.MonkeyPatch.context() as patch:
-            live_through(kind, f"{kind.name} {number}", tmp_path / str(number), patch)
+def test_no_history_of_many_costs_more_than_its_cap(kind: type[Platform], block: int, quick_folder: Path):
+    live_through_all(kind, range(60 * block, 60 * (block + 1)), quick_folder)
