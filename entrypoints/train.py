@@ -42,7 +42,7 @@ from typing import Any
 import runtime
 from trainer import collectives, strategies
 from trainer.arguments import Arguments, parse, parse_or_exit
-from trainer.errors import Unsupported, check_versions, exit_when_unsupported
+from trainer.errors import Divergence, Ended, Unsupported, check_versions, exit_when_unsupported
 from trainer.strategies import accelerate_file, mesh
 
 
@@ -56,6 +56,9 @@ def main(parse: Callable[[Sequence[str]], Arguments] = parse, prepare: Any = Non
             plan = mesh.choose_plan(parallelism, context.world_size, context.num_nodes)
             check_versions(plan.splits_model)
             return train(arguments, context, plan, prepare)
+    except Ended as end:
+        print(f"train.py: {end}", file=sys.stderr, flush=True)
+        return collectives.leave(1)
     except Exception:
         traceback.print_exc()
         return collectives.leave(1)  # while the frames of the traceback still hold the process group
@@ -69,7 +72,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     import torch
     import transformers
     from accelerate.utils import set_seed
-    from trainer import lora, mfu, publish, trackers
+    from trainer import mfu, publish, trackers
     from trainer import model as models
     from trainer.best import BestEvaluation
     from trainer.checkpoints.files import folder_of
@@ -170,11 +173,13 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     manager = CheckpointManager(
         folder, context.attempt, keep, logger.event, logger.say, given=context.epoch, behind=arguments.save_async
     )
-    meter, best = Meter(accelerator.device, use, task.unit), BestEvaluation(arguments)
+    meter, best, divergence = Meter(accelerator.device, use, task.unit), BestEvaluation(arguments), Divergence()
     loop: Loop
     first_loss = None
 
     def save() -> None:
+        if divergence.steps:
+            return  # a later start would continue from it
         loop.saved_step = loop.step
         position = {"step": loop.step, "first_loss": first_loss, "best": best.state(), **batches.place()}
         manager.save(loop.step, training, position, {"meter": meter.state()})
@@ -193,6 +198,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         logger.line(loop.step, values)
         if not math.isfinite(values["loss"]):
             logger.event("alarm", step=loop.step, reason=f"the loss is {values['loss']}")
+        divergence.update(loop.step, values["loss"])
 
     def evaluate_when_due() -> bool:
         """Evaluate where it is due after this step; True when training on is of no more use."""
@@ -244,13 +250,19 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
 
     # -----------------------------------------------------------------------------------------------------------------
     # The training (trainer/loop.py)
-    if loop.run(over=best.enough):
+    try:
+        stopped = loop.run(over=best.enough)
+    except Ended:
+        manager.wait()  # what is being written was taken before
+        raise
+    if stopped:
         logger.say(f"stop requested: saved at step {loop.step}/{total_steps}")
         trackers.finish(accelerator)
         return collectives.leave(runtime.EXIT_RESUMABLE)
 
     # -----------------------------------------------------------------------------------------------------------------
     # What came of it
+    divergence.end()
     save()  # for a run whose steps were all done before
     manager.wait()
     scores = evaluate(strategy, held_out) if held_out is not None else {}
@@ -262,21 +274,11 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
             logger.say(f"loaded the checkpoint with the best evaluation, {best.checkpoint}")
     if arguments.torch_compile:
         logger.say(f"model compiled by torch.compile with {arguments.torch_compile_backend}: {models.graphs()} graphs")
-    trained: Any
     place = task.tokenizer, model_folder, manager.epoch, manager.check_current
-    if publish.saves_in_parts(strategy.bare, arguments.merge_adapter):
-        publish.save_in_parts(models.plain(strategy.bare), strategy.tensors, *place, merge=arguments.merge_adapter)
-        if strategy.runs_whole:
-            trained = models.plain(accelerator.unwrap_model(strategy.model))
-        else:
-            trained = publish.load_small(model_folder) if context.rank == 0 and arguments.sample_tokens > 0 else None
-        if strategy.context is not None:
-            strategy.context.take_off()
-    elif (trained := strategy.whole()) is not None:
-        trained = models.plain(trained)
-        if arguments.merge_adapter:
-            trained = lora.merged(trained)
-        publish.save(trained, *place)
+    try:
+        trained = write_model(strategy, arguments, place)
+    except publish.Unwritten as error:
+        raise Ended(f"{error}; {manager.last_good}: make room, then run `cloudtrain resume`") from None
     # Of a model in parts all ranks write the samples together.
     if trained is not None and task.generates and arguments.sample_tokens > 0:
         samples = [
@@ -300,6 +302,32 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     manager.check_ranks()  # a start that was replaced meanwhile does not end as a success
     trackers.finish(accelerator)
     return collectives.leave(0)
+
+
+def write_model(strategy: Any, arguments: Arguments, place: Any) -> Any:
+    """Publish the trained model and return it, on the ranks that have it whole, for samples of text; collective.
+
+    Args:
+        place: tokenizer, folder, this start's number, and what raises Unsupported where a later one has replaced it.
+    """
+    from trainer import lora, publish
+    from trainer import model as models
+
+    trained: Any
+    if publish.saves_in_parts(strategy.bare, arguments.merge_adapter):
+        publish.save_in_parts(models.plain(strategy.bare), strategy.tensors, *place, merge=arguments.merge_adapter)
+        if strategy.runs_whole:
+            trained = models.plain(strategy.accelerator.unwrap_model(strategy.model))
+        else:
+            trained = publish.load_small(place[1]) if collectives.rank() == 0 and arguments.sample_tokens > 0 else None
+        if strategy.context is not None:
+            strategy.context.take_off()
+    elif (trained := strategy.whole()) is not None:
+        trained = models.plain(trained)
+        if arguments.merge_adapter:
+            trained = lora.merged(trained)
+        publish.save(trained, *place)
+    return trained
 
 
 def one_loss(strategy: Any, task: Any) -> Any:

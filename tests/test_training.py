@@ -127,6 +127,23 @@ def test_three_nodes_learn_what_one_process_learns(census: Path, tmp_path: Path,
     assert any(text.startswith("[0:0] step 12/12 ") for text in caplog.messages)
 
 
+class Normed(Wave):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(16)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.norm(self.first(inputs))))
+
+
+@pytest.mark.train
+def test_a_rank_without_samples_in_the_last_batch_has_enough_of_them_for_batch_norm(census: Path):
+    result = DistributedTraining(target="local").train_distributed(
+        Normed(), Points(36), nodes=2, use_gpus=False, epochs=2, batch_size=8, learning_rate=1e-2, **LIMIT
+    )
+    assert result["status"] == "distributed_trained" and math.isfinite(result["final_loss"])
+
+
 def saved_by(run: Run, tmp_path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 

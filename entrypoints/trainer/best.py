@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from .errors import Unsupported
@@ -33,7 +34,8 @@ class BestEvaluation:
             known = ", ".join(name.removeprefix("eval_") for name in scores)
             raise Unsupported(f"--metric_for_best_model is one of {known}, not {self.name.removeprefix('eval_')}")
         value = scores[self.name]
-        gain = float("inf") if self.value is None else (value - self.value) * self.sign
+        is_first = self.value is None or math.isnan(self.value)  # NaN is of an older version's checkpoint
+        gain = value if math.isnan(value) else math.inf if is_first else (value - self.value) * self.sign
         self.in_vain = 0 if gain > self.threshold else self.in_vain + 1
         if not gain > 0:  # what is not a number is never best
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -17,6 +18,35 @@ NEEDED_BY_MODEL_PARALLELISM = {"torch": "2.13.0", "accelerate": "1.15.0", "trans
 
 class Unsupported(Exception):
     """The training cannot start, or not go on; str() is one sentence, with a hint where there is one."""
+
+
+class Ended(Exception):
+    """The training ends with exit code 1 for a known cause; str() is a sentence on that and on what is left."""
+
+
+class Divergence:
+    """Ends a training whose logged loss is not finite three times in a row; equal on all ranks."""
+
+    MOST = 3
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []  # of the last reports, as long as none was finite
+
+    def update(self, step: int, loss: float) -> None:
+        """Take a report; raises Ended for the third in a row."""
+        self.steps = [] if math.isfinite(loss) else [*self.steps, step]
+        self._loss = loss
+        if len(self.steps) >= self.MOST:
+            self.end()
+
+    def end(self) -> None:
+        """Raise Ended where the last report was not finite: such a model is not published."""
+        if self.steps:
+            since = f"in every report since step {self.steps[0]}" if len(self.steps) > 1 else f"at step {self.steps[0]}"
+            raise Ended(
+                f"the loss is {self._loss} {since}: the training has diverged. No model is published, and no checkpoint is "
+                "saved after that step; lower the learning rate, clip gradients, or use bf16 instead of fp16"
+            )
 
 
 @contextmanager

@@ -17,6 +17,11 @@ from .tensor_files import TensorFormat, write
 if TYPE_CHECKING:
     import torch
 
+
+class Unwritten(Exception):
+    """The trained model could not be written; str() says where and why."""
+
+
 SMALL_BYTES = 2**30  # of a model that one rank may load to write a sample of its text
 
 
@@ -133,8 +138,8 @@ def _published(folder: Path, epoch: int, check_current: Callable[[], None]) -> I
     """Give a folder to write in; what is in it then replaces what was in the model's folder."""
     partial = folder.with_name(f"{folder.name}.partial-{epoch}")
     withdraw(folder, epoch + 1)
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         yield partial
         check_current()
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,9 +151,17 @@ def _published(folder: Path, epoch: int, check_current: Callable[[], None]) -> I
         stale = {*folder.glob("model*.safetensors"), *folder.glob("model*.safetensors.index.json")}
         for file in stale - {folder / file.name for file in written}:  # an earlier start wrote other files
             file.unlink()
-    except Exception:
+    except Exception as error:
         check_current()
+        if isinstance(error, OSError) or is_full(error):
+            shutil.rmtree(partial, ignore_errors=True)  # it takes room that a checkpoint may need
+            raise Unwritten(f"the trained model could not be written to {folder}: {error}") from None
         raise
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether an error of a library that writes tensors is that of a full disk."""
+    return any(text in str(error) for text in ("No space left", "os error 28", "Disk quota exceeded"))
 
 
 def withdraw(folder: Path, epoch: int) -> None:

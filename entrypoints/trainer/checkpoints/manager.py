@@ -105,6 +105,14 @@ class CheckpointManager:
         finally:
             self.report_results()
 
+    @property
+    def last_good(self) -> str:
+        """Where the last complete checkpoint of this start is, in a sentence."""
+        if self.saved_step < 0:
+            return "no checkpoint was written"
+        path = files.folder_of(self.folder, self.saved_step, self.epoch)
+        return f"the last complete checkpoint is that of step {self.saved_step}, {path}"
+
     def report_results(self) -> None:
         """Report the results of saves since the last call; does not block."""
         while not self._news.empty():

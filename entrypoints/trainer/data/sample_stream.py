@@ -89,7 +89,7 @@ class SampleStream(StreamBatches):
     def __iter__(self) -> Iterator[Any]:
         while True:
             for mine in self._batch:
-                empty = self.per_device - len(mine) if self.full else not mine
+                empty = self.per_device - len(mine) if self.full or not mine else 0
                 items = [type(self.texts)(mine)[index] for index in range(len(mine))]
                 yield self.collate([*items, *[type(self.texts)([self._any()])[EMPTY]] * empty])
 

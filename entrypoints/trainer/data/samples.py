@@ -21,7 +21,9 @@ from ..labels import IGNORED
 if TYPE_CHECKING:
     from ..arguments import Arguments
 
-EMPTY = -1  # index of a sample that teaches nothing: what a rank gets that has none left in the last batch
+# Index of a sample that teaches nothing. A rank that has none left in the last batch gets a whole micro-batch of them:
+# of a single one no BatchNorm can take the variance.
+EMPTY = -1
 
 MOST_TEXT = 1 << 20  # characters that are tokenized at a time: a tokenizer takes a hundred bytes for each token
 
@@ -157,7 +159,7 @@ class GlobalBatches(Sampler[list[int]]):
         for batch in self._global_batches():
             for at in range(0, len(batch), share):
                 mine = batch[at : at + share][self.rank * self.per_device : (self.rank + 1) * self.per_device]
-                yield mine + [EMPTY] * (self.per_device - len(mine) if self.full else not mine)
+                yield mine + [EMPTY] * (self.per_device - len(mine) if self.full or not mine else 0)
 
     def _global_batches(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)

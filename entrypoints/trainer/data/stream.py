@@ -113,7 +113,7 @@ class StreamBatches:
             for at in range(0, len(blocks), share):
                 mine = list(range(at, min(at + share, len(blocks))))
                 mine = mine[self.rank * self.per_device : (self.rank + 1) * self.per_device]
-                mine += [EMPTY] * (self.per_device - len(mine) if self.full else not mine)
+                mine += [EMPTY] * (self.per_device - len(mine) if self.full or not mine else 0)
                 yield self.collate([blocks[index] for index in mine])
 
     def _read(self, count: int) -> Tokens:

@@ -45,3 +45,11 @@ def test_a_gain_below_the_threshold_is_best_but_no_reason_to_go_on():
 def test_without_patience_it_never_ends_and_nan_is_never_best():
     better, enough = heard([5, math.nan, 6, 7])
     assert better == [True, False, False, False] and not any(enough)
+
+
+def test_a_first_evaluation_that_is_nan_is_not_the_best_for_ever():
+    better, enough = heard([math.nan, 6, 5, 4, 3], early_stopping_patience=2)
+    assert better == [False, True, True, True, True] and not any(enough)
+    older = BestEvaluation(Arguments(eval_strategy="steps"))
+    older.set_state({"value": math.nan, "checkpoint": "", "in_vain": 0})  # as such a checkpoint has it
+    assert older.update({older.name: 2.0})

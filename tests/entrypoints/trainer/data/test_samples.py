@@ -107,6 +107,13 @@ def test_global_batches(
     assert batches.exhausted == (done == len(steps))
 
 
+def test_a_rank_without_samples_takes_a_whole_micro_batch_of_empty_ones():
+    """BatchNorm refuses a single sample."""
+    batches = GlobalBatches(36, per_device=8, accumulation=1, world=2, rank=1, seed=3, drop_last=False)
+    *full, last = batches
+    assert last == [EMPTY] * 8 and all(EMPTY not in micro and len(micro) == 8 for micro in full)
+
+
 def test_epochs_have_orders_of_their_own_and_seeds_too():
     one, other = GlobalBatches(20, 4, 1, 1, 0, 3, False), GlobalBatches(20, 4, 1, 1, 0, 4, False)
     first = list(one)
