@@ -3,7 +3,8 @@
     python benchmarks/logs.py [--lines 1000000] [--rounds 3]
 
 The lines are written into the folders of a finished run of 8 simulated nodes, in the form that the launcher writes. One line
-in 100 is a metric. `watching` is what the watcher does: it reads the log, finds the metrics and stores them.
+in 100 is a metric. `watching` is what the watcher does: it reads the log, finds the metrics and stores them. With
+`--every 1` each line is a metric, of three points.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=100, help="one line in so many is a metric")
     arguments = parser.parse_args()
     program = str(Path(sys.executable).parent / "cloudtrain")
     with tempfile.TemporaryDirectory() as name:
@@ -57,8 +59,8 @@ def main() -> int:
                 for n in range(each):
                     at = f"2026-01-01T{n // 3_600_000:02d}:{n // 60_000 % 60:02d}:{n // 1000 % 60:02d}.{n % 1000:03d}000Z"
                     text = (
-                        f"step {n} loss 3.14159"
-                        if n % 100 == 0
+                        f"step {n} loss 3.14159 lr 0.001 grad_norm 0.5"
+                        if n % arguments.every == 0
                         else f"worker {n} has read its part and says more words"
                     )
                     log.write(f"{n} {node} {at} {text}, as scripts print them\n")
@@ -74,7 +76,9 @@ def main() -> int:
                 "logs": lambda: read(),
                 "logs -f": lambda: read("-f"),
                 "logs --json": lambda: read("--json"),
-                "watching": lambda: process([sys.executable, "-c", WATCH, run_id, str(NODES * -(-each // 100))], env),
+                "watching": lambda: process(
+                    [sys.executable, "-c", WATCH, run_id, str(3 * NODES * -(-each // arguments.every))], env
+                ),
             },
             arguments.rounds,
             warm=0,
@@ -92,7 +96,8 @@ def main() -> int:
         ],
         ["command", "lines/s", "CPU s: median (min to max)", "wall s: median (min to max)"],
     )
-    body += f"\n\n{lines:,} lines of {NODES} nodes, all of them counted at the other end, {arguments.rounds} rounds."
+    shape = f"{lines:,} lines of {NODES} nodes, one in {arguments.every} with three metrics"
+    body += f"\n\n{shape}, all of them counted at the other end, {arguments.rounds} rounds."
     return report(
         "logs",
         "Reading a log",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from cloudtrain.events import Event
 
@@ -32,17 +33,18 @@ ADD_METRIC = (
 
 def summarize(points: Iterable[tuple[Event, int, str, float | None, int, float | None]]) -> list[Values]:
     """Return name, rank, seq, last, lowest and highest value and step of each metric of a batch, of its lowest rank."""
-    found: dict[str, Values] = {}
+    found: dict[str, list[Any]] = {}
     for event, step, name, value, rank, _ in points:
         finite = value if value is not None and math.isfinite(value) else None
         known = found.get(name)
         if known is None or rank < known[1]:
-            found[name] = (name, rank, event.seq, value, finite, finite, step)
+            found[name] = [name, rank, event.seq, value, finite, finite, step]
         elif rank == known[1]:
-            lowest, highest = (
-                choose([each for each in (earlier, finite) if each is not None], default=None)
-                for choose, earlier in ((min, known[4]), (max, known[5]))
-            )
-            last = (event.seq, value, step) if event.seq >= known[2] else (known[2], known[3], known[6])
-            found[name] = (name, rank, last[0], last[1], lowest, highest, last[2])
-    return list(found.values())
+            if event.seq >= known[2]:
+                known[2], known[3], known[6] = event.seq, value, step
+            if finite is not None:
+                if known[4] is None or finite < known[4]:
+                    known[4] = finite
+                if known[5] is None or finite > known[5]:
+                    known[5] = finite
+    return [tuple(values) for values in found.values()]

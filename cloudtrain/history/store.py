@@ -319,7 +319,10 @@ class Store(Leases):
             db.executemany(
                 "INSERT OR IGNORE INTO metrics (attempt_id, node, seq, at, step, name, value, rank, epoch)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(attempt_id, event.node, event.seq, event.at, *point) for event, *point in points],
+                [
+                    (attempt_id, event.node, event.seq, event.at, step, name, value, rank, epoch)
+                    for event, step, name, value, rank, epoch in points
+                ],
             )
             db.executemany(ADD_METRIC, [(*row, attempt_id) for row in summarize(points)])
             if cursor is not None:

@@ -30,7 +30,6 @@ def test_the_third_report_in_a_row_without_a_finite_loss_ends_the_training(last:
         reported([1.0, math.nan, 2.0, math.nan, math.nan, last])
     assert str(caught.value).startswith(f"the loss is {last} in every report since step 4: the training has diverged")
     assert patterns.classify("log", f"train.py: {caught.value}") == "nan-loss"
-    assert patterns.is_proven("log", "nan-loss", f"train.py: {caught.value}", exit_code=1)
 
 
 def test_a_training_whose_last_report_is_nan_publishes_nothing():
