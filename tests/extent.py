@@ -8,7 +8,7 @@
   tests/sample.py.
 
 A test is of tier 0 unless tests/tiers.txt names it. A test that uses the fixture `lab` or `slurm`, or has the mark `long`,
-is of tier 3; one with the mark `slow` of tier 2.
+is of tier 3; one with the mark `slow` or `docker` of tier 2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def tier_of(item: pytest.Item) -> int:
     """Return the tier of a test that pytest has collected."""
     if item.get_closest_marker("long") or LAB.intersection(getattr(item, "fixturenames", ())):
         return 3
-    return max(tier_of_name(item.nodeid.removeprefix("tests/")), 2 if item.get_closest_marker("slow") else 0)
+    least = 2 if item.get_closest_marker("slow") or item.get_closest_marker("docker") else 0
+    return max(tier_of_name(item.nodeid.removeprefix("tests/")), least)
 
 
 def is_later(path: str, tier: int) -> bool:

@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import WATCH
-from tests.extent import is_later, tier_of_name
+from tests.extent import is_later, tier_of, tier_of_name
 from tests.sample import LAB, TABLE, changed_files, long_tests
 
 
@@ -129,3 +130,11 @@ def test_a_change_runs_the_long_long_tests_what_it_touches():
     assert "backends/slurm/test_backend.py" in slurm and "backends/ssh/test_backend.py" not in slurm
     assert set(LAB) <= set(long_tests(["entrypoints/launcher/ranks.py"])) < everything
     assert "backends/slurm/test_login.py" in long_tests(["tests/backends/slurm/test_login.py"])
+
+
+@pytest.mark.parametrize(("mark", "tier"), [("timeout", 0), ("slow", 2), ("docker", 2), ("long", 3)])
+def test_a_mark_makes_the_tier_later(mark, tier):
+    node = SimpleNamespace(nodeid="tests/a.py::t", get_closest_marker=lambda name: name == mark)
+    assert tier_of(node) == tier
+    node.fixturenames = ["home", "lab"]
+    assert tier_of(node) == 3
