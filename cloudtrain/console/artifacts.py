@@ -1,7 +1,6 @@
 """Files of a run on this machine: list and download its model, outputs and checkpoints.
 
-A job chooses the names and may create links. A file is therefore opened component by component from the run's folder,
-without following links or `..`: a path cannot leave the folder, even when a name changes meanwhile.
+A job chooses the names and may create links: source/untrusted.py opens the files.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -16,10 +16,11 @@ from urllib.parse import quote
 from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest
 from cloudtrain.runs.run import Run
+from cloudtrain.source import untrusted
 
 MAX_FILES = 2000  # listed
+MAX_ENTRIES = 100_000  # looked at, of each folder
 FETCHED = "fetched"  # folder below the home for results of other machines
-_NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK_BYTES = 1 << 20
 
 
@@ -53,59 +54,26 @@ def describe_missing_folder(run: Run) -> str:
 
 
 def list_artifacts(run: Run) -> list[Artifact]:
-    """List a run's files, the first 2,000 by name, without links."""
-    root = results_folder(run)
-    artifacts: list[Artifact] = []
+    """List a run's files, the first 2,000 by name of those that are found soon, without links."""
+    root, artifacts = results_folder(run), list[Artifact]()
     for name in FETCHABLE:
-        if not (root / name).is_symlink():
-            for artifact in _walk(root, name):
-                artifacts.append(artifact)
-                if len(artifacts) >= MAX_FILES:
-                    return artifacts
-    return artifacts
-
-
-def _walk(root: Path, below: str) -> Iterator[Artifact]:
-    try:
-        with os.scandir(root / below) as entries:
-            sorted_entries = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    for entry in sorted_entries:
-        path = f"{below}/{entry.name}"
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(root, path)
-            elif entry.is_file(follow_symlinks=False):
-                yield Artifact(path, entry.stat(follow_symlinks=False).st_size)
-        except OSError:
-            continue  # deleted meanwhile
+        found = []
+        with suppress(OSError):  # there is none, or more than is looked at
+            for path, about in untrusted.walk(root, name, MAX_ENTRIES):
+                if stat.S_ISREG(about.st_mode):
+                    found.append(Artifact(f"{name}/{path}", about.st_size))
+        artifacts += sorted(found, key=lambda artifact: artifact.path.split("/"))
+    return artifacts[:MAX_FILES]
 
 
 def open_artifact(run: Run, path: str) -> int:
     """Open one of a run's files and return the descriptor; raises BadRequest for anything else."""
-    parts = path.split("/")
-    if parts[0] not in FETCHABLE or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
-        raise BadRequest("the run has no file at this address")
     try:
-        descriptor = os.open(results_folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        for part in parts[:-1]:
-            descriptor = _open_in(descriptor, part, _NO_LINK | os.O_DIRECTORY)
-        descriptor = _open_in(descriptor, parts[-1], _NO_LINK | os.O_NONBLOCK)  # opening a pipe would block
-    except OSError:
+        if path.partition("/")[0] not in FETCHABLE:
+            raise OSError
+        return untrusted.open_file(results_folder(run), path)
+    except (OSError, UnicodeEncodeError):
         raise BadRequest("the run has no file at this address") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise BadRequest("the run has no file at this address")
-    return descriptor
-
-
-def _open_in(folder_descriptor: int, name: str, flags: int) -> int:
-    """Open a name in a folder, and close the folder."""
-    try:
-        return os.open(name, flags, dir_fd=folder_descriptor)
-    finally:
-        os.close(folder_descriptor)
 
 
 def read_pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:

@@ -18,6 +18,8 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.units import format_time, now
+from cloudtrain.nodes.files import MOST_REQUEST
+from cloudtrain.source import untrusted
 
 _MOST_ID = 512  # bytes of the newest line that hold its id
 
@@ -105,7 +107,7 @@ def entries_of_folders(runs: Path) -> Iterator[Entry]:
     for path in sorted(runs.glob("*/a*/request.json")):
         run_id, number = path.parent.parent.name, path.parent.name[1:]
         try:
-            request = json.loads(path.read_bytes())
+            request = json.loads(untrusted.read_file(path.parent, path.name, MOST_REQUEST))
             sent = sent_record(request["nodes"][0]["env"])
             about = sent["about"]
             plan = Plan(
@@ -113,5 +115,5 @@ def entries_of_folders(runs: Path) -> Iterator[Entry]:
                 {"name": run_id.rsplit("-", 3)[0], **(about.get("job") or {})}, "local",
             )  # fmt: skip
             yield Entry(plan, format_time(path.stat().st_mtime))
-        except (OSError, ValueError, TypeError, KeyError, LookupError, BadRequest):
+        except (OSError, ValueError, TypeError, KeyError, LookupError, RecursionError, BadRequest):
             continue

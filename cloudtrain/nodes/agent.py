@@ -21,7 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.nodes import bundles
-from cloudtrain.nodes.files import AnyPath, digests, expand_path, make_folders, read, read_texts, token, walk, write
+from cloudtrain.nodes.files import (
+    MOST_REQUEST,
+    AnyPath,
+    digests,
+    expand_path,
+    make_folders,
+    read,
+    read_texts,
+    token,
+    walk,
+    write,
+)
 from cloudtrain.nodes.removal import measure, remove_run, stop_and_wait
 from cloudtrain.nodes.supervisor import (
     FINAL,
@@ -68,8 +79,8 @@ def _read_first(path: AnyPath, attempt: int) -> int:
 def read_request(folder: AnyPath) -> dict[str, Any] | None:
     """Return the request of an attempt (request.json), or None."""
     try:
-        stored = json.loads((expand_path(folder) / "request.json").read_text())
-    except (OSError, ValueError):
+        stored = json.loads(read(expand_path(folder) / "request.json", limit=MOST_REQUEST))
+    except (OSError, ValueError, RecursionError):
         return None
     return stored if isinstance(stored, dict) else None
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union
 
+from cloudtrain.source import untrusted
+
 AnyPath = Union[str, Path]
+MOST_REQUEST = 64 << 20  # bytes of a request.json
 
 
 def read(path: AnyPath, offset: int = 0, limit: int = 1 << 20) -> bytes:
-    """Return at most `limit` bytes of a file from an offset; b"" if there is no file."""
+    """Return at most `limit` bytes of a regular file from an offset; b"" if there is no file. Raises OSError."""
+    path = expand_path(path)
     try:
-        with open(expand_path(path), "rb") as file:
-            file.seek(offset)
-            return file.read(limit)
+        return untrusted.read_file(path.parent, path.name, limit, offset)
     except FileNotFoundError:
         return b""
 
@@ -78,7 +80,7 @@ def digests(folder: AnyPath, paths: Sequence[str]) -> list[str]:
     for path in paths:
         digest = hashlib.sha256()
         try:
-            with open(top / path, "rb") as file:
+            with open(untrusted.open_file(top, path), "rb") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
             found.append(digest.hexdigest())
@@ -95,11 +97,11 @@ def read_texts(folder: AnyPath, patterns: Sequence[str], limit: int = 1 << 20) -
             os.listdir(folder_path)  # on NFS this refreshes the cached directory
     for path in sorted({path for pattern in patterns for path in top.glob(pattern)}):
         try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
-                contents[str(path.relative_to(top))] = file.read(limit).decode("utf-8", "replace")
+            name = str(path.relative_to(top))
+            start = max(0, path.stat().st_size - limit)
+            contents[name] = untrusted.read_file(top, name, limit, start).decode("utf-8", "replace")
         except OSError:
-            continue  # deleted since it was listed
+            continue  # deleted since it was listed, or no regular file
     return contents
 
 

@@ -56,6 +56,7 @@ SENT_MODULES = (
     "nodes.files",
     "nodes.process",
     "source.archive",
+    "source.untrusted",
     "errors",
 )  # modules of cloudtrain that an agent may import
 EMPTY_PACKAGES = ("cloudtrain", "cloudtrain.nodes", "cloudtrain.source")  # their packages

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cloudtrain.nodes.files import AnyPath, expand_path
+from cloudtrain.nodes.files import AnyPath, expand_path, read, read_texts
 from cloudtrain.nodes.process import boot_id, detach, start_time
 
 FIRST_STATUS_S = 30.0  # timeout for a started supervisor to write its first status
@@ -87,8 +87,8 @@ def _acquire_lock(lock: IO[str]) -> bool:
 def read_status(node: AnyPath) -> dict[str, Any] | None:
     """Return the last status that a node's supervisor wrote (status.json), or None before the first one."""
     try:
-        status = json.loads((expand_path(node) / "status.json").read_text())
-    except (OSError, ValueError):
+        status = json.loads(read(expand_path(node) / "status.json"))
+    except (OSError, ValueError, RecursionError):
         return None
     return status if isinstance(status, dict) and status.get("state") in STATES + FINAL else None
 
@@ -131,8 +131,8 @@ def _state_before_status(node: Path) -> dict[str, Any] | None:
             return _make_state("STARTING")
     if read_status(node) is not None:
         return read_state(node)
-    launcher_output = node / "launcher.out"
-    lines = launcher_output.read_text(errors="replace").strip().splitlines() if launcher_output.exists() else []
+    printed = read_texts(node, ["launcher.out"]).get("launcher.out", "")
+    lines = printed.strip().splitlines()
     return _make_state("LOST", None, "the supervisor did not start" + (f": {lines[-1]}" if lines else ""))
 
 

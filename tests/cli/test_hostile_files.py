@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import output_files
-from cloudtrain.console import runrows
+from cloudtrain.backends.local.backend import LocalBackend
+from cloudtrain.console import artifacts, runrows
+from cloudtrain.errors import BadRequest
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
+from cloudtrain.runs.run import Run
 from tests.backends.attached.test_hostile_output import AT, EVENT, RECORD, START, line
 from tests.conftest import WAIT_S
 
@@ -23,7 +26,7 @@ GOOD, EVIL = "good-261120-101500-ab3d", "evil-261120-101500-ab3d"
 SECRET = "not yours"
 HISTORY, LOG = f"history/{EVIL}-a1/{START}", f"logs/{EVIL}-a1/node-0/{START}"
 EVENT_FILE = "outputs/events.out.tfevents.1763633701.host.1.2"
-PLACES = ("run.json", f"{HISTORY}/run.json", f"{LOG}/00000001", EVENT_FILE, "history", "logs", "outputs", "")
+PLACES = ("run.json", f"{HISTORY}/run.json", f"{LOG}/00000000", EVENT_FILE, "history", "logs", "outputs", "")
 
 
 def write_run(output: Path, run_id: str) -> None:
@@ -115,7 +118,24 @@ def answering(path: Path) -> Iterator[None]:
 
 
 ALL = [(place, kind) for place in PLACES for kind in KINDS]
-SAMPLE = [(PLACES[number], kind) for number, kind in enumerate([*KINDS, "a socket", "a named pipe", "a link"])]
+SAMPLE = list(
+    zip(
+        (*PLACES, PLACES[1], PLACES[1]),
+        (
+            "a named pipe",
+            "a socket",
+            "a named pipe",
+            "a named pipe",
+            "a folder",
+            "bytes",
+            "a socket",
+            "a link",
+            "a link",
+            "bytes",
+        ),
+        strict=True,
+    )
+)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +158,10 @@ def test_commands_show_the_rest(place: str, kind: str, output: Path, home: Path,
     assert [each.code for each in whole] == [0, 0, 0] and whole[1].out == "hello\nmore\n"
     said = "\n".join([listed.err, caplog.text, *found["unreadable"].values(), *(each.err for each in others)])
     assert SECRET not in said + "".join(each.out for each in [listed, *others])
-    assert {each.code for each in others} in ({0}, {5}, {2}), [each.err for each in others]
+    lacks = place in (PLACES[1], "history", "")  # what tells the run's state
+    assert {each.code for each in others} == {0 if not lacks else 2 if kind == "a folder" else 5}, [
+        each.err for each in others
+    ]
     if kind != "a folder" and (kind, place) != (
         "bytes",
         EVENT_FILE,
@@ -165,3 +188,33 @@ def test_nested_records_are_none(output: Path, cli):
         assert cli("attach", "--all", output).code == 0
         refused = cli("show", EVIL)
         assert refused.code == 2 and "are not a run history that this version of cloudtrain can read" in refused.err
+
+
+@pytest.mark.usefixtures("census")
+@pytest.mark.parametrize("name", ["request.json", "node-0/status.json", "node-0/log", "node-0/launcher.out"])
+def test_what_a_job_of_ones_own_puts_in_the_place_of_its_files(name: str, project: Path, home: Path, cli, shell):
+    run_id = shell("submit", "train.py", "--wait", "--json").rows[-1]["run_id"]
+    there = home / "runs" / run_id / "a1" / name
+    there.unlink()
+    os.mkfifo(there)
+    with answering(there):
+        for words in (("ls",), ("show", run_id), ("logs", run_id), ("fetch", run_id, "-o", home / "got")):
+            assert cli(*words).code in (0, 2, 5), words
+        assert LocalBackend({}, home / "runs").status(str(there.parents["/" in name])).state.final
+
+
+def test_the_console_lists_a_folder_without_an_end(output: Path, home: Path, monkeypatch):
+    """Files that are found soon are shown; a pipe is none, and is not opened."""
+    outputs = output / EVIL / "outputs"
+    (outputs / "a").mkdir()
+    (outputs / "a" / "fine").write_text("x")
+    os.mkfifo(outputs / "pipe")
+    run = Run(EVIL, Store(home))
+    name = EVENT_FILE.partition("/")[2]
+    assert [one.path for one in artifacts.list_artifacts(run)] == ["outputs/a/fine", f"outputs/{name}"]
+    for path in ("outputs/pipe", "outputs/a", "outputs/a/../a/fine", "history/x"):
+        with answering(outputs / "pipe"), pytest.raises(BadRequest, match="the run has no file at this address"):
+            artifacts.open_artifact(run, path)
+    os.close(artifacts.open_artifact(run, "outputs/a/fine"))
+    monkeypatch.setattr(artifacts, "MAX_ENTRIES", 2)
+    assert len(artifacts.list_artifacts(run)) <= 2

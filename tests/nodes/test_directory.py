@@ -212,3 +212,13 @@ def test_a_cancelled_node_is_not_started(node):
     (node / "cancel").touch()
     assert not directory.start(node, ["/bin/true"], {}, {})
     assert directory.node_status(node).state is State.CANCELLED
+
+
+def test_a_line_without_an_end_is_left_out_and_the_next_one_has_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_logs, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(node_logs, "MOST_LINE", 1000)
+    first, last = b"0 0 2026-11-20T10:15:01Z a\n", b"1 0 2026-11-20T10:15:02Z b\n"
+    (tmp_path / "log").write_bytes(first + b"7 0 2026-11-20T10:15:01Z " + b"x" * 5500 + b"\n" + last)
+    (one, other) = node_logs.tail([tmp_path / "log"])
+    assert (one.text, other.text) == ("a", "b")
+    assert (int(one.cursor), int(other.cursor)) == (len(first), (tmp_path / "log").stat().st_size)

@@ -20,8 +20,9 @@ from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, Status
+from cloudtrain.nodes.files import MOST_REQUEST, write
 from cloudtrain.nodes.files import token as shared_token
-from cloudtrain.nodes.files import write
+from cloudtrain.source import untrusted
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -204,8 +205,8 @@ class LocalBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         try:
-            return dict(json.loads((self._folder(handle) / "labels.json").read_text()))
-        except (OSError, ValueError):
+            return dict(json.loads(untrusted.read_file(self._folder(handle), "labels.json", MOST_REQUEST)))
+        except (OSError, ValueError, RecursionError):
             return {}
 
     def status(self, handle: str) -> Status:
@@ -244,7 +245,7 @@ class LocalBackend:
         from cloudtrain.source.folder_writer import copy_tree
 
         folder = self._folder(handle)
-        request = json.loads((folder / "request.json").read_text())
+        request = json.loads(untrusted.read_file(folder, "request.json", MOST_REQUEST))
         run_dir = Path(request["nodes"][0]["env"]["CLOUDTRAIN_RUN_DIR"])
         if run_dir == Path(handle).parent:  # the job names no output
             run_dir = folder.parent
@@ -315,7 +316,7 @@ def _base_environment(plan: Plan) -> dict[str, str]:
 def _node_folders(folder: Path) -> list[Path]:
     """Return the folders of the nodes of an attempt."""
     try:
-        request = json.loads((folder / "request.json").read_text())
-    except (OSError, ValueError):
+        request = json.loads(untrusted.read_file(folder, "request.json", MOST_REQUEST))
+    except (OSError, ValueError, RecursionError):
         return []
     return [folder / Path(node["folder"]).name for node in request["nodes"]]  # the home may have been moved

@@ -30,6 +30,7 @@ from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.job.units import now
 from cloudtrain.nodes import files
 from cloudtrain.nodes.process import boot_id, start_time
+from cloudtrain.source import untrusted
 from cloudtrain.source.node_code import module
 
 BASE = "/opt/ml"
@@ -220,7 +221,7 @@ class _Host:
     def read_failure(self) -> str:
         """Return the text that the container wrote to /opt/ml/output/failure, "" without one."""
         try:
-            return (self.folder / "ml/output/failure").read_text(errors="replace")[:900]
+            return untrusted.read_file(self.folder, "ml/output/failure", 900).decode(errors="replace")
         except OSError:
             return ""
 
