@@ -82,7 +82,7 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
     """Return what a person should know of a planned job."""
     found = []
     if job.compat == "skypilot":
-        found.append("compat: skypilot: run and setup go on after a command that fails, as in SkyPilot")
+        found.append("compat: skypilot: run and setup continue after a command that fails, as in SkyPilot")
     elif job.compat == "dstack":
         found.append("compat: dstack: a pipeline in run or setup fails only where its last command does, as in dstack")
     if plan.manifest.get("rank_env") is False:
