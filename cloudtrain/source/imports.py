@@ -22,7 +22,7 @@ _PROCESSES = ("run", "call", "check_call", "check_output", "Popen", "system", "p
 _OTHER_LAUNCHERS = re.compile(r"\b(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|srun)\b")  # set the world
 _BY_CONFIG = ("instantiate", "LightningCLI")  # import what a configuration file names
 _CONFIGURED = re.compile(r"(?m)^[ \t-]*(?:_target_|class_path):[ \t]*[\"']?([A-Za-z_][\w.]*)")
-_IN_SHELL = re.compile(r"([\w./-]+\.(?:py|sh))\b|-m[ \t]+([A-Za-z_][\w.]*)")
+_IN_SHELL = re.compile(r"(?<![\w./-])([\w./-]+\.(?:py|sh))\b|-m[ \t]+([A-Za-z_][\w.]*)")
 
 
 class Imports:
