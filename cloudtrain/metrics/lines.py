@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from cloudtrain.metrics.dicts import to_number
-from cloudtrain.metrics.names import Kind, clean_name, kind
+from cloudtrain.metrics.names import Kind, clean_name, kind, read_name
 
 MAX_LINE = 4096  # characters of a line that are read
 
@@ -18,23 +18,36 @@ _HEAD = re.compile(  # `2026-05-18 16:04:46,338 - `, `[rank0]: [titan] `
 _EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *[=:]? *\d)", re.IGNORECASE)
 _STEP = re.compile(
     r"(?<![\w/.@-])(?:(global[_ ]?steps?|train[_ ]step|num_updates|total_timesteps)|"
-    r"step|(steps)|iterations?|iters?|itr|updates?|batch|round|it)\b\s*+[:=#]?\s*+\[?\s*+(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
+    r"step|(steps)|timesteps?|iterations?|iters?|itr|updates?|batch|round|it)\b"
+    r"[\s:=#]*+(?:\.{2,3} ?\()?\[?\s*+(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
     r"(?![\w%]|\.\d|,\d|\s*/\s*s\b)",
     re.IGNORECASE,
 )
+_EPISODE = re.compile(r"\b(?:n_)?episode(?: num)?\b[\s:=#]*+(\d{1,18})(?![\w%]|\.\d|,\d)", re.IGNORECASE)
 _EPOCH = re.compile(
     r"(?<![\w/.-])epoch(?:\(\w+\))?\s*+[:=#]?\s*+\[?\s*+(\d{1,9}(?:\.\d+)?)\s*(?:/\s*\d{1,9})?\]?"
     r"(?:\s*[:,|]?\s*\[?\s*(\d{1,12})\s*/\s*(\d{1,12})(?![\w.%]))?|"
     r"\btrain: (\d{1,9}) \[\s*(\d{1,12})/(\d{1,12})\b",  # timm
     re.IGNORECASE,
 )
-_FIRST = re.compile(r"\s*(?:\[(\d{1,12})\]\s|(\d{1,12}):\s)")  # of boosted trees
+_FIRST = re.compile(r"\s*(?:\[(\d{1,12})\]\s|(\d{1,12}):\s|\((\d{1,12})/\d{1,12}\)\s)")  # of boosted trees, of a bar
+_HEADER = re.compile(  # begins a line that names only a position, for the lines below it
+    r"[\W_]*(?:(?:global|training|learning|train)[_ ])?(?:epoch|step|iteration|iter|batch|episode|round)\b",
+    re.IGNORECASE,
+)
+_PLACES = re.compile(r"\[(\d{1,9})(?:/\d{1,9})?\]\s?\[(\d{1,12})/(\d{1,12})\]")  # epoch, step
+_CONFIGURATION = re.compile(
+    r"\W*(?:\w{1,20} ){0,2}(?:hyper[-_ ]?param(?:eter)?s?|hparams|config(?:uration)?s?|settings|arguments|args|options|flags)"
+    r"\s*[:=]",
+    re.IGNORECASE,
+)
 _PLACE = re.compile(r"(?:\[|━ )\s*(\d{1,12})\s*/\s*(\d{1,12})(?=[\s\](])")
 _WORDS = r"[A-Za-z_][\w./@'-]*"
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|NaN|inf|Infinity)\b"
 _FIELD = re.compile(
-    rf"(?<![\w./@'\"-])({_WORDS}(?: {_WORDS}){{0,3}})(?: \([a-z ]+\))?(\s*[:=]\s*|\s{{1,12}})\(?({_NUMBER})%?"
-    r"(?:/(\d+)(?![\w./]))?(?!\w|\.\w|,\d|:\d|/\d|-\d|\s*[*^<>&?]|\s*\+ )"
+    rf"(?<![\w./@'\"-])({_WORDS}(?: {_WORDS}){{0,3}})(?: \([a-z ]+\))?(\s*[:=]\s*|\s{{1,12}})(?:\(|\[(?=[\d.eE+-]{{1,24}}\]))?"
+    rf"({_NUMBER})%?"
+    r"(?:/(\d+)(?![\w./]))?(?!\w|\.\w|,\d|:\d|/\d|-\d|\s*[*^<>&?]|\s*\+ | (?:m?s|min|sec|seconds|minutes|h|hours)\b)"
 )
 _CELL = re.compile(rf"\s*\|\s++([\w/@. -]*[\w/@.-])\s*+\|\s+({_NUMBER})\s*\|\s*$")  # a row of Stable Baselines' table
 _ENDS = re.compile(r"\s*(?:$|[,;|)\](]|- |\s{2}|[A-Za-z_][\w./@-]*\s?[:=\s])")
@@ -70,27 +83,46 @@ def parse_line(text: str) -> Fields:
     evaluation = _EVALUATION.match(text, start)
     prefix = evaluation[1].lower() + "_" if evaluation else ""
     values: dict[str, float] = {}
-    holds = False
+    holds, settings = False, 0
     for match in _FIELD.finditer(text, start):
-        name, separator, number, whole = match.groups()
-        name = clean_name(name)
-        sort = kind(name)
-        if sort is Kind.SETTING or name in values:
+        words, separator, number, whole = match.groups()
+        sort, name, short = read_name(words)
+        if sort is Kind.SETTING:
+            settings += 1
             continue
         named, exact = not separator.isspace(), not number.lstrip("+-").isdigit()
         if not (named or exact or (sort is Kind.METRIC and _ENDS.match(text, match.end()))):
             continue
         if sort is Kind.OTHER and not (named and exact):
             continue
+        if name is not short and _goes_on(text, match.start()):
+            name = short
         value = to_number(number.replace(",", ""))
-        if value is None or (whole and not float(whole)):
+        if name in values or value is None or (whole and not float(whole)):
             continue
         holds = holds or sort is Kind.METRIC or (sort is Kind.WEAK and position.step is not None)
         values[_qualified(name, prefix)] = value / float(whole) if whole else value
-    if not holds or _CODE.search(text):
+    if not holds or _CODE.search(text) or _is_configuration(text, start, position, settings, len(values)):
         values = {}
     own = bool(prefix) and position.size > 0 and position.epoch is None
     return Fields(Position(epoch=position.epoch) if own else position, values, own)
+
+
+def is_header(text: str) -> bool:
+    """Return whether a line begins with a position, which then holds for the lines below it."""
+    return _HEADER.match(text, _head(text)) is not None
+
+
+def _goes_on(text: str, at: int) -> bool:
+    """Return whether a word stands before this place: what begins here is the rest of a sentence."""
+    return at > 1 and text[at - 1] == " " and text[at - 2].isalpha()
+
+
+def _is_configuration(text: str, start: int, position: Position, settings: int, others: int) -> bool:
+    """Return whether a line prints what a training was started with."""
+    if position.step is not None or position.epoch is not None:
+        return False
+    return (settings > 2 and settings > others) or _CONFIGURATION.match(text, start) is not None
 
 
 def _head(text: str) -> int:
@@ -114,9 +146,13 @@ def parse_position(text: str, start: int = 0) -> Position:
             return Position(int(match[3]), 0, epoch)
         if step is None and not (match[2] and epoch is not None):  # beside an epoch these are its steps
             step, size = int(match[3]), int(match[4] or 0)
+    if step is None and epoch is None and "][" in text and (places := _PLACES.search(text, start)):
+        epoch, step, size = float(places[1]), int(places[2]), int(places[3])
     if step is None and (match := _PLACE.search(text, start) or _FIRST.match(text, start)):
-        step = int(match[1] or match[2])
+        step = int(match[match.lastindex or 1] if match.re is _FIRST else match[1])
         size = int(match[2] or 0) if match.re is _PLACE else 0
+    if step is None and epoch is None and "pisode" in text and (match := _EPISODE.search(text, start)):
+        step = int(match[1])
     return Position(step, size, epoch, None if epoch is not None and step is not None else False)
 
 

@@ -44,9 +44,18 @@ _QUALIFIERS = """
     gradient macro micro weighted top final sec second tokens s
 """
 
-_METRICS, _WEAKS, _COMPANIONS, _SETTINGS, _QUALIFYING = (
-    frozenset(text.split()) for text in (_METRIC, _WEAK, _COMPANION, _SETTING, _QUALIFIERS)
+_NO_NAMES = """
+    the a an is was are of with at for to after by in on so far has had and or from over using than when while
+    epoch epochs step steps iter iters iteration iterations episode episodes update updates done finished finish
+    completed complete end ended start started begin took saved saving loaded loading resume resumed improved
+    decreased increased reached got new model checkpoint results result metrics summary stats set this that now log
+    info root
+"""  # words that a name does not begin with, whatever stands before them
+_METRICS, _WEAKS, _COMPANIONS, _SETTINGS, _QUALIFYING, _CUT = (
+    frozenset(text.split()) for text in (_METRIC, _WEAK, _COMPANION, _SETTING, _QUALIFIERS, _NO_NAMES)
 )
+# Words that name nothing: what stands before them is no part of a name.
+_OF_SETTINGS = frozenset(("target", "threshold", "num", "number", "ignore", "type", "n", "patience"))  # target_return
 _WORD = re.compile(r"[a-z]+\d*|\d+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -55,17 +64,23 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 def kind(name: str) -> Kind:
     """Return what a name stands for."""
     words = _words(name)
-    strong = any(word in _METRICS or word.endswith(("loss", "acc", "accuracy", "ppl")) for word in words)
+    strong = any(map(_is_metric, words))
     settings = [word for word in words if word in _SETTINGS]
     if strong and all(
         word in ("total", "batch", "step", "epoch", "max", "min", "id", "iter", "time") for word in settings
     ):
         return Kind.METRIC
+    if strong and _is_metric(words[-1]) and not _OF_SETTINGS.intersection(settings):
+        return Kind.METRIC  # the last word is what it is: a value_function loss, a duration loss
     if settings and not (set(words) & {"per", "sec"} and set(words) & {"tokens", "samples", "steps"}):
         return Kind.SETTING
     if any(word in _WEAKS for word in words):
         return Kind.WEAK
     return Kind.COMPANION if any(word in _COMPANIONS for word in words) else Kind.OTHER
+
+
+def _is_metric(word: str) -> bool:
+    return word in _METRICS or word.endswith(("loss", "acc", "accuracy", "ppl"))
 
 
 @lru_cache(4096)
@@ -78,6 +93,25 @@ def clean_name(text: str) -> str:
     while first > 0 and _belongs(words[first - 1]):
         first -= 1
     return "_".join(words[first:]).lower().replace("._", "_").strip("._-'")
+
+
+@lru_cache(4096)
+def read_name(text: str) -> tuple[Kind, str, str]:
+    """Return what printed words name: its kind, the name as it is stored, and the name where a sentence stands before it.
+
+    The name is the whole phrase, in lower case, joined by underscores: value_function_loss.
+    """
+    short = clean_name(text)
+    words = text.lower().split()
+    while len(words) > 1 and words[-1] in ("is", "was", "are"):
+        words.pop()
+    first = next((at for at in range(len(words) - 1, 0, -1) if _is_no_name(words[at - 1])), 0)
+    name = "_".join(words[first:]).replace("._", "_").strip("._-'")
+    return kind(short), short if name == short else name, short
+
+
+def _is_no_name(word: str) -> bool:
+    return word in _CUT or "." in word.rstrip(".")
 
 
 def _belongs(word: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from cloudtrain.events import ESCAPE, OFF, STEPS, Point
 from cloudtrain.metrics.bars import Bar, is_part_of_bar, parse_bar, parse_keras_bar
 from cloudtrain.metrics.dicts import parse_dict, to_number
-from cloudtrain.metrics.lines import parse_line, parse_position
+from cloudtrain.metrics.lines import is_header, parse_line, parse_position
 from cloudtrain.metrics.names import Kind, is_environment, kind
 from cloudtrain.metrics.steps import EPOCH_TITLE, Steps
 from cloudtrain.metrics.tables import Table, is_row
@@ -18,7 +18,6 @@ STEP_KEYS = ("step", "global_step", "iteration", "iter", "num_updates", "train/g
 AXES = {*STEP_KEYS, "epoch", "total_flos"}
 _WAIT = 4  # lines of a rank within which tqdm draws its bar again behind a dictionary
 _HEADING = re.compile(r"\s*Epoch (\d{1,9})/\d{1,9}\s*")
-_ALONE = re.compile(r"\W*(?:(?:global[_ ])?step|iteration|iter)\b", re.IGNORECASE)
 _BEFORE_DICT = re.compile(  # what may stand before a dictionary of metrics, other than the head of a log line
     r"(?:.*(?:\b|_)(?:losses|metrics?|results?|scores?|stats|evaluation|eval|train|val|validation|test|epoch[\s:=]*\d+|step[\s:=]*\d+)"
     r"|.{0,120}\b(?:INFO|DEBUG)\b.*|\[?rank ?\d+\]?)\W*",
@@ -117,7 +116,9 @@ class MetricParser:
             yield from self._release(rank)
         title = EPOCH_TITLE.search(bar.title)
         epoch = float(title[1]) if title else steps.epoch
-        fields = {name: value for name, raw in bar.fields if (value := to_number(raw)) is not None and name != "v_num"}
+        fields = {
+            name: value for name, raw in bar.fields if (value := to_number(raw)) is not None and not _names_place(name)
+        }
         for name, value in self._without_patterns(fields).items():
             at = steps.in_bar(name, bar.done, bar.size, float(title[1]) if title else None)
             if at is not None:
@@ -165,9 +166,8 @@ class MetricParser:
         if table.is_open:
             self._below.add(rank)
         keras = parse_keras_bar(text)
-        position, values, evaluation = parse_line(text[keras[2] :] if keras else text)
-        names_step = bool(values) or _ALONE.match(text) is not None
-        values = {} if is_part_of_bar(text) else self._without_patterns(values)
+        position, found, evaluation = parse_line(text[keras[2] :] if keras else text)
+        values = {} if is_part_of_bar(text) else self._without_patterns(found)
         if keras and values:
             for name, value in values.items():
                 at = steps.in_bar(name, keras[0], keras[1], steps.epoch)
@@ -176,12 +176,13 @@ class MetricParser:
             return
         step = steps.globalize(position)
         if not values:
-            if step is not None and names_step:
-                steps.name_step(step)
+            if (step is not None or position.epoch is not None) and (found or is_header(text)):
+                steps.name_place(step, position.epoch)
             return
+        epoch = steps.heading if step is None and position.epoch is None else position.epoch
         for name, value in values.items():
-            at = steps.implicit(name, position.epoch, same=evaluation) if step is None else steps.explicit(name, step)
-            yield Point(at, name, value, position.epoch)
+            at = steps.implicit(name, epoch, same=evaluation) if step is None else steps.explicit(name, step)
+            yield Point(at, name, value, epoch)
 
     def _row(self, axes: dict[str, int], values: dict[str, float], steps: Steps) -> Iterator[Point]:
         step, epoch = axes.get("step", axes.get("epoch")), axes.get("epoch")
@@ -203,6 +204,11 @@ class MetricParser:
 
 def _of_rank(values: Mapping[tuple[int, str], Any], rank: int) -> dict[str, Any]:
     return {name: value for (of, name), value in values.items() if of == rank}
+
+
+def _names_place(name: str) -> bool:
+    """Return whether a bar's field says where the training stands, not how good it is."""
+    return name == "v_num" or name.lower().rpartition("/")[2] in AXES
 
 
 def _is_candidate(text: str) -> bool:

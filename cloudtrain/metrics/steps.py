@@ -41,7 +41,8 @@ class Steps:
         self._local: tuple[float, int, bool | None] | None = (
             None  # epoch, step in it, whether steps begin again with it
         )
-        self.epoch: float | None = None  # of the newest heading
+        self.epoch: float | None = None  # of the newest heading of Keras
+        self.heading: float | None = None  # of the newest line that named an epoch and nothing else
 
     def explicit(self, name: str, step: int) -> int:
         """Return the step that a metric's own line names, and remember it."""
@@ -92,9 +93,12 @@ class Steps:
         prepared = self._bar[0] >= self._bar[1] and _WORD.search(self._title) and not _TRAINING.search(self._title)
         return self._last is None and not prepared
 
-    def name_step(self, step: int) -> None:
-        """Remember a step that stands alone in its line."""
-        self._last = step
+    def name_place(self, step: int | None, epoch: float | None) -> None:
+        """Remember a step, or an epoch, that stands alone in its line."""
+        if step is None:
+            self.heading = epoch
+        else:
+            self._last = step
 
     def globalize(self, position: Position) -> int | None:
         """Return the step over all epochs of a line that names one; None where it names none."""
