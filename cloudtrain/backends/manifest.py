@@ -59,7 +59,8 @@ class Manifest:
     setup: str = ""
     resume_args: tuple[str, ...] = ()
     compat: str = ""
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None  # None: all results of the working directory
+    keep_limit: int | None = None  # bytes; the launcher's own limit
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
     hyperparameters: Mapping[str, Any] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
@@ -81,14 +82,15 @@ class Manifest:
         """Return the manifest for an attempt of a validated job."""
         texts = [*(job.argv()[1:] if job.form != "shell" else ()), *job.env.values()]
         extended = (
-            job.form != "script" or job.setup or job.resume_args or job.keep or any(map(placeholders.used, texts))
+            job.form != "script" or job.setup or job.resume_args or job.kept or any(map(placeholders.used, texts))
         )
         return cls(
             form=job.form,
             setup=job.setup or "",
             resume_args=tuple(job.resume_args),
             compat=job.compat or "",
-            keep=tuple(job.keep),
+            keep=job.kept,
+            keep_limit=job.keep_limit_bytes,
             rank_env=job.has_rank_env,
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
@@ -127,10 +129,22 @@ class Manifest:
         data = asdict(self)
         del data["about"]  # a plan has the same data elsewhere
         data["argv"], data["resume_args"] = list(self.argv), list(self.resume_args)
-        data["keep"] = list(self.keep)
-        for name in ("stall_s", "idle_s", "silence_s", "join_s", "form", "setup", "resume_args", "compat", "keep"):
+        data["keep"] = None if self.keep is None else list(self.keep)
+        for name in (
+            "stall_s",
+            "idle_s",
+            "silence_s",
+            "join_s",
+            "form",
+            "setup",
+            "resume_args",
+            "compat",
+            "keep_limit",
+        ):
             if data[name] in (None, "", [], "script"):
                 del data[name]
+        if data["keep"] is None:
+            del data["keep"]
         for name, default in (("rank_env", True), ("hyperparameters", None), ("aip_env", False)):
             if data[name] == default:
                 del data[name]
@@ -144,7 +158,8 @@ class Manifest:
                 f"the plan's manifest has version {data.get('version')}, this cloudtrain reads up to {MOVED}",
                 "run cloudtrain plan again with this version",
             )
-        lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args", "keep")}
+        lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args")}
+        lists |= {"keep": tuple(data["keep"])} if "keep" in data else {}
         return cls(**{**data, **lists})
 
     def encode(self) -> list[str]:

@@ -173,6 +173,7 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
 
 # What a job has that says nothing, apart from empty values and false: the job's own model would load pydantic.
 DEFAULTS: Mapping[str, Any] = {
+    "keep": "auto",
     "arg_style": "argparse",
     "distributed_env": "auto",
     "num_nodes": 1,

@@ -53,8 +53,8 @@ class Field:
 _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
-        "Script": "entrypoint args | trainer run setup arg_style distributed_env sm_env aip_env resume_args keep compat metrics"
-        " fit.model fit.batch fit.sequence fit.precision fit.checkpointing fit.accumulation fit.steps",
+        "Script": "entrypoint args | trainer run setup arg_style distributed_env sm_env aip_env resume_args keep"
+        " keep_limit compat metrics fit.model fit.batch fit.sequence fit.precision fit.checkpointing fit.accumulation fit.steps",
         "Hyperparameters": "hyperparameters",
         "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
         " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"
@@ -83,7 +83,8 @@ _KINDS = {
 }  # fmt: skip
 _LABELS = {
     "name": "Name", "args": "Further arguments", "arg_style": "Argument style", "entrypoint": "Script",
-    "run": "Shell text", "keep": "Files to copy back", "setup": "Setup commands", "trainer": "Shared trainer",
+    "run": "Shell text", "keep": "Files to copy back", "keep_limit": "At most of them",
+    "setup": "Setup commands", "trainer": "Shared trainer",
     "num_nodes": "Nodes", "min_nodes": "Fewest nodes", "processes_per_node": "Processes per node",
     "resources.use_spot": "Spot capacity", "resources.disk_gb": "Disk (GB)", "resources.cpus": "CPU cores",
     "retry.max_attempts": "Attempts", "retry.on_events": "Retry after", "limits.max_runtime": "Longest run",

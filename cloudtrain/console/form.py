@@ -168,6 +168,8 @@ class Form:
         is_command = field.path == ("entrypoint",) and text.startswith("[")
         if field.kind in ("text", "choice") and not is_command:
             return text
+        if field.path == ("keep",) and text in ("auto", "none"):
+            return text
         if field.kind == "lines" and not text.startswith("["):
             return [line for line in text.split("\n") if line]
         if field.kind == "words" and not text.startswith("["):

@@ -136,8 +136,10 @@ class JobKeys(TypedDict, total=False):
     """Shell script that runs once per node before the training; if it fails, the job ends."""
     resume_args: Sequence[str | int | float | bool]
     """Arguments added when an attempt resumes from a checkpoint; {checkpoint} is its path."""
-    keep: Sequence[str]
-    """Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"]."""
+    keep: Literal["auto", "none"] | Sequence[str]
+    """Files that the script writes in its folder and to copy back: [out, "runs/*/best.pt"]; auto: all; none."""
+    keep_limit: str | None
+    """How much keep: auto copies back of each node, the newest files; default: 20GB."""
     compat: Literal["skypilot", "dstack"] | None
     """Also set the node variables of this tool, such as SkyPilot, for entrypoint commands and run."""
     arg_style: Literal["argparse", "hf", "hydra"]

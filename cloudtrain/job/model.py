@@ -10,7 +10,16 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cloudtrain.errors import Problem
 from cloudtrain.job.arguments import argv
@@ -25,6 +34,7 @@ from cloudtrain.job.fields import (
     Name,
     OneOrMore,
     Place,
+    Size,
     Sources,
     Spec,
     Text,
@@ -32,9 +42,14 @@ from cloudtrain.job.fields import (
     none_yet,
     place,
 )
-from cloudtrain.job.problems import fit_name, located, quote, wrong
+from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
 from cloudtrain.job.sections import Checkpoint, Environment, Fit, Input, Limits, Parallelism, Resources, Retry
+from cloudtrain.job.units import size_bytes
 
+Kept = Annotated[
+    Annotated[Literal["auto", "none"], Tag(ONE)] | Annotated[Many[list[Inside]], Tag(SEVERAL)],
+    Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
+]
 SHARED_TRAINER = ".cloudtrain/train.py"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
@@ -79,9 +94,12 @@ class JobModel(Spec):
         default_factory=none_yet,
         description="Arguments added when an attempt resumes from a checkpoint; {checkpoint} is its path.",
     )
-    keep: Many[list[Inside]] = Field(
-        default_factory=none_yet,
-        description='Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"].',
+    keep: Kept = Field(
+        default="auto",
+        description='Files that the script writes in its folder and to copy back: [out, "runs/*/best.pt"]; auto: all; none.',
+    )
+    keep_limit: Size | None = Field(
+        default=None, description="How much keep: auto copies back of each node, the newest files; default: 20GB."
     )
     compat: Literal["skypilot", "dstack"] | None = Field(
         default=None,
@@ -210,6 +228,15 @@ class JobModel(Spec):
             "allow_large": self.allow_large,
             "allow_pointers": self.allow_pointers,
         }
+
+    @property
+    def kept(self) -> tuple[str, ...] | None:
+        """The patterns of `keep`; None for auto."""
+        return None if self.keep == "auto" else () if self.keep == "none" else tuple(self.keep)
+
+    @property
+    def keep_limit_bytes(self) -> int | None:
+        return size_bytes(self.keep_limit) if self.keep_limit else None
 
     @property
     def processes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +136,8 @@ def plan_next(
     resolved = planner.resolve(Job.from_dict(data), sets)
     saved = retry.saved(store, newest.run_id)
     given = resolved.job.checkpoint
-    carried = attempts.carry_checkpoints(given.model_dump(), resolved.backend, newest, bool(saved))
+    in_folder = bool(retry.saved(store, newest.run_id, in_folder=True))
+    carried = attempts.carry_checkpoints(given.model_dump(), resolved.backend, newest, in_folder)
     resolved.job = resolved.job.model_copy(update={"checkpoint": given.model_copy(update=carried)})
     bundle = brought.bundle if brought else attempts.stored_bundle(newest, store.home)
     plan = planner.plan_stored(resolved, bundle, earlier=earlier)
@@ -146,23 +147,27 @@ def plan_next(
             f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
             "to move a run, its job needs an output (a bucket or folder) that both targets can use",
         )
-    if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
+    if saved and resolved.job.keep != "none" and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
         notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
 
 
 def describe_start(store: Store, plan: Plan) -> str:
     """Return the number of an attempt and what it begins from, as far as earlier attempts reported checkpoints."""
-    reported = [
-        event.data for event in store.events(plan.run_id, "checkpoint") if {"step", "written"} & event.data.keys()
-    ]
+    known = {"step", "written", "kept"}
+    reported = [event.data for event in store.events(plan.run_id, "checkpoint") if known & event.data.keys()]
     folder = store.home / "runs" / plan.run_id / "checkpoints"  # a run that ended soon may not have reported them
     if not reported and not (folder.is_dir() and any(folder.iterdir())):
         return f"attempt {plan.attempt} begins from the start: no checkpoint was saved"
     # What the launcher saw written has no step, and need not be the newest.
-    step = next((data["step"] for data in reversed(reported) if "step" in data), None)
-    newest = "the newest checkpoint" if step is None else f"step {step}, the newest checkpoint that was reported,"
-    return f"attempt {plan.attempt} resumes from {newest} in {attempts.place(plan)}"
+    newest: Mapping[str, Any] = next((data for data in reversed(reported) if "step" in data), {})
+    kept = next((data["kept"] for data in reversed(reported) if "kept" in data), None)
+    text = "the newest checkpoint" if not newest else f"step {newest['step']}, the newest checkpoint that was reported,"
+    if kept and not newest:
+        return f"attempt {plan.attempt} finds {kept} in the script's folder, as earlier attempts left it"
+    if newest.get("kept"):
+        return f"attempt {plan.attempt} finds step {newest['step']} in the script's folder: {newest['kept']}"
+    return f"attempt {plan.attempt} resumes from {text} in {attempts.place(plan)}"
 
 
 def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

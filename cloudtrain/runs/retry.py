@@ -101,6 +101,7 @@ def without_progress(store: Store, run_id: str, number: int) -> str:
     )
 
 
-def saved(store: Store, run_id: str) -> set[str]:
-    """Return the attempts of a run that have written a checkpoint."""
-    return {event.attempt for event in store.events(run_id, "checkpoint") if {"step", "written"} & event.data.keys()}
+def saved(store: Store, run_id: str, *, in_folder: bool = False) -> set[str]:
+    """Return the attempts of a run that have written a checkpoint; `in_folder`: into the run's folder of checkpoints."""
+    events = [event for event in store.events(run_id, "checkpoint") if {"step", "written", "kept"} & event.data.keys()]
+    return {event.attempt for event in events if not (in_folder and "kept" in event.data)}

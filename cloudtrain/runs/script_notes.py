@@ -36,6 +36,14 @@ _JOINS = re.compile(
     r"|flax|tensorflow|transformers|trl|composer|colossalai|megatron|\w*RANK|\w*WORLD_SIZE|MASTER_ADDR|cloudtrain_runtime"
     r"|SLURM_\w+)\b"
 )
+# Options and variables that name a folder for results; a path of a model or of data may be absolute.
+_RESULTS = (
+    r"(?:output|out|save|results?|logging)[_-]?(?:dir|path|folder)|(?:checkpoint|ckpt)s?[_-]?(?:dir|folder)|output"
+)
+_RESULTS_NAME = re.compile(_RESULTS)
+_RESULTS_DEFAULT = re.compile(
+    rf"""\b(?:{_RESULTS})["']?(?:,[^()\n]{{0,200}}default)?\s{{0,4}}=\s{{0,4}}["'](?:/|~)[^"'\n]{{0,200}}["']"""
+)
 _OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?![^\S\n]*#)[^\n]*/opt/ml/\w")
 
 
@@ -105,6 +113,7 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         found += _copies_notes(job, plan, texts)
         found += _style_notes(job, options.declared(texts)) if job.hyperparameters or job.args else []
     found += _keep_notes(job, texts)
+    found += _outside_notes(job, texts)
     for key, text in (("run", job.run), ("setup", job.setup)):
         if text and (name := next(placeholders.names(text), "")):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
@@ -147,6 +156,28 @@ def _keep_notes(job: Job, texts: Texts) -> list[str]:
         f"checkpoint.keep is {keep}, but nothing in the source reads it: only the shared trainer deletes its older"
         " checkpoints; a script reads CLOUDTRAIN_CHECKPOINT_KEEP and deletes its own"
     ]
+
+
+def _outside_notes(job: Job, texts: Texts) -> list[str]:
+    """Return the notes on results that cannot come home: folders outside of the script's own."""
+    if job.trainer or job.form == "shell":
+        return []
+    given = [(f"--{name}", str(value)) for name, value in job.hyperparameters.items()]
+    for word, following in pairwise([*job.argv()[1:], ""]):
+        name, equals, value = word.partition("=")
+        given.append((name, value if equals else following))
+    found = {
+        f"{name} {value}": f"{name} out"
+        for name, value in given
+        if value.startswith(("/", "~")) and _RESULTS_NAME.fullmatch(name.lstrip("-").rpartition(".")[2])
+    }
+    named = {name.lstrip("-").replace("-", "_") for name, _ in given}
+    match = texts.find(_RESULTS_DEFAULT, (".py",))
+    if match and (option := _RESULTS_NAME.match(match.text)) and option[0] not in named:
+        folder = re.split(r"[\"']", match.text)[-2]
+        found[f"{match.place}: {option[0]} {folder}"] = "a relative path, such as out"
+    lost = "is outside of the script's folder: its files do not come home, and the next attempt does not find them"
+    return [f"{what} {lost}; write {instead}" for what, instead in found.items() if "/opt/ml/" not in what]
 
 
 def _copies_notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

@@ -42,7 +42,10 @@ class Manifest:
     compat: str = ""  # "skypilot" or "dstack": whose node variables a command gets too
     setup: str = ""  # shell text that every node runs before its ranks
     resume_args: Sequence[str] = ()  # added to argv on later attempts, where there is a checkpoint
-    keep: Sequence[str] = ()  # files of the working directory that are brought into the outputs
+    keep: Sequence[str] | None = (
+        None  # files of the working directory that are brought into the outputs; None: all results
+    )
+    keep_limit: int = 20 * 10**9  # bytes of them, where no patterns are given
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
     hyperparameters: dict[str, object] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like

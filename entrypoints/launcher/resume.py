@@ -25,7 +25,8 @@ def arguments(manifest: Manifest, prepared: Prepared) -> list[str]:
     filled = [prepared.fill(argument) for argument in manifest.resume_args]
     if not any(CHECKPOINT in argument for argument in filled):  # the script knows where its checkpoints are
         names = ("checkpoints", "outputs") if manifest.keep else ("checkpoints",)
-        return filled if has_files(*(prepared.folders[name] for name in names)) else []
+        left = has_files(*(prepared.folders[name] for name in names)) or prepared.keeper.has_restored
+        return filled if left else []
     folders = [*prepared.folders.values(), *checkpoint_folders(prepared.folders), *prepared.keeper.folders]
     path = newest_checkpoint(dict.fromkeys(folders))
     return [argument.replace(CHECKPOINT, path) for argument in filled] if path else []

@@ -37,7 +37,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 )
 def test_resume_says_where_the_attempt_begins(shell, project, words, says, checkpoints):
     (project / "train.py").write_text(SCRIPT)
-    ended = shell("submit", "train.py", "--wait", *words)
+    ended = shell("submit", "train.py", "--wait", "--set", "keep=none", *words)
     run_id = ended.out.split()[0]
     assert "--set 'keep=[out]'" in " ".join(ended.out.split()) and "output_dir" not in ended.out
     shown = shell("show", run_id).out

@@ -269,7 +269,7 @@ def test_nodes_keep_files_of_the_same_name(project: Path, tmp_path: Path):
 
 def test_a_run_that_left_nothing_is_said_so(project: Path, tmp_path: Path):
     (project / "leaves.py").write_text("open('model.bin', 'w').write('x' * 700)\n")
-    assert submit(project, "leaves.py")[0] == 0
+    assert submit(project, job="entrypoint: leaves.py\nkeep: none\n")[0] == 0
     fetched = run_cli(project, "fetch", "-o", str(tmp_path / "nothing"))
     assert fetched.returncode == 1 and "has stored no model or outputs or checkpoints" in fetched.stderr
     assert (

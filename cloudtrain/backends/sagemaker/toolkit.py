@@ -55,7 +55,7 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
     once = {
         "entrypoint": job.form != "script",
         "setup": job.setup,
-        "keep": job.keep,
+        "keep": job.kept,
         "min_nodes": job.min_nodes,
         "processes_per_node": job.processes != (job.resources.gpus or 1),
         f"options.{backend}.instance_groups": options.get("instance_groups"),

@@ -28,6 +28,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("setup", _first_line(str(plan.job.get("setup") or ""))),
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
+            ("keeps", _describe_kept(plan)),
             *_forecast_rows(plan),
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
@@ -38,6 +39,22 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
     )
     if plan.candidates:
         _print_candidates(plan)
+
+
+def _describe_kept(plan: Plan) -> str:
+    """Return which files of the script's folder come home, and where they go; "" where none do."""
+    from cloudtrain.backends.checkpoints import SAGEMAKER
+    from cloudtrain.runs import attempts
+
+    patterns = plan.job.get("keep", "auto")
+    if not patterns or patterns == "none" or plan.job.get("trainer"):
+        return ""
+    limit = plan.job.get("keep_limit") or "20GB"
+    what = f"what the script writes in its folder, at most {limit}" if patterns == "auto" else ", ".join(patterns)
+    place = attempts.output(plan)
+    if place and plan.backend not in SAGEMAKER:
+        return f"{what}: {place}/{plan.run_id}/outputs (keep)"
+    return f"{what}: outputs/ of what `cloudtrain fetch` copies (keep)"
 
 
 def print_manifest(plan: Plan) -> None:

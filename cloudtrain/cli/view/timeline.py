@@ -122,6 +122,8 @@ def _describe_event(event: Event) -> str:
         values = {("launcher_exit" if name == "code" else name): value for name, value in values.items()}
     if event.kind == "checkpoint" and "written" in values:  # by a script that reports no steps
         return f"{values['written']} was written into the checkpoint folder"
+    if "kept" in values:
+        return f"{values['kept']} was copied from the script's folder"
     if event.kind == "exec":
         import shlex
 

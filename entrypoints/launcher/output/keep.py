@@ -1,32 +1,29 @@
-"""Bring files that the script writes in its working directory into the run's outputs, as `keep` names them.
+"""Bring files that the script writes in its working directory into the run's outputs, all of them or those of `keep`.
 
 They are mirrored while the ranks run and at the end, and are back in the working directory when the next attempt begins.
 A node's files lie below outputs/ by their own names; those of other nodes than the first below outputs/node-N/.
+With `keep: auto` a list of them lies beside the outputs, for the script may have written there itself.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from ..log import Log
+from .keep_choice import LIMIT, Choice, group, state_of
+from .keep_patterns import compile_pattern, literal
+from .keep_report import SHOWN, describe, largest, results_option
+from .script_files import OURS, PART, checkpoint_of, files, holds_credentials, is_result, is_saved_state, is_whole
 
 EVERY_S = 15.0
-OURS = ".cloudtrain"
-PART = ".cloudtrain-part-keep"  # a file that is being copied; names that begin like store.PARTIAL are nobody's results
-# Not a script's results: caches, environments and what version control keeps.
-CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_cache", "node_modules", ".venv", "venv"}
 MOST = 100_000  # files that are looked at when the rest is counted
 NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
-SHOWN = 3  # folders in the line about what is not kept
-_SCRIPT = re.compile(r"(?<![\w./-])[\w./-]+\.py\b")
-_RESULTS_OPTION = re.compile(
-    r"""["'](--(?:output|out|save|model|results?|checkpoint|ckpt)[_-]?(?:dir|path|folder))["']"""
-)
-_LONGEST_SCRIPT = 1 << 20  # bytes that are read of it
 
 
 class Keeper:
@@ -38,16 +35,19 @@ class Keeper:
 
     def __init__(
         self,
-        patterns: Sequence[str],
+        patterns: Sequence[str] | None,  # None: all results, in the folder `records` a list of them
         source: str,
         outputs: str,
         node_rank: int,
         log: Log,
         safe: str | None = None,
         argv: Sequence[str] = (),
+        records: str = "",
+        limit: int = LIMIT,
     ) -> None:
-        self._patterns = [_compiled(pattern) for pattern in patterns]
-        self._roots = sorted({_literal(pattern) for pattern in patterns})
+        self._auto, self._records, self._rank, self._limit = patterns is None, records, node_rank, limit
+        self._patterns = [compile_pattern(pattern) for pattern in patterns or ()]
+        self._roots = [""] if patterns is None else sorted({literal(pattern) for pattern in patterns})
         self._source, self._log, self._argv = source, log, argv
         self._is_other, self._first_outputs = node_rank > 0, outputs
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
@@ -55,6 +55,11 @@ class Keeper:
         self._mirrored: dict[str, tuple[int, int]] = {}
         self._borrowed: dict[str, tuple[int, int]] = {}  # the first node's files, as they were given to this one
         self._absent: set[str] = set()  # mirrored files that the last look has not found
+        self._recorded: dict[str, int] = {}  # the list: name -> size
+        self._known: set[str] = set()  # all names that were in it
+        self._choice = Choice(source, limit)
+        self._reported: set[str] = set()  # checkpoints
+        self._refused: set[str] = set()  # files that hold credentials
         self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
         self._mark = os.path.join(source, OURS, "began")
         self._is_first = True  # no earlier start has left anything here
@@ -64,19 +69,36 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     @property
+    def is_active(self) -> bool:
+        """Whether anything is kept."""
+        return self._auto or bool(self._patterns)
+
+    @property
+    def has_restored(self) -> bool:
+        """Whether earlier starts have left anything, before the ranks begin."""
+        return bool(self._mirrored or self._borrowed)
+
+    @property
     def folders(self) -> list[str]:
-        """The folders of the working directory below which kept files of earlier starts can lie."""
-        return [] if self._is_first else [os.path.join(self._source, root) for root in self._roots]
+        """The folders of the working directory below which checkpoints of earlier starts can lie."""
+        if self._is_first:
+            return []
+        given = {*self._mirrored, *self._borrowed}
+        roots = {os.path.dirname(at) for at in map(checkpoint_of, given) if at} if self._auto else self._roots
+        return [os.path.join(self._source, root) for root in sorted(roots)]
 
     def wants(self, name: str) -> bool:
-        """Return whether a file below outputs/, wherever that is, is one of this node's kept ones."""
+        """Return whether a file below outputs/, wherever that is, is brought to this node."""
         node = re.match(NODE, name)
         prefix = node[0] if node else ""
         mine = os.path.basename(self._outputs) + "/" if self._is_other else ""
-        return prefix == mine and self._is_kept(name[len(prefix) :])
+        return prefix == mine or (self._auto and not prefix)
 
     def is_kept_output(self, name: str) -> bool:
-        """Return whether a file below outputs/ is a kept one of any node."""
+        """Return whether a file below outputs/ is a kept one: of this node, or with patterns of any."""
+        if self._auto:
+            mine = os.path.basename(self._outputs) + "/" if self._is_other else ""
+            return name.startswith(mine) and name[len(mine) :] in self._known
         return self._is_kept(re.sub(rf"\A{NODE}", "", name))
 
     def restore(self) -> int:
@@ -86,22 +108,39 @@ class Keeper:
         the first node wrote comes to the others too, where they see its outputs: rank 0 alone saves in most scripts.
         """
         is_fresh = not os.path.exists(self._mark)
+        self._recorded = self._read_record(self._rank)
+        self._known = {*self._recorded}
         for mirror in self._mirrors:
-            for name in _files(mirror, self._roots):
+            for name in self._names_in(mirror, self._recorded):
                 path = os.path.join(self._source, name)
-                if mirror == self._outputs and not self._is_other and re.match(NODE, name):
+                if not self._auto and mirror == self._outputs and not self._is_other and re.match(NODE, name):
                     continue  # another node's
-                if self._is_kept(name) and name not in self._mirrored and (is_fresh or not os.path.exists(path)):
-                    _replace(os.path.join(mirror, name), self._source, name)
+                if name not in self._mirrored and (is_fresh or not os.path.exists(path)):
+                    _replace(os.path.join(mirror, name), self._source, name, self._may_link(name))
                     # Those that the outputs lack are brought there again; all of them go there when the script removes them.
-                    self._mirrored[name] = _state(os.stat(path)) if mirror == self._outputs else (-1, -1)
-        for name in _files(self._first_outputs, self._roots) if self._is_other else ():
+                    self._mirrored[name] = state_of(os.stat(path)) if mirror == self._outputs else (-1, -1)
+        of_first = self._names_in(self._first_outputs, self._read_record(0)) if self._is_other else ()
+        for name in of_first:
             absent = name not in self._mirrored and (is_fresh or not os.path.exists(os.path.join(self._source, name)))
-            if absent and self._is_kept(name) and not re.match(NODE, name):
-                _replace(os.path.join(self._first_outputs, name), self._source, name)
-                self._borrowed[name] = _state(os.stat(os.path.join(self._source, name)))
+            if absent and not re.match(NODE, name):
+                _replace(os.path.join(self._first_outputs, name), self._source, name, self._may_link(name))
+                self._borrowed[name] = state_of(os.stat(os.path.join(self._source, name)))
         self._is_first = is_fresh and not self._mirrored and not self._borrowed
         return len(self._mirrored) + len(self._borrowed)
+
+    def _names_in(self, folder: str, recorded: Mapping[str, int]) -> Iterator[str]:
+        """Yield the kept files in a mirror, without those of a checkpoint that is not whole there."""
+        if not self._auto:
+            yield from filter(self._is_kept, files(folder, self._roots))
+            return
+        for unit, names in group(recorded).items():
+            sizes = {name: _size(os.path.join(folder, name)) for name in names}
+            if unit in recorded:  # a file by itself
+                yield from (name for name in names if sizes[name] is not None)
+            elif all(sizes[name] == recorded[name] for name in names) and is_whole(unit, names, recorded) is not False:
+                yield from names
+            elif any(size is not None for size in sizes.values()):
+                self._log.say(f"keep: {unit} is not complete, so it is not copied to the working directory")
 
     def begin(self) -> None:
         """The ranks start: what changes from now on is theirs. Mirrors in the background."""
@@ -111,7 +150,7 @@ class Keeper:
             self._began_ns = os.stat(self._mark).st_ctime_ns  # by the clock of this file system
         except OSError:  # it cannot be written
             self._began_ns = int(self._log.clock.now() * 1e9)
-        if self._patterns:
+        if self.is_active:
             self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
             self._thread.start()
 
@@ -122,127 +161,169 @@ class Keeper:
         self._end.set()
         if self._thread is not None:
             self._thread.join()
-        problem = self._look(is_last=True) if self._patterns else ""
+        problem = self._look(is_last=True) if self.is_active else ""
         self._report_rest()
         return problem
 
     def _run(self) -> None:
-        reported = ""
+        reported, over = "", ""
         while not self._log.clock.wait(self._end, self._every_s):
             problem = self._look()
             if problem and problem != reported:
-                self._log.say(
-                    f"the files that `keep` names could not be copied to the outputs folder: {problem}; trying again"
-                )
+                self._log.say(f"files could not be copied to the run's outputs: {problem}; trying again")
             reported = problem
+            if self._choice.over and not over:
+                over = self._explain_limit()
+                self._log.say(over)
+                self._log.event("alarm", reason=over)
 
     def _look(self, is_last: bool = False) -> str:
         """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
-        problem, seen = "", set()
-        for name in _files(self._source, self._roots):
-            if not self._is_kept(name):
-                continue
-            path = os.path.join(self._source, name)
+        problem, present = "", dict(self._find())
+        chosen = self._choice.choose(present, self._mirrored, is_last) if self._auto else list(present)
+        if self._auto and chosen:
+            problem = self._record({name: present[name].st_size for name in chosen})
+        for name in chosen:
+            path, state = os.path.join(self._source, name), state_of(present[name])
             try:
-                status = os.stat(path)
-                if name not in self._mirrored and (
-                    status.st_ctime_ns < self._began_ns or self._borrowed.get(name) == _state(status)
-                ):
-                    continue  # it came with the source, or from the first node
-                seen.add(name)
-                state = _state(status)
                 if self._mirrored.get(name) != state:
+                    if self._auto and holds_credentials(path, self._log.masks):
+                        self._refused.add(name)
+                        self._log.say(f"keep: {name} looks like a credential and is not kept")
+                        continue
                     for mirror in self._mirrors:
-                        _replace(path, mirror, name)
+                        _replace(path, mirror, name, self._may_link(name, present))
                     self._mirrored[name] = state
+                    self._report_checkpoint(name, present)
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
                 problem = problem or f"{name} cannot be copied to the output: {error.strerror or error}"
-        absent = {name for name in self._mirrored if name not in seen}
+        over = {name for name in self._mirrored if (checkpoint_of(name) or name) in self._choice.over}
+        absent = {name for name in self._mirrored if name not in present}
         if not problem:
-            for name in absent if is_last else absent & self._absent:
-                if _is_gone(os.path.join(self._source, name)):
+            for name in over | (absent if is_last else absent & self._absent):
+                if name in over or _is_gone(os.path.join(self._source, name)):
                     del self._mirrored[name]
                     for mirror in self._mirrors:
                         _remove(os.path.join(mirror, name))
         self._absent = absent
         return problem
 
+    def _find(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the files that the ranks have made or changed and that are to be kept, with their states."""
+        for name in files(self._source, self._roots):
+            if name in self._refused or not self._is_kept(name):
+                continue
+            try:
+                status = os.stat(os.path.join(self._source, name))
+            except OSError:
+                continue  # the script has removed it meanwhile
+            came = status.st_ctime_ns < self._began_ns or self._borrowed.get(name) == state_of(status)
+            if name in self._mirrored or not came:  # else it came with the source, or from the first node
+                yield name, status
+
+    def _may_link(self, name: str, names: Mapping[str, object] | None = None) -> bool:
+        """Return whether a file can share its content with its copy: no script writes to a complete checkpoint again."""
+        unit = checkpoint_of(name) if self._auto else ""
+        beside = self._recorded if names is None else names
+        return bool(unit) and bool(is_whole(unit, [each for each in beside if each.startswith(unit + "/")], beside))
+
+    def _report_checkpoint(self, name: str, present: Mapping[str, object]) -> None:
+        """Report a checkpoint once it has been copied whole, so that others know from where the next attempt can resume."""
+        unit = checkpoint_of(name) or (name if is_saved_state(name) else "")
+        if not unit or not self._auto or unit in self._reported:
+            return
+        if unit != name and not all(each in self._mirrored for each in present if each.startswith(unit + "/")):
+            return
+        self._reported.add(unit)
+        step = re.search(r"(\d+)(?:\.\w+)?\Z", unit)
+        self._log.event("checkpoint", kept=unit, **({"step": int(step[1])} if step else {}))
+
+    def _record(self, names: dict[str, int]) -> str:
+        """Write the list of what the mirrors hold from now on, before they do; return "" or what went wrong."""
+        held = {name: size for name, size in self._recorded.items() if name in self._mirrored}
+        names = {**held, **names}
+        if names == self._recorded:
+            return ""
+        try:
+            os.makedirs(self._records, exist_ok=True)
+            path = os.path.join(self._records, f"node-{self._rank}.json")
+            with open(path + PART, "w", encoding="utf-8", errors="surrogateescape") as file:
+                json.dump({"files": names}, file, ensure_ascii=False)
+            os.replace(path + PART, path)
+        except OSError as error:
+            return f"the list of kept files cannot be written: {error.strerror or error}"
+        self._recorded = names
+        self._known.update(names)
+        return ""
+
+    def _read_record(self, rank: int) -> dict[str, int]:
+        try:
+            with open(
+                os.path.join(self._records, f"node-{rank}.json"), encoding="utf-8", errors="surrogateescape"
+            ) as file:
+                names = json.load(file)["files"]
+            return {str(name): int(size) for name, size in names.items() if _is_inside(str(name))}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
     def _is_kept(self, name: str) -> bool:
-        return any(pattern.match(name) for pattern in self._patterns)
+        return is_result(name) if self._auto else any(pattern.match(name) for pattern in self._patterns)
 
     def _report_rest(self) -> None:
-        """Log in one line what the ranks wrote elsewhere in the working directory."""
+        """Log in one line what is kept without being named, and in one what is not kept."""
+        if self._auto:
+            if self._mirrored:
+                sizes = {name: size for name, (size, _) in self._mirrored.items()}
+                self._log.say(f"keep: {describe(sizes)} {'is' if len(sizes) == 1 else 'are'} in the run's outputs")
+            self.not_kept = self._explain_limit()
+        elif sizes := self._measure_rest():
+            names = ", ".join(top.rstrip("/") for top in largest(sizes)[:SHOWN])
+            option = results_option(self._source, self._argv)
+            self.not_kept = (
+                f"{describe(sizes)} are not kept, and the next attempt will not find them: set keep: [{names}] in the job"
+                f" file, or add --set 'keep=[{names}]' to submit"
+            ) + (f", or give the script {option}" if option else "")
+        if self.not_kept:
+            self._log.say(self.not_kept)
+
+    def _measure_rest(self) -> dict[str, int]:
+        """Return the size of what the ranks wrote elsewhere in the working directory, by name."""
         sizes: dict[str, int] = {}
-        for count, name in enumerate(_files(self._source, [""])):
-            if count == MOST:
-                break
+        for name in islice(files(self._source, [""]), MOST):
             try:
                 status = os.stat(os.path.join(self._source, name))
             except OSError:
                 continue
             if status.st_ctime_ns >= self._began_ns and not self._is_kept(name) and not name.endswith(".pyc"):
-                top = name.partition("/")[0] + ("/" if "/" in name else "")
-                sizes[top] = sizes.get(top, 0) + status.st_size
-        if not sizes:
-            return
+                sizes[name] = status.st_size
+        return sizes
+
+    def _explain_limit(self) -> str:
+        """Return which files the limit leaves out, "" for none."""
+        if not self._choice.over:
+            return ""
         from .store import format_bytes  # only here: it costs every job some milliseconds
 
-        largest = sorted(sizes, key=lambda top: -sizes[top])
-        tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
-        more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
-        names = ", ".join(top.rstrip("/") for top in largest[:SHOWN])
-        option = results_option(self._source, self._argv)
-        self.not_kept = (
-            f"{tops}{more} are not kept, and the next attempt will not find them: set keep: [{names}] in the job file,"
-            f" or add --set 'keep=[{names}]' to submit"
-        ) + (f", or give the script {option}" if option else "")
-        self._log.say(self.not_kept)
+        return (
+            f"{describe(self._choice.over)} are over keep_limit ({format_bytes(self._limit)}), so they are not kept: set a larger"
+            " keep_limit in the job file, or let the script delete older checkpoints"
+        )
 
 
-def results_option(source: str, argv: Sequence[str]) -> str:
-    """Return the option by which the script of a command takes a folder for its results, with the run's folder; or ""."""
-    names = (
-        [f"{argv[1].replace('.', '/')}.py"] if len(argv) > 1 and argv[0] == "-m" else _SCRIPT.findall(" ".join(argv))
-    )
-    for name in names:
-        try:
-            with open(os.path.join(source, name), encoding="utf-8", errors="replace") as stream:
-                text = stream.read(_LONGEST_SCRIPT)
-        except OSError:
-            continue
-        has_arguments = "HfArgumentParser" in text and "TrainingArguments" in text
-        found = _RESULTS_OPTION.search(text)
-        if found or has_arguments:
-            option = found[1] if found else "--output_dir"
-            return f"{option} {'{checkpoint_dir}' if 'ckpt' in option or 'checkpoint' in option else '{model_dir}'}"
-    return ""
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
 
 
-def _files(folder: str, roots: Sequence[str]) -> Iterator[str]:
-    """Yield relative paths of the regular files below some places of a folder (links to files count)."""
-    for root in roots:
-        top = os.path.join(folder, root)
-        if os.path.isfile(top):
-            yield root
-        for at, folders, names in os.walk(top):
-            folders[:] = [
-                name
-                for name in folders
-                if name not in CACHES and not os.path.exists(os.path.join(at, name, "pyvenv.cfg"))
-            ]
-            for name in names:
-                path = os.path.join(at, name)
-                if os.path.isfile(path) and not name.startswith(PART):
-                    yield os.path.relpath(path, folder).replace(os.sep, "/")
+def _is_inside(name: str) -> bool:
+    return not name.startswith("/") and ".." not in name.split("/")
 
 
-def _state(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
-def _replace(path: str, folder: str, name: str) -> None:
+def _replace(path: str, folder: str, name: str, may_link: bool = False) -> None:
     """Make <folder>/<name> a copy of a file, in one step; a folder that stands there, or a file above it, gives way."""
     import shutil  # only here: it costs every job some milliseconds
 
@@ -253,12 +334,22 @@ def _replace(path: str, folder: str, name: str) -> None:
             os.unlink(os.path.join(folder, name[:end]))
     os.makedirs(os.path.dirname(to), exist_ok=True)
     try:
-        shutil.copy2(path, part)
+        if not (may_link and _linked(path, part)):
+            shutil.copy2(path, part)
         if os.path.isdir(to):
             shutil.rmtree(to)
         os.replace(part, to)
     finally:
         _remove(part)
+
+
+def _linked(path: str, to: str) -> bool:
+    """Give a file a second name, where both are on one file system that has links."""
+    try:
+        os.link(path, to, follow_symlinks=True)
+    except OSError:
+        return False
+    return True
 
 
 def _remove(path: str) -> None:
@@ -276,32 +367,3 @@ def _is_gone(path: str) -> bool:
         return True
     except OSError:
         return False
-
-
-def _literal(pattern: str) -> str:
-    """Return the folders at the head of a pattern that hold no wildcard."""
-    parts = pattern.strip("/").split("/")
-    plain = [part for at, part in enumerate(parts) if not any(set("*?[") & set(each) for each in parts[: at + 1])]
-    return "/".join(plain)
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Return what matches a pattern's files and all that lies below the folders that it names; ** is any depth."""
-    parts = pattern.strip("/").split("/")
-    text = "".join("(?:[^/]+/)*" if part == "**" else _segment(part) + "/" for part in parts[:-1])
-    text += ".*" if parts[-1] == "**" else _segment(parts[-1]) + "(?:/.*)?"
-    return re.compile(text + r"\Z", re.DOTALL)
-
-
-def _segment(part: str) -> str:
-    """Return a pattern without slashes as a regular expression: *, ? and [abc]."""
-    text, at = "", 0
-    while at < len(part):
-        end = part.find("]", at + 2) if part[at] == "[" else -1
-        if end > 0:
-            text += "[" + ("^" + part[at + 2 : end] if part[at + 1] == "!" else part[at + 1 : end]) + "]"
-            at = end
-        else:
-            text += {"*": "[^/]*", "?": "[^/]"}.get(part[at], re.escape(part[at]))
-        at += 1
-    return text

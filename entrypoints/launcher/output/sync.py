@@ -95,7 +95,9 @@ class Sync:
             # Of a run that was on SageMaker the history lies there too.
             self._restore("checkpoints", self._folders["checkpoints"], lambda name: not name.startswith(OURS))
             if self._keeper is not None:
+                self._restore("kept", self._folders["kept"])
                 self._restore("outputs", self._folders["outputs"], self._keeper.wants)
+                self._restore("model", self._folders["model"])
             text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now(self._log.clock)})
             self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
         except store.Failed as error:

@@ -73,11 +73,23 @@ def prepare_node(
         # On SageMaker the checkpoints alone come back when it starts a job again.
         ours = os.path.join(sagemaker_base(environ), SAGEMAKER_OURS, "kept")
         safe = ours if is_sagemaker(cluster, environ) else None
-        keeper = Keeper(manifest.keep, source, folders["outputs"], cluster.node_rank, log, safe, manifest.argv)
-        sync = open_output(manifest, cluster, environ, folders, log, keeper)
-        check_resumable(manifest, cluster, folders["checkpoints"])
-        if manifest.keep and (count := keeper.restore()):
+        records = os.path.join(os.path.dirname(safe or folders["outputs"]), "kept-files")
+        keeper = Keeper(
+            () if manifest.keep is None and cluster.launched else manifest.keep,  # there each rank has a launcher
+            source,
+            folders["outputs"],
+            cluster.node_rank,
+            log,
+            safe,
+            manifest.argv,
+            records,
+            manifest.keep_limit,
+        )
+        sync = open_output(manifest, cluster, environ, {**folders, "kept": records}, log, keeper)
+        if keeper.is_active and (count := keeper.restore()):
             log.say(f"keep: restored {count} file{'s' * (count != 1)} of earlier attempts to the working directory")
+        if not keeper.has_restored:
+            check_resumable(manifest, cluster, folders["checkpoints"])
         inputs: dict[str, str] = {}
         if manifest.inputs:
             from . import inputs as job_inputs
@@ -136,7 +148,7 @@ def open_output(
     from ..resume import checkpoint_folders
 
     whole = {**folders, "checkpoints": checkpoint_folders(folders)[-1]}
-    sync = Sync(manifest, whole, log, keeper if manifest.keep else None)
+    sync = Sync(manifest, whole, log, keeper)
     sync.open(cluster.node_rank)
     return sync
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.entrypoints.training import ENTRYPOINTS
 
 from launcher.log import Log  # isort: skip
-from launcher.output import keep  # isort: skip
+from launcher.output import keep, keep_report  # isort: skip
 
 assert ENTRYPOINTS
 NAMES = [
@@ -49,12 +50,16 @@ def test_patterns(tmp_path: Path, pattern: str, kept: list[str]):
     assert sorted(files(outputs)) == sorted(kept)
 
 
-def made(folder: Path, patterns: list[str], rank: int = 0, safe: Path | None = None) -> tuple[keep.Keeper, Path]:
+def made(
+    folder: Path, patterns: list[str] | None, rank: int = 0, safe: Path | None = None, limit: int = keep.LIMIT
+) -> tuple[keep.Keeper, Path]:
     (folder / "source" / ".cloudtrain").mkdir(parents=True, exist_ok=True)
     (folder / "log").touch()
     log = Log(os.open(folder / "log", os.O_WRONLY | os.O_APPEND))
     outputs = folder / "outputs"
-    return keep.Keeper(patterns, str(folder / "source"), str(outputs), rank, log, str(safe) if safe else None), outputs
+    given = str(safe) if safe else None
+    records = str(folder / "kept-files")
+    return keep.Keeper(patterns, str(folder / "source"), str(outputs), rank, log, given, (), records, limit), outputs
 
 
 def write(path: Path, text: str = "x") -> None:
@@ -87,7 +92,7 @@ def test_the_next_attempt_finds_them_and_what_a_platform_brought_back(tmp_path: 
     assert first.finish() == "" and files(outputs) == ["node-1/out/x"] and files(tmp_path / "safe") == ["node-1/out/x"]
     again, outputs = made(tmp_path / "b", ["out"], 1, tmp_path / "safe")  # the outputs are gone
     assert again.restore() == 1 and (tmp_path / "b/source/out/x").read_text() == "1"
-    assert again.wants("node-1/out/x") and not again.wants("out/x") and not again.wants("node-1/other")
+    assert again.wants("node-1/out/x") and not again.wants("out/x") and not again.wants("node-2/out/x")
     again.begin()
     assert again.finish() == "" and files(outputs) == ["node-1/out/x"]
     last, outputs = made(tmp_path / "b", ["out"], 1)
@@ -191,7 +196,7 @@ def test_what_is_not_kept_is_counted_without_caches_and_environments(tmp_path: P
 )
 def test_only_an_option_that_the_script_has_is_named(tmp_path: Path, text: str, argv: list[str], option: str):
     (tmp_path / "train.py").write_text(text)
-    assert keep.results_option(str(tmp_path), argv) == option
+    assert keep_report.results_option(str(tmp_path), argv) == option
 
 
 def test_a_disk_that_takes_nothing_is_a_problem(tmp_path: Path):
@@ -226,3 +231,205 @@ def test_what_only_the_first_node_wrote_comes_to_the_others_too(tmp_path: Path):
     keeper.begin()
     assert keeper.finish() == ""
     assert sorted(files(outputs / "node-1")) == ["out/log.txt"]  # what it got from the first node is not its own
+
+
+# -- keep: auto -----------------------------------------------------------------------------------------------------------
+
+TRAINER = ("config.json", "model.safetensors", "training_args.bin", "optimizer.pt", "trainer_state.json")
+
+
+def looked(keeper: keep.Keeper, times: int = 2) -> None:
+    """Look as often as a file needs to be seen unchanged; nothing sleeps."""
+    for _ in range(times):
+        assert keeper._look() == ""
+
+
+def fresh(folder: Path, old: Path) -> tuple[keep.Keeper, Path]:
+    """Return the keeper of the next attempt: a fresh copy of the source, and what the run's folder holds."""
+    folder.mkdir()
+    for name in ("outputs", "kept-files"):
+        if (old / name).exists():
+            (old / name).rename(folder / name)
+    return made(folder, None)
+
+
+def test_all_that_the_script_makes_or_changes_is_kept_but_no_cache_and_no_credentials(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    source = tmp_path / "source"
+    write(source / "train.py")
+    write(source / "changed.txt", "old")
+    keeper._log.masks.hide("a-secret-of-the-job")
+    keeper.begin()
+    results = ["out/model.safetensors", "log.txt", "runs/events.out.tfevents.1", "table.csv"]
+    others = ["__pycache__/a.pyc", ".git/x", "env/pyvenv.cfg", "env/lib/y", ".cache/x", "hub/CACHEDIR.TAG", "hub/blob",
+              "data/cache-0123456789abcdef.arrow", ".netrc", ".env", ".aws/credentials", "id_rsa", "models--gpt2/x"]  # fmt: skip
+    for name in (*results, *others):
+        write(source / name)
+    write(source / "notes.txt", "token=hf_" + "a" * 34)
+    write(source / "config.yaml", "password: a-secret-of-the-job")
+    write(source / "changed.txt", "new")
+    os.mkfifo(source / "pipe")
+    assert keeper.finish() == ""
+    assert sorted(files(outputs)) == sorted([*results, "changed.txt"])
+    text = (tmp_path / "log").read_text()
+    assert "notes.txt looks like a credential and is not kept" in text and "config.yaml looks like" in text
+    again, _ = fresh(tmp_path / "b", tmp_path)
+    write(tmp_path / "b/source/changed.txt", "old")
+    assert again.restore() == 5 and (tmp_path / "b/source/changed.txt").read_text() == "new"
+
+
+def test_what_the_script_wrote_into_the_outputs_itself_is_not_copied_to_the_working_directory(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    write(outputs / "own.json")
+    write(tmp_path / "source/out/x")
+    assert keeper.finish() == ""
+    again, _ = fresh(tmp_path / "b", tmp_path)
+    assert (
+        again.restore() == 1
+        and files(tmp_path / "b/source/out") == ["x"]
+        and not (tmp_path / "b/source/own.json").exists()
+    )
+
+
+def test_a_file_is_taken_when_it_rests_and_nobody_writes_and_a_log_at_the_end(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    source = tmp_path / "source"
+    keeper.begin()
+    write(source / "ckpt.pt", "half")
+    assert keeper._look() == "" and files(outputs) == []
+    write(source / "ckpt.pt", "all of it")
+    assert keeper._look() == "" and files(outputs) == []
+    with (source / "log.txt").open("w") as log:
+        log.write("1\n")
+        log.flush()
+        looked(keeper, 3)
+        assert files(outputs) == ["ckpt.pt"], "the log is open"
+        write(source / "ckpt.pt", "the next one, half")
+        assert keeper._look() == "" and (outputs / "ckpt.pt").read_text() == "all of it"
+        assert keeper.finish() == ""
+    assert sorted(files(outputs)) == ["ckpt.pt", "log.txt"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "first", "last"),
+    [
+        ("out/checkpoint-5", TRAINER[:-1], "trainer_state.json"),
+        ("out/checkpoint-5", ("optimizer.pt", "global_step5/mp_rank_00_model_states.pt"), "trainer_state.json"),
+        ("checkpoints/checkpoint_0", ("model.safetensors", "optimizer.bin", "scheduler.bin"), "random_states_0.pkl"),
+        ("out/step_10", ("pytorch_model.bin", "optimizer.bin"), "random_states_0.pkl"),
+        ("logs/epoch=1-step=2.ckpt", ("__0_0.distcp", "__1_0.distcp"), ".metadata"),
+        ("ckpt-3", ("__0_0.distcp",), ".metadata"),
+        ("ds/global_step5", ("mp_rank_00_model_states.pt",), "../latest"),
+    ],
+)
+def test_a_checkpoint_is_taken_when_its_last_file_is_there(tmp_path: Path, folder: str, first, last: str):
+    keeper, outputs = made(tmp_path, None)
+    at = tmp_path / "source" / folder
+    keeper.begin()
+    for name in first:
+        write(at / name)
+    looked(keeper, 10)
+    assert files(outputs) == []
+    write(at / last)
+    looked(keeper)
+    assert len(files(outputs)) == len(first) + 1
+
+
+def test_a_checkpoint_of_an_unknown_kind_is_taken_when_it_rests_for_longer(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    write(tmp_path / "source/out/step-5/model.pt")
+    looked(keeper, 3)
+    assert files(outputs) == []
+    looked(keeper, 4)
+    assert files(outputs) == ["out/step-5/model.pt"]
+
+
+def test_a_checkpoint_that_was_cut_off_comes_home_and_is_not_put_back(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    for step, names in ((5, TRAINER), (10, TRAINER[:-1])):
+        for name in names:
+            write(tmp_path / f"source/out/checkpoint-{step}/{name}")
+    assert keeper.finish() == "" and len(files(outputs)) == 9
+    again, outputs = fresh(tmp_path / "b", tmp_path)
+    (outputs / "out/checkpoint-5/extra").touch()  # not in the list
+    assert again.restore() == 5 and sorted(os.listdir(tmp_path / "b/source/out/checkpoint-5")) == sorted(TRAINER)
+    assert not (tmp_path / "b/source/out/checkpoint-10").exists()
+    assert "out/checkpoint-10 is not complete" in (tmp_path / "b/log").read_text()
+    assert again.folders == [str(tmp_path / "b/source/out")]
+    last, outputs = fresh(tmp_path / "c", tmp_path / "b")
+    (outputs / "out/checkpoint-5/config.json").unlink()  # the node was lost in the middle of its copies
+    assert last.restore() == 0
+
+
+def test_a_complete_checkpoint_shares_its_content_with_its_copy_and_a_file_that_may_grow_does_not(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    source = tmp_path / "source"
+    keeper.begin()
+    for name in TRAINER:
+        write(source / "out/checkpoint-5" / name)
+    write(source / "out/log.txt", "1")
+    looked(keeper)
+    assert (outputs / "out/checkpoint-5/optimizer.pt").stat().st_ino == (
+        source / "out/checkpoint-5/optimizer.pt"
+    ).stat().st_ino
+    with (source / "out/log.txt").open("a") as log:
+        log.write("2")
+    assert (outputs / "out/log.txt").read_text() == "1"
+    shutil.rmtree(source / "out/checkpoint-5")  # as save_total_limit does
+    looked(keeper)
+    assert files(outputs) == ["out/log.txt"]
+    assert keeper.finish() == ""
+
+
+def test_over_the_limit_the_newest_are_kept_and_the_largest_folders_are_named(tmp_path: Path):
+    size = 2 << 20
+    keeper, outputs = made(tmp_path, None, limit=2 * size + 100)
+    keeper.begin()
+    for step in (1, 2, 3):
+        write(tmp_path / f"source/out/model-{step}.bin", "x" * size)
+        os.utime(tmp_path / f"source/out/model-{step}.bin", (step, step))
+        looked(keeper)
+    write(tmp_path / "source/log.txt", "small")
+    assert keeper.finish() == ""
+    assert sorted(files(outputs)) == ["log.txt", "out/model-2.bin", "out/model-3.bin"]
+    assert keeper.not_kept.startswith("2.1 MB in out/ are over keep_limit (4.2 MB), so they are not kept: set a larger")
+
+
+def test_complete_checkpoints_go_first_and_the_newest_before_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keeper, _ = made(tmp_path, None)
+    keeper.begin()
+    order: list[str] = []
+    replace = keep._replace
+    monkeypatch.setattr(
+        keep, "_replace", lambda path, folder, name, link: (order.append(name), replace(path, folder, name, link))
+    )
+    for step in (5, 10):
+        for name in TRAINER:
+            write(tmp_path / f"source/out/checkpoint-{step}/{name}")
+            os.utime(tmp_path / f"source/out/checkpoint-{step}/{name}", (step, step))
+    write(tmp_path / "source/a.csv")
+    assert keeper.finish() == ""
+    assert [name.split("/")[1] if "/" in name else name for name in order] == ["checkpoint-10"] * 5 + [
+        "checkpoint-5"
+    ] * 5 + ["a.csv"]
+
+
+def test_every_node_finds_its_own_files_and_what_only_the_first_one_wrote(tmp_path: Path):
+    for rank, names in ((0, ["out/model", "log"]), (1, ["log"])):
+        keeper, _ = made(tmp_path, None, rank)
+        keeper.begin()
+        for name in names:
+            write(tmp_path / "source" / name, str(rank))
+        assert keeper.finish() == ""
+        shutil.rmtree(tmp_path / "source")
+    assert sorted(files(tmp_path / "outputs")) == ["log", "node-1/log", "out/model"]
+    keeper, outputs = made(tmp_path, None, 1)
+    assert keeper.restore() == 2
+    assert (tmp_path / "source/log").read_text() == "1" and (tmp_path / "source/out/model").read_text() == "0"
+    keeper.begin()
+    assert keeper.finish() == "" and files(outputs / "node-1") == ["log"]

@@ -35,7 +35,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 
 def sync_of(folder: Path, attempt: int = 1, **job) -> Sync:
     """Return the sync of a node with the run's folders below `folder`; its log is <folder>/log."""
-    folders = {name: str(folder / name) for name in ("checkpoints", "outputs", "model")}
+    folders = {name: str(folder / name) for name in ("checkpoints", "outputs", "model", "kept")}
     for path in folders.values():
         Path(path).mkdir(parents=True, exist_ok=True)
     usual = {"argv": ("train.py",), "nodes": 1, "processes_per_node": 1, "output": "s3://bucket/home"}
@@ -344,6 +344,37 @@ def test_what_the_script_removes_from_a_kept_folder_goes_from_the_store(s3: S3, 
     (out / "z").unlink()
     assert sync._upload(False) == "" and stored(s3) == {"out/z", "events"}
     assert sync._last(False) == "" and stored(s3) == {"events"}, "at the end nothing moves any more"
+
+
+def test_the_next_attempt_finds_what_was_left_in_each_folder_and_deletes_what_the_script_deletes(
+    s3: S3, tmp_path: Path
+):
+    def auto(folder: Path, attempt: int) -> tuple[Sync, Keeper]:
+        sync = sync_of(folder, attempt)
+        (folder / "source" / ".cloudtrain").mkdir(parents=True)
+        log = Log.in_folder(str(folder))
+        outputs, kept = str(folder / "outputs"), str(folder / "kept")
+        keeper = Keeper(None, str(folder / "source"), outputs, 0, log, records=kept)
+        sync._keeper = keeper
+        sync.open(0)
+        return sync, keeper
+
+    first, keeper = auto(tmp_path / "a", 1)
+    keeper.begin()
+    for name in ("outputs/own.json", "model/weights", "checkpoints/x.pt", "source/out/a.pt", "source/out/b.pt"):
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).write_text(name)
+    assert keeper.finish() == "" and first._last(False) == ""
+    again, keeper = auto(tmp_path / "b", 2)
+    assert keeper.restore() == 2 and keeper.has_restored
+    assert {str(path.relative_to(tmp_path / "b" / "source")) for path in (tmp_path / "b" / "source").rglob("*.*t*")} == {
+        ".cloudtrain", "out/a.pt", "out/b.pt",
+    }  # fmt: skip
+    for name in ("outputs/own.json", "model/weights", "checkpoints/x.pt"):
+        assert (tmp_path / "b" / name).read_text() == name
+    keeper.begin()
+    (tmp_path / "b" / "source" / "out" / "a.pt").unlink()
+    assert keeper.finish() == "" and again._last(False) == "" and stored(s3) == {"own.json", "out/b.pt"}
 
 
 def test_a_later_start_removes_what_an_earlier_one_brought_there(s3: S3, tmp_path: Path):

@@ -1,0 +1,56 @@
+"""What a node says of the files that it keeps and does not keep."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+SHOWN = 3  # folders in one line
+_SCRIPT = re.compile(r"(?<![\w./-])[\w./-]+\.py\b")
+_RESULTS_OPTION = re.compile(
+    r"""["'](--(?:output|out|save|model|results?|checkpoint|ckpt)[_-]?(?:dir|path|folder))["']"""
+)
+_LONGEST_SCRIPT = 1 << 20  # bytes that are read of it
+
+
+def largest(sizes: Mapping[str, int]) -> list[str]:
+    """Return what lies at the top of the working directory, the largest first."""
+    totals = _totals(sizes)
+    return sorted(totals, key=lambda top: -totals[top])
+
+
+def _totals(sizes: Mapping[str, int]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for name, size in sizes.items():
+        top = name.partition("/")[0] + ("/" if "/" in name else "")
+        totals[top] = totals.get(top, 0) + size
+    return totals
+
+
+def describe(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of the largest files and folders: 1.2 GB in out/, 3 KB in log.txt and 2 more."""
+    from .store import format_bytes  # only here: it costs every job some milliseconds
+
+    tops, totals = largest(sizes), _totals(sizes)
+    more = f" and {len(tops) - SHOWN} more" if len(tops) > SHOWN else ""
+    return ", ".join(f"{format_bytes(totals[top])} in {top}" for top in tops[:SHOWN]) + more
+
+
+def results_option(source: str, argv: Sequence[str]) -> str:
+    """Return the option by which the script of a command takes a folder for its results, with the run's folder; or ""."""
+    names = (
+        [f"{argv[1].replace('.', '/')}.py"] if len(argv) > 1 and argv[0] == "-m" else _SCRIPT.findall(" ".join(argv))
+    )
+    for name in names:
+        try:
+            with open(os.path.join(source, name), encoding="utf-8", errors="replace") as stream:
+                text = stream.read(_LONGEST_SCRIPT)
+        except OSError:
+            continue
+        has_arguments = "HfArgumentParser" in text and "TrainingArguments" in text
+        found = _RESULTS_OPTION.search(text)
+        if found or has_arguments:
+            option = found[1] if found else "--output_dir"
+            return f"{option} {'{checkpoint_dir}' if 'ckpt' in option or 'checkpoint' in option else '{model_dir}'}"
+    return ""

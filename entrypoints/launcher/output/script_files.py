@@ -1,0 +1,129 @@
+"""Which files of a working directory can be a script's results, and which folders are checkpoints that are whole.
+
+Standard library only. The folders of the Trainer, Accelerate, Lightning, DeepSpeed and torch.distributed.checkpoint are
+known by the file that each writes last; any other folder that is named as a checkpoint counts when it rests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from ..masks import Masks
+
+OURS = ".cloudtrain"
+PART = ".cloudtrain-part-keep"  # a file that is being copied; names that begin like store.PARTIAL are nobody's results
+# Not a script's results: caches, environments and what version control keeps.
+CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_cache", "node_modules", ".venv", "venv"}
+ENVIRONMENT, CACHE = "pyvenv.cfg", "CACHEDIR.TAG"  # https://bford.info/cachedir/ (2026-11-27)
+_CACHE_FILES = re.compile(r"cache-[0-9a-f]{8,}.*\.arrow|.*\.(?:pyc|lock|incomplete)|models--.*|datasets--.*")
+# As cloudtrain/source/secrets.py knows them by their names.
+_CREDENTIALS = re.compile(
+    r"[._]netrc|\.env(?:\..*|rc)?|id_(?:rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk)|.*\.(?:ppk|p12|pfx|jks|kdbx|kubeconfig)"
+    r"|\.pgpass|\.git-credentials|\.pypirc|\.vault-token|\.s3cfg|\.boto|application_default_credentials\.json"
+    r"|client_secret.*\.json|\.dockercfg|kubeconfig|kaggle\.json|credentials\.db|stored_tokens"
+)
+_CREDENTIAL_FOLDERS = {".aws", ".azure", ".kube", ".docker", ".ssh", ".gnupg", ".huggingface"}
+_LONGEST_TEXT = 1 << 20  # bytes of a file in which credentials are looked for
+_KEYS = re.compile(
+    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30}|\bgh[pousr]_[A-Za-z0-9]{36}"
+    rb"|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bsk-(?=[\w-]*\d)[\w-]*[A-Za-z0-9]{20}|\bAIza[A-Za-z0-9_-]{35}"
+)
+_CHECKPOINT = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+.*|.+\.ckpt")
+_LAST = ("trainer_state.json", "random_states_0.pkl", "COMPLETE")  # transformers.Trainer, Accelerate, our own
+_BEFORE_LAST = re.compile(r"training_args\.bin|(?:optimizer|scheduler|sampler|scaler)\.\w+|rng_state.*\.pth")
+_SHARDED, _SHARDED_LAST = ".distcp", ".metadata"  # torch.distributed.checkpoint, of FSDP and Lightning too
+_DEEPSPEED, _DEEPSPEED_LAST = re.compile(r"global_step\d+"), "latest"  # that one is beside the folder
+
+
+def files(folder: str, roots: Sequence[str]) -> Iterator[str]:
+    """Yield relative paths of the regular files below some places of a folder (links to files count), without caches."""
+    for root in roots:
+        top = os.path.join(folder, root)
+        if os.path.isfile(top):
+            yield root
+        for at, folders, names in os.walk(top):
+            folders[:] = [name for name in folders if name not in CACHES and not _is_cache(os.path.join(at, name))]
+            for name in names:
+                path = os.path.join(at, name)
+                if os.path.isfile(path) and not name.startswith(PART):
+                    yield os.path.relpath(path, folder).replace(os.sep, "/")
+
+
+def _is_cache(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in (ENVIRONMENT, CACHE))
+
+
+def is_result(name: str) -> bool:
+    """Return whether a file can be a result by its name: no credentials, no file of a cache."""
+    parts = name.split("/")
+    return not (
+        _CREDENTIALS.fullmatch(parts[-1])
+        or parts[-2:] == ["huggingface", "token"]
+        or (_CREDENTIAL_FOLDERS & {*parts[:-1]})
+        or any(_CACHE_FILES.fullmatch(part) for part in parts)
+    )
+
+
+def holds_credentials(path: str, masks: Masks) -> bool:
+    """Return whether a text file holds what looks like a credential, or a secret of the job. Raises OSError."""
+    if os.path.getsize(path) > _LONGEST_TEXT:
+        return False
+    with open(path, "rb") as file:
+        data = file.read(_LONGEST_TEXT)
+    return b"\0" not in data[:8192] and bool(_KEYS.search(data) or masks.apply(data) != data)
+
+
+def is_saved_state(name: str) -> bool:
+    """Return whether a file by itself can be a checkpoint, by its name."""
+    return name.endswith((".pt", ".pth", ".ckpt"))
+
+
+def checkpoint_of(name: str) -> str:
+    """Return the folder of the checkpoint that a file belongs to, the outermost one; "" for any other file."""
+    parts = name.split("/")[:-1]
+    return next(("/".join(parts[: at + 1]) for at, part in enumerate(parts) if _CHECKPOINT.fullmatch(part)), "")
+
+
+def is_whole(folder: str, names: Collection[str], beside: Collection[str] = ()) -> bool | None:
+    """Return whether a checkpoint has its last file, None for a kind that is not known.
+
+    `names` are the files of the folder by their paths from the same place as the folder, `beside` all that are there.
+    """
+    inner = {name[len(folder) + 1 :] for name in names}
+    sharded = {os.path.dirname(name) for name in inner if name.endswith(_SHARDED)}
+    if any(os.path.join(at, _SHARDED_LAST) not in inner for at in sharded):
+        return False
+    if any(last in inner for last in _LAST):
+        return True
+    if _DEEPSPEED.fullmatch(os.path.basename(folder)):
+        return os.path.join(os.path.dirname(folder), _DEEPSPEED_LAST) in beside
+    if any(_BEFORE_LAST.fullmatch(name) for name in inner):
+        return False
+    return True if sharded else None
+
+
+def open_for_writing(folder: str) -> set[str]:
+    """Return the files below a folder that a process holds open for writing, where /proc shows it."""
+    found: set[str] = set()
+    inside = os.path.realpath(folder) + os.sep
+    for process in filter(str.isdigit, _names("/proc")):
+        for number in _names(f"/proc/{process}/fd"):
+            try:
+                path = os.readlink(f"/proc/{process}/fd/{number}")
+                if path.startswith(inside) and path not in found:
+                    with open(f"/proc/{process}/fdinfo/{number}") as about:
+                        flags = next(line for line in about if line.startswith("flags:"))
+                    if int(flags.split()[1], 8) & os.O_ACCMODE:
+                        found.add(path)
+            except (OSError, StopIteration, ValueError):
+                continue  # it has ended meanwhile, or is another user's
+    return {path[len(inside) :] for path in found}
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,37 @@
+"""A plan says which results cannot come home: those in a folder outside of the script's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.job.job import Job
+from cloudtrain.runs.script_notes import _outside_notes
+from cloudtrain.source.texts import Texts
+
+DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "keys", "named"),
+    [
+        (DEFAULT, {}, "train.py:1: output_dir /tmp/out"),
+        (DEFAULT, {"args": ["--output_dir", "out"]}, ""),
+        ('out_dir = "~/results"\n', {}, "train.py:1: out_dir ~/results"),
+        ('out_dir = "out"\ndata_dir = "/data"\n', {}, ""),
+        ('# out_dir = "/tmp/out"\n', {}, ""),
+        ("", {"args": ["--output_dir", "/tmp/out"]}, "--output_dir /tmp/out"),
+        ("", {"args": ["--save-dir=/scratch/x"]}, "--save-dir /scratch/x"),
+        ("", {"hyperparameters": {"output_dir": "/tmp/out"}}, "--output_dir /tmp/out"),
+        ("", {"args": ["--model_path", "/models/a", "--data_dir", "/data"]}, ""),
+        ("", {"args": ["--output_dir", "{model_dir}"]}, ""),
+        ("", {"args": ["--output_dir", "/opt/ml/model"]}, ""),
+    ],
+)
+def test_a_folder_for_results_outside_of_the_source_is_named(tmp_path: Path, script: str, keys: dict, named: str):
+    (tmp_path / "train.py").write_text(script)
+    job = Job(source=tmp_path, entrypoint="train.py", **keys)
+    notes = _outside_notes(job, Texts(tmp_path, ["train.py"], "train.py"))
+    assert len(notes) == bool(named)
+    assert not named or notes[0].startswith(f"{named} is outside of the script's folder: its files do not come home")
