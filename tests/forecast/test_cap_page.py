@@ -7,7 +7,7 @@ from pathlib import Path
 from cloudtrain.cli import main
 from cloudtrain.events import State
 from cloudtrain.testing.memory import MemoryBackend
-from tests.runs.conftest import job, memory, source, submitter  # noqa: F401
+from tests.runs.conftest import clock, job, memory, source, submitter  # noqa: F401
 from tests.runs.steps import newest, watch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()

@@ -62,7 +62,7 @@ def test_a_final_reason_is_no_event_and_is_kept_whole(run: Run):
 def test_since_when_is_the_time_of_that_reason(run: Run, monkeypatch: pytest.MonkeyPatch):
     at(run, State.QUEUED, "one")
     first = run.store.reason_since(run.record)
-    monkeypatch.setattr(stores, "now", lambda: "2031-01-01T00:00:00.000000Z")
+    monkeypatch.setattr(stores, "now", lambda _clock: "2031-01-01T00:00:00.000000Z")
     at(run, State.QUEUED, "one")
     assert run.store.reason_since(run.record) == first
     at(run, State.STARTING, "two")
