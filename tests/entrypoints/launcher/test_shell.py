@@ -33,6 +33,7 @@ TABLE = [
     ("false || true\nif false; then :; fi\n[ -f /no-such ] && echo y\necho b", "", 0, "b\n", ""),
     ("exit 7\n", "", 7, "", ""),
     ("set +e\nfalse | true\necho b", "", 0, "b\n", ""),
+    ("set +e\nfalse | true", "", 0, "", ""),  # without pipefail too
     ("\n# why\nset +e; false\necho b", "", 0, "b\n", ""),
     ("echo a\nset +e\nfalse\necho b", "", 0, "a\nb\n", ""),
     ("#!/bin/bash\nfalse\necho b", "", 0, "b\n", ""),
