@@ -105,7 +105,10 @@ class Backend(Protocol):
         ...
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        """Copy `model`, `outputs` and `checkpoints` below `into` and return it; blocking, resumable."""
+        """Copy `model`, `outputs` and `checkpoints` below `into` and return it; blocking, resumable.
+
+        What others wrote is hostile: `copy_tree` and `folder_writer` of cloudtrain.source.folder_writer follow no links.
+        """
         ...
 
     def check(self) -> list[Problem]:

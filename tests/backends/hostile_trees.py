@@ -71,12 +71,12 @@ def build(tree: Tree, top: Path) -> None:
 
 
 def pack(tree: Tree, path: Path, *, folders: bool = False) -> None:
-    """Write a tree as a tar.gz; `folders` names every folder in it, links last."""
+    """Write a tree as a tar.gz; with `folders` as a tar that names every folder in it, links last."""
     order = sorted(tree, key=lambda name: tree[name].kind == "link") if folders else list(tree)
     kinds = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "fifo": tarfile.FIFOTYPE,
              "device": tarfile.CHRTYPE, "hard": tarfile.LNKTYPE}  # fmt: skip
     named = set()
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+    with tarfile.open(path, "w") if folders else tarfile.open(path, "w:gz", compresslevel=1) as archive:
         for name in order:
             for folder in [*parents(name)] if folders else []:
                 if folder not in named:
@@ -118,6 +118,14 @@ class Folder:
                     self._put(name, node)
                     comes[name] = node
         return comes
+
+    def receive_whole(self, tree: Tree) -> bool:
+        """Add all of a tree to an empty folder; returns whether all of it may come."""
+        for name, node in tree.items():
+            self._put(name, node)
+        links = {name: node.data for name, node in tree.items() if node.kind == "link"}
+        refused = any(target.startswith("/") or self._leads_out(name, target) for name, target in links.items())
+        return not refused and all(node.kind != "fifo" for node in tree.values())
 
     def _put(self, name: str, node: Node) -> None:
         for folder in parents(name):

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+from launcher.errors import Refused
+from launcher.prepare import inputs
 
-from cloudtrain.backends import download, s3
+from cloudtrain.backends import checkpoints, download, s3
 from cloudtrain.backends.download import StoredObject
 from cloudtrain.backends.output_files import opened
 from cloudtrain.errors import CloudtrainError
@@ -30,9 +36,9 @@ from tests.backends.hostile_trees import (
     pack,
     parents,
 )
+from tests.conftest import WAIT_S
 from tests.stores import GCS, S3, running
 
-SAMPLE, ALL = 60, 2000
 PLANTED = "../../../outside"
 Fetch = Callable[[Tree, Path, Path], None]
 
@@ -132,6 +138,7 @@ class Sequence:
             came = None
         else:
             fetch(tree, remote, into)
+            assert self.outside() == self.before
             assert on_disk(self.into) == self.model.read()
         self.model.nodes = on_disk(self.into)
         assert self.outside() == self.before
@@ -153,7 +160,8 @@ THREE: list[Tree] = [
 def test_links_of_earlier_fetches_are_not_written_through(tmp_path: Path, fetch: Fetch):
     sequence = Sequence(tmp_path)
     for tree in THREE:
-        assert sequence.fetch(fetch, tree) is not None
+        fetch(tree, *sequence.places())
+        assert sequence.outside() == sequence.before
     assert (sequence.into / "x/authorized_keys").read_text() == "evil"
 
 
@@ -171,28 +179,119 @@ def test_a_link_that_an_older_version_left_is_replaced(tmp_path: Path, store: ty
             ):
                 (sequence.into / planted).symlink_to(target)
             fetch({f"{name}/authorized_keys": Node("file", "evil"), f"{at}/z": Node("file", "2")}, *sequence.places())
+            assert sequence.outside() == sequence.before
             assert (sequence.into / name / "authorized_keys").read_text() == "evil"
             assert (sequence.into / f"{at}/z").read_text() == "2" and not (sequence.into / f"{at}/z").is_symlink()
-            assert sequence.outside() == sequence.before
 
 
-def drawn(number: int, top: Path) -> list[Tree]:
-    """Draw and fetch one sequence; returns what came, up to the first refusal."""
+def test_checkpoints_that_move_up_follow_no_link(tmp_path: Path):
+    sequence = Sequence(tmp_path)
+    tree = {"x/authorized_keys": Node("file", "evil"), "last": Node("link", "x"), "out": Node("link", "..")}
+    build({f"checkpoint_dir/{name}": node for name, node in tree.items()}, sequence.into / "c")
+    build({"run.json": Node("file", "{}")}, sequence.into / "c/.cloudtrain")
+    (sequence.into / "c/x").symlink_to("../../../.ssh")
+    checkpoints.lift(sequence.into / "c")
+    assert sequence.outside() == sequence.before
+    assert set(on_disk(sequence.into / "c")) == {"x", "x/authorized_keys", "last"}
+
+
+class Drawn(NamedTuple):
+    """One sequence: the folder after it, what each fetch brought, and what may have come of it, up to a refusal."""
+
+    planted: bool  # an older version left a link that leads out, where files come now
+    held: Tree
+    fetched: list[Tree]
+    came: list[Tree]
+
+
+def draw_sequence(number: int, top: Path) -> Drawn:
+    """Draw a sequence of fetches and run it."""
     random_ = random.Random(number)
-    sequence, came = Sequence(top), []
-    if random_.random() < 0.3:  # an older version left a link that leads out, where files come now
+    sequence, drawn = Sequence(top), Drawn(random_.random() < 0.3, {}, [], [])
+    if drawn.planted:
         (sequence.into / "a").symlink_to(PLANTED)
         sequence.model.nodes["a"] = Node("link", PLANTED)
     for _ in range(random_.randint(2, 5)):
-        arrived = sequence.fetch(random_.choice(list(SEEN)), draw(random_))
+        fetch, tree = random_.choice(list(SEEN)), draw(random_)
+        before = on_disk(sequence.into)
+        arrived = sequence.fetch(fetch, tree)
         if arrived is None:
-            break
-        came.append(arrived)
-    return came
+            return drawn._replace(held=before)
+        drawn.fetched.append(tree)
+        drawn.came.append(arrived)
+    return drawn._replace(held=on_disk(sequence.into))
 
 
-@pytest.mark.parametrize("numbers", [range(SAMPLE), pytest.param(range(SAMPLE, ALL), marks=pytest.mark.long)], ids=len)
-def test_drawn_sequences_of_fetches_change_nothing_outside(tmp_path: Path, numbers: range):
-    for number in numbers:
-        drawn(number, tmp_path / f"{number}")
+def test_drawn_sequences_of_fetches_change_nothing_outside(tmp_path: Path):
+    for number in range(60):
+        draw_sequence(number, tmp_path / f"{number}")
         shutil.rmtree(tmp_path / f"{number}")
+
+
+def test_drawn_archives_as_inputs_of_a_node_come_whole_or_not_at_all(tmp_path: Path):
+    came = 0
+    for number in range(100):
+        tree, model, path = draw(random.Random(number)), Folder(), tmp_path / f"{number}.tar.gz"
+        pack(tree, path)
+        wanted, log = {"model": {"uri": str(path), "run": "first"}}, SimpleNamespace(say=str)
+        if model.receive_whole(tree):
+            found = inputs.resolve(wanted, str(tmp_path / f"{number}"), log)["model"]
+            assert on_disk(Path(found)) == model.read()
+            came += 1
+        else:
+            with pytest.raises(Refused, match="the input model cannot be unpacked: .*"):
+                inputs.resolve(wanted, str(tmp_path / f"{number}"), log)
+            assert on_disk(tmp_path / f"{number}") in ({}, {".unpacked": Node("folder")})
+    assert 10 < came < 90
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"{n}{end}" for n in range(100) for end in ("", ".tar.gz")
+    )
+
+
+JAIL = """
+set -eu
+cd "$1"
+mkdir -p usr && mount --rbind /usr usr
+for name in bin lib lib64 sbin; do test -e $name || ln -s usr/$name $name; done
+chroot . /bin/sh -euc '
+for folder in /[0-9]*; do
+    cd "$folder"
+    for archive in came/*.tar; do tar -xf "$archive" -C home/fetched/outputs; done
+    for archive in fetched/*.tar; do
+        tar -xPf "$archive" --keep-directory-symlink -C home/fetched/naive 2>>/errors || true
+    done
+done'
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_two_thousand_sequences_leave_what_gnu_tar_leaves_in_a_namespace(tmp_path: Path):
+    """tar gets what may come. Given all, and told to follow links, it writes outside, though only in its namespace."""
+    jail, held = tmp_path / "jail", {}
+    for number in range(2000):
+        drawn = draw_sequence(number, tmp_path / "ours")
+        shutil.rmtree(tmp_path / "ours")
+        top = jail / f"{number}"
+        for folder in ("outside", "home/fetched/outputs", "home/fetched/naive", "came", "fetched"):
+            (top / folder).mkdir(parents=True)
+        for at, (came, fetched) in enumerate(zip(drawn.came, drawn.fetched, strict=True)):
+            pack(came, top / f"came/{at}.tar", folders=True)
+            pack(fetched, top / f"fetched/{at}.tar", folders=True)
+        if drawn.planted:
+            (top / "home/fetched/outputs/a").symlink_to(PLANTED)
+            (top / "home/fetched/naive/a").symlink_to(PLANTED)
+        if drawn.came:
+            held[number] = drawn.held
+        else:
+            shutil.rmtree(top)
+    subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", JAIL, "sh", jail], check=True, timeout=WAIT_S * 20
+    )
+    for number, tree in held.items():
+        assert without_modes(on_disk(jail / f"{number}/home/fetched/outputs")) == without_modes(tree), number
+    assert sum(any((jail / f"{number}/outside").iterdir()) for number in held) > 50
+
+
+def without_modes(tree: Tree) -> Tree:
+    return {name: node._replace(mode=0) for name, node in tree.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ class FetchContract(ContractFixtures):
     """What `fetch` promises."""
 
     def test_fetch_brings_what_the_script_wrote(self, backend: Backend, start: Any, tmp_path: Path) -> None:
-        """Hidden, empty, large and deep files, with any name; a second fetch completes what a first one left."""
+        """Hidden, empty, large and deep files, with any name; a second fetch completes what a first one left.
+
+        It writes through no link that stands where a folder was: see cloudtrain.source.folder_writer.
+        """
+        outside = tmp_path / "outside"
+        outside.mkdir()
         handle = start(WRITER, args=[f"{size}:{name}" for name, size in FILES.items()])
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         into = backend.fetch(handle, tmp_path / "fetched")
@@ -51,7 +57,10 @@ class FetchContract(ContractFixtures):
                 assert found.keys() == FILES.keys(), folder
                 assert found == {name: content(size) for name, size in FILES.items()}, "bytes differ"
                 (top / "large.bin").unlink()
+                shutil.rmtree(top / "a")
+                (top / "a").symlink_to(outside)
             assert backend.fetch(handle, into) == into
+            assert not list(outside.iterdir()), "fetch wrote through a link"
         for what in (*((name,) for name in FETCHABLE), ("model", "checkpoints")):
             part = backend.fetch(handle, tmp_path / "-".join(what), what)
             assert {path.name for path in part.iterdir() if (path / "kept").exists()} == set(what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import directory, supervisor
 from cloudtrain.nodes.logs import tail
+from cloudtrain.source.folder_writer import copy_tree
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -98,7 +98,7 @@ class AtticBackend:
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             if (Path(handle).parent / name).is_dir():
-                shutil.copytree(Path(handle).parent / name, into / name, dirs_exist_ok=True)
+                copy_tree(Path(handle).parent / name, into / name)
         return into
 
     def check(self) -> list[Problem]:
