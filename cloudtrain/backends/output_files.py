@@ -14,6 +14,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.source import untrusted
 from cloudtrain.source.folder_writer import copy_tree
+from cloudtrain.source.node_code import module
 
 MOST_NAMES = untrusted.MOST_ENTRIES  # of one listing
 PIECE = 64 << 10  # bytes between two looks at the clock
@@ -167,15 +169,18 @@ class _Folder:
         return _bounded([data], most, str(self._path / name))
 
     def add(self, name: str, data: bytes) -> None:
-        path = self._path / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file:
+            with suppress(FileNotFoundError):  # a link there belongs to others: it is neither followed nor replaced
+                os.close(untrusted.open_folder(self._root, self._below(name.rpartition("/")[0])))
+            with (
+                module("launcher.folder_writer").FolderWriter(self._root) as writer,
+                open(self._below(name), "xb", opener=writer.opener) as file,
+            ):
                 file.write(data)
         except FileExistsError:
             return
         except OSError as error:
-            raise BackendError(f"{path} cannot be written: {error.strerror}") from None
+            raise BackendError(f"{self._path / name} cannot be written: {error.strerror}") from None
 
     def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BackendError, DiskError
+from cloudtrain.source import untrusted
 from cloudtrain.source.node_code import module
 
 PIECE_BYTES = 1 << 20
@@ -31,26 +31,30 @@ def copy_tree(source: Path, into: Path, leave_out: Collection[str] = (), named: 
             inner = os.path.relpath(at, source)
             if inner == ".":
                 folders[:], names = ([name for name in some if name not in leave_out] for some in (folders, names))
-            for name in (*folders, *names):
-                if to := named(name if inner == "." else f"{inner}/{name}"):
+            for base in (*folders, *names):
+                name = base if inner == "." else f"{inner}/{base}"
+                if to := named(name):
                     with writing(into / to):
-                        _copy(Path(at, name), to, writer)
+                        _copy(source, name, to, writer)
 
 
-def _copy(path: Path, name: str, writer: Any) -> None:
-    about = path.lstat()
+def _copy(source: Path, name: str, to: str, writer: Any) -> None:
+    about = (source / name).lstat()
     if stat.S_ISLNK(about.st_mode):
-        writer.link(name, str(path.readlink()))
+        writer.link(to, str((source / name).readlink()))
     elif stat.S_ISDIR(about.st_mode):
-        writer.folder(name)
+        writer.folder(to)
     elif not stat.S_ISREG(about.st_mode):
-        writer.left_out.append(name)
-    elif not writer.has(name, about.st_size, about.st_mtime_ns):
+        writer.left_out.append(to)
+    elif not writer.has(to, about.st_size, about.st_mtime_ns):
         with (
-            open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file,
-            writer.write(name, about.st_mode, about.st_mtime_ns) as copy,
+            open(untrusted.open_file(source, name), "rb") as file,
+            writer.write(to, about.st_mode, about.st_mtime_ns) as copy,
         ):
-            shutil.copyfileobj(file, copy, PIECE_BYTES)
+            left = about.st_size  # it may grow for ever
+            while piece := file.read(min(left, PIECE_BYTES)):
+                copy.write(piece)
+                left -= len(piece)
 
 
 def _raise(error: OSError) -> None:

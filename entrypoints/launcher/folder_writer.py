@@ -107,7 +107,7 @@ class FolderWriter:
     def opener(self, name: str, flags: int) -> int:
         """Open a file in its place, for Python's `open`; with O_CREAT what is no file of its own is replaced."""
         with self._beside(name, make=bool(flags & (os.O_WRONLY | os.O_RDWR))) as (at, base):
-            if flags & os.O_CREAT:
+            if flags & os.O_CREAT and not flags & os.O_EXCL:
                 with suppress(FileNotFoundError):
                     about = os.stat(base, dir_fd=at, follow_symlinks=False)
                     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:

@@ -20,7 +20,7 @@ from launcher.prepare import inputs
 from cloudtrain.backends import checkpoints, download, s3
 from cloudtrain.backends.download import StoredObject
 from cloudtrain.backends.output_files import opened
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.nodes.rpc import LocalAgent
 from cloudtrain.nodes.transfer import download_folder
 from tests.backends.hostile_trees import (
@@ -182,6 +182,26 @@ def test_a_link_that_an_older_version_left_is_replaced(tmp_path: Path, store: ty
             assert sequence.outside() == sequence.before
             assert (sequence.into / name / "authorized_keys").read_text() == "evil"
             assert (sequence.into / f"{at}/z").read_text() == "2" and not (sequence.into / f"{at}/z").is_symlink()
+
+
+@pytest.mark.parametrize("link", ["audit", "audit/a.json", ""])
+def test_a_record_added_to_an_output_follows_no_link_there(tmp_path: Path, link: str):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out/run/audit").mkdir(parents=True)
+    output = opened(str(tmp_path / "out/run"), may_be_link=False)
+    output.add("audit/first.json", b"{}")
+    output.add("audit/first.json", b"another one")
+    assert (tmp_path / "out/run/audit/first.json").read_bytes() == b"{}"
+    shutil.rmtree(tmp_path / "out/run" if not link else tmp_path / "out/run/audit")
+    place = tmp_path / "out/run" / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / ("mine/new" if link.endswith("json") else "mine"))
+    if link.endswith("json"):
+        output.add("audit/a.json", b"{}")  # it is there, so it stays
+    else:
+        with pytest.raises(BackendError, match="cannot be written"):
+            output.add("audit/a.json", b"{}")
+    assert place.is_symlink() and list((tmp_path / "mine").iterdir()) == []
 
 
 def test_checkpoints_that_move_up_follow_no_link(tmp_path: Path):
