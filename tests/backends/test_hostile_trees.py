@@ -286,10 +286,11 @@ done'
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-def test_two_thousand_sequences_leave_what_gnu_tar_leaves_in_a_namespace(tmp_path: Path):
+@pytest.mark.parametrize("shard", range(10))
+def test_two_thousand_sequences_leave_what_gnu_tar_leaves_in_a_namespace(tmp_path: Path, shard: int):
     """tar gets what may come. Given all, and told to follow links, it writes outside, though only in its namespace."""
     jail, held = tmp_path / "jail", {}
-    for number in range(2000):
+    for number in range(200 * shard, 200 * (shard + 1)):
         drawn = draw_sequence(number, tmp_path / "ours")
         shutil.rmtree(tmp_path / "ours")
         top = jail / f"{number}"
@@ -310,7 +311,7 @@ def test_two_thousand_sequences_leave_what_gnu_tar_leaves_in_a_namespace(tmp_pat
     )
     for number, tree in held.items():
         assert without_modes(on_disk(jail / f"{number}/home/fetched/outputs")) == without_modes(tree), number
-    assert sum(any((jail / f"{number}/outside").iterdir()) for number in held) > 50
+    assert sum(any((jail / f"{number}/outside").iterdir()) for number in held) > 10
 
 
 def without_modes(tree: Tree) -> Tree:
