@@ -92,7 +92,7 @@ def _about(entry: os.DirEntry[str]) -> os.stat_result | None:
 def _parts(name: str) -> list[str]:
     parts = name.split("/")
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
-        raise OSError(errno.EINVAL, "this is no name below a folder", name)
+        raise OSError(errno.EINVAL, "the name leads out of the folder", name)
     return parts
 
 
