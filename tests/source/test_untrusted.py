@@ -16,7 +16,7 @@ from cloudtrain.source import untrusted
 def test_a_name_is_below_the_root(tmp_path: Path, name: str):
     (tmp_path / "x").write_text("x")
     (tmp_path / "a").mkdir()
-    with pytest.raises(OSError, match="this is no name below a folder"):
+    with pytest.raises(OSError, match="the name leads out of the folder"):
         untrusted.open_file(tmp_path, name)
 
 
