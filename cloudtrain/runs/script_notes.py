@@ -176,7 +176,7 @@ def _outside_notes(job: Job, texts: Texts) -> list[str]:
     if match and (option := _RESULTS_NAME.match(match.text)) and option[0] not in named:
         folder = re.split(r"[\"']", match.text)[-2]
         found[f"{match.place}: {option[0]} {folder}"] = "a relative path, such as out"
-    lost = "is outside of the script's folder: its files do not come home, and the next attempt does not find them"
+    lost = "is outside of the script's folder: its files are not copied back, and the next attempt does not find them"
     return [f"{what} {lost}; write {instead}" for what, instead in found.items() if "/opt/ml/" not in what]
 
 

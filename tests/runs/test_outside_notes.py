@@ -34,4 +34,4 @@ def test_a_folder_for_results_outside_of_the_source_is_named(tmp_path: Path, scr
     job = Job(source=tmp_path, entrypoint="train.py", **keys)
     notes = _outside_notes(job, Texts(tmp_path, ["train.py"], "train.py"))
     assert len(notes) == bool(named)
-    assert not named or notes[0].startswith(f"{named} is outside of the script's folder: its files do not come home")
+    assert not named or notes[0].startswith(f"{named} is outside of the script's folder: its files are not copied back")
