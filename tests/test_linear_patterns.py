@@ -60,7 +60,7 @@ MADE = {
     "cloudtrain.simulators.": "requests of tests",
     "cloudtrain.source.secrets:_matches": "PATTERNS and HEADS: all_patterns() adds them",
     "entrypoints.launcher.masks:": "one class of characters",
-    "entrypoints.launcher.output.keep:": "`keep` of a job as a pattern of paths",
+    "entrypoints.launcher.output.keep_patterns:": "`keep` of a job as a pattern of paths",
     "entrypoints.trainer.peaks:": "names of GPUs in a table",
     "entrypoints.trainer.pretrained:": "names of parameters in a table",
 }

@@ -237,7 +237,7 @@ class Keeper:
         if unit != name and not all(each in self._mirrored for each in present if each.startswith(unit + "/")):
             return
         self._reported.add(unit)
-        step = re.search(r"(\d+)(?:\.\w+)?\Z", unit)
+        step = re.search(r"(?<!\d)(\d+)(?:\.\w+)?\Z", unit)
         self._log.event("checkpoint", kept=unit, **({"step": int(step[1])} if step else {}))
 
     def _record(self, names: dict[str, int]) -> str:

@@ -17,7 +17,7 @@ PART = ".cloudtrain-part-keep"  # a file that is being copied; names that begin 
 # Not a script's results: caches, environments and what version control keeps.
 CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_cache", "node_modules", ".venv", "venv"}
 ENVIRONMENT, CACHE = "pyvenv.cfg", "CACHEDIR.TAG"  # https://bford.info/cachedir/ (2026-11-27)
-_CACHE_FILES = re.compile(r"cache-[0-9a-f]{8,}.*\.arrow|.*\.(?:pyc|lock|incomplete)|models--.*|datasets--.*")
+_CACHE_FILES = re.compile(r"cache-[0-9a-f]{8}.*\.arrow|.*\.(?:pyc|lock|incomplete)|models--.*|datasets--.*")
 # As cloudtrain/source/secrets.py knows them by their names.
 _CREDENTIALS = re.compile(
     r"[._]netrc|\.env(?:\..*|rc)?|id_(?:rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk)|.*\.(?:ppk|p12|pfx|jks|kdbx|kubeconfig)"
@@ -27,8 +27,8 @@ _CREDENTIALS = re.compile(
 _CREDENTIAL_FOLDERS = {".aws", ".azure", ".kube", ".docker", ".ssh", ".gnupg", ".huggingface"}
 _LONGEST_TEXT = 1 << 20  # bytes of a file in which credentials are looked for
 _KEYS = re.compile(
-    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30}|\bgh[pousr]_[A-Za-z0-9]{36}"
-    rb"|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bsk-(?=[\w-]*\d)[\w-]*[A-Za-z0-9]{20}|\bAIza[A-Za-z0-9_-]{35}"
+    rb"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30}|\bgh[pousr]_[A-Za-z0-9]{36}"
+    rb"|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bsk-[A-Za-z0-9_-]{20}|\bAIza[A-Za-z0-9_-]{35}"
 )
 _CHECKPOINT = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+.*|.+\.ckpt")
 _LAST = ("trainer_state.json", "random_states_0.pkl", "COMPLETE")  # transformers.Trainer, Accelerate, our own
