@@ -20,7 +20,7 @@ from tests.thirdparty.cases import CASES, LAYOUTS, Case
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
 SCRIPTS = Path(__file__).parent / "scripts"
-SAMPLE = {  # what `make test-all` runs, two nodes once: each other script shows the same there; the rest is `long`
+SAMPLE = {  # what is not marked `long`, two nodes once: each other script shows the same there; the rest is `long`
     ("accelerate_nlp", "one"),
     ("ddp_tutorial", "nodes"),
     ("imagenet", "one"),
