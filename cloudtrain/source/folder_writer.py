@@ -23,11 +23,17 @@ PIECE_BYTES = 1 << 20
 def copy_tree(source: Path, into: Path, leave_out: Collection[str] = (), named: Callable[[str], str] = str) -> None:
     """Copy a folder of this machine, but for some names in it; no file has its name before it is complete. Blocking.
 
-    Files with the same size and time are skipped. Links that lead out of the folder, pipes and the like are left out with a
-    warning. `named` gives other names, "" to what is left out. Raises DiskError.
+    Files with the same size and time are skipped, and so are those that disappear while it copies, such as old checkpoints.
+    Links that lead out of the folder, pipes and the like are left out with a warning. `named` gives other names, "" to what
+    is left out. Raises DiskError.
     """
+
+    def report(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or not source.is_dir():
+            raise error
+
     with folder_writer(into) as writer:
-        for at, folders, names in os.walk(source, onerror=_raise):
+        for at, folders, names in os.walk(source, onerror=report):
             inner = os.path.relpath(at, source)
             if inner == ".":
                 folders[:], names = ([name for name in some if name not in leave_out] for some in (folders, names))
@@ -39,26 +45,25 @@ def copy_tree(source: Path, into: Path, leave_out: Collection[str] = (), named: 
 
 
 def _copy(source: Path, name: str, to: str, writer: Any) -> None:
-    about = (source / name).lstat()
-    if stat.S_ISLNK(about.st_mode):
-        writer.link(to, str((source / name).readlink()))
+    try:
+        about = (source / name).lstat()
+        target = str((source / name).readlink()) if stat.S_ISLNK(about.st_mode) else ""
+        is_new = stat.S_ISREG(about.st_mode) and not writer.has(to, about.st_size, about.st_mtime_ns)
+        descriptor = untrusted.open_file(source, name) if is_new else None
+    except FileNotFoundError:
+        return  # it was removed after it was listed, such as an old checkpoint
+    if target:
+        writer.link(to, target)
     elif stat.S_ISDIR(about.st_mode):
         writer.folder(to)
-    elif not stat.S_ISREG(about.st_mode):
-        writer.left_out.append(to)
-    elif not writer.has(to, about.st_size, about.st_mtime_ns):
-        with (
-            open(untrusted.open_file(source, name), "rb") as file,
-            writer.write(to, about.st_mode, about.st_mtime_ns) as copy,
-        ):
+    elif descriptor is not None:
+        with open(descriptor, "rb") as file, writer.write(to, about.st_mode, about.st_mtime_ns) as copy:
             left = about.st_size  # it may grow for ever
             while piece := file.read(min(left, PIECE_BYTES)):
                 copy.write(piece)
                 left -= len(piece)
-
-
-def _raise(error: OSError) -> None:
-    raise error
+    elif not stat.S_ISREG(about.st_mode):
+        writer.left_out.append(to)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 from cloudtrain.source.literals import Literals, constant, name_of
@@ -20,7 +21,10 @@ _BY_PATH = {
 }  # which argument it is
 _PROCESSES = ("run", "call", "check_call", "check_output", "Popen", "system", "popen", "execv", "execvp", "spawnv")
 _OTHER_LAUNCHERS = re.compile(r"\b(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|srun)\b")  # set the world
-_BY_CONFIG = ("instantiate", "LightningCLI")  # import what a configuration file names
+_BY_CONFIG = frozenset(
+    ("hydra", "jsonargparse", "instantiate", "LightningCLI")
+)  # import what a configuration file names
+_NOT_INSTALLED = frozenset(("test", "tests", "example", "examples", "doc", "docs", "benchmarks"))
 _CONFIGURED = re.compile(r"(?m)^[ \t-]*(?:_target_|class_path):[ \t]*[\"']?([A-Za-z_][\w.]*)")
 _IN_SHELL = re.compile(r"(?<![\w./-])([\w./-]+\.(?:py|sh))\b|-m[ \t]+([A-Za-z_][\w.]*)")
 
@@ -43,9 +47,13 @@ class Imports:
         """
         self._texts = texts
         self._parents = {above for name in texts.names for above in _folders(name)}
-        self._folders = ["." if texts.is_module else posixpath.dirname(texts.entry), *folders]
+        self._holders = _find_holders(texts.names, self._parents)
+        self._folders = [
+            posixpath.normpath(folder or ".")
+            for folder in ("." if texts.is_module else posixpath.dirname(texts.entry), *folders)
+        ]
         self._installed = [
-            posixpath.join(posixpath.dirname(name), inner)
+            posixpath.normpath(posixpath.join(posixpath.dirname(name), inner))
             for name in sorted(texts.names)
             if posixpath.basename(name) in _PACKAGED
             for inner in ("", "src")
@@ -121,15 +129,29 @@ class Imports:
 
     def _import(self, words: tuple[str, ...], path: str) -> None:
         """Load a module by its absolute name from the first folder that has it."""
-        self._wanted.setdefault(words, path)
-        folders = [posixpath.normpath(folder or ".") for folder in (*self._folders, *self._installed)]
-        for folder in folders:
-            top = posixpath.join(folder, words[0])
-            if {posixpath.normpath(top + "/__init__.py"), posixpath.normpath(top + ".py")} & self._texts.names:
-                self._load(folder, words, path)
-                return
-        for folder in dict.fromkeys(folders):  # packages without __init__.py may be in several
+        if words not in self._wanted:
+            self._wanted[words] = path
+            self._find(words, path)
+
+    def _find(self, words: tuple[str, ...], path: str) -> None:
+        if not _BY_CONFIG.isdisjoint(words):
+            self._load_configured(path)
+        holders = self._holders.get(words[0], {})
+        found = [each for each in dict.fromkeys((*self._folders, *self._installed)) if each in holders]
+        if not found and self._installed and words[0] not in sys.stdlib_module_names:
+            # A build file may install packages of any folder, and helpers such as rootutils add the root.
+            packages = [
+                each for each in holders if f"{each}/{words[0]}/__init__.py".removeprefix("./") in self._texts.names
+            ]
+            found = [each for each in packages if _NOT_INSTALLED.isdisjoint(each.split("/"))]
+        regular = next((each for each in found if holders[each]), None)
+        for folder in found if regular is None else [regular]:  # packages without __init__.py may be in several
             self._load(folder, words, path)
+
+    def _load_configured(self, path: str) -> None:
+        for text in self._texts.files.values():
+            for match in _CONFIGURED.finditer(text):
+                self._import(tuple(match[1].split(".")), path)
 
     def _load(self, folder: str, words: Iterable[str], path: str) -> None:
         """Load a module and the packages above it; words behind the module are what is taken from it."""
@@ -160,10 +182,11 @@ class Imports:
 
     def _grow(self, folder: str) -> None:
         """Let modules be found in one more folder, those too that were imported before."""
+        folder = posixpath.normpath(folder or ".")
         if folder not in self._folders:
             self._folders.append(folder)
             for words, importer in list(self._wanted.items()):
-                self._import(words, importer)
+                self._find(words, importer)
 
     def _called(self, node: ast.Call, literals: Literals, path: str) -> None:
         called = name_of(node.func)
@@ -178,9 +201,7 @@ class Imports:
         elif called in _PROCESSES:
             followed = self._started(node, literals, path)
         elif called in _BY_CONFIG:
-            for text in self._texts.files.values():
-                for match in _CONFIGURED.finditer(text):
-                    self._import(tuple(match[1].split(".")), path)
+            self._load_configured(path)
         if followed is False:
             self.unknown = self.unknown or f"{path}:{node.lineno} calls {called} with what only the run knows"
 
@@ -272,6 +293,20 @@ def _added(node: ast.AST) -> Iterator[ast.expr]:
 
 def _is_path(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "path" and name_of(node.value) == "sys"
+
+
+def _find_holders(names: Iterable[str], folders: Iterable[str]) -> dict[str, dict[str, bool]]:
+    """Return top name -> the folders that have such a module or package, and whether it is more than a plain folder."""
+    holders: dict[str, dict[str, bool]] = {}
+    for name in sorted(folders):
+        holders.setdefault(posixpath.basename(name), {})[posixpath.dirname(name) or "."] = False
+    for name in sorted(names):
+        folder, base = posixpath.split(name)
+        if base == "__init__.py":
+            folder, base = posixpath.split(folder)
+        if base.endswith(".py") or name.endswith("/__init__.py"):
+            holders.setdefault(base.removesuffix(".py"), {})[folder or "."] = True
+    return holders
 
 
 def _folders(name: str) -> list[str]:

@@ -23,6 +23,7 @@ from cloudtrain.backends.output_files import opened
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.nodes.rpc import LocalAgent
 from cloudtrain.nodes.transfer import download_folder
+from cloudtrain.source import folder_writer
 from tests.backends.hostile_trees import (
     MTIME_NS,
     Conflict,
@@ -316,3 +317,33 @@ def test_two_thousand_sequences_leave_what_gnu_tar_leaves_in_a_namespace(tmp_pat
 
 def without_modes(tree: Tree) -> Tree:
     return {name: node._replace(mode=0) for name, node in tree.items()}
+
+
+def test_checkpoints_that_are_removed_while_a_fetch_copies_the_folder(tmp_path: Path):
+    folder, into = tmp_path / "run/checkpoints", tmp_path / "into"
+    for step in range(3):
+        (folder / f"step-{step}").mkdir(parents=True)
+        (folder / f"step-{step}/weights").write_text("w")
+    (folder / "links").mkdir()
+    for at in range(9):
+        (folder / f"links/{at}").symlink_to("../step-0/weights")
+        (folder / f"{at}.json").write_text("{}")
+    removed: list[str] = []
+
+    def rotate(name: str) -> str:
+        if name.endswith("/weights"):
+            for other in {"step-0", "step-1", "step-2"} - {name.partition("/")[0]}:
+                shutil.rmtree(folder / other, ignore_errors=True)
+        elif "." in name and not removed:
+            removed.extend(path.name for path in folder.glob("*.json") if path.name != name)
+            for other in removed:
+                (folder / other).unlink()
+            (folder / "links/1").unlink()
+        return name
+
+    opened(str(folder.parent)).bring("checkpoints", into, rotate)
+    files = {path.relative_to(into).as_posix() for path in into.rglob("*") if path.is_file()}
+    kept = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert len(removed) == 8 and files >= {name for name in kept if "links" not in name}
+    with pytest.raises(CloudtrainError):
+        folder_writer.copy_tree(tmp_path / "none", tmp_path / "other")

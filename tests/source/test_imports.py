@@ -104,9 +104,38 @@ def test_folders_of_the_job_and_of_installed_packages(tmp_path: Path):
     assert set(loaded(tmp_path, packaged, "jobs/train.py").importers) == {"jobs/train.py", "src/b.py"}
 
 
-def test_classes_that_a_configuration_names(tmp_path: Path):
+@pytest.mark.parametrize("build", ["pyproject.toml", "setup.py", "setup.cfg"])
+def test_a_package_that_a_build_file_may_take_from_any_folder(tmp_path: Path, build: str):
+    packages = {f"{at}/own/__init__.py": "" for at in ("python", "examples", "tests/lib")}
+    files = {build: "", "train.py": "import own, torch, logging", "tests/torch/__init__.py": "", **packages}
+    files |= {"python/logging/__init__.py": "", "tools/torch.py": ""}
+    assert set(loaded(tmp_path, files, "train.py").importers) == {"train.py", "python/own/__init__.py"}
+    here = {**files, "own.py": ""}
+    assert set(loaded(tmp_path, here, "train.py").importers) == {"train.py", "own.py"}
+
+
+def test_a_repository_of_many_packages_is_searched_once_for_each_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = {f"libs/l{at}/pyproject.toml": "" for at in range(20)}
+    files |= {f"m{at}.py": f"import os, torch, m{at + 1}" for at in range(50)}
+    loads: list[object] = []
+    load = Imports._load
+    monkeypatch.setattr(Imports, "_load", lambda *given: (loads.append(given), load(*given))[1])
+    assert len(loaded(tmp_path, files, "m0.py").importers) == 50
+    assert len(loads) == 49
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import hydra\nmodel = hydra.utils.instantiate(cfg.model)",
+        "import hydra\nmodel = hydra.utils.call(cfg.model)",
+        "from hydra.utils import instantiate as make\nmodel = make(cfg.model)",
+        "from lightning.pytorch.cli import LightningCLI\nclass Cli(LightningCLI):\n    pass\nCli()",
+        "from detectron2.config import instantiate\nmodel = instantiate(cfg.model)",
+    ],
+)
+def test_classes_that_a_configuration_names(tmp_path: Path, text: str):
     files = {"conf/model.yaml": "model:\n  _target_: nets.big.Net\n", "nets/big.py": "", "nets/small.py": ""}
-    text = "import hydra\nmodel = hydra.utils.instantiate(cfg.model)"
     assert set(loaded(tmp_path, {"train.py": text, **files}, "train.py").importers) == {"train.py", "nets/big.py"}
 
 
