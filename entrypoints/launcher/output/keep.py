@@ -16,12 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ..log import Log
-from .keep_choice import LIMIT, Choice, group, state_of
+from .keep_choice import LIMIT, SMALL, Choice, group, state_of
+from .keep_copy import remove, replace
 from .keep_patterns import compile_pattern, literal
 from .keep_report import SHOWN, describe, largest, results_option
 from .script_files import OURS, PART, checkpoint_of, files, holds_credentials, is_result, is_saved_state, is_whole
 
 EVERY_S = 15.0
+REST = 4  # how many times as long as a search it waits at least: on a file system of a network a search takes minutes
+ROOM = 10**9  # bytes that copies leave free on a disk while the ranks run
 MOST = 100_000  # files that are looked at when the rest is counted
 NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
 
@@ -59,7 +62,10 @@ class Keeper:
         self._known: set[str] = set()  # all names that were in it
         self._choice = Choice(source, limit)
         self._reported: set[str] = set()  # checkpoints
-        self._refused: set[str] = set()  # files that hold credentials
+        self._refused: set[str] = set()  # files that hold credentials, or cannot be read
+        self._unreadable: set[str] = set()
+        self._search_s = 0.0  # how long the last search took
+        self._lacks_room = False
         self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
         self._mark = os.path.join(source, OURS, "began")
         self._is_first = True  # no earlier start has left anything here
@@ -110,20 +116,21 @@ class Keeper:
         is_fresh = not os.path.exists(self._mark)
         self._recorded = self._read_record(self._rank)
         self._known = {*self._recorded}
+        linkable = self._find_linkable(self._recorded)
         for mirror in self._mirrors:
             for name in self._names_in(mirror, self._recorded):
                 path = os.path.join(self._source, name)
                 if not self._auto and mirror == self._outputs and not self._is_other and re.match(NODE, name):
                     continue  # another node's
                 if name not in self._mirrored and (is_fresh or not os.path.exists(path)):
-                    _replace(os.path.join(mirror, name), self._source, name, self._may_link(name))
+                    replace(os.path.join(mirror, name), self._source, name, checkpoint_of(name) in linkable)
                     # Those that the outputs lack are brought there again; all of them go there when the script removes them.
                     self._mirrored[name] = state_of(os.stat(path)) if mirror == self._outputs else (-1, -1)
         of_first = self._names_in(self._first_outputs, self._read_record(0)) if self._is_other else ()
         for name in of_first:
             absent = name not in self._mirrored and (is_fresh or not os.path.exists(os.path.join(self._source, name)))
             if absent and not re.match(NODE, name):
-                _replace(os.path.join(self._first_outputs, name), self._source, name, self._may_link(name))
+                replace(os.path.join(self._first_outputs, name), self._source, name)
                 self._borrowed[name] = state_of(os.stat(os.path.join(self._source, name)))
         self._is_first = is_fresh and not self._mirrored and not self._borrowed
         return len(self._mirrored) + len(self._borrowed)
@@ -161,13 +168,14 @@ class Keeper:
         self._end.set()
         if self._thread is not None:
             self._thread.join()
+        self._refused -= self._unreadable  # they are tried once more
         problem = self._look(is_last=True) if self.is_active else ""
         self._report_rest()
         return problem
 
     def _run(self) -> None:
         reported, over = "", ""
-        while not self._log.clock.wait(self._end, self._every_s):
+        while not self._log.clock.wait(self._end, max(self._every_s, REST * self._search_s)):
             problem = self._look()
             if problem and problem != reported:
                 self._log.say(f"files could not be copied to the run's outputs: {problem}; trying again")
@@ -179,26 +187,33 @@ class Keeper:
 
     def _look(self, is_last: bool = False) -> str:
         """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
+        began = self._log.clock.monotonic()
         problem, present = "", dict(self._find())
+        self._search_s = self._log.clock.monotonic() - began
         chosen = self._choice.choose(present, self._mirrored, is_last) if self._auto else list(present)
         if self._auto and chosen:
             problem = self._record({name: present[name].st_size for name in chosen})
-        for name in chosen:
-            path, state = os.path.join(self._source, name), state_of(present[name])
+        changed = [name for name in chosen if self._mirrored.get(name) != state_of(present[name])]
+        linkable = self._find_linkable(present) if changed else set()
+        for name in changed:
+            path, may_link = os.path.join(self._source, name), checkpoint_of(name) in linkable
             try:
-                if self._mirrored.get(name) != state:
-                    if self._auto and holds_credentials(path, self._log.masks):
-                        self._refused.add(name)
-                        self._log.say(f"keep: {name} looks like a credential and is not kept")
-                        continue
-                    for mirror in self._mirrors:
-                        _replace(path, mirror, name, self._may_link(name, present))
-                    self._mirrored[name] = state
-                    self._report_checkpoint(name, present)
+                if self._auto and self._is_refused(name, path):
+                    continue
+                if not (is_last or may_link or self._has_room(name, present[name].st_size)):
+                    continue
+                for mirror in self._mirrors:
+                    replace(path, mirror, name, may_link)
+                self._mirrored[name] = state_of(present[name])
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
                 problem = problem or f"{name} cannot be copied to the output: {error.strerror or error}"
+        if self._auto and not self._refused.isdisjoint(changed):  # or their checkpoints would count as incomplete
+            problem = (
+                self._record({name: present[name].st_size for name in chosen if name in self._mirrored}) or problem
+            )
+        self._report_checkpoints(changed, present)
         over = {name for name in self._mirrored if (checkpoint_of(name) or name) in self._choice.over}
         absent = {name for name in self._mirrored if name not in present}
         if not problem:
@@ -206,39 +221,68 @@ class Keeper:
                 if name in over or _is_gone(os.path.join(self._source, name)):
                     del self._mirrored[name]
                     for mirror in self._mirrors:
-                        _remove(os.path.join(mirror, name))
+                        remove(os.path.join(mirror, name))
         self._absent = absent
         return problem
 
     def _find(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files that the ranks have made or changed and that are to be kept, with their states."""
         for name in files(self._source, self._roots):
-            if name in self._refused or not self._is_kept(name):
-                continue
             try:
                 status = os.stat(os.path.join(self._source, name))
             except OSError:
                 continue  # the script has removed it meanwhile
             came = status.st_ctime_ns < self._began_ns or self._borrowed.get(name) == state_of(status)
-            if name in self._mirrored or not came:  # else it came with the source, or from the first node
+            if came and name not in self._mirrored:  # with the source, or from the first node
+                continue
+            if name not in self._refused and self._is_kept(name):
                 yield name, status
 
-    def _may_link(self, name: str, names: Mapping[str, object] | None = None) -> bool:
-        """Return whether a file can share its content with its copy: no script writes to a complete checkpoint again."""
-        unit = checkpoint_of(name) if self._auto else ""
-        beside = self._recorded if names is None else names
-        return bool(unit) and bool(is_whole(unit, [each for each in beside if each.startswith(unit + "/")], beside))
+    def _find_linkable(self, names: Mapping[str, object]) -> set[str]:
+        """Return the checkpoints whose files can share their content with copies: no script writes to a complete one."""
+        units = group(names) if self._auto else {}
+        return {unit for unit, inner in units.items() if unit not in names and is_whole(unit, inner, names)}
 
-    def _report_checkpoint(self, name: str, present: Mapping[str, object]) -> None:
-        """Report a checkpoint once it has been copied whole, so that others know from where the next attempt can resume."""
-        unit = checkpoint_of(name) or (name if is_saved_state(name) else "")
-        if not unit or not self._auto or unit in self._reported:
+    def _is_refused(self, name: str, path: str) -> bool:
+        """Return whether a file that nobody has named is left out, and say so. Raises OSError."""
+        try:
+            why = "looks like a credential" if holds_credentials(path, self._log.masks) else ""
+            with open(path, "rb"):
+                pass
+        except PermissionError:
+            why = "cannot be read"
+            self._unreadable.add(name)
+        if why:
+            self._refused.add(name)
+            self._log.say(f"keep: {name} {why} and is not kept")
+        return bool(why)
+
+    def _has_room(self, name: str, size: int) -> bool:
+        """Return whether a copy leaves the ranks enough of the disk; the one at the end does not ask."""
+        about = os.statvfs(self._first_outputs if os.path.isdir(self._first_outputs) else self._source)
+        free = about.f_bavail * about.f_frsize
+        if size <= SMALL or not about.f_blocks or free - size >= max(size, ROOM):  # a mount may not know its size
+            return True
+        if not self._lacks_room:
+            self._lacks_room = True
+            self._log.say(
+                f"keep: the disk has too little room for a copy of {name} while the script runs: it is copied at the end, and"
+                " an attempt that loses this node starts without it. Raise resources.disk_gb, or write fewer files"
+            )
+        return False
+
+    def _report_checkpoints(self, changed: Sequence[str], present: Mapping[str, object]) -> None:
+        """Report checkpoints that have been copied whole, so that others know from where the next attempt can resume."""
+        if not self._auto or not changed:
             return
-        if unit != name and not all(each in self._mirrored for each in present if each.startswith(unit + "/")):
-            return
-        self._reported.add(unit)
-        step = re.search(r"(?<!\d)(\d+)(?:\.\w+)?\Z", unit)
-        self._log.event("checkpoint", kept=unit, **({"step": int(step[1])} if step else {}))
+        units = group(present)
+        for unit in dict.fromkeys(checkpoint_of(name) or name for name in changed):
+            is_checkpoint = unit not in present or is_saved_state(unit)
+            held = [name for name in units[unit] if name not in self._refused]
+            if is_checkpoint and unit not in self._reported and held and all(name in self._mirrored for name in held):
+                self._reported.add(unit)
+                step = re.search(r"(?<!\d)(\d+)(?:\.\w+)?\Z", unit)
+                self._log.event("checkpoint", kept=unit, **({"step": int(step[1])} if step else {}))
 
     def _record(self, names: dict[str, int]) -> str:
         """Write the list of what the mirrors hold from now on, before they do; return "" or what went wrong."""
@@ -321,42 +365,6 @@ def _size(path: str) -> int | None:
 
 def _is_inside(name: str) -> bool:
     return not name.startswith("/") and ".." not in name.split("/")
-
-
-def _replace(path: str, folder: str, name: str, may_link: bool = False) -> None:
-    """Make <folder>/<name> a copy of a file, in one step; a folder that stands there, or a file above it, gives way."""
-    import shutil  # only here: it costs every job some milliseconds
-
-    to = os.path.join(folder, name)
-    part = os.path.join(os.path.dirname(to), PART)
-    for end in (at for at, letter in enumerate(name) if letter == "/"):
-        if os.path.isfile(os.path.join(folder, name[:end])):
-            os.unlink(os.path.join(folder, name[:end]))
-    os.makedirs(os.path.dirname(to), exist_ok=True)
-    try:
-        if not (may_link and _linked(path, part)):
-            shutil.copy2(path, part)
-        if os.path.isdir(to):
-            shutil.rmtree(to)
-        os.replace(part, to)
-    finally:
-        _remove(part)
-
-
-def _linked(path: str, to: str) -> bool:
-    """Give a file a second name, where both are on one file system that has links."""
-    try:
-        os.link(path, to, follow_symlinks=True)
-    except OSError:
-        return False
-    return True
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass  # it is gone already
 
 
 def _is_gone(path: str) -> bool:

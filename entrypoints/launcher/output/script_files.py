@@ -44,11 +44,12 @@ def files(folder: str, roots: Sequence[str]) -> Iterator[str]:
         if os.path.isfile(top):
             yield root
         for at, folders, names in os.walk(top):
+            below = os.path.relpath(at, folder).replace(os.sep, "/") + "/"
             folders[:] = [name for name in folders if name not in CACHES and not _is_cache(os.path.join(at, name))]
             for name in names:
                 path = os.path.join(at, name)
                 if os.path.isfile(path) and not name.startswith(PART):
-                    yield os.path.relpath(path, folder).replace(os.sep, "/")
+                    yield (below if below != "./" else "") + name
 
 
 def _is_cache(folder: str) -> bool:

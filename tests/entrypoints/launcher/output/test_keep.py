@@ -10,6 +10,7 @@ import pytest
 
 from tests.entrypoints.training import ENTRYPOINTS
 
+from launcher.clock import Clock  # isort: skip
 from launcher.log import Log  # isort: skip
 from launcher.output import keep, keep_report  # isort: skip
 
@@ -115,7 +116,7 @@ def test_a_file_that_is_renamed_is_never_without_a_copy(tmp_path: Path, monkeypa
     assert keeper._look() == "" and files(outputs) == ["out/old/model"]
     (source / "new").mkdir()
     (tmp_path / "elsewhere").rename(source / "new/model")
-    monkeypatch.setattr(keep, "_replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(keep, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert "No space left" in keeper._look() and files(outputs) == ["out/old/model"]  # it has no other copy yet
     monkeypatch.undo()
     assert keeper._look() == "" and files(outputs) == ["out/new/model"]
@@ -404,9 +405,9 @@ def test_complete_checkpoints_go_first_and_the_newest_before_the_others(
     keeper, _ = made(tmp_path, None)
     keeper.begin()
     order: list[str] = []
-    replace = keep._replace
+    replace = keep.replace
     monkeypatch.setattr(
-        keep, "_replace", lambda path, folder, name, link: (order.append(name), replace(path, folder, name, link))
+        keep, "replace", lambda path, folder, name, link: (order.append(name), replace(path, folder, name, link))
     )
     for step in (5, 10):
         for name in TRAINER:
@@ -433,3 +434,87 @@ def test_every_node_finds_its_own_files_and_what_only_the_first_one_wrote(tmp_pa
     assert (tmp_path / "source/log").read_text() == "1" and (tmp_path / "source/out/model").read_text() == "0"
     keeper.begin()
     assert keeper.finish() == "" and files(outputs / "node-1") == ["log"]
+
+
+def test_a_file_that_cannot_be_read_fails_no_run_and_holds_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keeper, outputs = made(tmp_path, None)
+    source, holds = tmp_path / "source", keep.holds_credentials
+
+    def hold(path: str, masks) -> bool:  # who runs the tests may be root, who reads every file
+        if path.endswith("locked.bin"):
+            raise PermissionError(13, "Permission denied")
+        return holds(path, masks)
+
+    monkeypatch.setattr(keep, "holds_credentials", hold)
+    keeper.begin()
+    write(source / "locked.bin")
+    for name in TRAINER:
+        write(source / "out/checkpoint-5" / name)
+    looked(keeper)
+    assert len(files(outputs)) == len(TRAINER)
+    shutil.rmtree(source / "out/checkpoint-5")  # as save_total_limit does
+    looked(keeper)
+    assert files(outputs) == []
+    assert keeper.finish() == ""
+    assert "keep: locked.bin cannot be read and is not kept" in (tmp_path / "log").read_text()
+
+
+def test_a_checkpoint_with_a_credential_comes_back_without_it(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    for name in TRAINER:
+        write(tmp_path / "source/checkpoint-5" / name)
+    write(tmp_path / "source/checkpoint-5/wandb.yaml", "key: hf_" + "a" * 34)
+    assert keeper.finish() == "" and len(files(outputs)) == len(TRAINER)
+    again, _ = fresh(tmp_path / "b", tmp_path)
+    assert again.restore() == len(TRAINER)
+
+
+def test_a_folder_of_many_files_that_is_named_as_a_checkpoint_is_judged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    judged: list[str] = []
+    is_whole = keep.is_whole
+    monkeypatch.setattr(keep, "is_whole", lambda unit, *rest: (judged.append(unit), is_whole(unit, *rest))[1])
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    for number in range(50):
+        write(tmp_path / f"source/samples/step_1000/{number}.png")
+    assert keeper.finish() == "" and len(files(outputs)) == 50
+    again, _ = fresh(tmp_path / "b", tmp_path)
+    assert again.restore() == 50
+    assert len(judged) < 5, "or 50,000 pictures take half an hour"
+
+
+def test_copies_leave_room_on_the_disk_while_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    free = keep.ROOM // 4096
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 2 * free, free, free, 0, 0, 0, 0, 255)))
+    write(tmp_path / "source/log.txt")
+    write(tmp_path / "source/model.pt", "x" * (2 << 20))
+    looked(keeper)
+    assert files(outputs) == ["log.txt"]
+    assert "too little room for a copy of model.pt" in (tmp_path / "log").read_text()
+    assert keeper.finish() == "" and sorted(files(outputs)) == ["log.txt", "model.pt"]
+
+
+def test_after_a_slow_search_the_next_one_waits_for_longer(tmp_path: Path):
+    class SlowDisk(Clock):
+        at = 0.0
+
+        def monotonic(self) -> float:
+            self.at += 100.0
+            return self.at
+
+        def wait(self, event, seconds=None) -> bool:
+            waits.append(seconds)
+            return len(waits) > 1
+
+    waits: list[float | None] = []
+    keeper, _ = made(tmp_path, ["out"])
+    keeper._log.clock = SlowDisk()
+    keeper._run()
+    assert waits == [keep.EVERY_S, keep.REST * 100.0]
