@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .log import Log
 
-# What bash prints before it ends the text, unless that was its last command. The line is taken from the text: of a
-# pipeline bash names the last command only.
-_TRAP = r"""trap '_code=$?; if [[ $- == *e* && $BASH_SUBSHELL == 0 ]]; then
-  mapfile -t _lines <<<"$BASH_EXECUTION_STRING"; _line=${_lines[LINENO-1]-};
-  [[ $LINENO -ge ${#_lines[@]} && $_line != *"|"* ]] ||
-    printf "%s\n" "NAME: line $LINENO failed with exit code $_code: ${_line##* ERR; }" "HINT" >&2;
+# What bash prints before it ends the text, unless that was its last command and no pipeline. The line is taken from the
+# text: of a pipeline bash names the last command only. A file that the text sources has lines of its own.
+_TRAP = r"""trap '_code=$? _parts=${#PIPESTATUS[@]} _file=${BASH_SOURCE-}; if [[ $- == *e* && $BASH_SUBSHELL == 0 ]]; then
+  mapfile -t _lines <<<"$BASH_EXECUTION_STRING"; _line=${_lines[LINENO-1]-}; _line=${_line##* ERR; } _of="";
+  [[ ${_file:-environment} == environment ]] || { _line=$BASH_COMMAND _of=" of $_file"; };
+  [[ $LINENO -ge ${#_lines[@]} && $_parts == 1 && ! $_of ]] ||
+    printf "%s\n" "NAME: line $LINENO$_of failed with exit code $_code: $_line" "HINT" >&2;
 fi' ERR; """
 _HINT = "(bash runs this text with {}; write || true after a command that may fail, or begin the text with set +e)"
 _SPECIAL = "|&;\n<>(){}$`"  # a line without any of these is one command, which bash becomes
@@ -29,7 +30,7 @@ def command(text: str, name: str, compat: str, log: Log) -> list[str]:
     if _has_own_way(text) or compat == "skypilot":
         return ["bash", "-c", text]
     strict = ["-e"] if compat == "dstack" else ["-e", "-o", "pipefail"]
-    if not any(letter in text.strip() for letter in _SPECIAL):
+    if not any(letter in text.strip() for letter in _SPECIAL) and text.split()[:1] not in (["source"], ["."]):
         return ["bash", *strict, "-c", text]
     prefix = "" if name == "setup" else f"{name}: "  # a line of the setup has it in the log
     trap = _TRAP.replace("\n", " ").replace("NAME: ", prefix).replace("HINT", _HINT.format(" ".join(strict)))

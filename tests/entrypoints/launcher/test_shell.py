@@ -31,6 +31,11 @@ TABLE = [
     ("echo a\nsh -c 'exit 4'\n", "", 4, "a\n", ""),  # the last one speaks for itself
     ("sh -c 'exit 5'", "", 5, "", ""),
     ("false || true\nif false; then :; fi\n[ -f /no-such ] && echo y\necho b", "", 0, "b\n", ""),
+    ("echo a\nsh -c 'exit 4' |\n  cat\n", "", 4, "a\n", "line 3 failed with exit code 4:   cat"),
+    ("echo a\nsh -c 'exit 4' || sh -c 'exit 5'", "", 5, "a\n", ""),
+    ("echo a\necho b\n. ./sourced.sh\n", "", 1, "a\nb\n", "line 3 of ./sourced.sh failed with exit code 1: grep -q x /dev/null"),
+    (". ./sourced.sh", "", 1, "", "line 3 of ./sourced.sh failed with exit code 1: grep -q x /dev/null"),
+    (". ./sourced.sh || true\necho b\n", "", 0, "b\n", ""),
     ("exit 7\n", "", 7, "", ""),
     ("set +e\nfalse | true\necho b", "", 0, "b\n", ""),
     ("set +e\nfalse | true", "", 0, "", ""),  # without pipefail too
@@ -43,8 +48,9 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("text", "compat", "code", "output", "failure"), TABLE)
-def test_a_text_ends_at_the_first_failure(text, compat, code, output, failure):
-    done = subprocess.run(shell.command(text, "run", compat, Said()), capture_output=True, text=True)
+def test_a_text_ends_at_the_first_failure(text, compat, code, output, failure, tmp_path):
+    (tmp_path / "sourced.sh").write_text("# settings\nexport A=1\ngrep -q x /dev/null\ntrue\n")
+    done = subprocess.run(shell.command(text, "run", compat, Said()), capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, output)
     assert (f"run: {failure}\n" in done.stderr and "set +e" in done.stderr) if failure else "run: " not in done.stderr
 
