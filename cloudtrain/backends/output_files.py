@@ -139,7 +139,8 @@ class _Folder:
         try:
             yield from untrusted.walk(self._root, self._below(below), MOST_NAMES)
         except OSError as error:
-            raise NotRead(f"{self._path / below} cannot be listed: {error.strerror}") from None
+            hint = "if you trust it, give the folder that the link leads to" if self._path.is_symlink() else ""
+            raise NotRead(f"{self._path / below} cannot be listed: {error.strerror}", hint) from None
 
     def _below(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name

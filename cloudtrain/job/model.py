@@ -319,6 +319,15 @@ class JobModel(Spec):
             raise wrong(f"contains arguments: {quote(value)}", "put them into hyperparameters or args")
         return inside(value)
 
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _keep(cls, value: Any) -> Any:
+        if isinstance(value, bool | str) and value not in ("auto", "none"):
+            text = str(value).lower()
+            right = "none" if text in ("no", "off", "false") else "auto" if text in ("all", "true") else f"[{value}]"
+            raise wrong(f"must be auto, none or a list, not {quote(value)}", f"write keep: {right}")
+        return value
+
     @field_validator("inputs")
     @classmethod
     def _inputs(cls, value: dict[str, Input]) -> dict[str, Input]:

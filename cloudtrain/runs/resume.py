@@ -147,7 +147,7 @@ def plan_next(
             f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
             "to move a run, its job needs an output (a bucket or folder) that both targets can use",
         )
-    if saved and resolved.job.keep != "none" and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
+    if saved and resolved.job.kept != () and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
         notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
 

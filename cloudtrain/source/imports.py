@@ -59,6 +59,7 @@ class Imports:
             for inner in ("", "src")
         ]
         self._wanted: dict[tuple[str, ...], str] = {}  # absolute imports, and the first file with each
+        self._configurations = texts.files  # which may name classes
         self._left = MOST_BYTES
         self._queue: list[str] = []
         self.importers: dict[str, str] = {}
@@ -149,7 +150,9 @@ class Imports:
             self._load(folder, words, path)
 
     def _load_configured(self, path: str) -> None:
-        for text in self._texts.files.values():
+        """Load, once, the classes that configuration files name."""
+        texts, self._configurations = self._configurations, {}
+        for text in texts.values():
             for match in _CONFIGURED.finditer(text):
                 self._import(tuple(match[1].split(".")), path)
 

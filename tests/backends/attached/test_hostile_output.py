@@ -180,6 +180,15 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path):
     assert ("fine", 0, 2.0) in {(row.name, row.step, row.value) for row in run.metrics()}
 
 
+def test_a_runs_folder_that_is_a_link_is_refused_with_what_to_do(tmp_path: Path):
+    written(tmp_path / "run")
+    (tmp_path / "latest").symlink_to("run")
+    with pytest.raises(CloudtrainError, match="latest is a link, not a folder") as caught:
+        AttachedRun(str(tmp_path / "latest")).attempts()
+    assert caught.value.hint == "if you trust it, give the folder that the link leads to"
+    assert AttachedRun(str(tmp_path / "run")).attempts()
+
+
 def test_names_and_links_that_lead_elsewhere_are_not_followed(tmp_path: Path):
     secret = tmp_path / "secret"
     secret.mkdir()
