@@ -366,7 +366,7 @@ class Supervisor:
     def _stop(self, state: str) -> None:
         """The attempt is to stop on all nodes: ask the ranks, and kill them when their time is over."""
         self._stopping = state
-        if self._ranks.running:
+        if self._ranks.active:
             self.status.set(state="STOPPING")
             self.log.event("state", state="STOPPING")
             if state in HUNG:

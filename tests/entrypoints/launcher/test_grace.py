@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -191,6 +192,21 @@ def test_who_does_not_end_is_killed_after_the_grace(tmp_path):
     with Attempt(tmp_path, argv=("table.sh",), files=files, grace_s=2) as attempt:
         assert saved(attempt, deaf) == {"deaf": "not saved"}
         assert attempt.texts(0) == ["saving"]
+
+
+def test_so_is_who_saves_when_the_shell_died_before_the_request_came(tmp_path):
+    """As on Slurm, which signals every process of a job at once."""
+    files = {"saver.py": SAVER.replace("time.sleep(1)", "time.sleep(600)")}
+    text = "echo $$ > shell; $PYTHON saver.py a; true\n"
+    with Attempt(
+        tmp_path, argv=(text,), form="shell", files=files, environ={"PYTHON": sys.executable}, grace_s=2
+    ) as attempt:
+        attempt.set("world/outcome", "SIGNAL_S", 600.0).start()
+        wait_for(lambda: (tmp_path / "node-0/source/a.runs").exists(), "the handler")
+        os.kill(int((tmp_path / "node-0/source/shell").read_text()), signal.SIGTERM)
+        attempt.heard("saving")
+        os.kill(attempt.guard(), signal.SIGTERM)
+        assert attempt.wait() == [75] and attempt.status()["state"] == "PREEMPTED"
 
 
 @pytest.mark.long
