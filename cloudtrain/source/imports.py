@@ -7,6 +7,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from cloudtrain.source.literals import Literals, constant, name_of
 from cloudtrain.source.texts import LONGEST, MOST_BYTES, Texts
@@ -24,6 +25,7 @@ _OTHER_LAUNCHERS = re.compile(r"\b(?:torchrun|torch\.distributed|accelerate|deep
 _BY_CONFIG = frozenset(
     ("hydra", "jsonargparse", "instantiate", "LightningCLI")
 )  # import what a configuration file names
+MOST_PARTS = 1000  # of the text of a command that are looked at
 _NOT_INSTALLED = frozenset(("test", "tests", "example", "examples", "doc", "docs", "benchmarks"))
 _CONFIGURED = re.compile(r"(?m)^[ \t-]*(?:_target_|class_path):[ \t]*[\"']?([A-Za-z_][\w.]*)")
 _IN_SHELL = re.compile(r"(?<![\w./-])([\w./-]+\.(?:py|sh))\b|-m[ \t]+([A-Za-z_][\w.]*)")
@@ -94,7 +96,10 @@ class Imports:
         elif (tree := parse(text)) is None:
             self.unknown = self.unknown or f"{path} is not valid Python"
         else:
-            self._read_python(path, without_skipped(tree, path in self.mains))
+            try:
+                self._read_python(path, without_skipped(tree, path in self.mains))
+            except RecursionError:
+                self.unknown = self.unknown or f"{path} is nested too deeply to be read"
 
     def _read_shell(self, path: str, text: str) -> None:
         if _OTHER_LAUNCHERS.search(text):
@@ -189,7 +194,8 @@ class Imports:
         if folder not in self._folders:
             self._folders.append(folder)
             for words, importer in list(self._wanted.items()):
-                self._find(words, importer)
+                if folder in self._holders.get(words[0], ()):
+                    self._find(words, importer)
 
     def _called(self, node: ast.Call, literals: Literals, path: str) -> None:
         called = name_of(node.func)
@@ -242,7 +248,7 @@ class Imports:
 
     def _started(self, node: ast.Call, literals: Literals, path: str) -> bool | None:
         """Take in the scripts that a command runs with Python; None where it runs something else."""
-        parts = list(literals.parts(node))
+        parts = list(islice(literals.parts(node), MOST_PARTS))
         text = " ".join(filter(None, map(constant, parts)))
         is_python = any(name_of(part) == "executable" for part in parts) or re.search(r"\bpython", text)
         if not is_python or _OTHER_LAUNCHERS.search(text):

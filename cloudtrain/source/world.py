@@ -63,20 +63,37 @@ def first_need(texts: Texts, imports: Imports | None = None, leave_out: re.Patte
         tree = without_skipped(tree, imports is None or name in imports.mains)
         asks = any(_asks(node) for node in ast.walk(tree))
         entry_asks |= asks and name == texts.entry
-        for need in _needs(tree.body, False):
+        for need in _needs_of(tree):
             if not (need.conditional and (asks or entry_asks)):
                 importer = imports.importers[name] if imports else ""
                 return f"{name}:{need.line} {need.sentence}" + (f", and {importer} loads it" if importer else "")
     return ""
 
 
-def _needs(body: list[ast.stmt], conditional: bool) -> Iterator[_Need]:
+def _needs_of(tree: ast.Module) -> list[_Need]:
+    """Return the needs of a file. Where it is nested too deeply, as generated code may be, none counts as conditional."""
+    try:
+        return list(_needs(tree.body, False, _find_returning(tree)))
+    except RecursionError:
+        return [_Need(getattr(at, "lineno", 0), text, False) for at in ast.walk(tree) if (text := _sentence(at))]
+
+
+def _find_returning(tree: ast.Module) -> set[ast.AST]:
+    """Return the nodes in which something returns or raises."""
+    found: set[ast.AST] = set()
+    for node in reversed(list(ast.walk(tree))):  # those inside before those around them
+        if isinstance(node, ast.Return | ast.Raise) or not found.isdisjoint(ast.iter_child_nodes(node)):
+            found.add(node)
+    return found
+
+
+def _needs(body: list[ast.stmt], conditional: bool, returning: set[ast.AST]) -> Iterator[_Need]:
     """Yield the needs of statements, in their order."""
     for statement in body:
         inner = conditional
         if isinstance(statement, ast.If) and not any(word in ast.dump(statement.test) for word in _NO_CHOICE):
             inner = True
-            returns = any(isinstance(node, ast.Return | ast.Raise) for node in ast.walk(statement))
+            returns = statement in returning
             yield from _own_needs(statement.test, conditional)
         else:
             returns = False
@@ -84,9 +101,9 @@ def _needs(body: list[ast.stmt], conditional: bool) -> Iterator[_Need]:
                 if not isinstance(field, ast.stmt | ast.ExceptHandler | ast.match_case):
                     yield from _own_needs(field, inner)
         for block in ("body", "orelse", "finalbody"):
-            yield from _needs(getattr(statement, block, []), inner)
+            yield from _needs(getattr(statement, block, []), inner, returning)
         for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-            yield from _needs(part.body, inner)
+            yield from _needs(part.body, inner, returning)
         conditional = conditional or returns
 
 

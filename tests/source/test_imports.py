@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.source.imports import Imports
+from cloudtrain.source.literals import Literals
 from cloudtrain.source.texts import Texts
 
 MARK = "import sys\nprint('LOADED', __file__)\n"
@@ -122,6 +124,24 @@ def test_a_repository_of_many_packages_is_searched_once_for_each_name(tmp_path: 
     monkeypatch.setattr(Imports, "_load", lambda *given: (loads.append(given), load(*given))[1])
     assert len(loaded(tmp_path, files, "m0.py").importers) == 50
     assert len(loads) == 49
+
+
+def test_folders_of_sys_path_and_long_literals_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = {f"m{at}.py": f"import sys, m{at + 1}, x{at}\nsys.path.append('d{at}')" for at in range(50)}
+    files["m50.py"] = f"BIG = {['x'] * 2000}\n" + "a.run(BIG)\n" * 50
+    finds: list[object] = []
+    find, parts = Imports._find, Literals.parts
+    monkeypatch.setattr(Imports, "_find", lambda *given: (finds.append(given), find(*given))[1])
+    looked: list[object] = []
+
+    def counted(self: Literals, node: ast.AST):
+        for part in parts(self, node):
+            looked.append(part)
+            yield part
+
+    monkeypatch.setattr(Literals, "parts", counted)
+    assert len(loaded(tmp_path, files, "m0.py").importers) == 51
+    assert len(finds) == 101 and len(looked) == 50 * 1000
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,14 @@ def test_all_but_tests_decide_where_imports_cannot_be_followed(tmp_path: Path):
         == "jobs/ddp.py:2 calls init_process_group, and train.py:2 calls run_path with what only the run knows"
     )
     assert why(tmp_path, files, "tests/test_ddp.py").startswith("tests/test_ddp.py:2")
+
+
+@pytest.mark.parametrize(
+    "text", [f"x = {' + '.join(['1'] * 1500)}", "if x == 0:\n    pass\n" + "elif x == 1:\n    y = 1\n" * 1500]
+)
+def test_generated_code_that_is_nested_deeply(tmp_path: Path, text: str):
+    for name, more in {"train.py": "import made", "made.py": f"{text}\nimport os\nos.environ['RANK']"}.items():
+        (tmp_path / name).write_text(more)
+    line = text.count("\n") + 3
+    why = world.why_needed(Texts(tmp_path, ["train.py", "made.py"], "train.py"))
+    assert why == f"made.py:{line} reads RANK, and train.py loads it"
