@@ -221,3 +221,27 @@ def test_the_console_lists_a_folder_without_an_end(output: Path, home: Path, mon
     assert len(artifacts.list_artifacts(run)) == 11
     monkeypatch.setattr(artifacts, "MAX_ENTRIES", 5)
     assert 1 <= len(artifacts.list_artifacts(run)) <= 5
+
+
+NAMES = ("\x1b[2J\x1b]0;evil\x07", "a\nb", "\u202egnp.exe", "\x9b31m", "\udcff\udcfe")
+
+
+def test_names_reach_no_terminal_as_they_are(output: Path, home: Path, cli, caplog, tmp_path: Path):
+    """Of runs, of pieces of a log, of nodes and of outputs; what has a usual name is shown beside them."""
+    for name in NAMES:
+        write_run(output, f"{name}-261120-101500-ab3d")
+        for place in ("outputs", "outputs/metrics", f"logs/{EVIL}-a1", LOG, f"history/{EVIL}-a1"):
+            (output / EVIL / place).mkdir(parents=True, exist_ok=True)
+            (output / EVIL / place / name).write_bytes(b"x")
+        (output / EVIL / "outputs" / f"link {name}").symlink_to("/etc")
+    commands = (
+        ("attach", "--all", output), ("attach", output / EVIL), ("ls",), ("show", EVIL), ("logs", EVIL), ("metrics", EVIL),
+        ("fetch", EVIL, "-o", tmp_path / "fetched"), ("ls", "--json"), ("show", EVIL, "--json"),
+    )  # fmt: skip
+    answers = [cli(*words) for words in commands]
+    assert [each.code for each in answers] == [0] * len(commands), [each.err for each in answers]
+    shown = caplog.text + "".join(each.out + each.err for each in answers)
+    assert [letter for letter in "\x1b\x07\x9b\u202e" if letter in shown] == []
+    assert answers[4].out == "hello\nmore\n" and GOOD in answers[2].out
+    listed = [line.split()[0] for line in answers[2].out.splitlines()[1:]]
+    assert {EVIL, GOOD} <= set(listed) and len(listed) == 2, "no such name is a run's"
