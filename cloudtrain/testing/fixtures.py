@@ -70,9 +70,9 @@ class ContractFixtures:
         given: list[Any] = []
         construct = kind.__init__
 
-        def record(self: Any, *args: Any) -> None:
-            given[:] = args
-            construct(self, *args)
+        def record(self: Any, options: Any, workdir: Path, *clock: Any, **named: Any) -> None:
+            given[:] = options, workdir
+            construct(self, options, workdir, *clock, **named)
 
         with monkeypatch.context() as patch:
             patch.setattr(kind, "__init__", record)
