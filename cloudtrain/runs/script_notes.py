@@ -41,6 +41,7 @@ _RESULTS = (
     r"(?:output|out|save|results?|logging)[_-]?(?:dir|path|folder)|(?:checkpoint|ckpt)s?[_-]?(?:dir|folder)|output"
 )
 _RESULTS_NAME = re.compile(_RESULTS)
+_ELSEWHERE = re.compile(r"/opt/ml/|/dev/null")  # what needs no note
 _RESULTS_DEFAULT = re.compile(
     rf"""\b(?:{_RESULTS})["']?(?:,[^()\n]{{0,200}}default)?\s{{0,4}}=\s{{0,4}}["'](?:/|~)[^"'\n]{{0,200}}["']"""
 )
@@ -113,7 +114,7 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         found += _copies_notes(job, plan, texts)
         found += _style_notes(job, options.declared(texts)) if job.hyperparameters or job.args else []
     found += _keep_notes(job, texts)
-    found += _outside_notes(job, texts)
+    found += _outside_notes(job, texts, plan.backend)
     for key, text in (("run", job.run), ("setup", job.setup)):
         if text and (name := next(placeholders.names(text), "")):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
@@ -158,9 +159,9 @@ def _keep_notes(job: Job, texts: Texts) -> list[str]:
     ]
 
 
-def _outside_notes(job: Job, texts: Texts) -> list[str]:
-    """Return the notes on results that cannot come home: folders outside of the script's own."""
-    if job.trainer or job.form == "shell":
+def _outside_notes(job: Job, texts: Texts, backend: str) -> list[str]:
+    """Return the notes on results that cannot come home: folders outside of the script's own, but on this machine."""
+    if job.trainer or job.form == "shell" or backend == "local":
         return []
     given = [(f"--{name}", str(value)) for name, value in job.hyperparameters.items()]
     for word, following in pairwise([*job.argv()[1:], ""]):
@@ -176,8 +177,9 @@ def _outside_notes(job: Job, texts: Texts) -> list[str]:
     if match and (option := _RESULTS_NAME.match(match.text)) and option[0] not in named:
         folder = re.split(r"[\"']", match.text)[-2]
         found[f"{match.place}: {option[0]} {folder}"] = "a relative path, such as out"
-    lost = "is outside of the script's folder: its files are not copied back, and the next attempt does not find them"
-    return [f"{what} {lost}; write {instead}" for what, instead in found.items() if "/opt/ml/" not in what]
+    again = "finds them only on a disk that all nodes share" if backend in ("ssh", "slurm") else "does not find them"
+    lost = f"is outside of the script's folder: its files are not copied back, and the next attempt {again}"
+    return [f"{what} {lost}; write {instead}" for what, instead in found.items() if not _ELSEWHERE.search(what)]
 
 
 def _copies_notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

@@ -27,11 +27,23 @@ DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
         ("", {"args": ["--model_path", "/models/a", "--data_dir", "/data"]}, ""),
         ("", {"args": ["--output_dir", "{model_dir}"]}, ""),
         ("", {"args": ["--output_dir", "/opt/ml/model"]}, ""),
+        ("", {"args": ["--logging_dir", "/dev/null"]}, ""),
     ],
 )
 def test_a_folder_for_results_outside_of_the_source_is_named(tmp_path: Path, script: str, keys: dict, named: str):
     (tmp_path / "train.py").write_text(script)
     job = Job(source=tmp_path, entrypoint="train.py", **keys)
-    notes = _outside_notes(job, Texts(tmp_path, ["train.py"], "train.py"))
+    notes = _outside_notes(job, Texts(tmp_path, ["train.py"], "train.py"), "kubernetes")
     assert len(notes) == bool(named)
     assert not named or notes[0].startswith(f"{named} is outside of the script's folder: its files are not copied back")
+    assert not named or notes[0].partition(";")[0].endswith("and the next attempt does not find them")
+
+
+def test_an_absolute_folder_may_stay_where_the_next_attempt_finds_it(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    job = Job(source=tmp_path, entrypoint="train.py", args=["--checkpoint_dir", "/nfs/out"])
+    texts = Texts(tmp_path, ["train.py"], "train.py")
+    assert _outside_notes(job, texts, "local") == []
+    for backend in ("ssh", "slurm"):
+        (note,) = _outside_notes(job, texts, backend)
+        assert note.partition(";")[0].endswith("the next attempt finds them only on a disk that all nodes share")
