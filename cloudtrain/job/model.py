@@ -218,7 +218,7 @@ class JobModel(Spec):
     @property
     def runs_trainer(self) -> bool:
         """Whether it runs files of the shared trainer: they lie beside the launcher in its bundle."""
-        return any(".cloudtrain/" in word for word in self.argv())
+        return any(".cloudtrain/" in word for word in (self.setup or "", *self.argv()))
 
     @property
     def exceptions(self) -> dict[str, list[str]]:

@@ -44,6 +44,7 @@ _ON_PATH = {
     )
 }
 _TRAINER = tuple(f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py"))
+MOST_SCRIPT = 1 << 20  # bytes of a shell script that are looked at
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
 
@@ -76,7 +77,8 @@ class Bundle:
 
         `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
         credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
-        Without `trainer` the files of the shared trainer stay here: `JobModel.runs_trainer`.
+        Without `trainer` (`JobModel.runs_trainer`) the files of the shared trainer stay here, unless a shell script of
+        the source names them.
         Files that are as they were are not read again. Blocking. Raises BadSource, with all problems of a kind, and
         StoreError when the folder cannot be written.
         """
@@ -86,7 +88,7 @@ class Bundle:
             _require(source_files, must_have)
             if sum(file.size for file in source_files.files) > limits.MAX_FILE:
                 limits.check(source_files.files, allow_large)
-            members = _members(source_files, trainer)
+            members = _members(source_files, trainer or _starts_trainer(source_files))
             cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:
                 survey = digests.take(members, cache)
@@ -214,6 +216,17 @@ def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
         files = [file for file in files if not file[0].startswith(_TRAINER)]
     # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
     return files + [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
+
+
+def _starts_trainer(source: Source) -> bool:
+    """Return whether a shell script of the source names a file of the shared trainer."""
+    for file in source.files:
+        if file.path.endswith((".sh", ".bash")) and file.size <= MOST_SCRIPT and file.mode != LINK:
+            with suppress(OSError):  # it is reported where it is packaged
+                data = (source.root / file.path).read_bytes()
+                if any(name.encode() in data for name in _TRAINER):
+                    return True
+    return False
 
 
 def _members(source: Source, trainer: bool) -> list[Member]:

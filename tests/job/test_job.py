@@ -407,6 +407,7 @@ def test_exceptions_of_packaging_are_patterns_and_survive_the_round_trip():
         ("entrypoint: train.py", False),
         ("entrypoint: -m pkg.train", False),
         ("run: python train.py", False),
+        ("entrypoint: train.py\nsetup: python .cloudtrain/train.py --help", True),
     ],
 )
 def test_a_job_says_whether_it_runs_the_shared_trainer(text, runs):

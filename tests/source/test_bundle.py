@@ -114,6 +114,8 @@ def test_the_shared_trainer_stays_here_where_no_job_needs_it(source, into):
     )
     assert without.source_sha256 == with_trainer.source_sha256 and without.size_bytes < with_trainer.size_bytes / 2
     assert runtime(trainer=False)[1] == without
+    (source / "go.sh").write_text("torchrun .cloudtrain/train.py --model m\n")
+    assert runtime(trainer=False)[0] == whole, "a script of the source starts it"
 
 
 def test_runtime_files_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch):
