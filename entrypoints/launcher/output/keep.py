@@ -47,12 +47,14 @@ class Keeper:
         argv: Sequence[str] = (),
         records: str = "",
         limit: int = LIMIT,
+        has_one_source: bool = False,  # all nodes share the working directory, as on Slurm
     ) -> None:
         self._auto, self._records, self._rank, self._limit = patterns is None, records, node_rank, limit
         self._patterns = [compile_pattern(pattern) for pattern in patterns or ()]
         self._roots = [""] if patterns is None else sorted({literal(pattern) for pattern in patterns})
         self._source, self._log, self._argv = source, log, argv
         self._is_other, self._first_outputs = node_rank > 0, outputs
+        self._leaves_all = self._is_other and has_one_source  # the first node does it
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
         self._mirrors = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
         self._mirrored: dict[str, tuple[int, int]] = {}
@@ -114,6 +116,11 @@ class Keeper:
         the first node wrote comes to the others too, where they see its outputs: rank 0 alone saves in most scripts.
         """
         is_fresh = not os.path.exists(self._mark)
+        if self._leaves_all:
+            names = self._names_in(self._first_outputs, self._read_record(0))
+            self._borrowed = {name: (-1, -1) for name in names if self._auto or not re.match(NODE, name)}
+            self._is_first = is_fresh and not self._borrowed
+            return 0
         self._recorded = self._read_record(self._rank)
         self._known = {*self._recorded}
         linkable = self._find_linkable(self._recorded)
@@ -157,13 +164,13 @@ class Keeper:
             self._began_ns = os.stat(self._mark).st_ctime_ns  # by the clock of this file system
         except OSError:  # it cannot be written
             self._began_ns = int(self._log.clock.now() * 1e9)
-        if self.is_active:
+        if self.is_active and not self._leaves_all:
             self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
             self._thread.start()
 
     def finish(self) -> str:
         """Mirror once more, and log what is not kept; return "" or what went wrong. Blocking."""
-        if not self._began_ns:
+        if not self._began_ns or self._leaves_all:
             return ""
         self._end.set()
         if self._thread is not None:

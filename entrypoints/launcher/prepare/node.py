@@ -84,6 +84,7 @@ def prepare_node(
             manifest.argv,
             records,
             manifest.keep_limit,
+            cluster.platform == "slurm",
         )
         sync = open_output(manifest, cluster, environ, {**folders, "kept": records}, log, keeper)
         if keeper.is_active and (count := keeper.restore()):

@@ -235,6 +235,14 @@ def test_reasons_before_training(cluster: Cluster) -> None:
     assert platform_lines(backend, handle) == []
 
 
+def test_of_the_folder_that_all_nodes_share_there_is_one_copy(cluster: Cluster) -> None:
+    backend, handle = cluster.submit("import os; open('of-rank-' + os.environ['RANK'], 'w').write('x')", num_nodes=2)
+    assert final(backend, handle).state is State.SUCCEEDED
+    outputs = Path(handle).parent / "outputs"
+    found = sorted(str(path.relative_to(outputs)) for path in outputs.rglob("*") if path.is_file())
+    assert found == ["of-rank-0", "of-rank-1"]
+
+
 @pytest.mark.parametrize("denied", [("squeue", "sacct"), ("scontrol", "sacct"), ("squeue", "scontrol", "sacct")])
 def test_sites_that_deny_commands(cluster: Cluster, denied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site may allow only some of Slurm's commands; sacct never answers here, there is no slurmdbd."""

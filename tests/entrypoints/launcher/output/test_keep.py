@@ -52,7 +52,12 @@ def test_patterns(tmp_path: Path, pattern: str, kept: list[str]):
 
 
 def made(
-    folder: Path, patterns: list[str] | None, rank: int = 0, safe: Path | None = None, limit: int = keep.LIMIT
+    folder: Path,
+    patterns: list[str] | None,
+    rank: int = 0,
+    safe: Path | None = None,
+    limit: int = keep.LIMIT,
+    has_one_source: bool = False,
 ) -> tuple[keep.Keeper, Path]:
     (folder / "source" / ".cloudtrain").mkdir(parents=True, exist_ok=True)
     (folder / "log").touch()
@@ -60,7 +65,8 @@ def made(
     outputs = folder / "outputs"
     given = str(safe) if safe else None
     records = str(folder / "kept-files")
-    return keep.Keeper(patterns, str(folder / "source"), str(outputs), rank, log, given, (), records, limit), outputs
+    source = str(folder / "source")
+    return keep.Keeper(patterns, source, str(outputs), rank, log, given, (), records, limit, has_one_source), outputs
 
 
 def write(path: Path, text: str = "x") -> None:
@@ -518,3 +524,25 @@ def test_after_a_slow_search_the_next_one_waits_for_longer(tmp_path: Path):
     keeper._log.clock = SlowDisk()
     keeper._run()
     assert waits == [keep.EVERY_S, keep.REST * 100.0]
+
+
+@pytest.mark.parametrize("patterns", [None, ["out"]])
+def test_of_a_working_directory_that_all_nodes_share_there_is_one_copy(tmp_path: Path, patterns):
+    def nodes(folder: Path) -> list[keep.Keeper]:
+        return [made(folder, patterns, rank, has_one_source=True)[0] for rank in (0, 1)]
+
+    keepers = nodes(tmp_path)
+    for keeper in keepers:
+        keeper.begin()
+    for name in TRAINER:
+        write(tmp_path / "source/out/checkpoint-5" / name)
+    assert [keeper.finish() for keeper in keepers] == ["", ""]
+    assert sorted(files(tmp_path / "outputs")) == [f"out/checkpoint-5/{name}" for name in sorted(TRAINER)]
+    fresh(tmp_path / "b", tmp_path)
+    first, second = nodes(tmp_path / "b")
+    assert second.restore() == 0 and files(tmp_path / "b/source") == [], "two nodes would write the same file"
+    assert first.restore() == len(TRAINER)
+    assert second.has_restored and second.folders == first.folders, "all ranks get the same resume_args"
+    for keeper in (first, second):
+        keeper.begin()
+    assert [first.finish(), second.finish()] == ["", ""] and len(files(tmp_path / "b/outputs")) == len(TRAINER)
