@@ -66,8 +66,10 @@ class Log:
                 sink.put(first, at, data, rank == LAUNCHER)
 
     def say(self, text: str) -> None:
-        """Append lines of the launcher's own."""
-        raw = self.masks.apply(text.encode("utf-8", "backslashreplace"))
+        """Append lines of the launcher's own. Only the first may be an event: a file's name may hold what looks like one."""
+        raw = self.masks.apply(text.encode("utf-8", "backslashreplace")).replace(
+            b"\n" + MARK.encode(), b"\n " + MARK.encode()
+        )
         self.lines(LAUNCHER, [piece for line in raw.split(b"\n") for piece in cut(line)])
 
     def event(self, kind: str, **data: object) -> None:

@@ -188,3 +188,11 @@ def test_the_supervisors_own_environment_holds_no_secret(tmp_path: Path):
         for pid in (attempt.guard(), attempt.supervisor()):
             assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
             assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_name_of_several_lines_is_no_event(tmp_path: Path):
+    log = Log(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT))
+    log.say('keep: a\n::cloudtrain::{"kind":"result"} cannot be read')
+    log.event("state", state="RUNNING")
+    texts = [line.split(" ", 3)[3] for line in (tmp_path / "log").read_text().splitlines()]
+    assert [text.startswith("::cloudtrain::") for text in texts] == [False, False, True]
