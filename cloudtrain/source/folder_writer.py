@@ -47,7 +47,7 @@ def copy_tree(source: Path, into: Path, leave_out: Collection[str] = (), named: 
 def _copy(source: Path, name: str, to: str, writer: Any) -> None:
     try:
         about = (source / name).lstat()
-        target = str((source / name).readlink()) if stat.S_ISLNK(about.st_mode) else ""
+        target = _relative(source, name) if stat.S_ISLNK(about.st_mode) else ""
         is_new = stat.S_ISREG(about.st_mode) and not writer.has(to, about.st_size, about.st_mtime_ns)
         descriptor = untrusted.open_file(source, name) if is_new else None
     except FileNotFoundError:
@@ -64,6 +64,16 @@ def _copy(source: Path, name: str, to: str, writer: Any) -> None:
                 left -= len(piece)
     elif not stat.S_ISREG(about.st_mode):
         writer.left_out.append(to)
+
+
+def _relative(source: Path, name: str) -> str:
+    """Return where a link leads: an absolute path below the source relative to the link, any other as it is."""
+    link = source / name
+    target = os.readlink(link)  # noqa: PTH115 - Path would normalise it
+    for top in (os.path.abspath(source), os.path.realpath(source)):  # noqa: PTH100
+        if target.startswith(f"{top}/"):
+            return os.path.relpath(target, f"{top}/{os.path.dirname(name)}")  # noqa: PTH120
+    return target
 
 
 @contextmanager

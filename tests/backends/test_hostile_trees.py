@@ -347,3 +347,18 @@ def test_checkpoints_that_are_removed_while_a_fetch_copies_the_folder(tmp_path: 
     assert len(removed) == 8 and files >= {name for name in kept if "links" not in name}
     with pytest.raises(CloudtrainError):
         folder_writer.copy_tree(tmp_path / "none", tmp_path / "other")
+
+
+def test_an_absolute_link_to_a_file_of_the_same_folder_comes_as_a_relative_one(tmp_path: Path):
+    folder, into = tmp_path / "real/run", tmp_path / "into"
+    (folder / "outputs/a/b").mkdir(parents=True)
+    (folder / "outputs/a/b/w").write_text("w")
+    (tmp_path / "way").symlink_to("real")
+    (folder / "outputs/latest").symlink_to(folder / "outputs/a/b")
+    (folder / "outputs/a/near").symlink_to(tmp_path / "way/run/outputs/a/b/../b/w")
+    (folder / "outputs/a/real").symlink_to(folder / "outputs/a/b/w")
+    (folder / "outputs/out").symlink_to(folder / "outputs/../secret")
+    (folder / "outputs/beside").symlink_to(f"{folder}/outputs2")
+    opened(str(tmp_path / "way/run")).bring("outputs", into)
+    found = {path.relative_to(into).as_posix(): str(path.readlink()) for path in into.rglob("*") if path.is_symlink()}
+    assert found == {"latest": "a/b", "a/near": "b/w", "a/real": "b/w"}
