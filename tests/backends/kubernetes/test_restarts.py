@@ -101,7 +101,7 @@ def test_pods_of_one_second_come_one_after_the_other(place: Ground, monkeypatch:
     """Creation times are in whole seconds and uids have no order; the launchers' clocks are hours ahead of the server's."""
     numbers = itertools.count(2**64, -1 if later == "lower" else 1)
     monkeypatch.setattr("cloudtrain.simulators.kubernetes.objects.uuid.uuid4", lambda: UUID(int=next(numbers)))
-    monkeypatch.setattr("cloudtrain.simulators.kubernetes.objects.now", lambda: "2026-01-01T00:00:00Z")
+    monkeypatch.setattr("cloudtrain.simulators.kubernetes.objects.now", lambda *_: "2026-01-01T00:00:00Z")
     taken_back_and_given_anew(place)
 
 
