@@ -115,6 +115,8 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         found += _style_notes(job, options.declared(texts)) if job.hyperparameters or job.args else []
     found += _keep_notes(job, texts)
     found += _outside_notes(job, texts, plan.backend)
+    if job.keep_limit and job.keep != "auto":
+        found.append("keep_limit has no effect: it limits keep: auto only")
     for key, text in (("run", job.run), ("setup", job.setup)):
         if text and (name := next(placeholders.names(text), "")):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.job.job import Job
+from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.script_notes import _outside_notes
 from cloudtrain.source.texts import Texts
 
@@ -47,3 +48,12 @@ def test_an_absolute_folder_may_stay_where_the_next_attempt_finds_it(tmp_path: P
     for backend in ("ssh", "slurm"):
         (note,) = _outside_notes(job, texts, backend)
         assert note.partition(";")[0].endswith("the next attempt finds them only on a disk that all nodes share")
+
+
+def test_a_limit_that_limits_nothing_is_named(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    job = {"name": "x", "source": str(tmp_path), "entrypoint": "train.py", "keep_limit": "3GB"}
+    note = "keep_limit has no effect: it limits keep: auto only"
+    assert note not in Planner(home=tmp_path / "home").plan(job).notes
+    for keep in ("none", ["out"]):
+        assert note in Planner(home=tmp_path / "home").plan({**job, "keep": keep}).notes
