@@ -7,25 +7,34 @@ With `keep: auto` a list of them lies beside the outputs, for the script may hav
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from functools import partial
 
 from ..log import Log
+from . import keep_list
 from .keep_choice import LIMIT, SMALL, Choice, group, state_of
-from .keep_copy import remove, replace
+from .keep_copy import is_gone, remove, replace, size_of
 from .keep_patterns import compile_pattern, literal
-from .keep_report import SHOWN, describe, largest, results_option
-from .script_files import OURS, PART, checkpoint_of, files, holds_credentials, is_result, is_saved_state, is_whole
+from .keep_report import SHOWN, describe, explain_limit, largest, measure, results_option
+from .keep_source import UNKNOWN, Summary, has_changed, survey
+from .script_files import (
+    OURS,
+    checkpoint_of,
+    files,
+    holds_credentials,
+    is_result,
+    is_saved_state,
+    is_storable,
+    is_whole,
+    open_for_writing,
+)
 
 EVERY_S = 15.0
 REST = 4  # how many times as long as a search it waits at least: on a file system of a network a search takes minutes
 ROOM = 10**9  # bytes that copies leave free on a disk while the ranks run
-MOST = 100_000  # files that are looked at when the rest is counted
 NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
 
 
@@ -62,6 +71,7 @@ class Keeper:
         self._absent: set[str] = set()  # mirrored files that the last look has not found
         self._recorded: dict[str, int] = {}  # the list: name -> size
         self._known: set[str] = set()  # all names that were in it
+        self._before: dict[str, Summary] | None = None  # what they were in the source, where it had them
         self._choice = Choice(source, limit)
         self._reported: set[str] = set()  # checkpoints
         self._refused: set[str] = set()  # files that hold credentials, or cannot be read
@@ -112,35 +122,70 @@ class Keeper:
     def restore(self) -> int:
         """Copy what earlier starts left into the working directory and return how many files; blocking.
 
-        Where no rank has run in this copy of the source yet, a file of the source that they changed is replaced. What only
-        the first node wrote comes to the others too, where they see its outputs: rank 0 alone saves in most scripts.
+        Where no rank has run in this copy of the source yet, a file of the source that they changed is replaced, unless the
+        source has another one by now. What only the first node wrote comes to the others too, where they see its outputs:
+        rank 0 alone saves in most scripts.
         """
-        is_fresh = not os.path.exists(self._mark)
+        is_fresh, count = not os.path.exists(self._mark), 0
         if self._leaves_all:
-            names = self._names_in(self._first_outputs, self._read_record(0))
+            names = self._names_in(self._first_outputs, keep_list.read(self._records, 0)[0])
             self._borrowed = {name: (-1, -1) for name in names if self._auto or not re.match(NODE, name)}
             self._is_first = is_fresh and not self._borrowed
             return 0
-        self._recorded = self._read_record(self._rank)
-        self._known = {*self._recorded}
+        self._recorded, before = keep_list.read(self._records, self._rank)
+        self._before, self._known = before, {*self._recorded}
+        newer: set[str] = set()  # files of the source that replace kept ones
+
+        def is_newer(name: str, before: Mapping[str, Summary] | None) -> bool:
+            if self._auto and is_fresh and name not in self._mirrored and has_changed(self._source, name, before):
+                newer.add(name)
+            return name in newer
+
         linkable = self._find_linkable(self._recorded)
         for mirror in self._mirrors:
             for name in self._names_in(mirror, self._recorded):
                 path = os.path.join(self._source, name)
                 if not self._auto and mirror == self._outputs and not self._is_other and re.match(NODE, name):
                     continue  # another node's
+                if is_newer(name, before):
+                    continue
                 if name not in self._mirrored and (is_fresh or not os.path.exists(path)):
                     replace(os.path.join(mirror, name), self._source, name, checkpoint_of(name) in linkable)
                     # Those that the outputs lack are brought there again; all of them go there when the script removes them.
                     self._mirrored[name] = state_of(os.stat(path)) if mirror == self._outputs else (-1, -1)
-        of_first = self._names_in(self._first_outputs, self._read_record(0)) if self._is_other else ()
+                    self._reported.add(checkpoint_of(name) or name)
+                    count += 1
+        first, before = keep_list.read(self._records, 0) if self._is_other else ({}, None)
+        of_first = self._names_in(self._first_outputs, first) if self._is_other else ()
         for name in of_first:
+            if is_newer(name, before):
+                continue
             absent = name not in self._mirrored and (is_fresh or not os.path.exists(os.path.join(self._source, name)))
             if absent and not re.match(NODE, name):
                 replace(os.path.join(self._first_outputs, name), self._source, name)
                 self._borrowed[name] = state_of(os.stat(os.path.join(self._source, name)))
+                count += 1
+        if newer:
+            more = f" and {len(newer) - SHOWN} more" if len(newer) > SHOWN else ""
+            self._log.say(
+                f"keep: {', '.join(sorted(newer)[:SHOWN])}{more}: the source's new files are used; what earlier attempts wrote"
+                " stays in the outputs"
+            )
         self._is_first = is_fresh and not self._mirrored and not self._borrowed
-        return len(self._mirrored) + len(self._borrowed)
+        if self._auto and not is_fresh:
+            self._mirrored.update(dict.fromkeys(self._find_earlier(), (-1, -1)))
+        return count
+
+    def _find_earlier(self) -> list[str]:
+        """Return what earlier starts wrote, or found, in this copy of the source: it is to be brought to the mirrors."""
+        began_ns = os.stat(self._mark).st_ctime_ns
+        names = (name for name in files(self._source, self._roots) if is_result(name) and name not in self._borrowed)
+        return [
+            name
+            for name in names
+            if name not in self._mirrored
+            and (name in self._recorded or os.stat(os.path.join(self._source, name)).st_ctime_ns >= began_ns)
+        ]
 
     def _names_in(self, folder: str, recorded: Mapping[str, int]) -> Iterator[str]:
         """Yield the kept files in a mirror, without those of a checkpoint that is not whole there."""
@@ -148,7 +193,7 @@ class Keeper:
             yield from filter(self._is_kept, files(folder, self._roots))
             return
         for unit, names in group(recorded).items():
-            sizes = {name: _size(os.path.join(folder, name)) for name in names}
+            sizes = {name: size_of(os.path.join(folder, name)) for name in names}
             if unit in recorded:  # a file by itself
                 yield from (name for name in names if sizes[name] is not None)
             elif all(sizes[name] == recorded[name] for name in names) and is_whole(unit, names, recorded) is not False:
@@ -182,15 +227,30 @@ class Keeper:
 
     def _run(self) -> None:
         reported, over = "", ""
+        if self._auto:
+            self._survey()
         while not self._log.clock.wait(self._end, max(self._every_s, REST * self._search_s)):
-            problem = self._look()
+            try:
+                problem = self._look()
+            except Exception as error:  # the next look may work
+                problem = f"{type(error).__name__}: {error}"
             if problem and problem != reported:
                 self._log.say(f"files could not be copied to the run's outputs: {problem}; trying again")
             reported = problem
             if self._choice.over and not over:
-                over = self._explain_limit()
+                over = explain_limit(self._choice.over, self._limit)
                 self._log.say(over)
                 self._log.event("alarm", reason=over)
+
+    def _survey(self) -> None:
+        """Remember the source's files, but for those that earlier attempts changed: of these it is recorded."""
+        found = survey(self._source, self._began_ns, self._end.is_set)
+        if found is None:
+            self._before = None
+            return
+        old = self._before if self._before is not None else dict.fromkeys(self._mirrored, UNKNOWN)
+        here = {name: summary for name, summary in found.items() if name not in self._mirrored}
+        self._before = {**here, **{name: summary for name, summary in old.items() if name in self._mirrored}}
 
     def _look(self, is_last: bool = False) -> str:
         """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
@@ -209,9 +269,11 @@ class Keeper:
                     continue
                 if not (is_last or may_link or self._has_room(name, present[name].st_size)):
                     continue
-                for mirror in self._mirrors:
-                    replace(path, mirror, name, may_link)
-                self._mirrored[name] = state_of(present[name])
+                # Other files than a checkpoint's may have been written again while those before were copied.
+                state = state_of(present[name] if is_last or checkpoint_of(name) else os.stat(path))
+                rests = partial(self._rests, name, state) if self._auto and not is_last else lambda: True
+                if all(replace(path, mirror, name, may_link, rests) for mirror in self._mirrors):
+                    self._mirrored[name] = state
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
@@ -225,12 +287,17 @@ class Keeper:
         absent = {name for name in self._mirrored if name not in present}
         if not problem:
             for name in over | (absent if is_last else absent & self._absent):
-                if name in over or _is_gone(os.path.join(self._source, name)):
+                if name in over or is_gone(os.path.join(self._source, name)):
                     del self._mirrored[name]
                     for mirror in self._mirrors:
                         remove(os.path.join(mirror, name))
         self._absent = absent
         return problem
+
+    def _rests(self, name: str, state: tuple[int, int]) -> bool:
+        """Return, after a copy, whether nobody wrote to the file meanwhile."""
+        is_open = name in self._choice.restless and name in open_for_writing(self._source)
+        return not is_open and state_of(os.stat(os.path.join(self._source, name))) == state
 
     def _find(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files that the ranks have made or changed and that are to be kept, with their states."""
@@ -253,7 +320,8 @@ class Keeper:
     def _is_refused(self, name: str, path: str) -> bool:
         """Return whether a file that nobody has named is left out, and say so. Raises OSError."""
         try:
-            why = "looks like a credential" if holds_credentials(path, self._log.masks) else ""
+            why = "has a name that no store takes" if not is_storable(name) else ""
+            why = why or ("looks like a credential" if holds_credentials(path, self._log.masks) else "")
             with open(path, "rb"):
                 pass
         except PermissionError:
@@ -261,7 +329,7 @@ class Keeper:
             self._unreadable.add(name)
         if why:
             self._refused.add(name)
-            self._log.say(f"keep: {name} {why} and is not kept")
+            self._log.say(f"keep: {name if is_storable(name) else ascii(name)} {why} and is not kept")
         return bool(why)
 
     def _has_room(self, name: str, size: int) -> bool:
@@ -297,30 +365,18 @@ class Keeper:
         names = {**held, **names}
         if names == self._recorded:
             return ""
-        try:
-            os.makedirs(self._records, exist_ok=True)
-            path = os.path.join(self._records, f"node-{self._rank}.json")
-            with open(path + PART, "w", encoding="utf-8", errors="surrogateescape") as file:
-                json.dump({"files": names}, file, ensure_ascii=False)
-            os.replace(path + PART, path)
-        except OSError as error:
-            return f"the list of kept files cannot be written: {error.strerror or error}"
+        if problem := keep_list.write(self._records, self._rank, names, self._before):
+            return problem
         self._recorded = names
         self._known.update(names)
         return ""
 
-    def _read_record(self, rank: int) -> dict[str, int]:
-        try:
-            with open(
-                os.path.join(self._records, f"node-{rank}.json"), encoding="utf-8", errors="surrogateescape"
-            ) as file:
-                names = json.load(file)["files"]
-            return {str(name): int(size) for name, size in names.items() if _is_inside(str(name))}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
-
     def _is_kept(self, name: str) -> bool:
         return is_result(name) if self._auto else any(pattern.match(name) for pattern in self._patterns)
+
+    def _wrote_elsewhere(self, name: str, status: os.stat_result) -> bool:
+        """Return whether a file is of the ranks, and not kept."""
+        return status.st_ctime_ns >= self._began_ns and not self._is_kept(name) and not name.endswith(".pyc")
 
     def _report_rest(self) -> None:
         """Log in one line what is kept without being named, and in one what is not kept."""
@@ -328,8 +384,8 @@ class Keeper:
             if self._mirrored:
                 sizes = {name: size for name, (size, _) in self._mirrored.items()}
                 self._log.say(f"keep: {describe(sizes)} {'is' if len(sizes) == 1 else 'are'} in the run's outputs")
-            self.not_kept = self._explain_limit()
-        elif sizes := self._measure_rest():
+            self.not_kept = explain_limit(self._choice.over, self._limit)
+        elif sizes := measure(self._source, self._wrote_elsewhere):
             names = ", ".join(top.rstrip("/") for top in largest(sizes)[:SHOWN])
             option = results_option(self._source, self._argv)
             self.not_kept = (
@@ -338,47 +394,3 @@ class Keeper:
             ) + (f", or give the script {option}" if option else "")
         if self.not_kept:
             self._log.say(self.not_kept)
-
-    def _measure_rest(self) -> dict[str, int]:
-        """Return the size of what the ranks wrote elsewhere in the working directory, by name."""
-        sizes: dict[str, int] = {}
-        for name in islice(files(self._source, [""]), MOST):
-            try:
-                status = os.stat(os.path.join(self._source, name))
-            except OSError:
-                continue
-            if status.st_ctime_ns >= self._began_ns and not self._is_kept(name) and not name.endswith(".pyc"):
-                sizes[name] = status.st_size
-        return sizes
-
-    def _explain_limit(self) -> str:
-        """Return which files the limit leaves out, "" for none."""
-        if not self._choice.over:
-            return ""
-        from .store import format_bytes  # only here: it costs every job some milliseconds
-
-        return (
-            f"{describe(self._choice.over)} are over keep_limit ({format_bytes(self._limit)}), so they are not kept: set a larger"
-            " keep_limit in the job file, or let the script delete older checkpoints"
-        )
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
-
-
-def _is_inside(name: str) -> bool:
-    return not name.startswith("/") and ".." not in name.split("/")
-
-
-def _is_gone(path: str) -> bool:
-    """Return whether no file is there; not where that cannot be told, as in a folder that cannot be read for now."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False

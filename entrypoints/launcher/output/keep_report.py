@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from .script_files import files
 
 SHOWN = 3  # folders in one line
+MOST = 100_000  # files that are looked at when what is not kept is counted
 _SCRIPT = re.compile(r"(?<![\w./-])[\w./-]+\.py\b")
 _RESULTS_OPTION = re.compile(
     r"""["'](--(?:output|out|save|model|results?|checkpoint|ckpt)[_-]?(?:dir|path|folder))["']"""
@@ -54,3 +58,28 @@ def results_option(source: str, argv: Sequence[str]) -> str:
             option = found[1] if found else "--output_dir"
             return f"{option} {'{checkpoint_dir}' if 'ckpt' in option or 'checkpoint' in option else '{model_dir}'}"
     return ""
+
+
+def measure(source: str, is_counted: Callable[[str, os.stat_result], bool]) -> dict[str, int]:
+    """Return the sizes of some files of a working directory, by name."""
+    sizes: dict[str, int] = {}
+    for name in islice(files(source, [""]), MOST):
+        try:
+            status = os.stat(os.path.join(source, name))
+        except OSError:
+            continue
+        if is_counted(name, status):
+            sizes[name] = status.st_size
+    return sizes
+
+
+def explain_limit(over: Mapping[str, int], limit: int) -> str:
+    """Return which files the limit leaves out, "" for none."""
+    if not over:
+        return ""
+    from .store import format_bytes  # only here: it costs every job some milliseconds
+
+    return (
+        f"{describe(over)} are over keep_limit ({format_bytes(limit)}), so they are not kept: set a larger"
+        " keep_limit in the job file, or let the script delete older checkpoints"
+    )

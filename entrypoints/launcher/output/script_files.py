@@ -26,6 +26,7 @@ _CREDENTIALS = re.compile(
 )
 _CREDENTIAL_FOLDERS = {".aws", ".azure", ".kube", ".docker", ".ssh", ".gnupg", ".huggingface"}
 _LONGEST_TEXT = 1 << 20  # bytes of a file in which credentials are looked for
+LONGEST_PATH = 800  # bytes; stores take 1,024
 _KEYS = re.compile(
     rb"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30}|\bgh[pousr]_[A-Za-z0-9]{36}"
     rb"|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bsk-[A-Za-z0-9_-]{20}|\bAIza[A-Za-z0-9_-]{35}"
@@ -65,6 +66,14 @@ def is_result(name: str) -> bool:
         or (_CREDENTIAL_FOLDERS & {*parts[:-1]})
         or any(_CACHE_FILES.fullmatch(part) for part in parts)
     )
+
+
+def is_storable(name: str) -> bool:
+    """Return whether object stores take a name: UTF-8, no control characters, not too long with what goes before it."""
+    try:
+        return len(name.encode()) <= LONGEST_PATH and not re.search(r"[\x00-\x1f\x7f]", name)
+    except UnicodeEncodeError:
+        return False
 
 
 def holds_credentials(path: str, masks: Masks) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from .. import placeholders
 from ..environment import Prepared
@@ -75,7 +75,7 @@ def prepare_node(
         safe = ours if is_sagemaker(cluster, environ) else None
         records = os.path.join(os.path.dirname(safe or folders["outputs"]), "kept-files")
         keeper = Keeper(
-            () if manifest.keep is None and cluster.launched else manifest.keep,  # there each rank has a launcher
+            kept_patterns(manifest, cluster, environ, log),
             source,
             folders["outputs"],
             cluster.node_rank,
@@ -152,6 +152,18 @@ def open_output(
     sync = Sync(manifest, whole, log, keeper)
     sync.open(cluster.node_rank)
     return sync
+
+
+def kept_patterns(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], log: Log) -> Sequence[str] | None:
+    """Return the job's `keep`; none of it where each rank has a launcher of its own, as they share a working directory."""
+    if manifest.keep is not None or not cluster.launched:
+        return manifest.keep
+    if environ.get("LOCAL_RANK") == "0":
+        log.say(
+            "keep: the ranks were started by another launcher (torchrun, srun or mpirun), so files of the script's folder are"
+            " not kept: write results to {model_dir}, {output_dir} or {checkpoint_dir}, or set keep: [FOLDER]"
+        )
+    return ()
 
 
 def check_resumable(manifest: Manifest, cluster: Cluster, folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from launcher.clock import Clock  # isort: skip
 from launcher.log import Log  # isort: skip
-from launcher.output import keep, keep_report  # isort: skip
+from launcher.output import keep, keep_report, script_files  # isort: skip
+from launcher.prepare import node  # isort: skip
+from launcher.world import cluster  # isort: skip
 
 assert ENTRYPOINTS
 NAMES = [
@@ -167,7 +170,7 @@ def test_a_file_of_the_source_that_was_changed_comes_back_as_it_was_left(tmp_pat
 
 def test_a_copy_that_was_cut_off_is_no_result(tmp_path: Path):
     first, outputs = made(tmp_path / "a", ["out"])
-    write(outputs / "out" / keep.PART, "half")
+    write(outputs / "out" / script_files.PART, "half")
     assert first.restore() == 0 and not first.folders  # nothing is there to resume from
 
 
@@ -413,7 +416,7 @@ def test_complete_checkpoints_go_first_and_the_newest_before_the_others(
     order: list[str] = []
     replace = keep.replace
     monkeypatch.setattr(
-        keep, "replace", lambda path, folder, name, link: (order.append(name), replace(path, folder, name, link))
+        keep, "replace", lambda path, folder, name, *more: order.append(name) or replace(path, folder, name, *more)
     )
     for step in (5, 10):
         for name in TRAINER:
@@ -546,3 +549,153 @@ def test_of_a_working_directory_that_all_nodes_share_there_is_one_copy(tmp_path:
     for keeper in (first, second):
         keeper.begin()
     assert [first.finish(), second.finish()] == ["", ""] and len(files(tmp_path / "b/outputs")) == len(TRAINER)
+
+
+def test_a_state_that_is_saved_more_often_than_looks_see_is_copied_at_every_fourth_look(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    state = tmp_path / "source/weights/last.pt"
+    keeper.begin()
+    for step in range(3):
+        write(state, f"step {step}")
+        os.utime(state, (step, step))
+        looked(keeper, 1)
+    assert files(outputs) == []
+    write(state, "step 3")
+    looked(keeper, 1)
+    assert (outputs / "weights/last.pt").read_text() == "step 3"
+    with state.open("w") as stream:
+        for step in range(4, 9):
+            stream.write(f"half of step {step}")
+            stream.flush()
+            looked(keeper, 1)
+    assert (outputs / "weights/last.pt").read_text() == "step 3", "it is open for writing"
+
+
+def test_a_file_that_changes_while_it_is_copied_replaces_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keeper, outputs = made(tmp_path, None)
+    state = tmp_path / "source/last.pt"
+    keeper.begin()
+    write(state, "step 1")
+    looked(keeper)
+    write(state, "step 2 is whole")
+    looked(keeper, 1)
+    copy = shutil.copy2
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copy2", lambda path, to: (copy(path, to), write(state, "st")))
+        looked(keeper, 1)
+    assert (outputs / "last.pt").read_text() == "step 1" and files(outputs) == ["last.pt"]
+    assert keeper.finish() == "" and (outputs / "last.pt").read_text() == "st"
+
+
+def test_small_files_leave_no_checkpoint_out(tmp_path: Path):
+    size = 1 << 20
+    keeper, outputs = made(tmp_path, None, limit=10 * size)
+    keeper.begin()
+    for name in TRAINER:
+        write(tmp_path / "source/out/checkpoint-5" / name, "x" * size)
+    for number in range(12):  # newer than the checkpoint, and more than the limit
+        write(tmp_path / f"source/data/{number}.png", "x" * (size // 2))
+        os.utime(tmp_path / f"source/data/{number}.png", (number, number))
+    assert keeper.finish() == ""
+    assert {f"out/checkpoint-5/{name}" for name in TRAINER} < set(files(outputs))
+    assert "in data/ are over keep_limit" in keeper.not_kept
+
+
+def test_a_file_that_the_source_has_changed_since_wins_over_a_kept_one(tmp_path: Path):
+    keeper, _ = made(tmp_path, None)
+    source = tmp_path / "source"
+    for name in ("config.json", "same.json"):
+        write(source / name, "of the source")
+    keeper.begin()
+    keeper._end.set()
+    assert keeper._thread is not None
+    keeper._thread.join()
+    keeper._end.clear()
+    keeper._survey()
+    for name in ("config.json", "same.json", "new.json", "out/model.bin"):
+        write(source / name, "of the script")
+    assert keeper.finish() == ""
+    again, outputs = fresh(tmp_path / "b", tmp_path)
+    later = tmp_path / "b/source"
+    write(later / "config.json", "OF the source")
+    write(later / "same.json", "of the source")
+    write(later / "new.json", "of the source too")
+    write(later / "out", "a file where the script had a folder")
+    assert again.restore() == 1
+    assert {path.name: path.read_text() for path in later.iterdir() if path.is_file()} == {
+        "config.json": "OF the source",
+        "same.json": "of the script",
+        "new.json": "of the source too",
+        "out": "a file where the script had a folder",
+    }
+    text = (tmp_path / "b/log").read_text()
+    assert (
+        "keep: config.json, new.json, out/model.bin: the source's new files are used; what earlier attempts wrote"
+        in text
+    )
+    assert (outputs / "config.json").read_text() == "of the script", "it stays a result"
+
+
+def test_an_early_end_of_the_survey_lets_kept_files_win(tmp_path: Path):
+    keeper, _ = made(tmp_path, None)
+    write(tmp_path / "source/config.json", "of the source")
+    keeper.begin()
+    keeper._end.set()
+    write(tmp_path / "source/config.json", "of the script")
+    keeper._survey()
+    assert keeper.finish() == ""
+    again, _ = fresh(tmp_path / "b", tmp_path)
+    write(tmp_path / "b/source/config.json", "another")
+    assert again.restore() == 1 and (tmp_path / "b/source/config.json").read_text() == "of the script"
+
+
+def test_a_start_in_the_same_folder_keeps_what_the_one_before_wrote(tmp_path: Path):
+    """A container that its platform starts again has its files still."""
+    first, outputs = made(tmp_path, None)
+    first.begin()
+    for name in TRAINER:
+        write(tmp_path / "source/out/checkpoint-5" / name)
+    looked(first)
+    write(tmp_path / "source/late.txt")  # no look has seen it
+    second, _ = made(tmp_path, None)
+    assert second.restore() == 0 and second.has_restored  # all is there
+    second.begin()
+    write(tmp_path / "source/out/model.bin")
+    assert second.finish() == "" and len(files(outputs)) == 7
+    third, _ = fresh(tmp_path / "b", tmp_path)
+    assert third.restore() == 7
+
+
+def test_names_that_no_store_takes_fail_no_run(tmp_path: Path):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    for name in ("caf\udce9.txt", "two\nlines", "good"):
+        write(tmp_path / "source" / name)
+    assert keeper.finish() == "" and files(outputs) == ["good"]
+    text = (tmp_path / "log").read_text()
+    assert "keep: 'two\\nlines' has a name that no store takes and is not kept" in text
+
+
+def test_a_checkpoint_that_was_put_back_is_not_reported_again(tmp_path: Path):
+    keeper, _ = made(tmp_path / "a", None, safe=tmp_path / "safe")
+    keeper.begin()
+    for name in TRAINER:
+        write(tmp_path / "a/source/out/checkpoint-5" / name)
+    assert keeper.finish() == "" and '"kept":' in (tmp_path / "a/log").read_text().replace('": ', '":')
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a/kept-files").rename(tmp_path / "b/kept-files")
+    again, outputs = made(tmp_path / "b", None, safe=tmp_path / "safe")  # the outputs are gone, as on SageMaker
+    assert again.restore() == 5
+    again.begin()
+    assert again.finish() == "" and len(files(outputs)) == 5
+    assert '"kept":' not in (tmp_path / "b/log").read_text().replace('": ', '":')
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", True), ("1", False)])
+def test_that_nothing_is_kept_beside_another_launcher_is_logged_once_a_node(tmp_path: Path, rank: str, said: bool):
+    environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+    there, log = cluster.Cluster("launched", None, 0)._replace(launched=True), made(tmp_path, None)[0]._log
+    assert node.kept_patterns(SimpleNamespace(keep=None), there, environ, log) == ()
+    assert ("files of the script's folder are not kept" in (tmp_path / "log").read_text()) is said
+    assert node.kept_patterns(SimpleNamespace(keep=["out"]), there, environ, log) == ["out"]
+    assert node.kept_patterns(SimpleNamespace(keep=None), there._replace(launched=False), {}, log) is None
