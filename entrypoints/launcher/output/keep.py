@@ -213,15 +213,18 @@ class Keeper:
             self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
             self._thread.start()
 
-    def finish(self) -> str:
-        """Mirror once more, and log what is not kept; return "" or what went wrong. Blocking."""
+    def finish(self, stopped: bool = False) -> str:
+        """Mirror once more, and log what is not kept; return "" or what went wrong. Blocking.
+
+        A platform soon ends what was `stopped`: large files share their content with the copies, which takes no time.
+        """
         if not self._began_ns or self._leaves_all:
             return ""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
         self._refused -= self._unreadable  # they are tried once more
-        problem = self._look(is_last=True) if self.is_active else ""
+        problem = self._look(is_last=True, stopped=stopped) if self.is_active else ""
         self._report_rest()
         return problem
 
@@ -252,7 +255,7 @@ class Keeper:
         here = {name: summary for name, summary in found.items() if name not in self._mirrored}
         self._before = {**here, **{name: summary for name, summary in old.items() if name in self._mirrored}}
 
-    def _look(self, is_last: bool = False) -> str:
+    def _look(self, is_last: bool = False, stopped: bool = False) -> str:
         """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
         began = self._log.clock.monotonic()
         problem, present = "", dict(self._find())
@@ -264,6 +267,7 @@ class Keeper:
         linkable = self._find_linkable(present) if changed else set()
         for name in changed:
             path, may_link = os.path.join(self._source, name), checkpoint_of(name) in linkable
+            may_link = may_link or (stopped and present[name].st_size > SMALL)
             try:
                 if self._auto and self._is_refused(name, path):
                     continue

@@ -699,3 +699,15 @@ def test_that_nothing_is_kept_beside_another_launcher_is_logged_once_a_node(tmp_
     assert ("files of the script's folder are not kept" in (tmp_path / "log").read_text()) is said
     assert node.kept_patterns(SimpleNamespace(keep=["out"]), there, environ, log) == ["out"]
     assert node.kept_patterns(SimpleNamespace(keep=None), there._replace(launched=False), {}, log) is None
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_copy_of_a_large_file_takes_a_stopped_attempt_no_time(tmp_path: Path, stopped: bool):
+    """A platform kills it soon, and its end must be reported before."""
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    write(tmp_path / "source" / "state.pt", "x" * (2 << 20))
+    write(tmp_path / "source" / "log.txt")
+    assert keeper.finish(stopped=stopped) == "" and sorted(files(outputs)) == ["log.txt", "state.pt"]
+    assert (outputs / "state.pt").samefile(tmp_path / "source" / "state.pt") is stopped
+    assert not (outputs / "log.txt").samefile(tmp_path / "source" / "log.txt")
