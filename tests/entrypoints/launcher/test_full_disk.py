@@ -38,8 +38,8 @@ for n in range(60000):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of 8 MB."""
-    with disks.small_disk(tmp_path / "disk", "8m") as folder:
+    """A folder on a small disk, which holds the launcher with its bytecode and all lines of a log."""
+    with disks.small_disk(tmp_path / "disk", "12m") as folder:
         yield folder
 
 
