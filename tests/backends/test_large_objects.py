@@ -11,6 +11,7 @@ from cloudtrain.backends import download, s3
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.errors import BackendError
+from cloudtrain.source.folder_writer import folder_writer
 from tests.backends.test_download import DATA, Place, stored  # noqa: F401 - a fixture
 
 
@@ -32,11 +33,13 @@ def test_a_file_over_5_gb_is_uploaded_in_parts(large: Path, monkeypatch: pytest.
 
 
 def test_a_download_over_5_gb_is_asked_for_in_parts(large: Path, tmp_path: Path):
-    part, lines = tmp_path / "part", io.StringIO()
+    lines = io.StringIO()
     one = download.StoredObject("m", "s3://b/m", large.stat().st_size, "v", 0, None, None, None)  # type: ignore[arg-type]
-    assert download._missing_parts(lines, part, one) == list(range((6 << 30) // download.PART_BYTES))
-    lines.write("0\n191\n")
-    assert download._missing_parts(lines, part, one) == list(range(1, 191))
+    with folder_writer(tmp_path / "into") as writer:
+        made = download._Download(tmp_path / "into", writer, lambda: False)
+        assert made._missing_parts(lines, "part", one) == list(range((6 << 30) // download.PART_BYTES))
+        lines.write("0\n191\n")
+        assert made._missing_parts(lines, "part", one) == list(range(1, 191))
 
 
 def test_a_large_bundle_is_uploaded_in_parts_and_once(stored: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811

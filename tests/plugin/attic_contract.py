@@ -9,6 +9,8 @@ from cloudtrain_attic import AtticBackend
 
 from cloudtrain.testing.contract import BackendContract
 
+pytestmark = pytest.mark.slow  # it starts processes
+
 
 class TestAttic(BackendContract):
     @pytest.fixture
