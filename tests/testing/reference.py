@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudtrain_attic import AtticBackend
 
-from cloudtrain import nodes
+from cloudtrain.nodes import directory
 from cloudtrain.backends.api import Feature, Plan, Shell
 from cloudtrain.backends.manifest import env_secrets
 from cloudtrain.errors import BackendError
@@ -33,7 +33,7 @@ class Reference(AtticBackend):
 
     def launch(self, node: Path, argv: list[str], env: dict[str, str], given: dict[str, Any]) -> None:
         """Start the node's launcher, once; `given` goes to its standard input."""
-        nodes.start(node, argv, env, given)
+        directory.start(node, argv, env, given)
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         if node:
