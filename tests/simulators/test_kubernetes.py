@@ -49,6 +49,7 @@ def test_kubectl_applies_planned_manifests_and_they_run(tmp_path: Path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("import os; print('world', os.environ['WORLD_SIZE'])")
+    (project / "data.bin").write_bytes(os.urandom(60_000))
     (project / "cloudtrain.toml").write_text('[targets.there]\nbackend = "kubernetes"\nimage = "any:1"\n')
     with Cluster(tmp_path / "cluster") as cluster:
         proxy_server = proxy(cluster)
