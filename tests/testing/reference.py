@@ -9,11 +9,11 @@ from typing import Any
 
 from cloudtrain_attic import AtticBackend
 
-from cloudtrain.nodes import directory
 from cloudtrain.backends.api import Feature, Plan, Shell
 from cloudtrain.backends.manifest import env_secrets
 from cloudtrain.errors import BackendError
 from cloudtrain.events import Status
+from cloudtrain.nodes import directory
 from cloudtrain.source.bundle import Bundle
 
 
