@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,19 @@ import pytest
 from cloudtrain.backends import machines
 from cloudtrain.cli import main
 from cloudtrain.forecast import prices
+from cloudtrain.testing.clock import VirtualClock
 from tests.forecast.test_refresh import store
 
 SHIPPED = machines.find_machine(machines.load("sagemaker"), "ml.g5.2xlarge")
-TODAY = datetime.now(UTC).date()
+TODAY = date(2027, 1, 20)
 OPTIONS = '{{role: "arn:aws:iam::123456789012:role/r", bucket: my-bucket, region: {region}}}'
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    """Each test reads its prices on the same day."""
+    noon = datetime.combine(TODAY, time(12), UTC)
+    monkeypatch.setattr(prices, "SYSTEM", VirtualClock(noon.timestamp()))
 
 
 @pytest.fixture
