@@ -24,8 +24,8 @@ WATCH = """
 import sys
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs.attempts import backend_of
-from cloudtrain.runs.collect import Collector
+from cloudtrain.runs.planning.attempts import backend_of
+from cloudtrain.runs.watching.collect import Collector
 store = Store(targets.home())
 with store.database.write() as db:
     for statement in ("UPDATE attempts SET cursor = NULL", "DELETE FROM metrics", "DELETE FROM curves"):

@@ -11,7 +11,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
 from cloudtrain.job.job import Job
 from cloudtrain.job.units import format_duration
-from cloudtrain.runs import cap
+from cloudtrain.runs.planning import cap
 from cloudtrain.source.bundle import Bundle, File
 
 PAGE = Path(__file__).parent / "cost.md"

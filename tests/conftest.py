@@ -146,7 +146,7 @@ def dismiss_watcher(home: Path) -> None:
     from cloudtrain.clock import SYSTEM
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.history.store import Store
-    from cloudtrain.runs import mailbox
+    from cloudtrain.runs.sending import mailbox
 
     if (home / "history.sqlite3").exists():
         with suppress(CloudtrainError):  # a test may have spoiled the history
@@ -179,7 +179,7 @@ def processes_of(folder: Path) -> list[str]:
             state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
         except OSError:
             continue
-        watchers = ("cloudtrain.runs.watch\0", "cloudtrain.runs.watch_all\0")
+        watchers = ("cloudtrain.runs.watching.watch\0", "cloudtrain.runs.watching.watch_all\0")
         marks = (f"CLOUDTRAIN_NODE_DIR={folder}", f"CLOUDTRAIN_RUN_DIR={folder}", *watchers)
         mine = str(folder).encode() in words and any(mark.encode() in words for mark in marks)
         if mine and state not in (b"Z", b"X"):

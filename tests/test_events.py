@@ -14,7 +14,7 @@ from cloudtrain.events import State
 from cloudtrain.metrics import dicts
 from cloudtrain.metrics.parser import MetricParser
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 
 plain = st.recursive(

@@ -29,11 +29,11 @@ LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.s
 # What modules of runs/ import of each other in functions only, and what the import costs where it is not needed.
 LATE = {
     ("runs", "runs.listing"): "a package imports none of its modules",
-    ("runs.plan", "runs.fit_check"): "pydantic",
-    ("runs.run", "runs.resume"): "pydantic",
+    ("runs.planning.plan", "runs.planning.fit_check"): "pydantic",
+    ("runs.run", "runs.sending.resume"): "pydantic",
     ("runs.run", "runs.evaluation"): "pydantic",
-    ("runs.run_state", "runs.watch"): "all that a watcher does, where one is alive already",
-    ("runs.run_state", "runs.attached_history"): "readers of event files, for attached runs alone",
+    ("runs.state", "runs.watching.watch"): "all that a watcher does, where one is alive already",
+    ("runs.state", "runs.attached_history"): "readers of event files, for attached runs alone",
 }
 PYDANTIC = {"job.bounds", "job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file
@@ -125,6 +125,19 @@ def test_nobody_reaches_upwards():
         (name, found) for name, found in edges() if name and LAYER[found.split(".")[0]] > LAYER[name.split(".")[0]]
     }
     assert upwards == set()
+
+
+def test_packages_of_runs_import_only_downwards():
+    """Modules at the top of runs/ import all of them; imports inside functions and for types count."""
+    floors = ["planning", "sending", "watching", "top"]
+
+    def floor(name: str) -> int:
+        package, _, rest = name.removeprefix("runs.").partition(".")
+        return floors.index(package if rest or package in floors else "top")
+
+    inside = {pair for pair in edges() if all(name.startswith("runs.") for name in pair)}
+    assert {floor(name) for pair in inside for name in pair} == {0, 1, 2, 3}
+    assert {(name, found) for name, found in inside if floor(found) > floor(name)} == set()
 
 
 def test_a_circle_is_noticed():

@@ -34,7 +34,7 @@ CUT = {
     "cloudtrain.metrics.steps:": MAX_LINE,
     "cloudtrain.report.nearest:": MOST_CHARS,
     "cloudtrain.backends.records:_is_simple": 300,
-    "cloudtrain.runs.attempt_end:LATE_NODES": REASON_CHARS,
+    "cloudtrain.runs.watching.ending:LATE_NODES": REASON_CHARS,
     "cloudtrain.history.event_files:": PATH,
     "cloudtrain.source.secrets:_any_name": 255,
     "entrypoints.trainer.saved:": 255,

@@ -76,7 +76,8 @@ def test_plan_of_a_script_needs_no_network_and_no_sdk(tmp_path):
     found = imported(command("plan", "train.py", "--json"), cwd=tmp_path)
     assert not tops(found) & {*SDKS, "sqlite3"}
     assert not ours(found) & {
-        f"cloudtrain.{name}" for name in ("history.database", "history.store", "runs.run", "runs.watch", "runs.submit")
+        f"cloudtrain.{name}"
+        for name in ("history.database", "history.store", "runs.run", "runs.watching.watch", "runs.submit")
     }
     assert {
         name.split(".")[2] for name in found if name.startswith("cloudtrain.backends.") and name.count(".") > 2

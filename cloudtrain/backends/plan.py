@@ -34,8 +34,10 @@ class Plan:
     notes: tuple[str, ...] = ()
     fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
     time: Mapping[str, Any] | None = None  # how long it takes: cloudtrain.forecast.duration.forecast
-    at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.runs.cap.worst_case
-    candidates: tuple[Mapping[str, Any], ...] = ()  # of several targets or accelerators: cloudtrain.runs.candidates
+    at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.runs.planning.cap.worst_case
+    candidates: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # of several targets or accelerators: cloudtrain.runs.planning.candidates
     policies: tuple[Mapping[str, Any], ...] = ()  # that it was checked against: cloudtrain.policy.files.Policy.to_dict
     version: int = field(default=PLAN_VERSION, compare=False)
 

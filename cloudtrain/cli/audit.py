@@ -71,7 +71,7 @@ def _read(run_id: str) -> Sequence[Mapping[str, object]]:
         if rows or not run_id or not Path(run_id).is_dir():
             return rows
         uri = run_id
-    from cloudtrain.runs import output_audit
+    from cloudtrain.runs.planning import output_audit
 
     if not (found := output_audit.read(uri)):
         raise BadRequest(

@@ -51,7 +51,7 @@ def command(
     first at a terminal; the answer no cancels no run at all. Without a terminal, as in CI, it does not ask and
     cancels them too. With --json at a terminal, such a cancel needs -y.
     """
-    from cloudtrain.runs import chain
+    from cloudtrain.runs.planning import chain
 
     if (job and key is None) or (target and not job):
         raise click.UsageError("--job needs --key, and --target needs --job")
@@ -92,7 +92,7 @@ def command(
 def _describe_resume(run: Run, status: Status) -> str:
     """Return which command continues a cancelled run, and from where; "" where none does."""
     from cloudtrain.events import State
-    from cloudtrain.runs import retry
+    from cloudtrain.runs.sending import retry
 
     if status.state is not State.CANCELLED or run.record.attached or run.attempts[-1].handle is None:
         return ""
@@ -130,7 +130,7 @@ def _of_job(key: str, job: str, target: str | None) -> str:
 
 def _of_key(key: str) -> str:
     """Return the run of a key in this history, the one that has not ended; raises UnknownRun for none, or several."""
-    from cloudtrain.runs.plan import run_id
+    from cloudtrain.runs.planning.plan import run_id
 
     ending = run_id("", key)
     store = runs.open_history()

@@ -13,7 +13,7 @@ from cloudtrain.job import units
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
-    from cloudtrain.runs.spend import Sum
+    from cloudtrain.runs.planning.spend import Sum
 
 
 @options.command()
@@ -50,7 +50,7 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
     cloudtrain costs --by month
     cloudtrain costs --by label.team --by month --since 2026-11-01 --until 2026-12-01
     """
-    from cloudtrain.runs import spend
+    from cloudtrain.runs.planning import spend
 
     store = runs.open_history()
     by = [_column(store, name) for name in dict.fromkeys(columns)]
@@ -79,7 +79,7 @@ def command(columns: tuple[str, ...], since: str | None, until: str | None, as_j
 def _column(store: Store, name: str) -> str:
     """Return what runs are grouped by; a bare name is a label that runs have. Raises BadParameter, notes unknown labels."""
     from cloudtrain.history import filters, table
-    from cloudtrain.runs import spend
+    from cloudtrain.runs.planning import spend
 
     if name in spend.GROUPS:
         return name

@@ -66,7 +66,7 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
         for named in names or [None]:
             terminal.print_json(_policy(policy, named, job), indent=2)
         return 0
-    from cloudtrain.runs import config_check
+    from cloudtrain.runs.planning import config_check
 
     wrong = config_check.find_problems(Path.cwd())
     all_findings = [*check_machine(), *_config_findings(wrong), *(() if "" in wrong else _check_policies())]
@@ -163,7 +163,7 @@ def _check_target(name: str, options: Mapping[str, Any], reported: bool = False)
     instance, kind, instance_options = _create(name, options)
     wrong = []
     if instance_options and not reported:  # only then pydantic is loaded
-        from cloudtrain.runs.plan import find_invalid
+        from cloudtrain.runs.planning.plan import find_invalid
 
         wrong = find_invalid(instance_options, type(instance), instance.name, name if kind == "target" else "")
     problems = [*filter(_is_unknown, wrong), *instance.check()]  # of the first, what `plan` refuses
@@ -212,7 +212,7 @@ def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     from cloudtrain.backends import registry
     from cloudtrain.backends.api import HasPermissions, HasPolicies
     from cloudtrain.job import targets
-    from cloudtrain.runs.plan import Planner
+    from cloudtrain.runs.planning.plan import Planner
 
     plan = Planner(name).plan(job) if job else None
     backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
@@ -237,7 +237,7 @@ def _check_job(path: str, target: str) -> Iterator[Finding]:
     from cloudtrain.backends.api import HasProbe
     from cloudtrain.cli.plan import describe_refusal
     from cloudtrain.job import targets
-    from cloudtrain.runs.plan import Planner
+    from cloudtrain.runs.planning.plan import Planner
 
     plan = Planner(target).plan(path)
     if refusal := describe_refusal(plan):

@@ -9,7 +9,7 @@ from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import parse_job_words
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.forecast import devices, fit, layout
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 
 @options.command()

@@ -85,7 +85,7 @@ def command(
 
 def _why_gone(run: Run) -> str:
     """Return why the log of an ended run has no line, as its platform explains it now; "" where it still has the run."""
-    from cloudtrain.runs.attempts import backend_of
+    from cloudtrain.runs.planning.attempts import backend_of
 
     for attempt in run.attempts if run.record.status.state.final else ():
         if attempt.handle is not None:

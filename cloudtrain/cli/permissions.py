@@ -72,7 +72,7 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
     from cloudtrain.backends.api import HasPermissions
     from cloudtrain.job import targets
     from cloudtrain.policy import enforce, find
-    from cloudtrain.runs.plan import Planner
+    from cloudtrain.runs.planning.plan import Planner
 
     home = targets.home()
     plan = Planner(target).plan(job) if job else None

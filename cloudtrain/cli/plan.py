@@ -124,7 +124,7 @@ def _budget_rows(plan: Plan, files: Sequence[Path]) -> list[tuple[str, str]]:
     from cloudtrain.errors import OverBudget
     from cloudtrain.history.store import Store
     from cloudtrain.job import targets
-    from cloudtrain.runs import budgets
+    from cloudtrain.runs.planning import budgets
 
     questions: list[str] = []
     try:
@@ -140,7 +140,7 @@ def _make_plan(
     job_input: JobInput | Plan, target: str | None, key: str | None, force: bool
 ) -> tuple[Plan, Sequence[Path]]:
     """Return the plan, and the configuration files that hold for it."""
-    from cloudtrain.runs.plan import Planner
+    from cloudtrain.runs.planning.plan import Planner
 
     planner = Planner(target, force=force)
     if isinstance(job_input, Plan):
@@ -153,7 +153,7 @@ def _print_manifests(plan: Plan) -> None:
     from cloudtrain.backends.api import HasManifests
     from cloudtrain.errors import BadRequest
     from cloudtrain.job import targets
-    from cloudtrain.runs import attempts
+    from cloudtrain.runs.planning import attempts
 
     home = targets.home()
     backend = attempts.backend_of(plan, home)

@@ -82,7 +82,8 @@ def command(
 
 
 def _print_run(run: Run, verbose: bool) -> None:
-    from cloudtrain.runs import progress, spend
+    from cloudtrain.runs import progress
+    from cloudtrain.runs.planning import spend
 
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
@@ -135,7 +136,7 @@ def _print_run(run: Run, verbose: bool) -> None:
 
 def _describe_used(run: Run, newest: AttemptRecord) -> str:
     """Return how many attempts of those that the job allows are used; "" where there is one and no other is allowed."""
-    from cloudtrain.runs import retry
+    from cloudtrain.runs.sending import retry
 
     most = int((newest.plan.job.get("retry") or {}).get("max_attempts", 1))
     used = retry.rounds(run.store, newest.plan, newest.status)[0]
@@ -156,7 +157,8 @@ def _lacking(run: Run) -> str:
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:
-    from cloudtrain.runs import chain, open_attempt
+    from cloudtrain.runs.planning import chain
+    from cloudtrain.runs.sending import open_attempt
 
     if attempt.status.state is State.CANCELLED:
         return "not sent"

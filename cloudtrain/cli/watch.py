@@ -28,7 +28,7 @@ def command(run_id: str | None, as_json: bool) -> int:
     Ctrl-C ends the watching only, with exit code 130. The run continues, and a background watcher takes over,
     unless this machine ends it when you log out.
     """
-    from cloudtrain.runs.watch import Watcher
+    from cloudtrain.runs.watching.watch import Watcher
 
     run = runs.find(run_id)
     if uri := run.record.attached:

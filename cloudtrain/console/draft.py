@@ -21,7 +21,7 @@ from cloudtrain.console.jobtext import Table
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
 from cloudtrain.job.document import Document
 from cloudtrain.job.problems import dotted
-from cloudtrain.runs import attempts, refusals
+from cloudtrain.runs.planning import attempts, refusals
 from cloudtrain.source.bundle import Bundle, File, list_files
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Draft:
     def list_source(self) -> Listing:
         """List the files that the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
         from cloudtrain.job.job import Job
-        from cloudtrain.runs.plan import Resolved
+        from cloudtrain.runs.planning.plan import Resolved
 
         if bundle := self._parent_bundle():
             return Listing(bundle.source, bundle.files, bundle.size_bytes, _describe_commit(bundle))
@@ -320,7 +320,7 @@ def _requested_job(plan: Plan, home: Path) -> Mapping[str, Any]:
     import getpass
 
     from cloudtrain.job.targets import SUBMITTER_LABEL
-    from cloudtrain.runs.plan import label
+    from cloudtrain.runs.planning.plan import label
 
     commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
     own = {"user": label(getpass.getuser()), "commit": commit}

@@ -18,8 +18,9 @@ from cloudtrain.history.records import RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.job.units import format_number
-from cloudtrain.runs import asked, listing
+from cloudtrain.runs import listing
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.watching import last_contact
 
 PAGE_SIZE = 50
 SETTLED_NS = 1_000_000_000
@@ -189,7 +190,7 @@ def _outages(store: Store, rows: Sequence[table.Row]) -> str:
     for record in (row.record for row in rows):
         if (
             not record.status.state.final
-            and (answer := asked.last(store.home, record.run_id, store.clock))
+            and (answer := last_contact.last(store.home, record.run_id, store.clock))
             and answer.error
         ):
             outages.setdefault(record.target or record.backend, answer.outage)

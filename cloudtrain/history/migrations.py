@@ -149,7 +149,7 @@ _EIGHTH = (
 )
 
 # The process that watches all runs of this home on one host, its cloudtrain and the address of its socket. Of a run's
-# environment only names of variables, and values that are paths or names (runs/environment.py), never credentials.
+# environment only names of variables, and values that are paths or names (runs/planning/environment.py), never credentials.
 _NINTH = (
     """CREATE TABLE watchers (
         host TEXT PRIMARY KEY, owner TEXT NOT NULL, version TEXT NOT NULL, address TEXT NOT NULL, expires_at REAL NOT NULL

@@ -15,8 +15,8 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, Point, Row
 from cloudtrain.history import event_files
 from cloudtrain.history.event_records import MOST_BYTES as MOST_FILE_BYTES
-from cloudtrain.runs import watch_log
-from cloudtrain.runs.collect import Collector
+from cloudtrain.runs.sending import watch_log
+from cloudtrain.runs.watching.collect import Collector
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import ReadsOutputs

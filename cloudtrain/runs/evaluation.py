@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.problems import fit_name
-from cloudtrain.runs.evaluation_results import LABEL, last_step
-from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
+from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
+from cloudtrain.runs.watching.evaluation_results import LABEL, last_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cloudtrain.backends.plan import Plan
     from cloudtrain.history.store import Store
-    from cloudtrain.runs.budgets import Confirm
+    from cloudtrain.runs.planning.budgets import Confirm
 
 ENTRY = ".cloudtrain/evaluate_model.py"
 HARNESS = "lm-eval==0.4.13"  # https://pypi.org/project/lm-eval/, 2026-11-25

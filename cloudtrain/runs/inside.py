@@ -14,7 +14,7 @@ from cloudtrain.backends.api import Backend, HasPorts, HasShell, Shell
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.events import State
 from cloudtrain.history import audit
-from cloudtrain.runs import attempts, output_audit
+from cloudtrain.runs.planning import attempts, output_audit
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord

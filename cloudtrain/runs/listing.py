@@ -9,7 +9,8 @@ from typing import Any, overload
 from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import progress, spend
+from cloudtrain.runs import progress
+from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
 
 

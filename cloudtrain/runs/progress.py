@@ -10,7 +10,7 @@ from cloudtrain.events import State
 from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.history.sampling import Point
 from cloudtrain.job.units import format_duration, unix_time
-from cloudtrain.runs import spend
+from cloudtrain.runs.planning import spend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,12 +13,12 @@ from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.logs import TAIL_S
-from cloudtrain.runs import asked
-from cloudtrain.runs.attempts import backend_of
-from cloudtrain.runs.spool import Spool
+from cloudtrain.runs.planning.attempts import backend_of
+from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching.spool import Spool
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.watch import Watcher
+    from cloudtrain.runs.watching.watch import Watcher
 
 LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the run
 OWN_LOOK_S = 0.1  # how often it looks at what is due where it watches the run itself
@@ -64,7 +64,7 @@ class Refresher:
         if self._watch:
             self.refresh()
         elif self._watcher is not None or not self._store.watched(self._run_id):
-            from cloudtrain.runs.watch import Watcher
+            from cloudtrain.runs.watching.watch import Watcher
 
             self._watcher = self._watcher or Watcher(self._store, self._run_id, complain=lambda _: None)
             if self._watcher.run(until=lambda: True, hold=True) is None:
@@ -74,11 +74,11 @@ class Refresher:
 
     @property
     def _is_shared(self) -> bool:
-        answer = asked.last(self._store.home, self._run_id, self._store.clock)
+        answer = last_contact.last(self._store.home, self._run_id, self._store.clock)
         return answer is not None and answer.shared
 
     def _report_answers(self) -> None:
-        answer = asked.last(self._store.home, self._run_id, self._store.clock)
+        answer = last_contact.last(self._store.home, self._run_id, self._store.clock)
         if answer and answer.shared:
             Spool(self._store.home, self._run_id, 1, self._store.clock).follow()
         if (without_answer := bool(answer and answer.error)) == self._without_answer:
@@ -194,7 +194,7 @@ def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s
     refresher.refresh()
     began, wall = store.clock.monotonic(), store.clock.now()
     while store.clock.monotonic() - began < NEWER_S and not store.progress(attempt.attempt_id)[0].final:
-        answer = asked.last(store.home, attempt.run_id, store.clock)
+        answer = last_contact.last(store.home, attempt.run_id, store.clock)
         if spool.read_at() > wall - follow_s - MARK_S or (answer and answer.error):
             return
         if not store.watched(attempt.run_id):
@@ -204,7 +204,7 @@ def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s
 
 
 def _raise_without_answer(store: Store, attempt: AttemptRecord, state: State) -> None:
-    answer = asked.last(store.home, attempt.run_id, store.clock)
+    answer = last_contact.last(store.home, attempt.run_id, store.clock)
     if answer and answer.error and not state.final:
         raise Unreachable(f"the log may be incomplete: {answer.describe()}", "try again when it answers")
 

@@ -13,9 +13,10 @@ from cloudtrain.history import audit
 from cloudtrain.job.units import now
 from cloudtrain.nodes import removal
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import open_attempt, outcomes, output_audit, run_inputs, spend
-from cloudtrain.runs.attempts import backend_of
+from cloudtrain.runs.planning import output_audit, run_inputs, spend
+from cloudtrain.runs.planning.attempts import backend_of
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import open_attempt, outcomes
 
 FORCE = "cloudtrain rm --here --force"
 FOLDERS = ("runs", run_inputs.FOLDER)  # of the home, which have one of a run's name

@@ -1,4 +1,4 @@
-"""A submitted run: what is done with it; its state is in run_state.py, its log and results in run_results.py."""
+"""A submitted run: what is done with it; its state is in state.py, its log and results in results.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import asked, attempts, output_audit, watcher
-from cloudtrain.runs.run_results import RunResults
+from cloudtrain.runs.planning import attempts, output_audit
+from cloudtrain.runs.results import RunResults
+from cloudtrain.runs.sending import handover
+from cloudtrain.runs.watching import last_contact
 
 if TYPE_CHECKING:
     from cloudtrain.history.marks import Marks
-    from cloudtrain.runs.budgets import Confirm
+    from cloudtrain.runs.planning.budgets import Confirm
 
 
 class Run(RunResults):
@@ -101,12 +103,12 @@ class Run(RunResults):
             return self.record.status
         self._own_only("cancelled")
         row = self.store.request_cancel(self.run_id)
-        asked.expire(self.store.home, self.run_id)
+        last_contact.expire(self.store.home, self.run_id)
         newest = self.attempts[-1]
         with output_audit.copied(self.store.home, newest.plan.job, row):
             if newest.handle is not None:
                 attempts.backend_of(newest.plan, self.store.home, clock=self.store.clock).cancel(newest.handle)
-        watcher.look_now(self.store, self.run_id)
+        handover.look_now(self.store, self.run_id)
         self.refresh()
         try:
             return self.wait(wait_s)
@@ -140,7 +142,7 @@ class Run(RunResults):
                 checkpoints cannot be reached from `target`.
             BackendError: the platform refuses the attempt; the run is FAILED.
         """
-        from cloudtrain.runs import resume
+        from cloudtrain.runs.sending import resume
 
         self.refresh()
         self.notes = resume.send_next(
@@ -173,7 +175,7 @@ class Run(RunResults):
             BadRequest: The job is wrong, or this run is attached.
             BackendError: The platform refuses the job; the new run is FAILED.
         """
-        from cloudtrain.runs import resume
+        from cloudtrain.runs.sending import resume
 
         self._own_only("run again")
         sent, notes = resume.send_copy(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
-from cloudtrain.runs import policies
-from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
-from cloudtrain.runs.keys import identity
-from cloudtrain.runs.plan import Resolved
+from cloudtrain.runs.planning import policies
+from cloudtrain.runs.planning.keys import identity
+from cloudtrain.runs.planning.plan import Resolved
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.source.bundle import Bundle
 
 if TYPE_CHECKING:

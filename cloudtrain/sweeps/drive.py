@@ -22,8 +22,9 @@ from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import environment, watch_log, watcher
+from cloudtrain.runs.planning import environment
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import handover, watch_log
 from cloudtrain.sweeps import causes, standing
 from cloudtrain.sweeps.draw import draw
 from cloudtrain.sweeps.early_stop import EarlyStop
@@ -51,7 +52,7 @@ class Driver:
     def run(self) -> None:
         """Drive until the sweep has ended, is paused, or another process drives it; blocking."""
         path = self.history.database.path  # SQLite would make a file anew that was removed
-        starting = watcher.starting(self.home, self.sweep_id)
+        starting = handover.starting(self.home, self.sweep_id)
         try:
             while path.exists() and self.history.lease(self.sweep_id, self.me, LEASE_S):
                 starting.unlink(missing_ok=True)
@@ -215,7 +216,7 @@ class Driver:
         self._cared_at = self.store.clock.monotonic()
         for trial in live:
             if trial.run_id and not self.store.watched(trial.run_id):
-                watcher.start(self.store, self.store.attempts(trial.run_id)[-1].plan)
+                handover.start(self.store, self.store.attempts(trial.run_id)[-1].plan)
                 return
 
 
@@ -224,7 +225,7 @@ def start(home: Path, sweep_id: str) -> None:
 
     Returns at once; nothing is started where a process was a moment ago that has not taken its lease yet.
     """
-    if watcher.drive(home, sweep_id, os.environ):
+    if handover.drive(home, sweep_id, os.environ):
         record = EnvironmentRecord(environment.pointers(os.environ), environment.hidden(os.environ, ()), ())
         Store(home).keep_environments({sweep_id: record})
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest
 from cloudtrain.history.trials import SweepRecord, TrialRecord
 from cloudtrain.job.document import Document
-from cloudtrain.runs import plan as planning
-from cloudtrain.runs.exactly_once import ExactlyOnce
+from cloudtrain.runs.planning import plan as planning
+from cloudtrain.runs.sending.exactly_once import ExactlyOnce
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.sweeps.file import SweepFile, read
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
-    from cloudtrain.runs.plan import Resolved
+    from cloudtrain.runs.planning.plan import Resolved
 
 TRIAL = "SWEEP_TRIAL"  # a trial's parameters as JSON, in the environment of its processes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.events import State
 from cloudtrain.history.trials import SweepRecord, TrialRecord
 from cloudtrain.job.units import format_count
-from cloudtrain.runs.spend import total, total_of_deleted
+from cloudtrain.runs.planning.spend import total, total_of_deleted
 from cloudtrain.sweeps.draw import Past
 from cloudtrain.sweeps.file import Metric, SweepFile
 

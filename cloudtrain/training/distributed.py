@@ -182,7 +182,7 @@ class DistributedTraining:
         Returns:
             True to resume the run, False to raise RunFailed.
         """
-        from cloudtrain.runs.retry import saved
+        from cloudtrain.runs.sending.retry import saved
 
         return run.attempts[-1].attempt_id in saved(run.store, run.run_id)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def follow(run: Run, log: Callable[[str], None], recover: Callable[[Run, Status], bool]) -> None:
     """Log the run's lines until it is final; raises RunFailed."""
     from cloudtrain.cli.view.log import LastLines
-    from cloudtrain.runs import advice
+    from cloudtrain.runs.planning import advice
 
     last_lines, cursor = LastLines(), None
     while True:

@@ -11,7 +11,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.launch import with_gpus
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadJob
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.submit import Submitter
 from tests.runs.test_entries import project, submit  # noqa: F401 - a fixture
 

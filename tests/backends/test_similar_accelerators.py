@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.backends.machines import similar_accelerator
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_cancel_needs_a_run_or_a_key_that_is_there(repository: Path, capsys):
 
 def test_the_run_of_a_key_is_cancelled_from_another_machine(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)
     MemoryBackend.install()
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print(1)\n")

@@ -9,9 +9,9 @@ from cloudtrain.backends.images import Reference, describe_images, parse_referen
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import now
-from cloudtrain.runs import watch
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watching import watch
 from cloudtrain.testing.memory import MemoryBackend
 
 ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64

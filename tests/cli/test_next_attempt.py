@@ -74,7 +74,7 @@ def test_cancel_names_resume_and_says_where_it_begins(shell, project, saved):
 
 def test_the_help_of_resume_names_the_keys_that_it_can_change():
     from cloudtrain.cli.resume import command
-    from cloudtrain.runs.resume import CHANGES
+    from cloudtrain.runs.sending.resume import CHANGES
 
     listed = " ".join(str(command.help).split()).partition("can change these keys: ")[2].partition(".")[0]
     assert listed.split(", ") == list(CHANGES)

@@ -412,7 +412,7 @@ def test_ls_asks_a_place_that_does_not_answer_once(cli, home, project, monkeypat
     from cloudtrain import Submitter
     from cloudtrain.backends import registry
     from cloudtrain.errors import BackendError, Unreachable
-    from cloudtrain.runs import watcher
+    from cloudtrain.runs.sending import handover
     from cloudtrain.testing.memory import MemoryBackend
 
     asked, started = [], []
@@ -427,7 +427,7 @@ def test_ls_asks_a_place_that_does_not_answer_once(cli, home, project, monkeypat
             raise (Unreachable if len(asked) > 3 else BackendError)("nobody answers")
 
         patch.setattr(MemoryBackend, "status", status)
-        patch.setattr(watcher, "start", lambda *_, **__: started.append(1))
+        patch.setattr(handover, "start", lambda *_, **__: started.append(1))
         each = cli("ls")
         assert len(asked) == 3 and "not checked" not in each.err, "a refusal may be of one run alone"
         shown = cli("ls")

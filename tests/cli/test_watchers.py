@@ -57,7 +57,7 @@ def watchers(home: Path) -> list[int]:
             words = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"cloudtrain.runs.watch_all" in words and str(home).encode() in words:
+        if b"cloudtrain.runs.watching.watch_all" in words and str(home).encode() in words:
             found.append(int(entry.parent.name))
     return found
 

@@ -15,7 +15,7 @@ from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import yaml
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job, schema
-from cloudtrain.runs import refusals
+from cloudtrain.runs.planning import refusals
 from cloudtrain.source import clone
 
 FIELDS = {field.name: field for field in fields.job_fields()}

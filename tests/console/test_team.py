@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.runs.attach import attach_all
-from cloudtrain.runs.plan import label
+from cloudtrain.runs.planning.plan import label
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import wait_for
 

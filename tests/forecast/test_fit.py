@@ -10,7 +10,7 @@ import pytest
 from cloudtrain.errors import BadJob
 from cloudtrain.forecast import devices, fit
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from tests.cli.conftest import cli  # noqa: F401 - a fixture
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from cloudtrain.forecast import duration, network, speed, training
 from cloudtrain.forecast.memory import Step
 from cloudtrain.forecast.models import Shape, find
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOUR = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,

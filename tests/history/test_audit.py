@@ -14,7 +14,7 @@ from cloudtrain.cli import main
 from cloudtrain.errors import BadJob, DiskError, NotReached
 from cloudtrain.events import State
 from cloudtrain.history import audit
-from cloudtrain.runs import output_audit
+from cloudtrain.runs.planning import output_audit
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
@@ -24,7 +24,7 @@ from tests.stores import GCS, S3, running
 @pytest.fixture
 def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submitter:
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)
     MemoryBackend.install()
     (tmp_path / "train.py").write_text("print(1)\n")
     return Submitter("memory", watch=False)
@@ -71,7 +71,7 @@ def test_tries_that_sent_nothing_do_not_look_like_submissions(
         return real(*given)
 
     monkeypatch.setattr(MemoryBackend, "submit", submit)
-    monkeypatch.setattr("cloudtrain.runs.retry.OUTAGE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.runs.sending.retry.OUTAGE_S", 0.0)
     run = submitter.submit(job(tmp_path, limits={"max_wait": "1h"}))
     for _ in range(3):
         watch(run)
@@ -227,7 +227,7 @@ def test_audit_needs_an_output_that_this_machine_reaches(tmp_path: Path, home: P
 def test_who_submits_to_sagemaker_may_write_these_lines(tmp_path: Path):
     from cloudtrain.backends.sagemaker.backend import SagemakerBackend
     from cloudtrain.job.job import Job
-    from cloudtrain.runs.plan import Planner
+    from cloudtrain.runs.planning.plan import Planner
 
     (tmp_path / "train.py").write_text("print(1)\n")
     options = {"role": "arn:aws:iam::123456789012:role/r", "bucket": "acme", "region": "us-east-1", "image": "i"}

@@ -16,8 +16,8 @@ from cloudtrain.backends import registry
 from cloudtrain.events import State
 from cloudtrain.history import event_files, event_search
 from cloudtrain.history.event_search import find_files, resumed_step
-from cloudtrain.runs import watch
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watching import watch
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S
 from tests.history import eventfiles

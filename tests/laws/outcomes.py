@@ -21,10 +21,10 @@ from cloudtrain.cli.view.follow import cancel as cancel_as_cli
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
-from cloudtrain.runs import retry
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from tests.conftest import wait_for
 
 NORMAL, LONG = 40, 200  # sequences

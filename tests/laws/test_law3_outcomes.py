@@ -24,10 +24,10 @@ from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import retry
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.submit import Submitter, identity
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators import http
 from cloudtrain.simulators.sagemaker import server
 from cloudtrain.simulators.vertex import server as vertex
@@ -275,7 +275,7 @@ class User:
 
 @pytest.fixture
 def user(platform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> User:
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)
     monkeypatch.setattr("cloudtrain.cli.view.follow.cancel.__defaults__", (0.0,))  # it need not wait for the end
     monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
     return User(platform, tmp_path, capsys)

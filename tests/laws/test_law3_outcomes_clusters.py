@@ -338,7 +338,7 @@ def test_ls_starts_no_attempt_and_watch_does(job, census, capfd, monkeypatch):
     backend = registry.create("local", {}, census)
     wait_for(lambda: backend.status(run.attempts[-1].handle).state is State.PREEMPTED, "the preemption")
     spawned: list[str] = []
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda store, plan, **_: spawned.append(plan.run_id))
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda store, plan, **_: spawned.append(plan.run_id))
     for _ in range(50):
         assert main(["ls"]) == 0
     assert main(["show", run.run_id]) == 0

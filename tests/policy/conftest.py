@@ -33,7 +33,7 @@ class Cloud(MemoryBackend):
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
     Cloud.install()
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text("print(1)\n")

@@ -21,7 +21,7 @@ from cloudtrain.backends.plan import Requirement
 from cloudtrain.backends.sagemaker import denials as iam
 from cloudtrain.job.job import Job
 from cloudtrain.policy import enforce, files
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.bundle import Bundle
 from tests.policy.test_page import FILES
 

@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.policy.checks import Refused
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 PACKAGE = """\
 def apply(job, context):

@@ -11,7 +11,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Facts
 from cloudtrain.job.job import Job
 from cloudtrain.policy.checks import facts_of
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 AWS = {"role": ROLE, "bucket": "my-bucket", "region": "eu-west-1", "image": "r/train:1", "client": "boto3"}

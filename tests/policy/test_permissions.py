@@ -16,7 +16,7 @@ from cloudtrain.backends.vertex.permissions import build_permissions
 from cloudtrain.cli import main
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.bundle import Bundle
 from tests.backends.kubernetes.clusters import ground
 from tests.backends.vertex.bench import Bench, ended

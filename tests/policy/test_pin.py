@@ -16,7 +16,7 @@ from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.policy import pin
 from cloudtrain.policy.checks import Refused
 from cloudtrain.policy.files import BadPolicy
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 RULES = '[rules.team]\nlabels = {team = "*"}\n'
 

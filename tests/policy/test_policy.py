@@ -16,8 +16,8 @@ from cloudtrain.job.job import Job
 from cloudtrain.policy import checks, files
 from cloudtrain.policy.checks import Refused
 from cloudtrain.policy.files import BadPolicy
-from cloudtrain.runs.plan import Planner
-from cloudtrain.runs.resume import send_copy, send_next
+from cloudtrain.runs.planning.plan import Planner
+from cloudtrain.runs.sending.resume import send_copy, send_next
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.policy.conftest import Cloud

@@ -19,7 +19,7 @@ from cloudtrain.cli.view import follow
 from cloudtrain.clock import SYSTEM
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs import retry
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
@@ -83,7 +83,7 @@ def platform(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Platform, "calls", [])
     monkeypatch.setattr(Platform, "after_commit", False)
     monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)
     monkeypatch.setattr(follow, "cancel", partial(follow.cancel, wait_s=0.2))  # 10 s for whoever waits for an answer
     Platform.install()
     return Platform

@@ -17,10 +17,10 @@ from cloudtrain.errors import CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job import units
-from cloudtrain.runs import retry
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
 

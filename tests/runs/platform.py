@@ -11,7 +11,7 @@ from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter, identity
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 
 

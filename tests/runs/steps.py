@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import identity
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 
 
 def watch(run: Run) -> None:

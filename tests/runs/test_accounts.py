@@ -19,7 +19,7 @@ import pytest
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch_all import HomeWatcher
+from cloudtrain.runs.watching.watch_all import HomeWatcher
 from cloudtrain.simulators.http import Request, Response, Server
 from cloudtrain.simulators.vertex import server as vertex
 from cloudtrain.simulators.vertex.lifecycle import Behavior

@@ -15,8 +15,9 @@ from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs import exactly_once, keys, open_attempt, retry, send
+from cloudtrain.runs.planning import keys
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import exactly_once, open_attempt, retry, send
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S

@@ -22,7 +22,7 @@ from cloudtrain.job.homes import HOME_FILE
 from cloudtrain.job.targets import HOME_LABEL
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from tests.conftest import wait_for
 from tests.history import eventfiles
 from tests.stores import GCS, S3, running

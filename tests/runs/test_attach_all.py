@@ -21,7 +21,7 @@ from cloudtrain.runs import attached_history
 from cloudtrain.runs.attach import attach_all
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from tests.stores import GCS, S3, running
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "entrypoints"))

@@ -17,7 +17,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from tests.conftest import wait_for
 from tests.stores import GCS, S3, running
 

@@ -8,8 +8,8 @@ import pytest
 
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.runs import resume
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import resume
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch

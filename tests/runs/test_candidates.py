@@ -15,7 +15,7 @@ from cloudtrain.errors import BadJob, UnknownBackend
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job import targets
-from cloudtrain.runs import attempts, candidates
+from cloudtrain.runs.planning import attempts, candidates
 from cloudtrain.runs.submit import Submitter, identity
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
 from tests.runs.platform import dead

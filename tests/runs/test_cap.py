@@ -19,7 +19,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job.job import Job
 from cloudtrain.job.units import format_time
-from cloudtrain.runs import cap
+from cloudtrain.runs.planning import cap
 from cloudtrain.source.bundle import Bundle, File
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch

@@ -11,10 +11,10 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.job.job import Job
-from cloudtrain.runs import retry
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from tests.runs.capped.clock import Clock
 from tests.runs.capped.platforms import PLATFORMS, Platform
 

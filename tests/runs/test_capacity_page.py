@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.cli import main
 from cloudtrain.events import State
-from cloudtrain.runs import attempts, candidates
+from cloudtrain.runs.planning import attempts, candidates
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators.http import Fault
 from cloudtrain.simulators.sagemaker.server import Simulator

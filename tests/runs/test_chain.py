@@ -8,10 +8,11 @@ import pytest
 
 from cloudtrain.errors import BadJob, Unreachable
 from cloudtrain.events import State
-from cloudtrain.runs import chain, held
+from cloudtrain.runs.planning import chain
 from cloudtrain.runs.remove import remove
+from cloudtrain.runs.sending import waiting
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Look, Watcher
+from cloudtrain.runs.watching.watch import Look, Watcher
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.platform import LOST, Platform, look
 from tests.runs.steps import newest
@@ -101,7 +102,7 @@ def test_of_two_processes_one_sends_it(submitter, platform, job, first, monkeypa
     stale = run.attempts[0]
     look(run)
     assert chain.is_held(stale) and not chain.is_held(run.attempts[0])
-    assert held.advance(run.store, run.record, stale, may_send=True) == (False, False)
+    assert waiting.advance(run.store, run.record, stale, may_send=True) == (False, False)
     assert platform.calls.count("submit") == 2
 
 
@@ -166,7 +167,7 @@ def test_a_model_of_a_run_that_is_not_there_yet(submitter, platform, job, first,
     assert item["uri"] == str(home / "inputs" / first.run_id / "outputs") and "sha256" not in item
     platform.say(newest(first), "hello")
     end(first)
-    sent = held._final_plan(run.store, run.attempts[0].plan)
+    sent = waiting._final_plan(run.store, run.attempts[0].plan)
     assert sent.run_id == run.run_id and len(sent.job["inputs"]["old"]["sha256"]) == 64
     assert (home / "inputs" / first.run_id / "outputs" / "said").read_text() == "hello"
     run.cancel()
@@ -179,14 +180,14 @@ def test_what_cannot_be_planned_any_more_fails_and_an_outage_waits(submitter, jo
     def unreachable(*_):
         raise Unreachable("no answer")
 
-    monkeypatch.setattr(held, "_final_plan", unreachable)
+    monkeypatch.setattr(waiting, "_final_plan", unreachable)
     look(run)
     assert chain.is_held(run.attempts[0]) and run.state is State.QUEUED
 
     def broken(*_):
         raise BadJob([])
 
-    monkeypatch.setattr(held, "_final_plan", broken)
+    monkeypatch.setattr(waiting, "_final_plan", broken)
     look(run)
     assert run.state is State.FAILED and run.record.status.reason.startswith("not sent: ")
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cloudtrain.history.store import Store
-from cloudtrain.runs.collect import Collector
+from cloudtrain.runs.watching.collect import Collector
 from cloudtrain.testing.memory import MemoryBackend
 
 pytestmark = pytest.mark.usefixtures("memory")

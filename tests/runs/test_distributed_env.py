@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.node_code import module
 from tests.conftest import TORCH_AT_EXIT
 from tests.runs.test_entries import env, project, submit  # noqa: F401 - a fixture

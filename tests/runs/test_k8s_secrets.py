@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 
 
 @pytest.mark.parametrize(

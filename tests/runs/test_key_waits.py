@@ -8,8 +8,8 @@ import pytest
 
 from cloudtrain.errors import NoCapacity, NoService, NotReached
 from cloudtrain.events import State
-from cloudtrain.runs import retry
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.submit import Submitter
 from tests.runs.platform import Platform, look
 

@@ -16,13 +16,13 @@ from cloudtrain.errors import Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, multiplex, rates
-from cloudtrain.runs.groups import GIVE_WAY_S, SENDERS, THREADS, Entry, Group
-from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.spool import Spool
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Look, Watcher
+from cloudtrain.runs.watching import last_contact, rate_limit, scheduler
+from cloudtrain.runs.watching.groups import GIVE_WAY_S, SENDERS, THREADS, Entry, Group
+from cloudtrain.runs.watching.scheduler import Multiplexer
+from cloudtrain.runs.watching.spool import Spool
+from cloudtrain.runs.watching.watch import Look, Watcher
 from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
 
@@ -177,7 +177,7 @@ def test_a_platform_that_hangs_delays_no_other(submit, home, clock, monkeypatch,
             pass
         return 0
 
-    monkeypatch.setattr(multiplex, "run_sender", send)
+    monkeypatch.setattr(scheduler, "run_sender", send)
     monkeypatch.setattr(Listing, "poll_s", 0.05)
     hanging = [submit("hanging") for _ in range(3 * THREADS)]
     others = [submit(backend) for backend in ("memory", "listing", "listing")]
@@ -266,10 +266,10 @@ def test_an_answer_for_many_is_noted_for_the_readers_of_each(submit, home, clock
         runs.add(run.run_id, None)
     turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.STARTING}, "their states")
     for run in submitted:
-        asked.expire(home, run.run_id)  # so that the next reader would ask
+        last_contact.expire(home, run.run_id)  # so that the next reader would ask
     Listing.lists.clear()
     turn_until(runs, lambda: len(Listing.lists) > 2, "some lists")
-    assert all(asked.last(home, run.run_id, clock).is_fresh(run.attempts[-1]) for run in submitted)
+    assert all(last_contact.last(home, run.run_id, clock).is_fresh(run.attempts[-1]) for run in submitted)
 
 
 def test_logs_that_nobody_follows_are_read_at_the_platforms_rate(submit, home, clock, monkeypatch):
@@ -305,10 +305,12 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
         Hanging.hangs = "status" if count == 1 else "statuses"
         turn_until(runs, lambda: Hanging.held, "the question that hangs")
     else:
-        monkeypatch.setattr(rates, "OUTAGE_S", 1e6)
-        monkeypatch.setattr(rates, "OUTAGE_MAX_S", 1e6)
+        monkeypatch.setattr(rate_limit, "OUTAGE_S", 1e6)
+        monkeypatch.setattr(rate_limit, "OUTAGE_MAX_S", 1e6)
         Listing.down = True
-        turn_until(runs, lambda: (a := asked.last(home, followed.run_id)) and a.error, "the question that is denied")
+        turn_until(
+            runs, lambda: (a := last_contact.last(home, followed.run_id)) and a.error, "the question that is denied"
+        )
     Listing.logs_read.clear()
     handle = followed.attempts[-1].handle
     read_five = lambda: Spool(home, followed.run_id, 1, clock).follow() or Listing.logs_read.count(handle) >= 5  # noqa: E731
@@ -322,16 +324,16 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
 
 
 def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
-    share = rates.ProcessorShare()
-    share.adapt(rates.SHARE / 2, 0.0)
+    share = rate_limit.ProcessorShare()
+    share.adapt(rate_limit.SHARE / 2, 0.0)
     assert share.stretch == 1.0
-    share.adapt(rates.SHARE * 1.5, 0.0)
+    share.adapt(rate_limit.SHARE * 1.5, 0.0)
     assert share.stretch == pytest.approx(1.5)
-    share.adapt(0.0, rates.LAG_S * 10)
+    share.adapt(0.0, rate_limit.LAG_S * 10)
     assert share.stretch == pytest.approx(3.0), "twice as long at once"
     for _ in range(10):
         share.adapt(1.0, 0.0)
-    assert share.stretch == rates.STRETCH_MAX
+    assert share.stretch == rate_limit.STRETCH_MAX
     for _ in range(10):
         share.adapt(0.0, 0.0)
     assert share.stretch == 1.0
@@ -339,7 +341,7 @@ def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
 
 def test_routine_reads_of_logs_give_way_to_many_others_for_a_moment_only(tmp_path):
     clock = VirtualClock()
-    group = Group("all", Listing({}, tmp_path), rates.ProcessorShare(clock), clock)
+    group = Group("all", Listing({}, tmp_path), rate_limit.ProcessorShare(clock), clock)
     for number in range(1000):
         entry = Entry(f"run-{number}", None, clock)
         entry.given = Status(State.RUNNING)

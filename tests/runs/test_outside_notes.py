@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
-from cloudtrain.runs.script_notes import _outside_notes
+from cloudtrain.runs.planning.plan import Planner
+from cloudtrain.runs.planning.script_notes import _outside_notes
 from cloudtrain.source.texts import Texts
 
 DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from tests.backends.sagemaker.test_toolkit_env import HYPERPARAMETERS
 from tests.runs.test_entries import project, submit  # noqa: F401 - a fixture
 

@@ -20,11 +20,12 @@ from cloudtrain.events import State
 from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
-from cloudtrain.runs import asked, reading
+from cloudtrain.runs import reading
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.spool import Spool
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching.spool import Spool
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
 
@@ -60,7 +61,7 @@ def platform(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Platform, "attempts", {})
     monkeypatch.setattr(Platform, "calls", Counter())
     monkeypatch.setattr(Platform, "down", False)
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)
     Platform.install()
     return Platform
 
@@ -147,7 +148,7 @@ def test_a_watcher_that_dies_between_copy_and_history_loses_and_doubles_nothing(
     spool = Spool(run.store.home, run.run_id, 1)
     copied = [line.text for line in spool.lines()]
     assert len(copied) == read == len(platform.attempts[handle(run)].lines), "the copy is ahead of the history"
-    asked.expire(run.store.home, run.run_id)
+    last_contact.expire(run.store.home, run.run_id)
     Watcher(run.store, run.run_id).run(until=lambda: True)
     assert platform.calls["lines"] == read, "what is in the copy is not fetched again"
     assert run.attempts[0].cursor == list(spool.lines())[-1].cursor
@@ -193,8 +194,8 @@ def test_where_nobody_watches_readers_ask_once_in_five_seconds(run, platform, mo
     others = [Run(run.run_id, Store(run.store.home), watch=False) for _ in range(20)]
     for reader in others:
         reader.refresh()
-    assert platform.calls["status"] <= 1 + (time.monotonic() - began) / asked.FRESH_S
-    age(run, asked.FRESH_S + 1)
+    assert platform.calls["status"] <= 1 + (time.monotonic() - began) / last_contact.FRESH_S
+    age(run, last_contact.FRESH_S + 1)
     assert others[0].refresh().state is State.SUCCEEDED and platform.calls["status"] == 2
 
 
@@ -202,10 +203,10 @@ def test_an_old_run_is_asked_for_once_in_thirty_seconds(run, platform):
     with run.store.database.write() as db:
         db.execute("UPDATE attempts SET created_at = '2026-01-01T00:00:00.000000Z'")
     run.refresh()
-    age(run, asked.FRESH_S + 1)
+    age(run, last_contact.FRESH_S + 1)
     run.refresh()
     assert platform.calls["status"] == 1
-    age(run, asked.OLD_FRESH_S + 1)
+    age(run, last_contact.OLD_FRESH_S + 1)
     run.refresh()
     assert platform.calls["status"] == 2
 
@@ -217,7 +218,7 @@ def test_a_request_to_cancel_is_asked_for_at_once(run, platform):
 
 def age(run: Run, seconds: float) -> None:
     """Let the last question have been asked so long ago."""
-    at = asked.last(run.store.home, run.run_id).at - seconds
+    at = last_contact.last(run.store.home, run.run_id).at - seconds
     os.utime(run.store.home / "runs" / run.run_id / "asked", (at, at))
 
 
@@ -241,14 +242,14 @@ def test_a_request_that_makes_the_answer_old_leaves_no_age_from_1970(run, platfo
     run.refresh()
     platform.down = True
     Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
-    asked.expire(run.store.home, run.run_id)
-    said = asked.last(run.store.home, run.run_id).describe()
+    last_contact.expire(run.store.home, run.run_id)
+    said = last_contact.last(run.store.home, run.run_id).describe()
     assert said.startswith("no answer since 20") and "no route to host" in said
 
 
 def test_an_outage_is_reported_once_and_its_end_too(run, platform, monkeypatch, capsys):
     monkeypatch.setattr(reading, "MARK_S", 0.02)
-    monkeypatch.setattr("cloudtrain.runs.watch.NOTED_S", 0.0)
+    monkeypatch.setattr("cloudtrain.runs.watching.watch.NOTED_S", 0.0)
     monkeypatch.setattr(Platform, "poll_s", 0.05)
     platform.say(handle(run), "before")
     watcher, follower = watch(run), Follower(run)

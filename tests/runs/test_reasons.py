@@ -11,10 +11,11 @@ from cloudtrain.cli import main
 from cloudtrain.console.pages.overview import read_details
 from cloudtrain.events import PLATFORM, REASON_CHARS, State, Status, short_reason
 from cloudtrain.history import store as stores
-from cloudtrain.runs import reading, watcher
+from cloudtrain.runs import reading
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import handover
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 
 
@@ -22,7 +23,7 @@ from cloudtrain.testing.memory import MemoryBackend
 def run(home, tmp_path, monkeypatch) -> Run:
     """A run that nobody watches; `at` sets what its platform says."""
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
-    monkeypatch.setattr(watcher, "start", lambda *_, **__: None)  # of commands: this process alone has the backend
+    monkeypatch.setattr(handover, "start", lambda *_, **__: None)  # of commands: this process alone has the backend
     MemoryBackend.install()
     (tmp_path / "train.py").write_text("print(1)\n")
     return Submitter("memory", watch=False).submit({"name": "x", "source": str(tmp_path), "entrypoint": "train.py"})

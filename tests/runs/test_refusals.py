@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.runs import refusals
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning import refusals
+from cloudtrain.runs.planning.plan import Planner
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from cloudtrain.errors import BadJob
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.resume import plan_next, send_copy
+from cloudtrain.runs.sending.resume import plan_next, send_copy
 from cloudtrain.runs.submit import Submitter
 
 LARGE = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,

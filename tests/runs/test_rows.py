@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from entrypoints.trainer.arguments import parse
 from entrypoints.trainer.data import documents, rows
 

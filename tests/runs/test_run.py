@@ -50,7 +50,9 @@ def test_a_platform_that_hangs_holds_up_no_cancel(submitter, job, monkeypatch, h
     run = submitter.submit(job)
     monkeypatch.setattr(follow, "ANSWER_S", 0.1)
     monkeypatch.setattr(MemoryBackend, hangs, lambda *_: gate.wait())
-    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda store, plan, instead: started.append(plan.run_id))
+    monkeypatch.setattr(
+        "cloudtrain.runs.sending.handover.start", lambda store, plan, instead: started.append(plan.run_id)
+    )
     sentence, status = follow.cancel(run)
     assert (
         "has not answered for 0.1 s; the background watcher cancels the run when the platform answers again" in sentence

@@ -13,7 +13,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.remove import remove
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter

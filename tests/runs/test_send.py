@@ -16,8 +16,8 @@ from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs import open_attempt, retry, send
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import open_attempt, retry, send
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import wait_for
 from tests.runs.platform import LOST, Platform, dead, interrupted, look, quietly

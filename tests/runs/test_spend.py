@@ -16,7 +16,7 @@ from cloudtrain.events import ENDED, State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.job.units import format_time
 from cloudtrain.report import page
-from cloudtrain.runs import spend
+from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.clock import VirtualClock

@@ -15,7 +15,7 @@ from cloudtrain.errors import BackendError, BadJob, BadRequest, UnknownBackend
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs.plan import run_id
+from cloudtrain.runs.planning.plan import run_id
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend

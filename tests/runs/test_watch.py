@@ -13,10 +13,10 @@ from cloudtrain.backends import registry
 from cloudtrain.errors import BackendError, RunFailed
 from cloudtrain.events import State
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs import notify
-from cloudtrain.runs.retry import capacity_pause_s
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.sending.retry import capacity_pause_s
+from cloudtrain.runs.watching import notify
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
 

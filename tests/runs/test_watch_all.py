@@ -16,7 +16,7 @@ import pytest
 
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import mailbox, watcher
+from cloudtrain.runs.sending import handover, mailbox
 from tests.conftest import WAIT_S, processes_of, wait_for
 
 pytestmark = pytest.mark.usefixtures("census")
@@ -57,7 +57,7 @@ def watchers(home: Path) -> list[int]:
     return [
         int(line.partition(":")[0])
         for line in processes_of(home)
-        if "runs.watch_all" in line and "--worker" not in line
+        if "runs.watching.watch_all" in line and "--worker" not in line
     ]  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_a_newer_cloudtrain_replaces_the_watcher_of_an_older_one(shell, home, tm
     run_id = submit(shell, gate, *RETRY, *secret, MINE="red-secret", PYTHONPATH=str(old))
     first = wait_for(lambda: watched_by(home, run_id), "a watcher")
     holder = Store(home).watcher()
-    assert holder is not None and watcher.is_newer(watcher.own_version(), holder.version)
+    assert holder is not None and handover.is_newer(handover.own_version(), holder.version)
     another = submit(shell, gate)
     for name in (run_id, another):
         wait_for(lambda name=name: watched_by(home, name) not in (None, first), "the newer one")

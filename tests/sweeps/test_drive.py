@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.errors import StoreError
 from cloudtrain.history.trials import SweepHistory
-from cloudtrain.runs import watcher
+from cloudtrain.runs.sending import handover
 from cloudtrain.sweeps.drive import Driver
 from cloudtrain.sweeps.file import read
 from cloudtrain.sweeps.send import specification
@@ -18,11 +18,11 @@ from tests.sweeps.conftest import SCRIPT, read_yaml
 
 def test_no_second_process_is_started_before_the_first_could_take_its_lease(home: Path, monkeypatch):
     started: list[list[str]] = []
-    monkeypatch.setattr(watcher, "detach", lambda command, **_: started.append(command))
+    monkeypatch.setattr(handover, "detach", lambda command, **_: started.append(command))
     home.mkdir(exist_ok=True)
-    assert [watcher.drive(home, name, {}) for name in ("a", "b", "a")] == [True, True, False]
-    os.utime(watcher.starting(home, "a"), (0, 0))
-    assert watcher.drive(home, "a", {}) and [command[-1] for command in started] == ["a", "b", "a"]
+    assert [handover.drive(home, name, {}) for name in ("a", "b", "a")] == [True, True, False]
+    os.utime(handover.starting(home, "a"), (0, 0))
+    assert handover.drive(home, "a", {}) and [command[-1] for command in started] == ["a", "b", "a"]
 
 
 def test_after_a_failure_the_next_process_is_started_later(home: Path, tmp_path: Path, monkeypatch):
@@ -33,13 +33,13 @@ def test_after_a_failure_the_next_process_is_started_later(home: Path, tmp_path:
     driver = Driver(home, "s")
 
     def fail() -> bool:
-        assert not watcher.starting(home, "s").exists(), "it has its lease"
+        assert not handover.starting(home, "s").exists(), "it has its lease"
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(driver, "look", fail)
-    watcher.starting(home, "s").parent.mkdir(exist_ok=True)
-    watcher.starting(home, "s").touch()
+    handover.starting(home, "s").parent.mkdir(exist_ok=True)
+    handover.starting(home, "s").touch()
     with pytest.raises(StoreError):
         driver.run()
-    monkeypatch.setattr(watcher, "detach", lambda *_, **__: pytest.fail("it was started"))
-    assert not watcher.drive(home, "s", {})
+    monkeypatch.setattr(handover, "detach", lambda *_, **__: pytest.fail("it was started"))
+    assert not handover.drive(home, "s", {})

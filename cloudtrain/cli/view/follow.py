@@ -49,7 +49,7 @@ def begin(
             unknown = bool(run.attempts[-1].unanswered_since)
             waits = False
             if unknown:
-                from cloudtrain.runs import open_attempt
+                from cloudtrain.runs.sending import open_attempt
 
                 waits = open_attempt.is_unsent(run.attempts[-1])
                 action = "waits for" if waits else "was sent to"
@@ -164,10 +164,10 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
     try:
         asked = _ask_in_time(run)
         if asked is None:
-            from cloudtrain.runs import watcher
+            from cloudtrain.runs.sending import handover
 
             run.store.request_cancel(run.run_id)
-            watcher.start(run.store, run.attempts[-1].plan, instead=True)
+            handover.start(run.store, run.attempts[-1].plan, instead=True)
             backend, status = run.record.backend, run.record.status
             line = (
                 f"{backend} has not answered for {ANSWER_S:g} s; the background watcher cancels the run "

@@ -44,7 +44,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
 def _describe_kept(plan: Plan) -> str:
     """Return which files of the script's folder come home, and where they go; "" where none do."""
     from cloudtrain.backends.checkpoints import SAGEMAKER
-    from cloudtrain.runs import attempts
+    from cloudtrain.runs.planning import attempts
 
     patterns = plan.job.get("keep", "auto")
     if not patterns or patterns == "none" or plan.job.get("trainer"):
@@ -160,7 +160,7 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
 
 def print_next_after(run: Run, status: Status) -> None:
     """Print the commands to run after an end that is no success."""
-    from cloudtrain.runs import advice
+    from cloudtrain.runs.planning import advice
 
     names = next_after(run, status)
     options = advice.longer_options(run.store, run.run_id) if names[-1].endswith("_longer") else ""
@@ -190,7 +190,7 @@ def next_after(run: Run, status: Status) -> list[str]:
 
 def _evaluated_run(run: Run) -> str:
     """Return the id of the run that this one evaluates; "" where it is no evaluation."""
-    from cloudtrain.runs.evaluation_results import LABEL
+    from cloudtrain.runs.watching.evaluation_results import LABEL
 
     return str((run.record.job.get("labels") or {}).get(LABEL, ""))
 

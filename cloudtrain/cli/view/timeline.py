@@ -12,7 +12,7 @@ from cloudtrain.clock import SYSTEM
 from cloudtrain.events import PLATFORM
 from cloudtrain.history import audit
 from cloudtrain.job.units import format_duration
-from cloudtrain.runs import spend
+from cloudtrain.runs.planning import spend
 
 if TYPE_CHECKING:
     from cloudtrain.events import Event

@@ -18,7 +18,7 @@ from cloudtrain.console.polling import poll
 from cloudtrain.console.routes import PAGES
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
-from cloudtrain.runs import chain
+from cloudtrain.runs.planning import chain
 from cloudtrain.runs.run import Run
 
 

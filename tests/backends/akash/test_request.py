@@ -95,7 +95,7 @@ def test_the_ceiling_is_the_plans_price_and_caps_the_run(bundle: Bundle) -> None
 
 
 def test_a_cost_cap_shortens_the_attempt_at_the_ceiling(bundle: Bundle) -> None:
-    from cloudtrain.runs.cap import plan_attempt
+    from cloudtrain.runs.planning.cap import plan_attempt
 
     backend = AkashBackend(OPTIONS, Path("runs"))
     data = {"name": "train", "entrypoint": "train.py", "environment": {"requirements": "none"}}

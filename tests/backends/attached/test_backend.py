@@ -11,10 +11,11 @@ import pytest
 
 import cloudtrain
 from cloudtrain.events import State
-from cloudtrain.runs import attached_source, attempts
+from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import attached_source
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
 from tests.backends.kubernetes.clusters import ground
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture

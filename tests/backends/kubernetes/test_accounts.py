@@ -16,10 +16,10 @@ import pytest
 
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
-from cloudtrain.runs import workers
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch_all import HomeWatcher
+from cloudtrain.runs.watching import workers
+from cloudtrain.runs.watching.watch_all import HomeWatcher
 from cloudtrain.simulators.http import Request, Response
 from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.conftest import WAIT_S, processes_of, wait_for
@@ -79,7 +79,11 @@ def test_no_call_of_a_run_has_the_token_of_another(home: Path, tmp_path: Path) -
             return done.stdout
 
         def processes(worker: bool) -> list[int]:
-            lines = [line for line in processes_of(home) if "runs.watch_all" in line and ("--worker" in line) is worker]
+            lines = [
+                line
+                for line in processes_of(home)
+                if "runs.watching.watch_all" in line and ("--worker" in line) is worker
+            ]
             return [int(line.partition(":")[0]) for line in lines]
 
         runs = {}

@@ -9,7 +9,7 @@ import pytest
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators.http import Fault
 from tests.backends.kubernetes.clusters import Ground
 from tests.backends.kubernetes.test_faults import place  # noqa: F401 - a fixture
@@ -82,7 +82,7 @@ def test_a_job_stays_while_its_log_is_nowhere_else_or_the_cluster_does_not_answe
     monkeypatch: pytest.MonkeyPatch,
 ):
     if lost == "log":
-        monkeypatch.setattr("cloudtrain.runs.spool.Spool.open", lambda *_: None)
+        monkeypatch.setattr("cloudtrain.runs.watching.spool.Spool.open", lambda *_: None)
     else:
         place.cluster.faults.append(Fault("DELETE", r"/jobs/", times=100))
     run = cancelled(place, home)

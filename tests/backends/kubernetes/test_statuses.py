@@ -13,7 +13,7 @@ from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators.http import Fault
 from cloudtrain.source.bundle import Bundle
 from tests.backends.kubernetes.clusters import Ground, ground

@@ -92,7 +92,7 @@ def test_no_call_of_a_run_has_the_key_of_another(simulator: Recorder, target, ho
 
     for run_id in runs.values():
         wait_for(lambda run_id=run_id: watched_calls(run_id, "GetLogEvents"), "its log was read", 2 * WAIT_S)
-    watching = [line for line in processes_of(home) if "runs.watch_all" in line]
+    watching = [line for line in processes_of(home) if "runs.watching.watch_all" in line]
     assert sum("--worker" not in line for line in watching) == 1, "one watcher"
     assert sum("--worker" in line for line in watching) == 2, "and a process for each of the other two accounts"
     gate.touch()

@@ -16,7 +16,7 @@ from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.cli import main
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.job import Job
-from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.planning.plan import Planner
 from tests.backends.sagemaker.test_backend import iam
 
 DOCS = Path(__file__).parents[3] / "docs"

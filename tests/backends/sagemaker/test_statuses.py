@@ -16,7 +16,7 @@ from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators.sagemaker.server import ROLE, Fault, Simulator
 from cloudtrain.simulators.sagemaker.training_job import TrainingJob
 from tests.backends.sagemaker.test_backend import options, simulator  # noqa: F401 - a fixture

@@ -15,7 +15,7 @@ from cloudtrain.errors import Unreachable
 from cloudtrain.events import ENDED, State
 from cloudtrain.job.job import Job
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.source.bundle import Bundle
 from tests.backends.slurm.test_backend import count_calls
 from tests.conftest import wait_for

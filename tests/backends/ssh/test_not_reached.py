@@ -16,7 +16,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from tests.backends.ssh.test_backend import left_on, options
 from tests.lab.connections import close_all
 from tests.lab.network import Lab

@@ -18,7 +18,7 @@ from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.units import format_time
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watch import Watcher
+from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators.http import Fault
 from cloudtrain.simulators.vertex.lifecycle import Behavior
 from tests.backends.vertex.test_backend import Bench

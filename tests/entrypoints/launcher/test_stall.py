@@ -16,7 +16,7 @@ from launcher.world.outcome import IDLE, SILENT, STALLED, ClusterState, Outcome,
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.events import State
-from cloudtrain.runs import spend
+from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S, wait_for

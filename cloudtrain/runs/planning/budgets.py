@@ -1,0 +1,101 @@
+"""Budgets of cloudtrain.toml: warn, refuse or ask before a job is sent. Advice of this machine, no limit of a platform.
+
+    [budgets]
+    confirm_above = "50 USD"
+    all = "2000 USD/month"
+    "label.team=nlp" = "500 USD/month"
+
+A budget counts what the runs in this machine's history have spent in the calendar month (UTC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import HasMachine
+from cloudtrain.errors import OverBudget
+from cloudtrain.job import configfile, targets, units
+from cloudtrain.runs.planning import spend
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.history.store import Store
+
+WARN_AT = 0.8
+REFUSED = ": nothing was submitted"
+Confirm = Callable[[str], None]  # asks a person about a sentence; raises where the answer is no
+
+
+def check(store: Store, plan: Plan, files: Sequence[Path], confirm: Confirm | None = None) -> list[str]:
+    """Return warnings of budgets that are nearly spent, and ask where the configuration wants that; blocking.
+
+    Args:
+        store: whose runs count.
+        plan: what is about to be sent.
+        files: configuration files, of which the later ones win key by key.
+        confirm: asks about a run that may cost more than `confirm_above`; None never asks.
+
+    Raises:
+        OverBudget: a budget is spent.
+    """
+    settings: dict[str, str] = {}
+    for path in files:
+        settings |= configfile.read(path).value.get("budgets") or {}
+    above = settings.pop("confirm_above", None)
+    mine = {selector: text for selector, text in settings.items() if _matches(selector, plan)}
+    notes = _check_monthly(store, plan, mine) if mine else []
+    if confirm and above and (sentence := _unconfirmed(plan, units.usd(above))):
+        confirm(f"{sentence} (confirm_above is {above})")
+    return notes
+
+
+def _matches(selector: str, plan: Plan) -> bool:
+    name, _, wanted = selector.partition("=")
+    labels = plan.job.get("labels") or {}
+    values = {"all": "", "target": plan.target or plan.backend, "user": targets.submitter(labels)}
+    return values.get(name, labels.get(name.removeprefix("label."))) == wanted
+
+
+def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[str]:
+    notes = []
+    month = store.clock.utc().strftime("%Y-%m")
+    shares = spend.shares(store, month)
+    most = _most_usd(plan)
+    for selector, text in budgets.items():
+        limit_usd = units.usd_per_month(text)
+        name, _, value = selector.partition("=")
+        total = spend.Sum(selector)
+        for share in shares:
+            if name == "all" or share.group(name) == value:
+                total.add(share)
+        used = f"the budget {selector} is {text}, of which {total.usd:.2f} USD are spent in {month}"
+        if total.unpriced_s:
+            used += f" (and {units.format_duration(total.unpriced_s)} of nodes without a price)"
+        if total.usd >= limit_usd:
+            raise OverBudget(f"{used}{REFUSED}", "raise it in [budgets] of cloudtrain.toml; it limits new runs of "
+                "this"
+                             " machine only, and limits.max_cost limits a single run")  # fmt: skip
+        if total.usd >= WARN_AT * limit_usd:
+            next_usd = f"; this run may cost {most:.2f} USD more" if most is not None else ""
+            notes.append(f"{used}{next_usd}. This budget counts the runs of this machine only, and never stops a run")
+    return notes
+
+
+def _unconfirmed(plan: Plan, above_usd: float) -> str:
+    """Return what a run may cost where that is more than an amount or not known; "" where it is less, or costs nothing."""
+    most = _most_usd(plan)
+    if most is not None:
+        return f"{plan.run_id} may cost {most:.2f} USD" if most > above_usd else ""
+    if plan.price:
+        return f"nothing limits what {plan.run_id} may cost"
+    if issubclass(registry.backend_class(plan.backend), HasMachine):
+        return f"what {plan.run_id} may cost is unknown"
+    return ""
+
+
+def _most_usd(plan: Plan) -> float | None:
+    """Return what a run can cost at most, whichever of its candidates it runs on; None without a price."""
+    return (plan.at_most or {}).get("usd")

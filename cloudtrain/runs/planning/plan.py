@@ -1,0 +1,379 @@
+"""Plan a run: resolve the job, package its source, make its backend's request. Stores no intent and sends nothing."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import machines, registry
+from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.clock import SYSTEM, Clock
+from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.job import homes, rules, targets
+from cloudtrain.policy.checks import facts_of
+from cloudtrain.runs.planning import (
+    candidates,
+    cap,
+    chain,
+    keys,
+    output_audit,
+    policies,
+    refusals,
+    run_inputs,
+    script_notes,
+    strategy_check,
+)
+from cloudtrain.source.bundle import Bundle
+from cloudtrain.source.files import RESERVED
+from cloudtrain.source.texts import Texts
+
+if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.job.document import Document
+    from cloudtrain.job.job import Job
+
+
+class Planner:
+    """Packages a job and makes its plan.
+
+    `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
+    win over all others. `home` is where bundles are kept. `force` plans what does not fit on its GPUs, too.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        *,
+        home: Path | None = None,
+        force: bool = False,
+        clock: Clock = SYSTEM,
+        **options: Any,
+    ) -> None:
+        self.target, self.force, self.clock = target, force, clock
+        self.home = home or targets.home()
+        self.overrides = options
+        self.earlier_policies: Sequence[Mapping[str, Any]] = ()  # of an older plan of the run
+        self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
+
+    @property
+    def config_files(self) -> list[Path]:
+        """The configuration files of the last job, the weakest first."""
+        return targets.config_files(self._folder)
+
+    def plan(
+        self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None
+    ) -> Plan:
+        """Return what `submit` would send. It packages the source, but sends nothing and stores no run.
+
+        Args:
+            job: A Job, a dictionary of its keys, or the path of a job file.
+            sets: Changes of the job, such as `num_nodes=2`.
+            key: Plan the run that `submit(key=...)` would start.
+
+        Returns:
+            The plan: `plan.request` is the request to the platform, `plan.notes` are its notes.
+
+        Raises:
+            BadRequest: The job is wrong; the error lists all problems.
+        """
+        return self.plan_job(job, sets, key)[0]
+
+    def plan_job(
+        self,
+        job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+        sets: Sequence[str] = (),
+        key: str | None = None,
+        bundle: Bundle | None = None,
+    ) -> tuple[Plan, Bundle]:
+        """Return the plan of a job, or of the first possible one of its candidates, and its bundle."""
+        packed = [bundle] if bundle else []  # once for all candidates: their source is the same
+
+        def make(choice: targets.Choice) -> Plan:
+            resolved = self.resolve(job, sets, choice)
+            if not packed:
+                packed.append(self.package(resolved))
+            return self.plan_of(resolved, packed[0], key)
+
+        found = targets.choices(job, sets, target=self.target)
+        if len(found) == 1:
+            return make(found[0]), packed[0]
+        return candidates.choose(found, make), packed[0]
+
+    def resolve(
+        self,
+        job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+        sets: Sequence[str] = (),
+        choice: targets.Choice | None = None,
+    ) -> Resolved:
+        """Return the job with its target's options merged in and validated; raises BadJob with all problems.
+
+        A document comes with the folder in which it would be a file. Of several candidates it is `choice`, or the first.
+        """
+        if isinstance(job, tuple):
+            self._folder = job[1]
+        else:
+            self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
+
+        def read(over: Sequence[Document] = ()) -> targets.Resolved:
+            known = registry.Names()
+            return targets.resolve(job, sets, target=self.target, backends=known, choice=choice, over=over)
+
+        resolution = read()
+        kind = registry.backend_class(resolution.backend)
+        governed = policies.govern(
+            resolution,
+            self._folder,
+            self.home,
+            overrides=self.overrides,
+            earlier=self.earlier_policies,
+            again=read,
+        )
+        options = governed.options
+        found = chain.resolve(governed.job, self.home)
+        found = run_inputs.locate(found, resolution.backend, options, self.home)
+        problems = [
+            *_unsupported(found, kind),
+            *rules.find_keys(found),
+            *find_invalid(options, kind, resolution.backend, resolution.target),
+        ]
+        if problems:
+            raise BadJob(found.located(problems))
+        ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
+        return Resolved(ready, resolution.target, resolution.backend, governed, resolution.target_prices)
+
+    def package(self, resolved: Resolved) -> Bundle:
+        """Return the bundle of a job's source, made or found below the home."""
+        job = resolved.job
+        names = (_script(job.entrypoint), job.environment.requirements, job.parallelism.accelerate_config)
+        needed = [name for name in names if name]
+        folder = Path(job.source)
+        with suppress(OSError):  # a home that only can be read
+            homes.make_home(self.home)
+        if _remote(job):
+            from cloudtrain.source import clone
+
+            folder, _ = clone.fetch_git(job.source, self.home / "sources")
+        into = self.home / "bundles"
+        bundle = Bundle.make(folder, into, must_have=needed, trainer=job.runs_trainer, **job.exceptions)
+        if bundle.commit and bundle.dirty:
+            from cloudtrain.source import provenance
+
+            sources = [source[4:] for secret in job.secrets.values() for source in secret if source.startswith("env:")]
+            provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
+        return bundle
+
+    def plan_stored(
+        self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
+    ) -> Plan:
+        """Return what `plan_of` does; checks read the files of the bundle, for those of its source may have changed."""
+        with tempfile.TemporaryDirectory(prefix=".plan-", dir=self.home) as folder:
+            bundle.extract(Path(folder, "source"))
+            if resolved.job.runs_trainer and not Path(folder, "source", RESERVED, "train.py").exists():
+                raise BadRequest(
+                    "the run's stored source has no shared trainer, which the changed job needs", "submit the job file"
+                )
+            return self.plan_of(resolved, replace(bundle, source=f"{folder}/source"), key, earlier)
+
+    def plan_of(
+        self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
+    ) -> Plan:
+        """Return the plan of a job over a bundle: of a run with a new id or that of `key`, or of the attempt after `earlier`."""
+        me = label(getpass.getuser())
+        labels = {"user": me, **resolved.job.labels}
+        labels.pop(targets.SUBMITTER_LABEL, None)
+        if labels["user"] != me:
+            labels[targets.SUBMITTER_LABEL] = me
+        if home_id := homes.home_id(self.home):
+            labels[targets.HOME_LABEL] = home_id
+        if bundle.commit:
+            labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
+        names = [file.path for file in bundle.files]
+        texts = Texts(Path(bundle.source), names, resolved.job.entrypoint)
+        bound, expected = script_notes.fit(resolved.job.bind(names), texts, resolved.backend)
+        if key is not None:
+            labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
+        changes: dict[str, Any] = {"labels": labels}
+        if _remote(resolved.job) and bundle.commit:
+            from cloudtrain.source import clone
+
+            changes["source"] = clone.pin(resolved.job.source, bundle.commit)
+        job = bound.model_copy(update=changes)
+        backend = self.backend(resolved)
+        if job.parallelism.strategy == "auto":
+            from cloudtrain.runs.planning import fit_check
+
+            job, chosen = fit_check.freeze(job, backend, bundle)
+            expected = [*expected, *chosen]
+        run, number = (earlier[-1].run_id, earlier[-1].number + 1) if earlier else (run_id(job.name, key), 1)
+        plan = cap.plan_attempt(backend, job, bundle, run, number, earlier, self.home)
+        if plan.price and plan.price["source"] == "resources.usd_per_hour" and resolved.target_prices:
+            stated = {key: value for key, value in plan.price.items() if key != "known_usd_per_hour"}
+            plan = replace(plan, price={**stated, "source": f"usd_per_hour of the target {resolved.target}"})
+        made = plan.manifest  # the platform's machine may have given the number of ranks
+        world = made["nodes"] * made["processes_per_node"]
+        layout = job.parallelism
+        images = facts_of(plan, backend).images or ()
+        source = Path(bundle.source)
+        if job.audit and "://" not in str(job.output) and not output_audit.is_here(resolved.backend, job):
+            message = f"is written from this machine, and {job.output} is on the machines of {resolved.target}"
+            raise BadJob(
+                job.located([Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")])
+            )
+        here = resolved.backend in run_inputs.HERE
+        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images, here):
+            raise BadJob(job.located(refused))
+        expected = [*expected, *refusals.find_notes(job, made["parallelism"], source)]
+        if job.resources.gpus and (job.trainer or job.fit.model):
+            from cloudtrain.runs.planning import fit_check
+
+            plan = fit_check.check(job, plan, self.force, backend)
+        notes = [*script_notes.of_backend(job, plan, texts), *expected, *run_inputs.notes(job)]
+        if labels["user"] != me:
+            text = f"labels.user is {labels['user']}, but you are {me}: costs and lists name you (submitted_by)"
+            notes.append(text)
+        if (gpu := job.resources.accelerator) and (meant := machines.similar_accelerator(gpu)):
+            notes.append(f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)")
+        if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
+            text = f"{resolved.backend} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
+            if job.num_nodes > 1:
+                between = "limits.max_wait bounds only how long nodes wait for each other"
+                text = f"{resolved.backend} does not end a wait for machines: {between}"
+            notes.append(Note(text, Fact.WAIT_UNLIMITED))
+        if job.output and not job.allow_secrets:
+            notes.append(
+                f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"
+            )
+        if job.renamed:
+            notes.append(
+                f"the job name {job.renamed} is changed to {job.name}, because platforms allow only small letters, digits and -"
+            )
+        if layout.accelerate_config or layout.strategy not in ("none", "ddp"):
+            notes += strategy_check.check(job, plan, texts)
+        notes += script_notes.notes(job, plan, texts)
+        plan = replace(plan, target=resolved.target, notes=tuple(notes))
+        return resolved.governed.check(plan, backend) if resolved.governed else plan
+
+    def backend(self, resolved: Resolved) -> Backend:
+        return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home, self.clock)
+
+
+class Resolved:
+    """A validated job together with the target and backend that were chosen for it."""
+
+    def __init__(
+        self,
+        job: Job,
+        target: str,
+        backend: str,
+        governed: policies.Governed | None = None,
+        target_prices: bool = False,
+    ) -> None:
+        self.job = job
+        self.governed = governed
+        self.target = target
+        self.backend = backend
+        self.target_prices = target_prices
+
+
+def run_id(name: str, key: str | None = None) -> str:
+    """Return a new run id, or the one that a key always gives."""
+    if key is not None:
+        return f"{name}-k{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+    stamp = SYSTEM.utc().strftime("%y%m%d-%H%M%S")
+    return f"{name}-{stamp}-{''.join(secrets.choice(alphabet) for _ in range(4))}"
+
+
+def _script(entrypoint: str | list[str] | None) -> str | None:
+    """Return the file that an entrypoint needs in the source, where it names one."""
+    return entrypoint if isinstance(entrypoint, str) and not entrypoint.startswith("-m") else None
+
+
+def _remote(job: Job) -> bool:
+    return job.source.startswith("git+")
+
+
+def label(text: str) -> str:
+    """Return a text as every platform takes it for a label's value."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:63].strip("-") or "unknown"
+
+
+def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
+    """Return what the job wants and the backend cannot do."""
+    sources = {source.partition(":")[0] for secret in job.secrets.values() for source in secret}
+    only_k8s = any(all(source.startswith("k8s:") for source in secret) for secret in job.secrets.values())
+    uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | (
+        {"output": job.output} if job.output else {}
+    )
+    wants = [
+        (Feature.MULTI_NODE, job.num_nodes > 1, "num_nodes"),
+        (Feature.MIN_NODES, job.min_nodes is not None, "min_nodes"),
+        (Feature.SPOT, job.resources.use_spot, "resources.use_spot"),
+        (Feature.IMAGES, job.image is not None, "image"),
+        (Feature.INSTANCE_TYPES, job.resources.instance_type is not None, "resources.instance_type"),
+        (Feature.ENV_SECRETS, "env" in sources, "secrets"),
+        (Feature.FILE_SECRETS, "file" in sources, "secrets"),
+        (Feature.KUBERNETES_SECRETS, only_k8s, "secrets"),
+    ]
+    for path, uri in uris.items():
+        remote = "://" in uri and not uri.startswith("file://")
+        wants.append((Feature.OBJECT_STORES if remote else Feature.LOCAL_PATHS, True, path))
+    return [
+        Problem(f"the backend {kind.name} does not offer {feature}", path, _instead(feature, kind))
+        for feature, wanted, path in wants
+        if wanted and feature not in kind.features
+    ]
+
+
+def _instead(feature: Feature, kind: type[Backend]) -> str:
+    """Return what to write where a backend does not offer something; "" where there is no replacement."""
+    if feature is Feature.KUBERNETES_SECRETS:
+        return "name another source, or a second one for this backend: [k8s:SECRET/KEY, aws-secretsmanager:NAME]"
+    if feature is Feature.ENV_SECRETS:
+        if Feature.KUBERNETES_SECRETS in kind.features:
+            return "use a secret of the cluster, k8s:SECRET/KEY, or aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        stores = "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        return (
+            "put it into a file with mode 600 on the node and write file:PATH"
+            if Feature.FILE_SECRETS in kind.features
+            else stores
+        )
+    if feature is Feature.SPOT:
+        return "add --set resources.use_spot=false, or choose another target (-t)"
+    return ""
+
+
+def find_invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target: str) -> list[Problem]:
+    """Return what the backend's own model finds wrong with its options."""
+    from pydantic import ValidationError
+
+    from cloudtrain.job import problems
+
+    model = kind.options()
+    try:
+        model.model_validate(options)
+    except ValidationError as error:
+        explained = problems.explain(error, model, prefix=("options", name))
+        missing = "is missing"  # pydantic's word, as problems.explain puts it
+        return [
+            replace(problem, hint=_where(problem.path, name, target)) if problem.message == missing else problem
+            for problem in explained
+        ]
+    return []
+
+
+def _where(path: str, name: str, target: str) -> str:
+    """Return where an option is written: once for all jobs, or for this one."""
+    option = path.removeprefix(f"options.{name}.")
+    table = f"[targets.{target}]" + (f' and backend = "{name}"' if target == name else "")
+    return f"set {option} = ... in section {table} of cloudtrain.toml, or pass --set {path}=..."

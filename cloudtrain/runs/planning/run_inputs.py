@@ -1,0 +1,146 @@
+"""Find the inputs that name a run: where its results are, their digest, and a copy where the target cannot read them.
+
+    <home>/inputs/<run>/model      what was copied to this machine, until the run is removed
+
+A path of this machine, a bucket, and a folder of the same target are read where they are. The place and the digest are
+stored in the job: a rerun refuses results that have changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import PacksResults
+from cloudtrain.backends.checkpoints import SAGEMAKER
+from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
+from cloudtrain.runs.planning import attempts, fetched
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.plan import Plan
+    from cloudtrain.history.records import RunRecord
+    from cloudtrain.history.store import Store
+    from cloudtrain.job.job import Job
+    from cloudtrain.job.sections import Input
+
+FOLDER = "inputs"  # of the home
+HERE = ("local", "sagemaker-local")  # backends whose nodes read every path of this machine
+
+
+def locate(job: Job, backend: str, options: Mapping[str, Any], home: Path) -> Job:
+    """Return a job whose inputs have a place and a digest; blocking where one names a run. Raises BadJob."""
+    if not any(item.run for item in job.inputs.values()):
+        return job
+    from cloudtrain.history.store import Store
+
+    store, found, problems = Store(home), dict(job.inputs), []
+    for name, item in job.inputs.items():
+        if item.run:
+            try:
+                found[name] = _find(item, store, backend, options, job.after)
+            except CloudtrainError as error:
+                problems.append(Problem(error.message, f"inputs.{name}.run", error.hint))
+    if problems:
+        raise BadJob(job.located(problems))
+    return job.model_copy(update={"inputs": found})
+
+
+def notes(job: Job) -> Iterator[str]:
+    """Yield a sentence for each input that names a run."""
+    for name, item in job.inputs.items():
+        if item.run:
+            yield f"input {name} is the {describe_input(item.model_dump())}"
+
+
+def describe_input(item: Mapping[str, Any]) -> str:
+    """Return whose results an input is, where they are, and their digest, for a person."""
+    digest = f", sha256 {item['sha256'][:12]}" if item.get("sha256") else ", digest unknown"
+    return f"{item.get('what') or 'model'} of {item['run']}: {item['uri']}{digest}"
+
+
+def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], after: Sequence[str]) -> Input:
+    what = item.what or "model"
+    run = store.find(item.run)
+    waits = run.run_id in after and not run.status.state.final  # it is found again when the job is sent
+    if not waits:
+        _check_state(run, what)
+    plans = [attempt.plan for attempt in store.attempts(run.run_id) if waits or attempt.handle is not None]
+    if not plans:
+        raise BadRequest(f"{run.run_id} was never accepted by {run.backend}: it has no {what}")
+    copy = store.home / FOLDER / run.run_id
+    uri, packer = _place(run, plans[-1], what, backend, options), None
+    if not uri and backend not in HERE:
+        own = attempts.backend_of(plans[-1], store.home, clock=store.clock)
+        packer = own if isinstance(own, PacksResults) else None
+        uri = packer.packed(plans[-1], what) if packer else ""
+    if not uri and backend in HERE:
+        if not waits:
+            fetched.fetch(store, run, copy, [what.partition("/")[0]])
+        uri = str(copy / what)
+    if not uri:
+        raise BadRequest(
+            f"{what} of {run.run_id} is stored on {run.target}, and a job on {backend} cannot read it there",
+            "give that run an output in a bucket that both read, or run this job on local, which copies it",
+        )
+    digest = None
+    if not waits:
+        digest = packer.packed_digest(uri) if packer else _digest(uri, backend, store.home)
+    if digest == "":
+        raise BadRequest(
+            f"{run.run_id} has no {what}: there is nothing at {uri}", "run cloudtrain fetch to see which results it has"
+        )
+    if item.sha256 and digest and item.uri == uri and digest != item.sha256:
+        raise BadRequest(
+            f"the {what} of {run.run_id} has changed: its sha256 was {item.sha256[:12]}, it is {digest[:12]}",
+            "submit the job file again to use the new files",
+        )
+    return item.model_copy(update={"run": run.run_id, "what": what, "uri": uri, "sha256": digest})
+
+
+def _check_state(run: RunRecord, what: str) -> None:
+    """Raise BadRequest for results that may change, or are only a part."""
+    state = run.status.state
+    if not state.final:
+        raise BadRequest(
+            f"{run.run_id} is still {state}",
+            f"write after: [{run.run_id}] to start this job when that run has SUCCEEDED",
+        )
+    if run.status.failed and not what.startswith("checkpoints"):
+        hint = "use what: checkpoints for its checkpoints, or uri for any other folder"
+        raise BadRequest(
+            f"{run.run_id} has ended {state}, so its {what} may be incomplete and are not taken as an input", hint
+        )
+
+
+def _place(run: RunRecord, plan: Plan, what: str, backend: str, options: Mapping[str, Any]) -> str:
+    """Return where a run's results are and the target reads them, "" where they must be copied."""
+    if plan.backend in SAGEMAKER:  # the service packs the model, and names checkpoints in its own way
+        return ""
+    output = attempts.output(plan)
+    base = run.attached or (f"{output}/{plan.run_id}" if "://" in output else _run_folder(plan, output))
+    folder = f"{base.removeprefix('file://').rstrip('/')}/{what}"
+    if "://" in folder:
+        return f"{folder}/"
+    if run.attached or plan.backend in (*HERE, "vertex-local"):
+        return folder if backend in HERE else ""
+    same = plan.backend == backend and (plan.job.get("options") or {}).get(backend, {}) == dict(options)
+    single = backend == "slurm" or len(options.get("hosts", ())) == 1
+    known = folder.startswith(("/", "~/"))  # ~ is the home on the host, which the node replaces
+    return folder if same and known and (output or single) else ""
+
+
+def _run_folder(plan: Plan, output: str) -> str:
+    """Return the folder of a run's results on its nodes, as its request has it."""
+    nodes = plan.request.get("nodes")
+    env = (nodes[0] if isinstance(nodes, list) else plan.request).get("env") or {}
+    return str(plan.request.get("run_dir") or env.get("CLOUDTRAIN_RUN_DIR") or f"{output}/{plan.run_id}")
+
+
+def _digest(uri: str, backend: str, home: Path) -> str | None:
+    """Return the digest of a place that this machine can read, "" where nothing is there; None for another machine's."""
+    if "://" not in uri and backend not in HERE:
+        return None
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    return registry.create_attached(home).digest(folder, name)

@@ -1,0 +1,174 @@
+"""What a run has left: its log, metrics, curves, report, verdict and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cloudtrain.backends.api import FETCHABLE, HasEstimator
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import LogLine, State, Status
+from cloudtrain.history.records import MetricRow
+from cloudtrain.runs import reading
+from cloudtrain.runs.planning import advice, attempts, fetched, spend
+from cloudtrain.runs.state import RunState
+
+if TYPE_CHECKING:
+    from cloudtrain.diagnosis.verdict import Verdict
+
+
+class RunResults(RunState):
+    """A run's state and what it has left."""
+
+    def result(self, timeout_s: float | None = None) -> Status:
+        """Block until the run has SUCCEEDED and return its status.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for no limit.
+
+        Returns:
+            The status; its state is SUCCEEDED.
+
+        Raises:
+            RunFailed: The run ended in another state.
+            TimeoutError: The run is not final after `timeout_s` seconds. It continues.
+        """
+        status = self.wait(timeout_s)
+        if status.state is not State.SUCCEEDED:
+            raise advice.failure(self.run_id, status, self.verdict)
+        return status
+
+    def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:
+        """Yield the log lines of all attempts and nodes.
+
+        Args:
+            follow: Wait for new lines until the run is final (blocking).
+            after: Cursor of a line (`line.cursor`): start with the line after it.
+            raw: Also yield the lines that start with ::cloudtrain:: (metrics and states).
+
+        Returns:
+            An iterator of LogLine: at, node, rank, seq, text, cursor.
+
+        Raises:
+            BadRequest: `after` is not the cursor of a line.
+        """
+        first, _, inner = (after or "1/").partition("/")
+        if not first.isdigit():
+            raise BadRequest(f"{after!r} is not a log cursor")
+        with closing(self._refresher()) as refresher:
+            yield from reading.read_run(
+                self.store, self.run_id, refresher, int(first), inner or None, follow=follow, raw=raw
+            )
+
+    def metrics(self, name: str | None = None, *, rank: int | None = 0) -> list[MetricRow]:
+        """Return the points of all curves, or of one, in the order in which they were logged.
+
+        Args:
+            name: A metric, such as `loss`.
+            rank: Points of this rank; None for all ranks. If rank 0 did not log a metric, the lowest rank that did counts.
+
+        Returns:
+            Rows with step, name, value, at, attempt, rank and epoch.
+        """
+        self.refresh()
+        return self.store.metrics(self.run_id, name, rank)
+
+    def plot(self, *names: str, rank: int | None = 0, over: Literal["step", "epoch", "time"] = "step") -> Any:
+        """Return a plotly figure of the run's curves. Points that an attempt repeated after a resume are drawn faint.
+
+        Args:
+            names: Metrics to draw; all metrics without any.
+            rank: Draw the points of this rank; None for a curve of each rank.
+            over: The X axis: `step`, `epoch` or `time`.
+
+        Returns:
+            A plotly Figure.
+
+        Raises:
+            BadRequest: plotly is not installed, or the run has no such metric.
+        """
+        from cloudtrain.report import plots
+
+        self.refresh()
+        return plots.curves(self.store, [self.run_id], names, rank=rank, over=over)
+
+    def report(self, path: str | Path, *, rank: int | None = 0) -> Path:
+        """Write the run as one HTML file that works offline: curves, use, verdict, provenance, job, plan and log; blocking.
+
+        Args:
+            path: The file.
+            rank: Whose curves; None for all ranks.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            BadRequest: plotly is not installed.
+            OSError: the file cannot be written.
+        """
+        from cloudtrain.report import nearest, page
+
+        ended = self.refresh(lambda _: None).state.final
+        missing = nearest.describe(self.logs(raw=True)) if ended and not self.store.curves.ranks(self.run_id) else ()
+        return page.write(
+            self.store, self.run_id, Path(path), verdict=self.verdict(), log=self.logs(raw=True), rank=rank,
+            no_metrics=missing, costs=spend.describe_attempts(self.attempts, self.store.home),
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from cloudtrain.report import notebook
+
+        self.refresh()
+        return notebook.card(self.store, self.run_id)
+
+    def verdict(self) -> Verdict | None:
+        """Return why the run failed, None where it did not (yet); blocking where the log has to be read for it."""
+        status, newest = self.refresh(lambda _: None), self.attempts[-1]
+        if not status.failed:
+            return None
+        from cloudtrain.diagnosis import record
+        from cloudtrain.diagnosis.tail import Tail
+
+        if stored := record.load_verdict(self.store, newest):
+            return stored
+        tail = Tail()
+        if newest.handle is not None:
+            for line in self.logs(after=f"{newest.number}/", raw=True):
+                tail.add(line)
+        return record.judge_attempt(self.store, newest, status, tail.lines(), advice.complete)
+
+    def fetch(self, into: str | os.PathLike[str], what: Sequence[str] = FETCHABLE) -> Path:
+        """Copy results of the run to a folder; blocking.
+
+        The folder then belongs to this run: results of another run are refused there. git and cloudtrain ignore it when
+        they package a source.
+
+        Args:
+            into: The folder; created if missing.
+            what: Any of `model`, `outputs` and `checkpoints`; `workdir` on the backend `local` only.
+
+        Returns:
+            The folder.
+
+        Raises:
+            BadRequest: The folder belongs to another run, or the run has no such results.
+        """
+        return fetched.fetch(self.store, self.record, Path(into), what)
+
+    def estimator(self) -> Any:
+        """Return the newest attempt's `HuggingFace` estimator, for `.deploy()` and `.create_model()`; blocking (imports).
+
+        Its models run in the SDK's inference image of the same versions, or in the `image_uri` that you pass.
+
+        Raises:
+            BadRequest: The run is not on SageMaker.
+            MissingExtra: The SageMaker SDK is not installed.
+        """
+        plan = self.attempts[-1].plan
+        backend = attempts.backend_of(plan, self.store.home, clock=self.store.clock)
+        if not isinstance(backend, HasEstimator):
+            raise BadRequest(f"{self.run_id} ran on {plan.backend}: only runs on SageMaker have an estimator")
+        return backend.estimator(plan)

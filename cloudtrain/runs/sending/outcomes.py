@@ -1,0 +1,136 @@
+"""What became of a submission: accepted, refused or unknown, stored before it is returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.api import HasRemains
+from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NotReached, Unreachable
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import UNASKED, UNSENT, Store
+from cloudtrain.job.units import now
+from cloudtrain.runs.sending import failover, open_attempt, retry
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.history.records import AttemptRecord
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The platform has the attempt, under this handle."""
+
+    handle: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The platform does not take the attempt; `waiting` where another one follows when there is capacity."""
+
+    error: CloudtrainError
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """It is not known whether the platform has the attempt, or (`unsent`) it was not sent yet."""
+
+    error: CloudtrainError
+
+
+Outcome = Accepted | Refused | Unknown
+
+
+def record_accepted(store: Store, plan: Plan, handle: str) -> Accepted:
+    store.accept(plan.attempt_id, handle)
+    return Accepted(handle)
+
+
+def record_not_sent(store: Store, plan: Plan, backend: Backend, error: CloudtrainError, *, again: bool) -> Outcome:
+    """Record a refusal. Where an earlier submission may have begun, the platform is asked for it once more first."""
+    if again:
+        try:
+            if (handle := backend.find(plan.attempt_id)) is not None:
+                return record_accepted(store, plan, handle)
+            if isinstance(backend, HasRemains):
+                backend.discard(plan.attempt_id)
+        except BackendError as lookup_error:
+            return record_unknown(store, plan, lookup_error)
+    return record_refused(store, plan, error)
+
+
+def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
+    """Record that nothing was sent: the next candidate follows, or this attempt is tried again, or it has failed."""
+    if len(plan.candidates) > 1:
+        return record_refused(store, plan, NoCapacity(error.message, error.hint))
+    attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
+    limit_s = open_attempt.max_wait_s(plan)
+    if limit_s is not None:
+        if open_attempt.age_s(attempt, store.clock) > limit_s:
+            return record_refused(store, plan, BackendError(given_up(plan, error.message), error.hint))
+    elif plan.attempt == 1 and (not error.waits or open_attempt.age_s(attempt, store.clock) > open_attempt.ADOPTABLE_S):
+        return record_refused(
+            store, plan, NotReached(f"{error.message}; nothing was sent", error.hint, waits=error.waits)
+        )
+    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
+    reason = f"not sent yet{tries}: {error.message}"
+    # Another machine may submit the same key meanwhile: its platforms are asked again before the next try.
+    keyed = plan.attempt == 1 and store.find(plan.run_id).key is not None
+    store.record_unanswered(plan.attempt_id, reason, event=UNASKED if keyed else UNSENT)
+    return Unknown(error)
+
+
+def record_unasked(store: Store, plan: Plan, error: Unreachable) -> Unknown:
+    """Record that the platforms of a key's run could not be asked for it, so that nothing was sent."""
+    attempt = store.attempts(plan.run_id)[0]
+    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
+    asked = "with --key nothing is sent before all targets were asked for the key's run"
+    store.record_unanswered(plan.attempt_id, f"not sent yet{tries}: {error.message} ({asked})", event=UNASKED)
+    return Unknown(error)
+
+
+def record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
+    event = "capacity" if isinstance(error, NoCapacity) else ""
+    status = Status(State.FAILED, None, error.message, ended_at=now(store.clock), event=event)
+    store.record(plan.attempt_id, status=status)
+    waiting = retry.allowed(store, plan, status)
+    if waiting:
+        reason = retry.waits_for_capacity(store, plan, status) or f"{status.reason}; {_following(store, plan, status)}"
+        store.set_status(plan.run_id, Status(State.QUEUED, None, reason))
+    else:
+        reason_shown = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
+        store.set_status(plan.run_id, replace(status, reason=reason_shown))
+    return Refused(error, waiting=waiting)
+
+
+def record_unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:
+    attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
+    store.record_unanswered(plan.attempt_id, unanswered_reason(plan.backend, attempt, error))
+    return Unknown(error)
+
+
+def end_attempt(store: Store, plan: Plan, status: Status) -> None:
+    store.record(plan.attempt_id, status=status)
+    store.set_status(plan.run_id, status)
+
+
+def unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
+    since = attempt.unanswered_since or attempt.created_at
+    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
+    return f"unknown since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
+
+
+def given_up(plan: Plan, message: str) -> str:
+    limit = (plan.job.get("limits") or {}).get("max_wait")
+    waited = f"{limit} (limits.max_wait)" if limit else f"{open_attempt.ADOPTABLE_S / 60:.0f} min"
+    return f"{message}; not tried again after {waited}"
+
+
+def _following(store: Store, plan: Plan, status: Status) -> str:
+    """Return that another attempt follows, and where: the target, and its GPUs where only these differ."""
+    plans = failover.next_plans(store, plan, status)[0] if failover.has_candidates(plan) else []
+    if not plans:
+        return "another attempt follows"
+    target, gpus = plans[0].target, plans[0].job["resources"]["accelerators"]
+    return f"another attempt follows on {target}" + (f" ({gpus})" if gpus and target == plan.target else "")

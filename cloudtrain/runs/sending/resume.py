@@ -1,0 +1,218 @@
+"""Start a run's next attempt (on its own target, with other limits, or on another target and layout), or its job once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.backends.checkpoints import SAGEMAKER
+from cloudtrain.backends.plan import ATTACHED
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.job.targets import config_files, resolve
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.planning import attempts, budgets, policies
+from cloudtrain.runs.planning.plan import Planner
+from cloudtrain.runs.sending import attached_source, handover, leftovers, outcomes, retry, send
+from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
+
+if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.store import Store
+    from cloudtrain.source.bundle import Bundle
+
+# What a run is stays: what it trains, with which values, and what it is called.
+CHANGES = (
+    "limits", "resources", "num_nodes", "min_nodes", "processes_per_node", "parallelism", "options", "image", "env",
+    "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env",
+)  # fmt: skip
+
+
+def send_next(
+    store: Store,
+    run_id: str,
+    *,
+    sets: Sequence[str],
+    target: str | None,
+    watch: bool,
+    confirm: budgets.Confirm | None = None,
+    force: bool = False,
+) -> list[str]:
+    """Plan and send the next attempt of a run that has ended; blocking. Returns notes on what changes, one line each.
+
+    Raises:
+        BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), a budget is
+            spent (OverBudget), or its checkpoints cannot be reached from the other target.
+        BackendError: the platform refuses the attempt; the run is FAILED.
+    """
+    record = store.find(run_id)
+    status, uri = record.status, record.attached
+    if not status.state.final:
+        hint = attached_source.LIVE if uri else f"cloudtrain cancel {run_id} ends it"
+        raise BadRequest(f"{run_id} is still {status.state}", hint)
+    if status.state is State.SUCCEEDED:
+        raise BadRequest(f"{run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
+    earlier = store.attempts(run_id)
+    brought = attached_source.bring(store, earlier[-1], uri) if uri else None
+    plan, bundle, notes = plan_next(store, earlier, sets, target, force=force, brought=brought)
+    backend = attempts.backend_of(plan, store.home, clock=store.clock)
+    plan = leftovers.plan_after(store, backend, plan)
+    send.preflight(plan, backend)
+    if uri and confirm:
+        confirm(attached_source.describe(plan, uri))
+    if files := config_files(Path.cwd()):
+        notes += budgets.check(store, plan, files, confirm)
+    notes.insert(0, describe_start(store, plan))
+
+    def intent() -> bool:
+        return store.next_attempt(plan, owner=Process.here(), resume=True)
+
+    outcome = send.send_attempt(store, plan, backend, bundle, intent)
+    if isinstance(outcome, outcomes.Refused) and not outcome.waiting:
+        raise outcome.error
+    if watch and outcome is not None:
+        handover.start(store, plan)
+    return notes
+
+
+def send_copy(
+    store: Store,
+    run_id: str,
+    *,
+    sets: Sequence[str],
+    source: str | None,
+    key: str | None,
+    watch: bool,
+    confirm: budgets.Confirm | None = None,
+    force: bool = False,
+) -> tuple[Submitted, list[str]]:
+    """Send a run's job once more, as a run of its own: over the stored bundle or over `source`; blocking. Returns notes too."""
+    record = store.find(run_id)
+    options = (record.job.get("options") or {}).get(record.backend) or {}
+    submitter = ExactlyOnce(record.target, home=store.home, watch=watch, confirm=confirm, force=force, **options)
+    submitter.earlier_policies = store.attempts(run_id)[-1].plan.policies
+    data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
+    resolved = submitter.resolve(Job.from_dict(data), sets)
+    if source:
+        bundle = submitter.package(resolved)
+        plan = submitter.plan_of(resolved, bundle, key)
+    else:
+        bundle = attempts.stored_bundle(store.attempts(run_id)[0].plan, store.home)
+        plan = submitter.plan_stored(resolved, bundle, key)
+    return submitter.send_once(plan, bundle, key=key, parent=run_id), submitter.notes
+
+
+def plan_next(
+    store: Store,
+    earlier: Sequence[AttemptRecord],
+    sets: Sequence[str] = (),
+    target: str | None = None,
+    *,
+    force: bool = False,
+    brought: attached_source.Brought | None = None,
+) -> tuple[Plan, Bundle, list[str]]:
+    """Return the plan of the attempt after `earlier`, its bundle, and notes on what it changes; raises BadRequest.
+
+    `brought` is what an attached run resumes with. Where more than limits change it is checked as a first plan is: its
+    strategy, what a node would refuse, its memory.
+    """
+    newest = earlier[-1].plan
+    if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
+        hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
+        raise BadRequest(f"resume can change machines and limits, not {', '.join(other)}", hint)
+    number = earlier[-1].number + 1
+    if brought is None and target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
+        job = resolve(Job.from_dict(newest.job), sets).job if sets else None
+        backend = attempts.backend_of(newest, store.home, clock=store.clock)
+        plan, bundle = attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job)
+        plan = policies.check_stored(plan, backend, store.home, Path.cwd())
+        return plan, bundle, _alone(newest, plan)
+    planner = Planner(target or newest.target, home=store.home, force=force)
+    planner.earlier_policies = newest.policies
+    data, notes = _carried(earlier, planner.target or "", dict(brought.job if brought else newest.job))
+    resolved = planner.resolve(Job.from_dict(data), sets)
+    saved = retry.saved(store, newest.run_id)
+    given = resolved.job.checkpoint
+    in_folder = bool(retry.saved(store, newest.run_id, in_folder=True))
+    carried = attempts.carry_checkpoints(given.model_dump(), resolved.backend, newest, in_folder)
+    resolved.job = resolved.job.model_copy(update={"checkpoint": given.model_copy(update=carried)})
+    bundle = brought.bundle if brought else attempts.stored_bundle(newest, store.home)
+    plan = planner.plan_stored(resolved, bundle, earlier=earlier)
+    notes += [note for note in plan.notes if note not in newest.notes]
+    if saved and not attempts.reaches(plan, newest):
+        raise BadRequest(
+            f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
+            "to move a run, its job needs an output (a bucket or folder) that both targets can use",
+        )
+    if saved and resolved.job.kept != () and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
+        notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
+    return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
+
+
+def describe_start(store: Store, plan: Plan) -> str:
+    """Return the number of an attempt and what it begins from, as far as earlier attempts reported checkpoints."""
+    known = {"step", "written", "kept"}
+    reported = [event.data for event in store.events(plan.run_id, "checkpoint") if known & event.data.keys()]
+    folder = store.home / "runs" / plan.run_id / "checkpoints"  # a run that ended soon may not have reported them
+    if not reported and not (folder.is_dir() and any(folder.iterdir())):
+        return f"attempt {plan.attempt} begins from the start: no checkpoint was saved"
+    # What the launcher saw written has no step, and need not be the newest.
+    newest: Mapping[str, Any] = next((data for data in reversed(reported) if "step" in data), {})
+    kept = next((data["kept"] for data in reversed(reported) if "kept" in data), None)
+    text = "the newest checkpoint" if not newest else f"step {newest['step']}, the newest checkpoint that was reported,"
+    if kept and not newest:
+        return f"attempt {plan.attempt} finds {kept} in the script's folder, as earlier attempts left it"
+    if newest.get("kept"):
+        return f"attempt {plan.attempt} finds step {newest['step']} in the script's folder: {newest['kept']}"
+    return f"attempt {plan.attempt} resumes from {text} in {attempts.place(plan)}"
+
+
+def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the newest attempt's job as it can be resolved for a target, and what of it does not go along.
+
+    The options of an attempt that was submitted elsewhere are those of another machine's target.
+    """
+    newest, notes = earlier[-1].plan, []
+    own = [attempt.plan for attempt in earlier if not (attempt.handle or "").startswith(ATTACHED)]
+    same = next((plan for plan in reversed(own) if plan.target == target), None)
+    data["options"] = dict(same.job.get("options") or {}) if same else {}
+    if same is None:
+        backend = resolve(Job.from_dict(data | {"options": {}}), target=target, backends=registry.Names()).backend
+        kind = registry.backend_class(backend)
+        resources = dict(data.get("resources") or {})
+        if resources.get("instance_type") and (
+            Feature.INSTANCE_TYPES not in kind.features or backend != newest.backend
+        ):
+            notes.append(
+                f"{resources.pop('instance_type')} is a machine type of {newest.target}: it is ignored on {target}"
+            )
+        if data.get("image") and Feature.IMAGES not in kind.features:
+            notes.append(f"target {target} uses no containers: the image {data.pop('image')} is ignored there")
+        for name in ("usd_per_hour", "priced_as"):  # of the other target's machines
+            resources.pop(name, None)
+        data["resources"] = resources
+    return data, notes
+
+
+def _alone(old: Plan, new: Plan) -> list[str]:
+    """Return that an attempt has no other candidates any more."""
+    alone = f"only {new.target} is tried: -t, --gpus and --set remove the other targets and accelerators of the job"
+    return [alone] if old.candidates and not new.candidates else []
+
+
+def _layout(old: Plan, new: Plan) -> list[str]:
+    """Return what changes in the number of ranks."""
+    before, after = (plan.manifest["nodes"] * plan.manifest["processes_per_node"] for plan in (old, new))
+    if before == after:
+        return []
+    fixed = {"global_batch_size", "global_batch_tokens"} & new.job["hyperparameters"].keys()
+    batch = (
+        "the global batch stays"
+        if fixed
+        else "the effective batch size changes with it, unless the script divides the batch"
+    )
+    return [f"the world size was {before} and is {after}: {batch}"]

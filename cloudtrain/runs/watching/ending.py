@@ -1,0 +1,202 @@
+"""The end of an attempt: stored with its verdict and images, reported, and followed by the next attempt where one is due."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.api import Backend, HasImages, KeepsCancelled, Plan
+from cloudtrain.backends.images import pinned_image
+from cloudtrain.backends.manifest import secret_names, unset_secrets
+from cloudtrain.errors import BackendError, BadRequest, CapReached, CloudtrainError
+from cloudtrain.events import State, Status
+from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.planning import policies, spend
+from cloudtrain.runs.planning.attempts import backend_of, replan
+from cloudtrain.runs.sending import failover, leftovers, outcomes, retry, send, watch_log
+from cloudtrain.runs.watching import evaluation_results, notify
+from cloudtrain.runs.watching.collect import Collector
+from cloudtrain.runs.watching.spool import Spool
+
+if TYPE_CHECKING:
+    from cloudtrain.source.bundle import Bundle
+
+LATE_NODES = re.compile(r"\d+ of \d+ nodes joined within .*missing: ")  # entrypoints/launcher/world/outcome.py
+
+
+class AttemptEnds:
+    """The part of `Watcher` (runs/watching/watch.py) that ends the attempts of a run and starts the next ones.
+
+    Args:
+        complain: what is done where a platform cannot be asked; None to log it.
+        may_send: False where it starts no attempt itself; `send_due` then says that one is due, and `end` after which end.
+        environ: the environment of the shell that submitted the run, for notifications; None for this process's.
+        lease: renews the run's lease and returns whether it is still held.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        complain: Callable[[CloudtrainError], None] | None,
+        *,
+        may_send: bool,
+        environ: Mapping[str, str] | None,
+        lease: Callable[[], bool],
+    ) -> None:
+        self.store, self.run_id, self.environ = store, run_id, environ
+        self._complain, self._may_send, self._lease = complain or self._log, may_send, lease
+        self.collector = Collector(lease, self._log)
+        self.send_due = False
+        self.end: tuple[str, Status] | None = None  # of the newest attempt
+
+    def follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
+        status = self._explain_late_nodes(attempt, status)
+        if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
+            if reason := retry.waits_for_capacity(self.store, attempt.plan, status):
+                if (run.status.state, run.status.reason) != (State.QUEUED, reason):
+                    waiting = Status(State.QUEUED, None, reason, status.started_at, url=status.url)
+                    self.store.set_status(self.run_id, waiting)
+                return False
+            if not self._may_send:
+                self.send_due, self.end = True, (attempt.attempt_id, status)
+                return False
+        return self._end(run, attempt, status, backend)
+
+    def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Store an attempt's end, and start the next attempt where one is due, else store the run's end."""
+        if run.cancel_requested and attempt.handle is None:
+            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now(self.store.clock))
+        # What was seen while it ran counts too: afterwards a platform may have forgotten when its nodes began.
+        started = min((at for at in (attempt.status.started_at, status.started_at) if at), default=None)
+        status = replace(status, started_at=started, ended_at=status.ended_at or now(self.store.clock))
+        # What is left of a lost one must not run beside the next attempt, on another platform least of all.
+        lost = status.state is State.LOST and attempt.handle is not None
+        if lost and not self.cancel(backend, attempt.handle or "") and failover.has_candidates(attempt.plan):
+            return False
+        self.store.record(attempt.attempt_id, status=status)
+        if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
+            self.ask_images(attempt, backend)
+        if status.state is State.PREEMPTED:
+            self._notify(attempt, status, final=False)
+        if attempt.status.event == "capacity" and attempt.handle is not None and isinstance(backend, KeepsCancelled):
+            self._delete_cancelled(attempt, attempt.handle, backend)  # it was withdrawn
+        if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
+            plans, reason = failover.next_plans(self.store, attempt.plan, status)
+            end = status
+            for base in plans:
+                try:
+                    following = self._plan_next(attempt, backend, base)
+                except CapReached as error:
+                    end, reason = replace(status, state=State.TIMED_OUT), f"{error.message}; {error.hint}"
+                except (BackendError, BadRequest) as error:  # asked again it would be the same: its bundle is gone
+                    end, reason = status, f"no new attempt: {error.message}"
+                else:
+                    self._retry(attempt, status, *following)
+                    return True
+            status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
+        self.collector.diagnose(self.store, attempt, status, backend)
+        if status.state is State.SUCCEEDED:
+            evaluation_results.store_results(self.store, attempt)
+        self.store.set_status(self.run_id, status)
+        if attempt.plan.price:
+            used = spend.total(self.store.attempts(self.run_id), self.store.home)
+            if not used.unpriced_s:
+                self.store.set_cost(self.run_id, used.usd)
+        self._notify(attempt, status, final=True)
+        if status.state is State.CANCELLED and attempt.handle is not None and isinstance(backend, KeepsCancelled):
+            self._delete_cancelled(attempt, attempt.handle, backend)
+        return True
+
+    def _plan_next(self, attempt: AttemptRecord, backend: Backend, base: Plan) -> tuple[Backend, Plan, Bundle]:
+        """Return the next attempt's backend, plan and bundle; raises BackendError, BadRequest, CapReached."""
+        client = backend if base is attempt.plan else backend_of(base, self.store.home, clock=self.store.clock)
+        earlier = self.store.attempts(self.run_id)
+        plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
+        plan = leftovers.plan_after(self.store, client, policies.check_stored(plan, client, self.store.home))
+        if unset := unset_secrets(plan):
+            raise BackendError(f"{unset} in the watcher's environment")
+        if client is not backend:
+            send.preflight(plan, client)
+        return client, plan, bundle
+
+    def _delete_cancelled(self, attempt: AttemptRecord, handle: str, backend: KeepsCancelled) -> None:
+        """Delete a cancelled attempt from its platform, unless only the platform has its log; an error is only logged."""
+        if Spool(self.store.home, self.run_id, attempt.number).exists():
+            try:
+                backend.delete_cancelled(handle)
+            except BackendError as error:
+                self._log(error)
+
+    def _explain_late_nodes(self, attempt: AttemptRecord, status: Status) -> Status:
+        """Return the end of an attempt whose nodes did not all come as the event `capacity`, with what its platform said.
+
+        The launcher knows which nodes are missing. Why, the platform has said while they were waited for.
+        """
+        if status.state is not State.PREEMPTED or status.event or not LATE_NODES.search(status.reason):
+            return status
+        reasons = [
+            str(event.data.get("reason") or "")
+            for event in self.store.events(self.run_id, "status")
+            if event.attempt == attempt.attempt_id and event.data.get("state") == State.STARTING
+        ]
+        waited_for = f"; {attempt.plan.backend} reported: {reasons[-1]}" if reasons and reasons[-1] else ""
+        return replace(status, event="capacity", reason=status.reason + waited_for)
+
+    def ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
+        """Store which container images an attempt's nodes run, where its platform reports them; an error is only logged."""
+        if attempt.handle is None or not isinstance(backend, HasImages):
+            return
+        self._lease()  # it may take seconds
+        try:
+            if images := {
+                node: text for node, image in backend.images(attempt.handle).items() if (text := pinned_image(image))
+            }:
+                self.store.keep_images(attempt.attempt_id, images)
+        except BackendError as error:
+            self._log(error)
+        except Exception as error:
+            self._log(f"no images: {error!r}")
+
+    def _notify(self, attempt: AttemptRecord, status: Status | None, *, final: bool) -> None:
+        """Send the notifications that cloudtrain.toml asks for, without a status for idle GPUs; an error is only logged."""
+        try:
+            if event := notify.event_of(status, final=final) if status else "idle":
+                hidden = secret_names(attempt.plan)
+                notify.start(self.store, self.run_id, attempt.attempt_id, event, hidden, self.environ)
+        except (CloudtrainError, OSError) as error:
+            self._log(str(error))
+
+    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend, plan: Plan, bundle: Bundle) -> None:
+        """Start the next attempt."""
+        if (
+            status.state is State.LOST and status.event != "capacity"
+        ):  # with it nothing was started, so nothing was lost
+            self._notify(attempt, status, final=False)
+        outcome = send.send_attempt(
+            self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=Process.here())
+        )
+        if isinstance(outcome, outcomes.Unknown):
+            self._complain(outcome.error)
+        if isinstance(outcome, outcomes.Refused) and not outcome.waiting:
+            newest = self.store.attempts(self.run_id)[-1]
+            self.collector.diagnose(self.store, newest, newest.status, backend)
+            self._notify(newest, newest.status, final=True)
+
+    def cancel(self, backend: Backend, handle: str) -> bool:
+        """Ask a platform to end an attempt; False when it did not confirm, which must not keep us from looking at it."""
+        try:
+            backend.cancel(handle)
+        except BackendError as error:
+            self._log(error)
+            return False
+        return True
+
+    def _log(self, error: CloudtrainError | str) -> None:
+        watch_log.write(f"{self.run_id}: {error}")

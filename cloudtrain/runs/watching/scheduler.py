@@ -1,0 +1,303 @@
+"""Watch many runs in one process: who is asked when, in which thread, and how often.
+
+One thread decides (`Multiplexer.turn`); all calls of platforms are made in threads of their group, an account, cluster or
+host. A call that hangs delays only its own run, or its own group's where the group has no thread left.
+"""
+
+from __future__ import annotations
+
+import queue
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from cloudtrain.backends.api import Backend, HasStatuses
+from cloudtrain.clock import SYSTEM, Clock
+from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.events import Status
+from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.sending import watch_log
+from cloudtrain.runs.sending.sender import run_sender
+from cloudtrain.runs.watching import last_contact, rate_limit
+from cloudtrain.runs.watching.groups import Entry, Group
+from cloudtrain.runs.watching.pace import NOTICE_S
+from cloudtrain.runs.watching.poll import Looks, Result
+from cloudtrain.runs.watching.watch import LEASE_S, Look
+
+FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
+RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
+GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain watch`
+
+
+class Multiplexer:
+    """Watches runs of one home until each is final.
+
+    Args:
+        ended: called with the id of each run that needs no watching any more, on the thread of `turn`.
+    """
+
+    def __init__(
+        self, home: Path, me: Process, ended: Callable[[str], None] = lambda run_id: None, clock: Clock = SYSTEM
+    ) -> None:
+        self.home, self.me, self._ended, self._clock = home, me, ended, clock
+        self.store = Store(home, clock)
+        self.runs: dict[str, Entry] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._looks = Looks(home, me, clock)
+        self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
+        self._leased_at = self._lease_tried_at = self._notice_at = 0.0
+        self._share = rate_limit.ProcessorShare(clock)
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Have an action done on the thread that decides."""
+        self._inbox.put((self._clock.monotonic(), action))
+
+    # -- the thread that decides --------------------------------------------------------------------------------------
+
+    def add(self, run_id: str, environ: Mapping[str, str] | None) -> None:
+        """Watch a run, or one that is watched with another environment."""
+        entry = self.runs.get(run_id)
+        if entry is None:
+            entry = self.runs[run_id] = Entry(run_id, environ, self._clock)
+        elif environ is not None:
+            entry.environ = environ
+            if entry.watch:
+                entry.watch.environ = environ
+            self.look_now(run_id)
+
+    def look_now(self, run_id: str) -> None:
+        """Look at a run at once, and often for a while: something has happened to it."""
+        if entry := self.runs.get(run_id):
+            entry.failures = 0
+            entry.again = True
+            if entry.pace:
+                entry.pace.expect_change()
+            if entry.group:
+                entry.group.schedule(entry, 0.0)
+
+    def turn(self, longest_s: float) -> None:
+        """Do what is due; blocking until something happens, for `longest_s` seconds at the most."""
+        wait_s = min(self._next_s(), longest_s)
+        try:
+            posted_at, action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                self._share.note_lag(self._clock.monotonic() - posted_at)
+                action()
+                posted_at, action = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._renew_leases()
+        self._share.measure()
+        self._notice_followers()
+        for group in self._groups.values():
+            self._dispatch(group)
+
+    def safe_turn(self, longest_s: float) -> None:
+        """Do a turn; an error, such as a full disk or a history that others lock for long, is only logged."""
+        try:
+            self.turn(longest_s)
+        except Exception as error:
+            self._complain("the watcher", error)
+            self._clock.sleep(1)
+
+    def forget(self, run_id: str) -> None:
+        """Watch a run no more: another process does. A call that is under way ends by itself."""
+        if self.runs.pop(run_id, None):
+            self.store.abandon(self.me, run_id)
+
+    def release(self) -> None:
+        """Let other processes watch all runs; calls that are under way end by themselves."""
+        self.runs.clear()
+        self.store.abandon(self.me)
+
+    def _next_s(self) -> float:
+        """Return how long nothing is due, in seconds."""
+        moment = self._clock.monotonic()
+        times = [moment + LEASE_S, *([self._notice_at] if self.runs else [])]
+        if any(not entry.leased for entry in self.runs.values()):
+            times.append(self._lease_tried_at + RETRY_LEASE_S)
+        times += [at for group in self._groups.values() if (at := group.next_at()) is not None]
+        return max(0.0, min(times) - moment)
+
+    def _renew_leases(self) -> None:
+        moment = self._clock.monotonic()
+        if moment - self._leased_at > LEASE_S / 3:
+            held = self.store.renew(self.me, LEASE_S)
+            self._leased_at = moment
+            for entry in self.runs.values():
+                if entry.leased and entry.run_id not in held:
+                    entry.leased, entry.wanted = False, moment
+        if moment - self._lease_tried_at >= RETRY_LEASE_S:
+            self.lease_new()
+
+    def lease_new(self) -> None:
+        """Lease the runs that are not leased yet; other living processes may hold some."""
+        wanted = [entry.run_id for entry in self.runs.values() if not entry.leased]
+        if wanted:
+            self._lease_tried_at = self._clock.monotonic()
+            for run_id in self.store.lease_all(wanted, self.me, LEASE_S):
+                self._begin(self.runs[run_id])
+            for entry in [self.runs[run_id] for run_id in wanted if run_id in self.runs]:
+                if not entry.leased and self._clock.monotonic() - entry.wanted > GIVE_UP_S:
+                    self._drop(entry)
+
+    def _begin(self, entry: Entry) -> None:
+        """Look at a run whose lease was taken."""
+        entry.leased = True
+        try:
+            self._find_group(entry, self.store.attempts(entry.run_id)[-1])
+        except (CloudtrainError, ImportError) as error:  # a backend that is not installed here
+            watch_log.write(f"{entry.run_id}: {error}")
+            self._drop(entry)
+
+    def _find_group(self, entry: Entry, attempt: AttemptRecord) -> None:
+        backend = self._looks.clients.get(attempt.plan)
+        asks = backend if isinstance(backend, HasStatuses) else None
+        key = (attempt.plan.backend, asks.group if asks else attempt.plan.target)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(" ".join(key), backend, self._share, self._clock)
+        if attempt.attempt_id != entry.attempt_id:
+            entry.seen, entry.given = attempt.status, None
+            entry.pace = self._looks.watcher_of(entry).pace(attempt, backend)
+        entry.attempt_id, entry.handle, entry.group = attempt.attempt_id, attempt.handle, group
+        entry.nodes = int(attempt.plan.manifest.get("nodes") or 1)
+        group.schedule(entry, 0.0)
+
+    def _notice_followers(self) -> None:
+        """Let a log be read soon that somebody has begun to follow."""
+        moment = self._clock.monotonic()
+        if moment >= self._notice_at:
+            self._notice_at = moment + (NOTICE_S if len(self.runs) < FEW else LATER_S)
+            for entry in self.runs.values():
+                group = entry.group
+                if entry.pace and group and (entry.due > moment or not group.may_ask()) and entry.pace.log_is_due:
+                    group.read_log_soon(entry)
+
+    def notice_cancelled(self, run_ids: Iterable[str]) -> None:
+        """Look at once at runs that are to be cancelled: whoever asked for it may have died before telling the platform."""
+        for entry in [self.runs[run_id] for run_id in run_ids if run_id in self.runs]:
+            if not entry.cancelled:
+                entry.cancelled = True
+                self.look_now(entry.run_id)
+
+    # -- one group ----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, group: Group) -> None:
+        """Start what is due in a group, as far as it has threads and calls left."""
+        if (known := group.take_known()) and group.asks:
+            group.asking = True
+            group.budget.take(1 + len(known) // 100)
+            group.lane.submit(self._ask, group, group.asks, known)
+        while entry := group.take_waiting():
+            if self.runs.get(entry.run_id) is entry and entry.leased:
+                entry.busy, entry.again = True, False
+                group.running += 1
+                group.pool.submit(self._look, group, entry, entry.given)
+
+    def _ask(self, group: Group, asks: HasStatuses, entries: list[Entry]) -> None:
+        """Ask for the states of many runs, in the group's own thread."""
+        found: Mapping[str, Status] = {}
+        error: Exception | None = None
+        try:
+            handles = [entry.handle for entry in entries if entry.handle]
+            if len(handles) == 1 and isinstance(asks, Backend):  # a listing may take several calls
+                found = {handles[0]: asks.status(handles[0])}
+            else:
+                found = asks.statuses(handles)
+        except Exception as problem:
+            error = problem
+        if isinstance(asks, Backend) and (error is None or isinstance(error, BackendError)):
+            for entry in entries:
+                if error or entry.handle in found:
+                    last_contact.note(self.home, entry.run_id, asks, error, self._clock)
+        self.post(lambda: self._asked(group, entries, found, error))
+
+    def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
+        group.asking = False
+        if error is not None:
+            self._complain(group.name, error)
+            if isinstance(error, BackendError) and not isinstance(error, Unreachable):
+                self._renew_client(entries[0])
+        for entry in entries:
+            if entry.pace:
+                entry.pace.answered(error is None)
+            if entry.busy:  # its log is being read
+                entry.arrived = found.get(entry.handle or "")
+                continue
+            entry.given, entry.log_only = found.get(entry.handle or ""), False
+            group.schedule(entry, group.pause_s(entry))
+            if error is None and entry.needs_look():
+                given, seen = entry.given, entry.seen
+                changed = given is None or seen is None or given.state is not seen.state
+                group.queue(entry, first=changed)
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    def _look(self, group: Group, entry: Entry, given: Status | None) -> None:
+        found = self._looks.look(entry, given, lambda: self.post(lambda: group.note_end(entry)))
+        self.post(lambda: self._looked(group, entry, found))
+
+    def _looked(self, group: Group, entry: Entry, result: Result) -> None:
+        found, attempt, error, log_was_read = result
+        group.note_looked(entry)
+        entry.given, entry.arrived, entry.looked = entry.arrived, None, self._clock.monotonic()
+        if self.runs.get(entry.run_id) is not entry:
+            return
+        if error is not None or attempt is None:
+            entry.failures += not log_was_read
+            self._complain(entry.run_id, error)
+            if isinstance(error, BackendError) and not isinstance(error, Unreachable):
+                self._renew_client(entry)
+        else:
+            entry.failures = 0
+            if attempt.attempt_id != entry.attempt_id or attempt.handle != entry.handle:
+                self._find_group(entry, attempt)
+            entry.seen = attempt.status
+        if found is Look.ENDED:
+            self._drop(entry)
+        elif found is Look.SEND:
+            entry.busy = True
+            (entry.group or group).senders.submit(self._send, entry)
+        else:
+            entry.again = entry.again or found is Look.MOVED
+            group = entry.group or group
+            group.schedule(entry, 0.0 if entry.again and error is None else group.pause_s(entry))
+            if entry.given and error is None and entry.needs_look():
+                group.queue(entry, first=entry.given.state.final)
+
+    def _drop(self, entry: Entry) -> None:
+        del self.runs[entry.run_id]
+        self.store.release(entry.run_id, self.me)
+        self._ended(entry.run_id)
+
+    def _send(self, entry: Entry) -> None:
+        """Send a run's next attempt, in a process that alone has the environment of the run's shell."""
+        code = 1
+        try:
+            end = entry.watch.end if entry.watch else None
+            code = run_sender(self.home, entry.run_id, self.me, entry.environ or {}, end)
+        except OSError as error:
+            watch_log.write(f"{entry.run_id}: no process can be started: {error}")
+        self.post(lambda: self._sent(entry, code))
+
+    def _sent(self, entry: Entry, code: int) -> None:
+        entry.busy = False
+        entry.failures = entry.failures + 1 if code else 0
+        entry.seen = None
+        if entry.group:
+            entry.group.schedule(entry, entry.group.pause_s(entry) if code else 0.0)
+
+    def _renew_client(self, entry: Entry) -> None:
+        backend = self._looks.clients.renew(self.store.attempts(entry.run_id)[-1].plan)
+        if backend and entry.group and entry.group.asks:
+            entry.group.renew(backend)
+
+    def _complain(self, whom: str, error: Exception | None) -> None:
+        if error is not None:
+            text = error if isinstance(error, CloudtrainError) else "".join(traceback.format_exception(error))
+            watch_log.write(f"{whom}: {text}")

@@ -1,0 +1,307 @@
+"""Watch one run: collect its log, metrics and status into the store, and start the next attempt when one is due.
+
+The watcher of a home (watch_all.py) does it for all runs, `cloudtrain watch` for one in the foreground, a reader once
+where nobody watches. A lease in the store says who. All that is needed is in the store, and the job does not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+
+from cloudtrain import events
+from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.events import State, Status
+from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.planning import chain
+from cloudtrain.runs.planning.attempts import backend_of
+from cloudtrain.runs.sending import failover, handover, open_attempt, retry, send, waiting, watch_log
+from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching.ending import AttemptEnds
+from cloudtrain.runs.watching.pace import NOTICE_S, Pace
+from cloudtrain.runs.watching.spool import Spool
+
+LEASE_S = 30.0
+NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
+
+
+class Look(Enum):
+    """What one look at a run has found."""
+
+    SAME = "nothing to do before the next look"
+    MOVED = "the run or its attempt moved on: look again at once"
+    SEND = "an attempt is due, for a process that may send it"
+    ENDED = "the run is final"
+
+
+class Watcher(AttemptEnds):
+    """Watches one run until it is final.
+
+    Args:
+        may_send: False where it only reads: it starts no attempt.
+        backend: returns the backend of an attempt, where several runs share one.
+        environ: the environment of the shell that submitted the run, for notifications; None for this process's.
+        lease: renews the lease meanwhile and returns whether it is still held, where somebody else does that.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        me: Process | None = None,
+        complain: Callable[[CloudtrainError], None] | None = None,
+        *,
+        may_send: bool = True,
+        backend: Callable[[AttemptRecord], Backend] | None = None,
+        environ: Mapping[str, str] | None = None,
+        lease: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(store, run_id, complain, may_send=may_send, environ=environ, lease=lease or self._own_lease)
+        self._backend = backend or self._own_backend
+        self.me = me or Process.here()
+        self._cancelled: set[str] = set()
+        self._ended: Callable[[], None] = lambda: None
+        self._leased_at = 0.0
+        self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
+        self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
+        self._noted_at = -NOTED_S
+        self._log_is_complete = False
+        self.log_was_read = False  # though the platform has not said the status
+
+    def run(self, until: Callable[[], bool] = lambda: False, *, hold: bool = False) -> Status | None:
+        """Watch until the run is final or `until` returns true, and return its status; blocking.
+
+        Returns None when another process holds the lease, or when the history is no longer there. The lease is released,
+        with `hold` only where the platform costs nothing, or when the run is final.
+        """
+        while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
+            run, attempt = self._newest()
+            if run.status.state.final:
+                self.store.release(self.run_id, self.me)
+                return run.status
+            backend = self._backend(attempt)
+            try:
+                moved = self._step_when_due(run, attempt, backend)
+            except BackendError as error:
+                last_contact.note(self.store.home, self.run_id, backend, error, self.store.clock)
+                moved = False
+                if not isinstance(error, Unreachable):
+                    self._cached_backend = None  # a new client next time: credentials may be renewed
+                self._complain(error)
+            if moved:
+                continue
+            if until():
+                if not (hold and isinstance(backend, HasRemoteLog)):
+                    self.store.release(self.run_id, self.me)
+                return run.status
+            self.store.clock.sleep(min(self.pace(attempt, backend).wait_s(), NOTICE_S))
+        return None
+
+    def look(
+        self,
+        status: Status | None = None,
+        *,
+        log_only: bool = False,
+        log_is_complete: bool = False,
+        ended: Callable[[], None] = lambda: None,
+    ) -> Look:
+        """Bring the store up to date with the newest attempt once, for who watches many runs; blocking.
+
+        Args:
+            status: what the platform has just reported of the newest attempt, None to ask it here.
+            log_only: only read the log, which somebody follows.
+            log_is_complete: the rest of the attempt's log was read when it ended.
+            ended: called when the attempt has ended, before the rest of its log is read: that may take long.
+
+        Raises BackendError, and StoreError where the history cannot be used.
+        """
+        self.log_was_read = False
+        run, attempt = self._newest()
+        if run.status.state.final:
+            return Look.ENDED
+        if (
+            attempt.handle is None
+            and not attempt.status.state.final
+            and not self._may_send
+            and not chain.is_held(attempt)
+            and open_attempt.is_wanted(run, attempt, self.store.clock)
+        ):
+            clock = self.store.clock
+            due = open_attempt.is_free(attempt, clock) and retry.outage_is_over(attempt, clock)
+            return Look.SEND if due else Look.SAME
+        backend = self._backend(attempt)
+        try:
+            if log_only and attempt.handle is not None:
+                self._read_log(attempt, backend)
+                return Look.SAME
+            self.send_due, self.end, self._ended = False, None, ended
+            self._log_is_complete = log_is_complete
+            moved = self._ask(run, attempt, backend, status)
+        except BackendError as error:
+            last_contact.note(self.store.home, self.run_id, backend, error, self.store.clock)
+            raise
+        return Look.MOVED if moved else Look.SEND if self.send_due else Look.SAME
+
+    def pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:
+        """Return when an attempt is to be looked at."""
+        if attempt.handle not in self._paces:
+            clock = self.store.clock
+            followed = Spool(self.store.home, self.run_id, attempt.number, clock).is_followed
+            self._paces = {attempt.handle: Pace(backend, followed, open_attempt.age_s(attempt, clock), clock)}
+        return self._paces[attempt.handle]
+
+    def _own_backend(self, attempt: AttemptRecord) -> Backend:
+        if self._cached_backend is None or self._cached_backend[0] != attempt.attempt_id:
+            self._cached_backend = (
+                attempt.attempt_id,
+                backend_of(attempt.plan, self.store.home, clock=self.store.clock),
+            )
+        return self._cached_backend[1]
+
+    def _step_when_due(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
+        """Look at the newest attempt as often as its platform may be asked, and at its log as often as it is followed."""
+        pace = self.pace(attempt, backend)
+        if run.cancel_requested:
+            pace.expect_cancel()
+        if attempt.handle is None or pace.status_is_due:
+            return self._ask(run, attempt, backend)
+        if pace.log_is_due:
+            self._read_log(attempt, backend)
+        return False
+
+    def _ask(self, run: RunRecord, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> bool:
+        """Do a step, and note for readers that the platform was asked."""
+        if status is None:
+            self.pace(attempt, backend).asked()
+        moved = self.step(run, attempt, backend, status)
+        if self.store.clock.monotonic() - self._noted_at > NOTED_S:
+            last_contact.note(self.store.home, self.run_id, backend, clock=self.store.clock)
+            self._noted_at = self.store.clock.monotonic()
+        return moved
+
+    def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> bool:
+        """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
+        if attempt.handle is None:
+            if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
+                return self.follow_up(run, attempt, attempt.status, backend)
+            if chain.is_held(attempt):
+                self.send_due, moved = waiting.advance(self.store, run, attempt, may_send=self._may_send)
+                return moved
+            return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
+        # `cloudtrain cancel` may have died after storing the request and before calling the platform.
+        to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
+        if to_cancel and self.cancel(backend, attempt.handle):
+            self._cancelled.add(attempt.attempt_id)
+        status = status or self._status(attempt, backend, attempt.handle)
+        withdrawn = "" if run.cancel_requested else failover.why_withdrawn(self.store, attempt, status)
+        status = failover.ended(attempt, status, withdrawn)
+        if status.state.final:
+            self._ended()
+        if not self._log_is_complete:  # after the status: when that is final, the log is whole now
+            self._read_log(attempt, backend, ended=status.state.final)
+        if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
+            why = self.store.why_cancelled(self.run_id)
+            status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")
+        self.collector.read_files(self.store, attempt, at_once=status.state.final)
+        if status.state.final:
+            return self.follow_up(run, attempt, status, backend)
+        status, stored = replace(status, reason=events.short_reason(status.reason)), attempt.status
+        moved = (status.state, status.started_at) != (stored.state, stored.started_at)
+        if moved or status.reason != stored.reason:
+            self.store.record(attempt.attempt_id, status=status)
+            self.store.set_status(self.run_id, status)
+        # The decision is stored by now: whoever watches next knows why the attempt was cancelled.
+        if withdrawn and attempt.attempt_id not in self._cancelled and self.cancel(backend, attempt.handle):
+            self._cancelled.add(attempt.attempt_id)
+        if moved and status.state is State.RUNNING:
+            self.ask_images(attempt, backend)  # again where the platform has started it anew
+        elif moved:
+            self.pace(attempt, backend).expect_change()
+        return False
+
+    def _status(self, attempt: AttemptRecord, backend: Backend, handle: str) -> Status:
+        """Ask the platform for the status. Where one that is shared does not answer, the log is read all the same."""
+        try:
+            status = backend.status(handle)
+        except BackendError:
+            if isinstance(backend, HasRemoteLog):
+                self._read_log(attempt, backend)
+                self.log_was_read = True
+                self.pace(attempt, backend).answered(False)
+            raise
+        self.pace(attempt, backend).answered(True)
+        return status
+
+    def _read_log(self, attempt: AttemptRecord, backend: Backend, *, ended: bool = False) -> None:
+        pace = self.pace(attempt, backend)
+        if self.collector.read_log(self.store, attempt, backend, ended=ended):
+            pace.expect_change()
+        if attempt.attempt_id in self.collector.idle:
+            self.collector.idle.discard(attempt.attempt_id)
+            self._notify(attempt, None, final=False)
+        pace.read()
+
+    def _newest(self) -> tuple[RunRecord, AttemptRecord]:
+        return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
+
+    def _own_lease(self) -> bool:
+        if self.store.clock.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
+            return True
+        if not self.store.lease(self.run_id, self.me, LEASE_S):
+            return False
+        self._leased_at = self.store.clock.monotonic()
+        return True
+
+
+def _known_end(text: str, attempt_id: str) -> Status | None:
+    """Return the status with which the watcher has seen an attempt end; None where it has seen none of this attempt.
+
+    Asking again is not the same: that a machine is lost is known only to a process that has missed it for long enough.
+    """
+    ended, fields = json.loads(text or "null") or ("", None)
+    return Status(**{**fields, "state": State(fields["state"])}) if fields and ended == attempt_id else None
+
+
+def main() -> int:
+    """Look at one run once and send its next attempt: `python -m cloudtrain.runs.watching.watch RUN HOME WATCHER`.
+
+    The watcher of a home starts it, with the environment of the run's shell as JSON on standard input: no other run's
+    calls see it. A second line says how the newest attempt ended. Without WATCHER an older cloudtrain has started it, and
+    the run is handed to the watcher.
+    """
+    run_id, home, *rest = sys.argv[1:]
+    variables, _, end = sys.stdin.read().partition("\n")
+    os.environ.update(json.loads(variables or "{}"))  # in memory only: /proc shows what a process began with
+    try:
+        store = Store(Path(home))
+        owner = Process.parse(rest[0]) if rest else None
+        if owner is None:
+            handover.start(store, store.attempts(run_id)[-1].plan)
+        elif store.lease(run_id, owner, LEASE_S):  # else another watcher has taken over, and sends it itself
+            looks, before = Watcher(store, run_id, owner), store.attempts(run_id)[-1]
+            status = _known_end(end, before.attempt_id)
+            # The watcher has read the log before it noted the end. A machine that was lost would not answer here.
+            while (
+                looks.look(status, log_is_complete=status is not None) is Look.MOVED
+                and store.attempts(run_id)[-1].handle is None
+            ):
+                status = None
+            newest = store.attempts(run_id)[-1].plan
+            if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process
+                handover.start(store, newest)
+    except CloudtrainError as error:
+        watch_log.write(f"{run_id}: {error}")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
