@@ -85,7 +85,8 @@ class _Tree:
                 else:
                     self._leave(child)
             return
-        waits = any(child not in self._asked or not self._family[child].ignores for child in children)
+        below = [self._family[child] for child in children if child in self._asked]
+        waits = len(below) < len(children) or any(child.handles or not child.ignores for child in below)
         if waits and (is_shell or is_shim or self._saves_below(pid)):
             (self.stop if is_shell else self.hold).append(pid)
         elif pid not in self._patient:
@@ -132,10 +133,12 @@ class Grace:
 
     Args:
         root: pid of the rank's first process.
+        deaf: what ignored SIGTERM before the stop, by pid its start time, where a scheduler signals every process; a
+            process that ignores it only now saves.
     """
 
-    def __init__(self, root: int) -> None:
-        self._root = root
+    def __init__(self, root: int, deaf: Mapping[int, bytes] | None = None) -> None:
+        self._root, self._deaf = root, deaf
         self._seen: dict[int, bytes] = {}  # pid -> start time, of what is or was in its tree
         self._left: set[int] = set()
         self._asked: dict[int, bytes] = {}
@@ -159,6 +162,11 @@ class Grace:
             if pid in stats and pid not in family and _is_alive(stats[pid]):
                 family[pid] = read_process(pid, stats[pid])
                 queue += children.get(pid, ())
+        if self._deaf is not None:
+            saving = [pid for pid in family if family[pid].ignores and self._deaf.get(pid) != stats[pid][START]]
+            self._asked.update((pid, stats[pid][START]) for pid in saving)
+            self._handlers.update(saving)
+            self._deaf = None  # what ignores it later was asked by us
         asked = {pid for pid in family if self._asked.get(pid) == stats[pid][START]}
         family.update((pid, family[pid]._replace(handles=True)) for pid in asked & self._handlers)
         patient = {pid for pid, at in self._held.items() if now - at < OWN_END_S}
@@ -184,6 +192,12 @@ class Grace:
         """Whether it is the rank's first process, or an orphan of its: of a shell that somebody else ended, for instance."""
         known = self._seen.get(pid, fields[START] if int(fields[SESSION]) == self._root else None)
         return known == fields[START] and pid not in self._left
+
+
+def find_deaf() -> dict[int, bytes]:
+    """Return the descendants of this process that ignore SIGTERM, by pid their start time."""
+    stats = processes.descendants(os.getpid())
+    return {pid: fields[START] for pid, fields in stats.items() if read_process(pid, fields).ignores}
 
 
 def _is_alive(fields: list[bytes]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from . import processes
 from .exit_order import ExitOrder
-from .grace import LOOK_S, Grace
+from .grace import LOOK_S, Grace, find_deaf
 from .log import CHUNK, Log, Splitter
 from .loop import Loop
 
@@ -29,6 +29,7 @@ class Ranks:
         self._deaths = ExitOrder()
         self._graces: list[Grace] = []  # of each rank, from a request to stop until it is killed
         self._look_at = 0.0
+        self._deaf: dict[int, bytes] | None = None
 
     def start(self, rank: int, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start one rank; raises OSError when its command cannot be executed."""
@@ -81,12 +82,16 @@ class Ranks:
                 else:
                     processes.kill(rank.pid, number)
 
+    def find_deaf(self) -> None:
+        """Remember who ignores SIGTERM, for a stop by a scheduler that signals every process; to be called at times."""
+        self._deaf = find_deaf()
+
     def terminate(self) -> None:
         """Ask every rank to save and stop; `look` goes on with it."""
         if not processes.HAS_PROC:
             self.signal(signal.SIGTERM)
         elif not self._graces:
-            self._graces = [Grace(rank.pid) for rank in self._ranks]
+            self._graces = [Grace(rank.pid, self._deaf) for rank in self._ranks]
             self.look()
 
     def look(self) -> None:

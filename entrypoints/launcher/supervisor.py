@@ -238,6 +238,8 @@ class Supervisor:
                         usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
                 elif measure_at is not None and now >= measure_at:
                     measure_at = now + EVERY_S
+                    if self._cluster.platform == "slurm":
+                        self._ranks.find_deaf()
                     self.log.event("usage", **usage.sample(), **self._checkpoint_age(), **self._has_files())
                     if alarm := usage.idle_alarm():
                         self.log.event("alarm", idle=True, reason=alarm)
@@ -309,6 +311,8 @@ class Supervisor:
         argv = command(prepared, manifest, self.log, resumed)
         self._new_checkpoints = NewCheckpoints(resume.checkpoint_folders(prepared.folders))
         prepared.keeper.begin()
+        if self._cluster.platform == "slurm":
+            self._ranks.find_deaf()
         try:
             for local, env in enumerate(environments):
                 self._ranks.start(first_rank + local, argv, env, self._source)

@@ -35,10 +35,6 @@ def count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> C
 
 
 class TestSlurm(BackendContract):
-    @pytest.mark.xfail(reason="a known fault: on a quiet machine the step ends before the save", strict=False)
-    def test_a_save_behind_a_shell_ends_before_the_attempt(self, backend, start):
-        super().test_a_save_behind_a_shell_ends_before_the_attempt(backend, start)
-
     @pytest.fixture
     def connect(self, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         self.slurm = slurm

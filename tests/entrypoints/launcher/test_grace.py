@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher.grace import Process, decide
+from launcher import grace, processes
+from launcher.grace import SESSION, START, THREADS, Grace, Process, decide
 
 from tests.conftest import require, wait_for
 from tests.entrypoints.launching import Attempt
@@ -72,6 +73,7 @@ TABLE = {
     "conda run passes on the exit code": ({1: plain(0)}, (3,), (1,), [], [], []),
     "a launcher whose next program starts": ({1: plain(0), 4: plain(1)}, (3,), (1,), [4], [], []),
     "a helper in the background while a script saves": ({1: shell(), 2: script(1), 3: plain(1)}, (2,), (), [], [1], []),
+    "a shell while a script saves that ignores more": ({1: shell(), 2: script(1, ignores=True)}, (2,), (), [], [1], []),
     "a helper that ignores it": ({1: shell(), 3: plain(1, "sleep", ignores=True)}, (2, 3), (), [1], [], []),
 }  # fmt: skip
 
@@ -86,6 +88,22 @@ def test_who_gets_the_signal(name: str):
 
 def test_an_orphan_of_what_ended_early_is_asked():
     assert decide([1, 5], {5: script(0)}, (1,)).terminate == [5]
+
+
+def test_who_ignores_the_signal_only_since_a_scheduler_sent_it_saves(monkeypatch):
+    """Slurm signals every process: the shell is dead, its script ignores a second signal, a helper always ignored it."""
+    family = {42: plain(os.getpid(), ignores=True), 43: plain(os.getpid(), "sleep", ignores=True)}
+    sent = []
+    monkeypatch.setattr(grace, "read_process", lambda pid, _: family[pid])
+    monkeypatch.setattr(processes, "kill", lambda *signals: sent.append(signals))
+    fields = {1: str(os.getpid()), SESSION: "41", THREADS: "1", START: "7"}
+    stats = dict.fromkeys(family, [fields.get(number, "S").encode() for number in range(22)])
+    stop = Grace(41, deaf={43: b"7"})
+    stop.look(stats, 0.0)
+    assert stop.saving and not sent
+    del stats[42]
+    stop.look(stats, 1.0)
+    assert not stop.saving and sent == [(43, signal.SIGTERM)]
 
 
 # -- real processes ---------------------------------------------------------------------------------------------------
