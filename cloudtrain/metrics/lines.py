@@ -15,7 +15,7 @@ _LEVEL = re.compile(r".{0,120}?\b(?:INFO|DEBUG|WARNING)\b[^\w{*#(]*")
 _HEAD = re.compile(  # `2026-05-18 16:04:46,338 - `, `[rank0]: [titan] `
     r"(?:\[?rank ?\d+\]?:? ?)?(?:\[[a-z]+\] ?)?(?:\[?\d{2,4}[-/]\d\d[-/\d]*[ T]\d\d:\d\d:\d\d[\d.,Z]*\]?[\s|:-]*)?"
 )
-_EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *[=:]? *\d)", re.IGNORECASE)
+_EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *(?:[=:] *)?\d)", re.IGNORECASE)
 _STEP = re.compile(
     r"(?<![\w/.@-])(?:(global[_ ]?steps?|train[_ ]step|num_updates|total_timesteps)|"
     r"step|(steps)|timesteps?|iterations?|iters?|itr|updates?|batch|round|it)\b"
