@@ -263,24 +263,13 @@ class Database:
         return f"the history was damaged ({problem}): it is kept as {aside}, and {copied} runs were copied from it"
 
     def _restore(self, sentence: str) -> None:
-        """Add the runs that the history has lost."""
+        """Add the runs that the journal lists and the history has lost; calls no platform."""
         with self.write() as db:
             lost = repair.restore(db, self.home)
-        parts = [sentence, self.search() if lost else "", self._find_labelled()]
-        self.warnings.append("; ".join(part for part in parts if part))
-
-    def _find_labelled(self) -> str:
-        """Add the runs that platforms list by this home's label, and return in words what they answered; blocking."""
-        with self.read() as db:
-            from cloudtrain.history import labelled  # imports all that reaches a platform
-
-            found, silent = labelled.all_entries(db, self.home)
-        count = self.add_found(found)
-        listed = f"{format_count(count, 'more run')} found on the platforms by label" if count else ""
-        hint = ": `cloudtrain doctor TARGET` searches a target for runs again" if silent else ""
-        return "; ".join(
-            part for part in (listed, f"{', '.join(silent)} could not list runs{hint}" * bool(silent)) if part
-        )
+        if lost:
+            runs = format_count(lost, "lost run")
+            sentence += f"; {runs} added from the journal: run `cloudtrain doctor` to ask the platforms for them"
+        self.warnings.append(sentence)
 
     def add_found(self, entries: Sequence[Entry]) -> int:
         """Add attempts that their platforms have, and return of how many runs; raises StoreError."""

@@ -54,12 +54,12 @@ class History:
         return self.database.warnings
 
     def check(self) -> None:
-        """Check the whole file, repair it where it is damaged, and look again for lost runs; blocking. See `warnings`."""
+        """Check the whole file, repair it where it is damaged, and ask the platforms for lost runs; blocking. See `warnings`."""
         self.names()
-        if not (self.database.read_only or self.database.repair(LookupError("check"))) and (
-            text := self.database.search()
-        ):
-            self.warnings.append(text)
+        if not self.database.read_only:
+            self.database.repair(LookupError("check"))
+            if text := self.database.search():
+                self.warnings.append(text)
 
     def find_labelled(self, backend: Backend, options: Mapping[str, Any]) -> int:
         """Add the runs of this home that a backend's platform lists and the history lacks, and return how many; blocking.

@@ -25,25 +25,25 @@ from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, attempt_from_row
 from cloudtrain.history.usage import FILL_USAGE
 from cloudtrain.job.units import now
 
-# table -> the column by which its rows are read one after the other where not all can be read at once, and their order
+# table -> the order of its rows in the file
 TABLES = {
-    "runs": ("rowid", "rowid"),
-    "attempts": ("rowid", "rowid"),
-    "provenance": ("run_id", "run_id"),
-    "environments": ("run_id", "rowid"),
-    "events": ("attempt_id", "node, seq"),
-    "metrics": ("attempt_id", "node, seq, name"),
-    "notices": ("attempt_id", "rowid"),
-    "leases": ("run_id", "rowid"),
-    "marks": ("run_id", "rowid"),
-    "unread_runs": ("run_id", "run_id"),
-    "views": ("rowid", "rowid"),
-    "watchers": ("host", "rowid"),
-    "sweeps": ("rowid", "rowid"),
-    "trials": ("sweep_id", "number"),
+    "runs": "rowid",
+    "attempts": "rowid",
+    "provenance": "run_id",
+    "environments": "rowid",
+    "events": "attempt_id, node, seq",
+    "metrics": "attempt_id, node, seq, name",
+    "notices": "rowid",
+    "leases": "rowid",
+    "marks": "rowid",
+    "unread_runs": "run_id",
+    "views": "rowid",
+    "watchers": "rowid",
+    "sweeps": "rowid",
+    "trials": "sweep_id, number",
 }
 SEARCHED = "repair"  # `event` of an attempt for which its platform is to be asked
-MOST_ROWS = 10_000  # that are looked for behind a row that cannot be read
+RESTORED = "the history was damaged and is repaired; `cloudtrain doctor` asks the platform for this job"
 _PARTS = ("-wal", "-shm", "-journal", "")  # the file itself comes last: until then the next command begins again
 _JSON = {
     "job", "plan", "data", "images", "pointers", "hidden", "lacking", "tags", "spec", "params", "point", "result"
@@ -127,7 +127,7 @@ def rebuild(path: Path) -> tuple[Path, int]:
 def restore(db: sqlite3.Connection, home: Path) -> int:
     """Add the attempts that the journal or a run's folder names and the history lacks, inside a transaction.
 
-    Returns how many runs these are. Each is LOST until `search` has asked its platform.
+    Returns how many runs these are. Each is LOST until `search` has asked its platform. Calls no platform.
     """
     known = {row[0] for row in db.execute("SELECT attempt_id FROM attempts")}
     entries = [*entries_of_folders(home / "runs"), *Journal(home).entries()]
@@ -142,7 +142,7 @@ def search(db: sqlite3.Connection, home: Path) -> str:
 
     Returns in words what they answered, "" where nothing was to be asked.
     """
-    rows = db.execute(f"{ATTEMPTS} WHERE handle IS NULL AND event = ? ORDER BY created_at", (SEARCHED,)).fetchall()
+    rows = db.execute(f"{ATTEMPTS} WHERE event = ? ORDER BY created_at", (SEARCHED,)).fetchall()
     found = unanswered = 0
     for attempt in map(attempt_from_row, rows):
         name, handle, event = attempt.plan.backend, None, ""
@@ -174,7 +174,7 @@ def search(db: sqlite3.Connection, home: Path) -> str:
 def insert(db: sqlite3.Connection, entry: Entry) -> None:
     """Insert an attempt, and its run where that is missing."""
     plan = entry.plan
-    state, event = (State.QUEUED, "") if entry.handle else (State.LOST, SEARCHED)
+    state, event, reason = (State.QUEUED, "", "") if entry.handle else (State.LOST, SEARCHED, RESTORED)
     db.execute(
         "INSERT INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, state)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -185,8 +185,18 @@ def insert(db: sqlite3.Connection, entry: Entry) -> None:
     )  # fmt: skip
     db.execute(
         "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state, event, reason)"
-        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, '')",
-        (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json(), entry.handle, entry.created_at, state, event),
+        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?)",
+        (
+            plan.attempt_id,
+            plan.run_id,
+            plan.attempt,
+            plan.to_json(),
+            entry.handle,
+            entry.created_at,
+            state,
+            event,
+            reason,
+        ),
     )
     _set_run_state(db, plan.run_id)
 
@@ -223,9 +233,9 @@ class _Copy:
         with suppress(sqlite3.Error):
             self._source.execute("PRAGMA writable_schema = ON")  # reads a file that is shorter than its header says
         self._target.execute("BEGIN")
-        for table, (key, order) in TABLES.items():
+        for table, order in TABLES.items():
             with suppress(sqlite3.Error):  # the source has no such table that could be read
-                self._copy(table, key, order)
+                self._copy(table, order)
         # Events and metrics of attempts that are open are read again from the log.
         self._target.execute("UPDATE attempts SET cursor = NULL WHERE ended_at IS NULL")
         query = "SELECT plan, created_at, handle FROM attempts WHERE run_id NOT IN (SELECT run_id FROM runs)"
@@ -235,39 +245,22 @@ class _Copy:
         self._target.execute(FILL_USAGE)
         self._target.execute("COMMIT")
 
-    def _copy(self, table: str, key: str, order: str) -> None:
+    def _copy(self, table: str, order: str) -> None:
+        """Copy the rows of a table from its begin up to the first damage, and from its end back to the last one."""
         types = {row[1]: row[2] for row in self._target.execute(f"PRAGMA table_info({table})")}
         columns = [row[1] for row in self._source.execute(f"PRAGMA table_info({table})") if row[1] in types]
-        select = f"SELECT {key}, {', '.join(columns)} FROM {table} NOT INDEXED"
         insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-
-        def take(query: str, *values: object) -> tuple[bool, Any]:
-            """Copy the rows of a query; returns whether all could be read, and the key of the last one."""
-            last = None
+        for direction in ("", " DESC"):
+            ordered = ", ".join(f"{column}{direction}" for column in order.split(", "))
             try:
-                for found in self._source.execute(query, values):
-                    last, *row = found
+                for row in self._source.execute(
+                    f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED ORDER BY {ordered}"
+                ):
                     if _is_valid(table, dict(zip(columns, row, strict=True)), types):
                         self._target.execute(insert, row)
+                return
             except sqlite3.DatabaseError:
-                return False, last
-            return True, last
-
-        whole, last = take(select + ("" if key != "rowid" else " ORDER BY rowid"))
-        if whole:
-            return
-        if key != "rowid":
-            owners = {"run_id": "runs", "sweep_id": "sweeps"}.get(key, "attempts")
-            for (owner,) in self._target.execute(f"SELECT {key} FROM {owners}").fetchall() if key != "host" else ():
-                for direction in ("", " DESC"):
-                    columns_in_order = ", ".join(f"{column}{direction}" for column in order.split(", "))
-                    if take(f"{select} WHERE {key} = ? ORDER BY {columns_in_order}", owner)[0]:
-                        break
-            return
-        first = (last or 0) + 1
-        _, end = take(f"{select} WHERE rowid >= ? ORDER BY rowid DESC", first)
-        for rowid in range(first, end or first + MOST_ROWS):
-            take(f"{select} WHERE rowid = ?", rowid)
+                continue
 
 
 def _is_valid(table: str, row: dict[str, Any], types: dict[str, str]) -> bool:

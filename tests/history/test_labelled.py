@@ -19,7 +19,6 @@ from cloudtrain.job import homes as homefolder
 from cloudtrain.job import targets
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.simulators.http import Fault
 from cloudtrain.simulators.sagemaker import server
 from cloudtrain.simulators.vertex import server as vertex
 from cloudtrain.simulators.vertex.lifecycle import Behavior
@@ -185,21 +184,15 @@ def spoil(me: Person, run: Run) -> None:
     (me.home / "history.sqlite3").write_bytes(b"no database " * 500)
 
 
-def test_the_command_that_repairs_a_history_lists_the_targets(waiting, capsys):
+def test_the_command_that_repairs_a_history_asks_no_platform(waiting, capsys):
     simulator, me = waiting
     run = me.submit("stays.py")
     spoil(me, run)
-    simulator.faults.append(Fault("GET", r"/customJobs\?", 404, "no such project", times=100))
+    asked = len(simulator.server.requests)
     shown, errors = me.command(capsys, "ls")
-    assert (
-        shown == []
-        and "vertex could not list runs: `cloudtrain doctor TARGET` searches a target for runs again" in errors
-    )
-    simulator.faults.clear()
-    spoil(me, run)
-    shown, errors = me.command(capsys, "ls")
-    assert [found["run_id"] for found in shown] == [run.run_id]
-    assert "; 1 more run found on the platforms by label" in errors and errors.count("\n") == 1
+    assert shown == [] and "the history was damaged" in errors and len(simulator.server.requests) == asked
+    me.command(capsys, "doctor", "prod")
+    assert [found["run_id"] for found in me.command(capsys, "ls")[0]] == [run.run_id]
 
 
 def test_a_run_that_was_found_is_not_submitted_again(waiting, capsys):
@@ -209,7 +202,7 @@ def test_a_run_that_was_found_is_not_submitted_again(waiting, capsys):
     with me:
         planned = Store(me.home).attempts(run.run_id)[0].plan
     spoil(me, run)
-    me.command(capsys, "ls")
+    me.command(capsys, "doctor", "prod")
     (found,) = Store(me.home).attempts(run.run_id)
     assert planned.job["retry"]["max_attempts"] == 3 and found.plan.job["retry"] == {"max_attempts": 1}
     assert found.plan.retries == "platform" and found.plan.job["options"] == planned.job["options"]

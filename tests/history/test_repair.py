@@ -21,7 +21,7 @@ from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.cli import main
 from cloudtrain.errors import StoreError, Unreachable
 from cloudtrain.events import Event, Row, State, Status
-from cloudtrain.history import database
+from cloudtrain.history import database, repair
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from tests import disks
@@ -142,7 +142,7 @@ def endure(sound: Path, home: Path, seed: int, command: Callable[..., str]) -> b
     fresh(sound, home)
     drawn = seed, damage(home, sound / "backup", random.Random(seed))
     shows = [("show", run_id, "--json") for run_id in RUNS]
-    for words in [("ls", "--json"), *shows[::4], ("metrics", RUNS[0]), ("doctor",), ("ls", "--json"), *shows]:
+    for words in [("ls", "--json"), ("doctor",), *shows[::4], ("metrics", RUNS[0]), ("ls", "--json"), *shows]:
         before, had = kept_bytes(home), len(asides(home))
         said = command(*words)
         if words[0] == "ls":
@@ -243,37 +243,52 @@ def test_a_home_without_a_journal_finds_its_runs_by_their_folders(home, command)
         path.unlink()
     (home / "history.sqlite3").write_bytes(b"no database " * 500)
     assert [run["run_id"] for run in json.loads(command("ls", "--json"))] == [sent.run_id]
+    assert "1 of 1 lost attempts were found on their platforms" in command("doctor")
     assert json.loads(command("show", sent.run_id, "--json"))["state"] == "SUCCEEDED"
     assert "done" in command("logs", sent.run_id)
 
 
-def test_a_platform_without_an_answer_is_asked_again_by_doctor(sound, home, command, monkeypatch):
+def test_opening_asks_no_platform_and_doctor_asks_until_it_answers(sound, home, command, monkeypatch):
     path = fresh(sound, home)
     path.write_bytes(b"")
     Path(f"{path}-wal").unlink()
-    real = LocalBackend.find
+    real, asked = LocalBackend.find, []
 
     def no_answer(self: LocalBackend, attempt_id: str) -> str | None:
+        asked.append(attempt_id)
         raise Unreachable("no route to host")
+
+    def only(store: Store) -> tuple[State, str]:
+        (status,) = {(run.status.state, run.status.reason) for run in store.runs()}
+        return status
 
     monkeypatch.setattr(LocalBackend, "find", no_answer)
     store = Store(home)
-    (lost,) = {(run.status.state, run.status.reason) for run in store.runs()}
-    assert lost == (
-        State.LOST,
-        "the history was damaged and is repaired; local gives no answer about this job: no route to host",
-    )
-    assert f"0 of {len(RUNS)} lost attempts were found" in store.warnings[0]
-    assert "run `cloudtrain doctor` to ask again" in store.warnings[0] and len(store.warnings) == 1
+    assert only(store) == (State.LOST, repair.RESTORED)
+    assert asked == [] and len(store.warnings) == 1
+    assert f"{len(RUNS)} lost runs added from the journal: run `cloudtrain doctor`" in store.warnings[0]
+    assert f"0 of {len(RUNS)} lost attempts were found" in command("doctor") and len(asked) == len(RUNS)
+    reason = "the history was damaged and is repaired; local gives no answer about this job: no route to host"
+    assert only(Store(home)) == (State.LOST, reason)
     monkeypatch.setattr(LocalBackend, "find", real)
     assert f"{len(RUNS)} of {len(RUNS)} lost attempts were found" in command("doctor")
     assert json.loads(command("show", RUNS[3], "--json"))["state"] == "SUCCEEDED"
+
+
+def test_an_attempt_that_was_accepted_after_the_repair_is_asked_for_too(sound, home, command):
+    fresh(sound, home).unlink()
+    store = Store(home)
+    (attempt,) = store.attempts(RUNS[0])
+    store.accept(attempt.attempt_id, str(home / "runs" / RUNS[0] / "a1"))
+    command("doctor")
+    assert json.loads(command("show", RUNS[0], "--json"))["state"] == "SUCCEEDED"
 
 
 def test_a_run_that_its_platform_does_not_have_is_never_sent_again(sound, home):
     fresh(sound, home).unlink()
     shutil.rmtree(home / "runs" / RUNS[0])
     store = Store(home)
+    store.check()
     (attempt,) = store.attempts(RUNS[0])
     assert attempt.status.state is State.LOST and attempt.handle is None
     assert attempt.status.reason.startswith("the history was damaged and is repaired; local does not know this job")
