@@ -36,7 +36,7 @@ CUT = {
     "cloudtrain.backends.records:_is_simple": 300,
     "cloudtrain.runs.watching.ending:LATE_NODES": REASON_CHARS,
     "cloudtrain.history.event_files:": PATH,
-    "cloudtrain.source.secrets:_any_name": 255,
+    "entrypoints.launcher.credentials:_any_name": 255,
     "entrypoints.trainer.saved:": 255,
     "diagnosis": LONGEST,
 }
@@ -58,7 +58,7 @@ MADE = {
     "cloudtrain.job.launchers:": "an option's name, followed by characters that exclude each other",
     "cloudtrain.metrics.parser:__init__": "`metrics` of a job: its own expressions, on lines that the launcher cuts at 64 kB",
     "cloudtrain.simulators.": "requests of tests",
-    "cloudtrain.source.secrets:_matches": "PATTERNS and HEADS: all_patterns() adds them",
+    "entrypoints.launcher.credentials:_matches": "PATTERNS and HEADS: all_patterns() adds them",
     "entrypoints.launcher.masks:": "one class of characters",
     "entrypoints.launcher.output.keep_patterns:": "`keep` of a job as a pattern of paths",
     "entrypoints.trainer.peaks:": "names of GPUs in a table",
@@ -73,8 +73,8 @@ def all_patterns() -> list[Found]:
 
 
 def _of_tables() -> Iterator[Found]:
-    for form in (*secrets.PATTERNS, *secrets.HEADS):
-        yield Found(f"cloudtrain.source.secrets:{form.kind}", "search", re.compile(form.form))
+    for form in (*secrets.credentials().PATTERNS, *secrets.credentials().HEADS):
+        yield Found(f"entrypoints.launcher.credentials:{form.kind}", "search", re.compile(form.form))
     for table, rows in diagnosis.tables().items():
         for row in rows:
             for pattern in filter(None, (row.regex, row.unless, row.unless_above, row.calls)):

@@ -117,7 +117,7 @@ def _read(member: Member) -> tuple[str, Findings, os.stat_result]:
     with opened(member) as fd:
         for piece in pieces(fd, member.entry):
             own.update(piece)
-            if not member.ours and member.entry.size <= secrets.MAX_BYTES:
+            if not member.ours and member.entry.size <= secrets.credentials().MAX_BYTES:
                 seen += secrets.search(piece)
                 if piece.startswith(b"version ") and limits.is_pointer(piece):
                     seen.append((1, limits.POINTER))
@@ -143,7 +143,9 @@ def opened(member: Member) -> Iterator[int]:
 
 def pieces(fd: int, entry: Entry) -> Iterable[bytes]:
     """Yield exactly `entry.size` bytes: what a log gains meanwhile belongs to the next bundle."""
-    most = secrets.MAX_BYTES if entry.size <= secrets.MAX_BYTES else PIECE  # the guard sees whole files
+    most = (
+        secrets.credentials().MAX_BYTES if entry.size <= secrets.credentials().MAX_BYTES else PIECE
+    )  # the guard sees whole files
     left = entry.size
     while left:
         piece = os.read(fd, min(left, most))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 
-URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/:@\"'`<>{}$*%]*:"  # bounded: a search stays linear in the text
-# What stands for a password in an example, or is filled in later: ${TOKEN}, <token>, {token}, ****.
-DUMMIES = r"(?i:pass|passwd|password|pwd|token|secret|key|api_?key|changeme|x+|\.+|your[-_a-z]*|my[-_][-_a-z]*)"
-PASSWORD = rf"(?!{DUMMIES}@)[^\s/@\"'`<>{{}}$*]+@"
-_URL_PASSWORD = re.compile(URL + PASSWORD)
+from cloudtrain.source.secrets import credentials
+
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|_)(?:token|secret|passwd|password|credentials?|(?:api|access|secret|private|auth)_?key)$"
 )
@@ -20,7 +17,7 @@ TOKEN_LENGTH, PASSWORD_LENGTH = 16, 8  # shorter values are taken for settings
 
 def url_password(text: str) -> str:
     """Return the kind of credential where a text has a URL with a user's password, or an empty string."""
-    return "a password in a URL" if _URL_PASSWORD.search(text) else ""
+    return "a password in a URL" if credentials().has_url_password(text) else ""
 
 
 def named_value(name: str, value: str) -> str:

@@ -38,7 +38,8 @@ def coded(value: object) -> str:
 HEX = "0123456789abcdef"
 UPPER = string.ascii_uppercase + string.digits
 # Put together here, so that this file itself is not refused.
-EVERY = (*secrets.HEADS, *secrets.PATTERNS)
+CREDENTIALS = secrets.credentials()
+EVERY = (*CREDENTIALS.HEADS, *CREDENTIALS.PATTERNS)
 PLANTED = {
     "private key": "-----BEGIN RSA " + "PRIVATE KEY-----\nMII" + word(40),
     "private key ": "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n",
@@ -94,7 +95,7 @@ def test_planted_secrets_are_found_with_their_line(kind):
 def test_every_pattern_is_tested_and_says_where_it_comes_from():
     assert {kind.strip() for kind in PLANTED} == {pattern.kind for pattern in EVERY}
     assert all(pattern.source.startswith("https://") for pattern in EVERY)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", secrets.SOURCES_READ)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", CREDENTIALS.SOURCES_READ)
 
 
 @pytest.mark.parametrize("kind", PLANTED)
@@ -163,8 +164,10 @@ def test_a_token_is_found_in_a_file_of_any_shape():
 
 def test_every_form_asks_for_a_run_as_long_as_the_one_looked_for():
     for kind, text in PLANTED.items():
-        if kind.strip() in {pattern.kind for pattern in secrets.PATTERNS} - {pattern.kind for pattern in secrets.HEADS}:
-            assert max(map(len, re.findall(r"[A-Za-z0-9_/+-]+", text))) >= secrets.RUN
+        if kind.strip() in {pattern.kind for pattern in CREDENTIALS.PATTERNS} - {
+            pattern.kind for pattern in CREDENTIALS.HEADS
+        }:
+            assert max(map(len, re.findall(r"[A-Za-z0-9_/+-]+", text))) >= CREDENTIALS.RUN
     shortest = [
         "xoxb-" + "1" * 15,
         "hooks.slack.com/services/" + "Ta/Bb/c",
@@ -241,7 +244,7 @@ def test_pointers_are_told_apart_and_together_with_credentials():
 def test_other_rules_are_another_digest(monkeypatch):
     before = secrets.rules()
     assert before == secrets.rules()
-    monkeypatch.setattr(secrets, "PATTERNS", secrets.PATTERNS[:-1])
+    monkeypatch.setattr(CREDENTIALS, "PATTERNS", CREDENTIALS.PATTERNS[:-1])
     assert secrets.rules() != before
 
 

@@ -176,7 +176,7 @@ def test_a_key_that_names_another_source_is_not_believed(source, into, later, tm
 def test_other_rules_and_another_format_make_it_new(source, into, read, later, monkeypatch):
     later(5)
     first, _ = make(source, into, read)
-    monkeypatch.setattr(secrets, "VERSION", 99)
+    monkeypatch.setattr(secrets.credentials(), "VERSION", 99)
     assert make(source, into, read) == (first, sorted(FILES))
     monkeypatch.setattr(archive, "FORMAT", b"another")
     assert make(source, into, read) == (first, sorted(FILES))  # packed, not read to be known

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from .. import credentials
 from ..masks import Masks
 
 OURS = ".cloudtrain"
@@ -18,19 +19,8 @@ PART = ".cloudtrain-part-keep"  # a file that is being copied; names that begin 
 CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_cache", "node_modules", ".venv", "venv"}
 ENVIRONMENT, CACHE = "pyvenv.cfg", "CACHEDIR.TAG"  # https://bford.info/cachedir/ (2026-11-27)
 _CACHE_FILES = re.compile(r"cache-[0-9a-f]{8}.*\.arrow|.*\.(?:pyc|lock|incomplete)|models--.*|datasets--.*")
-# As cloudtrain/source/secrets.py knows them by their names.
-_CREDENTIALS = re.compile(
-    r"[._]netrc|\.env(?:\..*|rc)?|id_(?:rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk)|.*\.(?:ppk|p12|pfx|jks|kdbx|kubeconfig)"
-    r"|\.pgpass|\.git-credentials|\.pypirc|\.vault-token|\.s3cfg|\.boto|application_default_credentials\.json"
-    r"|client_secret.*\.json|\.dockercfg|kubeconfig|kaggle\.json|credentials\.db|stored_tokens"
-)
 _CREDENTIAL_FOLDERS = {".aws", ".azure", ".kube", ".docker", ".ssh", ".gnupg", ".huggingface"}
-_LONGEST_TEXT = 1 << 20  # bytes of a file in which credentials are looked for
 LONGEST_PATH = 800  # bytes; stores take 1,024
-_KEYS = re.compile(
-    rb"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30}|\bgh[pousr]_[A-Za-z0-9]{36}"
-    rb"|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bsk-[A-Za-z0-9_-]{20}|\bAIza[A-Za-z0-9_-]{35}"
-)
 _CHECKPOINT = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+.*|.+\.ckpt")
 _LAST = ("trainer_state.json", "random_states_0.pkl", "COMPLETE")  # transformers.Trainer, Accelerate, our own
 _BEFORE_LAST = re.compile(r"training_args\.bin|(?:optimizer|scheduler|sampler|scaler)\.\w+|rng_state.*\.pth")
@@ -61,8 +51,7 @@ def is_result(name: str) -> bool:
     """Return whether a file can be a result by its name: no credentials, no file of a cache."""
     parts = name.split("/")
     return not (
-        _CREDENTIALS.fullmatch(parts[-1])
-        or parts[-2:] == ["huggingface", "token"]
+        credentials.suspicious_name(name)
         or (_CREDENTIAL_FOLDERS & {*parts[:-1]})
         or any(_CACHE_FILES.fullmatch(part) for part in parts)
     )
@@ -78,11 +67,11 @@ def is_storable(name: str) -> bool:
 
 def holds_credentials(path: str, masks: Masks) -> bool:
     """Return whether a text file holds what looks like a credential, or a secret of the job. Raises OSError."""
-    if os.path.getsize(path) > _LONGEST_TEXT:
+    if os.path.getsize(path) > credentials.MAX_BYTES:
         return False
     with open(path, "rb") as file:
-        data = file.read(_LONGEST_TEXT)
-    return b"\0" not in data[:8192] and bool(_KEYS.search(data) or masks.apply(data) != data)
+        data = file.read(credentials.MAX_BYTES)
+    return not credentials.is_binary(data) and bool(credentials.search(data) or masks.apply(data) != data)
 
 
 def is_saved_state(name: str) -> bool:

@@ -19,9 +19,9 @@ from cloudtrain.events import State
 from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.clock import VirtualClock
 from tests.conftest import WAIT_S, wait_for
 from tests.entrypoints.launching import Attempt
-from tests.entrypoints.virtual_clock import VirtualClock
 
 # The last rank is stopped, as by a debugger or a broken driver; the others wait for it, as in a collective operation.
 HANGING = """\
@@ -182,7 +182,7 @@ def test_gpus_are_idle_while_none_is_used_and_it_is_reported_once():
     began, usage = clock.monotonic(), Usage(clock)
 
     def report(at: float, *percents: float) -> str:
-        clock.advance(began + at - clock.monotonic())
+        clock.sleep(began + at - clock.monotonic())
         usage.parse(b"".join(b"%d, %d, 100, 1000\n" % (index, percent) for index, percent in enumerate(percents)))
         return usage.idle_alarm()
 
@@ -190,7 +190,7 @@ def test_gpus_are_idle_while_none_is_used_and_it_is_reported_once():
     assert not report(1800, 4, 0) and usage.gpus_idle_s == 1790
     assert report(1810, 4, 4) == "the GPUs were used less than 5 % for 30 minutes"
     assert not report(1820, 0, 0), "once"
-    clock.advance(1e6)
+    clock.sleep(1e6)
     assert usage.gpus_idle_s == 1810, "where nothing is reported nothing is known"
     assert not report(2000, 5, 0) and usage.gpus_idle_s == 0
     assert report(4000, 0, 0), "again after it was used"

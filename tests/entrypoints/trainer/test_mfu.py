@@ -11,8 +11,8 @@ import torch
 
 from cloudtrain.forecast.models import Shape, from_config
 from cloudtrain.forecast.speed import flops_per_token
+from cloudtrain.testing.clock import VirtualClock
 from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts
-from tests.entrypoints.virtual_clock import VirtualClock
 
 from trainer import mfu, peaks  # isort: skip
 from trainer import model as models  # isort: skip
@@ -154,7 +154,7 @@ def test_padding_is_no_work():
 def test_a_meter_tells_the_share_of_the_peak():
     clock = VirtualClock()
     meter = Meter(torch.device("cpu"), mfu.Use(mfu.Work(token=6e9, pair=1e6), peak=1e12), clock=clock)
-    clock.advance(4)
+    clock.sleep(4)
     for _ in range(2):
         meter.add(torch.tensor(0.5), 100, torch.tensor(10_000.0))
     values = meter.read(SimpleNamespace(total=lambda sums: sums))
@@ -164,8 +164,6 @@ def test_a_meter_tells_the_share_of_the_peak():
 FAST = """
 import sys, train
 from trainer import mfu
-
-from tests.entrypoints.virtual_clock import VirtualClock
 mfu.use = lambda work, device, precision, dtype: mfu.Use(work, 1e12)
 sys.exit(train.main())
 """

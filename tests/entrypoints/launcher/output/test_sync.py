@@ -14,9 +14,9 @@ from launcher.output.keep import Keeper
 from launcher.output.sync import Sync
 
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.testing.clock import VirtualClock
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
-from tests.entrypoints.virtual_clock import VirtualClock
 from tests.stores import S3, running
 
 from trainer.checkpoints import files  # isort: skip
@@ -211,7 +211,7 @@ class Told:
 
     def after(self, seconds: float) -> list[str]:
         """Let time pass and return the alarms of the moment."""
-        self.clock.advance(seconds)
+        self.clock.sleep(seconds)
         before = len(self.heard)
         self.fresh.look()
         return [data["reason"] for kind, data in self.heard[before:] if kind == "alarm"]
@@ -233,7 +233,7 @@ def test_an_alarm_at_twice_the_interval_and_again():
     told.fresh.went("no route to host")
     assert told.after(120)[0].endswith("interval: no route to host")
     told.fresh.written("checkpoints/a/COMPLETE")
-    told.clock.advance(5)
+    told.clock.sleep(5)
     told.fresh.arrived("checkpoints/a/COMPLETE")
     assert told.heard[-1] == ("checkpoint", {"stored": "checkpoints/a", "seconds": 5.0})
     assert told.fresh.age_s == 5 and told.after(100) == [] and len(told.after(20)) == 1
@@ -254,7 +254,7 @@ def test_an_interval_in_steps_is_learnt():
     for mark in "abc":
         told.fresh.written(mark)
         told.fresh.arrived(mark)
-        told.clock.advance(30)
+        told.clock.sleep(30)
     assert told.after(29) == [] and len(told.after(2)) == 1
 
 

@@ -17,8 +17,8 @@ from launcher.world.coordinator import Coordinator
 from launcher.world.outcome import Outcome, missing_outcome
 
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.testing.clock import VirtualClock
 from tests.conftest import wait_for
-from tests.entrypoints.virtual_clock import VirtualClock
 
 
 def test_who_stood_still_itself_has_not_heard_a_silence():
@@ -27,10 +27,10 @@ def test_who_stood_still_itself_has_not_heard_a_silence():
         loop = Loop(clock)
         channel = Channel(loop, server.accept()[0], lambda _: None, lambda _: None)
         for _ in range(5):
-            clock.advance(1.0)
+            clock.sleep(1.0)
             channel.look()
         assert channel.look() == 5.0
-        clock.advance(1000.0)
+        clock.sleep(1000.0)
         assert channel.look() == 5.0 + LOOK_S
         far.sendall(b"{}\n")
         loop.wait(60)
@@ -122,7 +122,7 @@ def test_a_node_asks_for_node_0_seldom_and_gives_up_in_time(monkeypatch, error, 
     began = clock.monotonic()
     worker.open()
     while not outcomes:
-        clock.advance(worker.patience_s)
+        clock.sleep(worker.patience_s)
         worker.tick(False)
     assert clock.monotonic() - began < 320 and 60 <= len(asked) <= 90, "ten a second were asked before"
     assert (outcomes[0].state, outcomes[0].exit_code) == outcome
@@ -145,7 +145,7 @@ def test_64_nodes_do_not_ask_together(monkeypatch):
     while clock.monotonic() < began + 120:
         for node in nodes:
             node.tick(False)
-        clock.advance(0.05)
+        clock.sleep(0.05)
     later = Counter(int(moment) for moment in asked if moment >= began + 60)
     assert not outcomes and len(later) >= 59
     assert 9 <= sum(later.values()) / 60 <= 17 and max(later.values()) <= 40, later
@@ -170,7 +170,7 @@ def test_node_0_says_once_a_minute_who_is_missing():
     peer.send("hello", node=1, **hello)
     peer.expect("welcome")
     for _ in range(210):
-        clock.advance(1)
+        clock.sleep(1)
         peer.send("beat", at=clock.now())
         loop.wait(60)  # until it has come
         coordinator.tick(False)
@@ -193,10 +193,10 @@ def test_the_wait_of_a_node_that_came_before_node_0_counts():
     host, port = coordinator.open()
     place = Cluster(nodes=3, node_rank=1, control_host=host, control_port=port)
     worker = workers.Worker(waits := Loop(early), plan, place, "", listener, 300.0)
-    early.advance(100)
+    early.sleep(100)
     worker.open()
     wait_for(lambda: worker.tick(False) or waits.wait(0.01) or loop.wait(0.01) or worker._welcome, "node 0's welcome")
-    late.advance(60)
+    late.sleep(60)
     coordinator.tick(False)
     assert [line.partition(" more")[0] for line in said] == ["2 of 3 nodes have joined; waiting 140 s"]
     worker.close()
