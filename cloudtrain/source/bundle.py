@@ -23,9 +23,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.errors import BadSource, StoreError, reinstall_command
+from cloudtrain.errors import BadSource, StoreError
 from cloudtrain.job.units import format_size
-from cloudtrain.source import archive, digests, limits, secrets
+from cloudtrain.source import archive, digests, limits, node_code, secrets
 from cloudtrain.source.archive import LINK, Entry
 from cloudtrain.source.atomic import explained, new_file, temporary
 from cloudtrain.source.digests import FOLDER, Changed, Member, StatCache, opened, pieces
@@ -199,13 +199,7 @@ def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
 
     Without `trainer` those of the shared trainer are left out.
     """
-    package = Path(__file__).parents[1]
-    folder = next((f for f in (package / "_entrypoints", package.parent / "entrypoints") if f.is_dir()), None)
-    if folder is None:
-        raise StoreError(
-            "the installation of cloudtrain is incomplete: the files that run a job on a node are missing",
-            reinstall_command(),
-        )
+    folder = node_code.folder()
     files = []
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in ("tests", "__pycache__")]

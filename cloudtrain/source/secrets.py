@@ -14,6 +14,7 @@ from cloudtrain.errors import BadSource
 from cloudtrain.source import limits
 from cloudtrain.source.files import SHOWN, shown
 from cloudtrain.source.ignore import matches
+from cloudtrain.source.node_code import module
 
 
 class Finding(NamedTuple):
@@ -41,8 +42,6 @@ def rules() -> str:
 
 def credentials() -> ModuleType:
     """Return the module with the list."""
-    from cloudtrain.source.node_code import module  # only here: it imports what packages a source
-
     return module("launcher.credentials")
 
 
