@@ -63,7 +63,7 @@ def fill(home: Path, count: int) -> None:
             db.execute(
                 "INSERT INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
                 " VALUES (?, ?, 'local', 'local', ?, ?, ?, ?, ?)",
-                (run_id, run_id.partition("-")[0], f"{number:064x}", job, f"2026-11-20T{number:09d}", at, state),
+                (run_id, run_id.partition("-")[0], f"{number:064x}", job, at, at, state),
             )
             plan = Plan("local", run_id, 1, {}, {"sha256": "0"}, {"secrets": {}}, data)
             db.execute(

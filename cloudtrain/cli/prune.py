@@ -11,6 +11,7 @@ import click
 from cloudtrain.cli.ls import complete_filter
 from cloudtrain.cli.rm import delete, dry_run_option, here_option, yes_option
 from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import FINAL
 from cloudtrain.history import marks
@@ -106,7 +107,7 @@ def command(
         records = store.runs(limit=MOST, states=sorted(FINAL))
     ended = [(record, record.status.ended_at or record.created_at) for record in records]
     kept = {runs.find(text).run_id for text in excepted}
-    chosen = [record.run_id for record, at in ended if units.seconds_since(at) > age_s and record.run_id not in kept]
+    chosen = [record.run_id for record, at in ended if _age_s(at) > age_s and record.run_id not in kept]
     starred = [] if include_starred else [run_id for run_id in chosen if marks.read(store, run_id).starred]
     if starred:
         these = ", ".join(starred[:3]) + (", ..." if len(starred) > 3 else "")
@@ -155,3 +156,9 @@ def _describe(found: Sequence[Package]) -> str:
 
 
 MOST = 1_000_000  # runs of one history
+
+
+def _age_s(moment: str) -> float:
+    """Return the seconds since a stored time; 0 where it is damaged: that run is kept."""
+    parsed = runs.parse_time(moment)
+    return (SYSTEM.utc() - parsed).total_seconds() if parsed else 0

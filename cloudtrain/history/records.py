@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import unix_time
 
 RUNS = (
     "SELECT run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code,"
@@ -83,7 +84,16 @@ class MetricRow:
 
 def _status(row: sqlite3.Row) -> Status:
     names = ("exit_code", "reason", "started_at", "ended_at", "url", "billable_s")
-    return Status(_STATES[row["state"]], *(row[name] for name in names))
+    exit_code, reason, started_at, ended_at, url, billable_s = (row[name] for name in names)
+    return Status(_STATES[row["state"]], exit_code, reason, _time(started_at), _time(ended_at), url, billable_s)
+
+
+def _time(text: str | None) -> str | None:
+    """Return a stored time; None where it is damaged, so that one row hides no others."""
+    try:
+        return text if text and unix_time(text) else None
+    except ValueError:
+        return None
 
 
 def run_from_row(row: sqlite3.Row) -> RunRecord:
@@ -91,7 +101,7 @@ def run_from_row(row: sqlite3.Row) -> RunRecord:
     # By position: looking up seventeen names took a quarter of the time of listing ten thousand runs.
     (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code, reason,
      started_at, ended_at, url, billable_s) = row  # fmt: skip
-    status = Status(_STATES[state], exit_code, reason, started_at, ended_at, url, billable_s)
+    status = Status(_STATES[state], exit_code, reason, _time(started_at), _time(ended_at), url, billable_s)
     return RunRecord(run_id, name, backend, target, key, parent, identity, _LazyMapping(job), created_at,
                      acked_at is not None, cancel_at is not None, status)  # fmt: skip
 

@@ -130,8 +130,9 @@ def format_time(moment: datetime | float) -> str:
 
 
 def unix_time(text: str) -> float:
-    """Return the seconds since 1970 of an ISO time; raises ValueError."""
-    return datetime.fromisoformat(text).timestamp()
+    """Return the seconds since 1970 of an ISO time, in UTC where it names no zone; raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def seconds_since(text: str, clock: Clock = SYSTEM) -> float:

@@ -17,8 +17,10 @@ from cloudtrain.backends import registry
 from cloudtrain.cli.view import failures
 from cloudtrain.errors import BackendError, BadJob, BadRequest, MissingExtra, Problem, RunFailed, StoreError
 from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store
 from tests.cli.conftest import CLI
 from tests.conftest import WAIT_S
+from tests.history.test_repair import add_run
 
 ERRORS = [
     (BadRequest("no", "do this"), 2),
@@ -326,3 +328,20 @@ def test_a_closed_output_is_no_error(project):
     done = subprocess.run([*CLI, "schema"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("moment", ["no time", "2026-11-20T00:00:00", ""])
+@pytest.mark.parametrize("words", [("ls",), ("prune", "--older", "30d", "--dry-run"), ("costs",)])
+def test_one_run_with_a_damaged_time_does_not_hide_the_others(cli, home, words, moment):
+    store = Store(home)
+    for run_id in ("bad-261120-101500-ab3d", "good-261120-101501-ab3d"):
+        add_run(store, run_id)
+    with store.database.write() as db:
+        for table in ("runs", "attempts"):
+            where = f"UPDATE {table} SET created_at = ?, ended_at = ? WHERE run_id LIKE 'bad%'"
+            db.execute(where, [moment] * 2)
+    shown = cli(*words)
+    assert shown.code == 0, shown.err
+    if words == ("ls",):
+        (line,) = (line for line in shown.out.splitlines() if line.startswith("bad"))
+        assert "good" in shown.out and ("?" in line.split()) == (moment == "no time")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,7 @@ import click
 from cloudtrain.cli.view.terminal import note
 from cloudtrain.clock import SYSTEM
 from cloudtrain.events import State, Status
-from cloudtrain.job.units import format_duration
+from cloudtrain.job.units import format_duration, unix_time
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord, RunRecord
@@ -160,10 +160,11 @@ def has_moved(attempts: Sequence[AttemptRecord]) -> bool:
 
 
 def elapsed(begin: str | None, end: str | None = None) -> str:
-    """Format the time between two ISO times, until now without `end`; "" without `begin`."""
-    first = parse_time(begin)
-    if first is None:
+    """Format the time between two ISO times, until now without `end`; "" without `begin`, "?" where it is no time."""
+    if not begin:
         return ""
+    if (first := parse_time(begin)) is None:
+        return "?"
     last = parse_time(end) or SYSTEM.utc()
     return format_duration((last - first).total_seconds())
 
@@ -171,7 +172,7 @@ def elapsed(begin: str | None, end: str | None = None) -> str:
 def parse_time(text: str | None) -> datetime | None:
     """Parse an ISO time; None for a missing or invalid one."""
     try:
-        return datetime.fromisoformat(text) if text else None
+        return datetime.fromtimestamp(unix_time(text), UTC) if text else None
     except ValueError:
         return None
 

@@ -29,8 +29,8 @@ _PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "ver
 def print_timeline(run: Run) -> None:
     """Print a run's attempts and its newest events."""
     record, attempts = run.record, run.attempts
-    begin, end = runs.parse_time(record.created_at), runs.parse_time(record.status.ended_at) or SYSTEM.utc()
-    assert begin is not None
+    end = runs.parse_time(record.status.ended_at) or SYSTEM.utc()
+    begin = runs.parse_time(record.created_at) or end
     terminal.print_lines("", "attempts")
     costs = spend.describe_attempts(attempts, run.store.home)
     whole_s, moved = max((end - begin).total_seconds(), 1e-3), runs.has_moved(attempts)
