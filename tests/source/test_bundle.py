@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadSource, StoreError
-from cloudtrain.source import archive, bundle
+from cloudtrain.source import archive, bundle, node_code
 from cloudtrain.source.bundle import Bundle, runtime_files
 from tests.source.trees import git, repository, write
 
@@ -121,7 +121,7 @@ def test_the_shared_trainer_stays_here_where_no_job_needs_it(source, into):
 def test_runtime_files_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch):
     files = {"launch.py": "", "node/a.py": "", "tests/test_a.py": "", "node/__pycache__/b.py": "", "node/notes.txt": ""}
     wanted = {".cloudtrain/launch.py", ".cloudtrain/node/a.py"}
-    monkeypatch.setattr(bundle, "__file__", str(tmp_path / "lib/cloudtrain/source/bundle.py"))
+    monkeypatch.setattr(node_code, "__file__", str(tmp_path / "lib/cloudtrain/source/bundle.py"))
     write(tmp_path / "lib", {f"entrypoints/{name}": text for name, text in files.items()})
     assert dict(runtime_files()).keys() == wanted
     write(tmp_path / "lib", {f"cloudtrain/_entrypoints/{name}": text for name, text in files.items()})
@@ -344,7 +344,7 @@ def test_files_that_cannot_be_read_are_all_named(into):
 
 
 def test_an_installation_without_entrypoints(source, into, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle, "__file__", str(tmp_path / "lib/cloudtrain/source/bundle.py"))
+    monkeypatch.setattr(node_code, "__file__", str(tmp_path / "lib/cloudtrain/source/bundle.py"))
     with pytest.raises(StoreError, match="the files that run a job on a node are missing"):
         Bundle.make(source, into)
 
