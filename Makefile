@@ -75,7 +75,7 @@ image-push: ## push an image to a registry that docker is logged in to: make ima
 promises: $(STAMP) ## run the tests of the laws and write docs/promises.md with their figures
 	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run
 
-strategies: $(STAMP) ## every training strategy; writes the tables of docs/trainer-evidence.md and docs/strategies.md
+strategies: $(STAMP) ## every training strategy; writes docs/tables-evidence.md
 	$(BIN)/python docs/strategies.py --run
 	$(BIN)/python docs/own_strategies.py --run
 	$(BIN)/python docs/generate.py

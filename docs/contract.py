@@ -1,4 +1,4 @@
-"""The table of mutants in docs/backend.md: which fault of a backend each test of the contract suite found.
+"""The table of mutants in docs/tables-evidence.md: which fault of a backend each test of the contract suite found.
 
 python docs/contract.py --run               run each mutant against the whole suite (an hour), then docs/generate.py
 python docs/contract.py --run -k "cancel"   only some of them; the others keep what they had
@@ -14,15 +14,8 @@ from typing import Any
 import strategies
 
 DOCS = Path(__file__).parent
-PAGE, FIGURES = DOCS / "backend.md", DOCS / "contract.json"
+FIGURES = DOCS / "contract.json"
 TESTS = "tests/testing/test_contract.py"
-BEGIN, END = "<!-- mutants: written by docs/generate.py from docs/contract.json -->", "<!-- end of the mutants -->"
-
-
-def page() -> str:
-    """Return the page with the table as the figures have it."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return "\n".join([head + BEGIN, "", *table(), "", END + rest.partition(END)[2]])
 
 
 def table() -> list[str]:

@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/reference/options.md, docs/training.md, docs/trainer-evidence.md, docs/troubleshooting.md and the tables of docs/checkpoints-evidence.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write the generated pages of docs/ and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import contract
 import job_keys
 import limits
-import own_strategies
-import published
-import resume
+import tables
+import trainer
 import troubleshooting
-from trainer import evidence_page, trainer_page
 
 from cloudtrain.cli.view.options import Argument
 
@@ -91,14 +88,10 @@ def main() -> int:
         "cli.md": cli_page(),
         "spec.md": spec_page(),
         "reference/options.md": options_page(),
-        "training.md": trainer_page(WRITTEN),
-        "trainer-evidence.md": evidence_page(),
-        "checkpoints-evidence.md": resume.page(),
-        "strategies.md": own_strategies.page(),
-        "backend.md": contract.page(),
+        "reference/trainer.md": trainer.page(WRITTEN),
+        "tables-evidence.md": tables.page(WRITTEN),
         "cost.md": limits.page(),
         "../cloudtrain/job/keys.pyi": job_keys.stub(),
-        "time.md": published.page(),
         "troubleshooting.md": troubleshooting.page(WRITTEN),
     }
     stale = [

@@ -1,4 +1,4 @@
-"""The table of docs/strategies.md: which strategy ran in unmodified scripts, from what the tests found in their models.
+"""The table of docs/tables-evidence.md: which strategy ran in unmodified scripts, from what the tests found in their models.
 
 python docs/own_strategies.py --run           run the scripts (minutes), then docs/generate.py
 python docs/own_strategies.py --run -k hsdp   only some of them; the others keep what they had
@@ -14,15 +14,8 @@ from typing import Any
 import strategies
 
 DOCS = Path(__file__).parent
-PAGE, FIGURES = DOCS / "strategies.md", DOCS / "own_strategies.json"
+FIGURES = DOCS / "own_strategies.json"
 TESTS = "tests/entrypoints/test_own_strategies.py"
-BEGIN, END = "<!-- table: written by docs/generate.py from docs/own_strategies.json -->", "<!-- end of the table -->"
-
-
-def page() -> str:
-    """Return the page with the table as the figures have it."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return "\n".join([head + BEGIN, "", *table(), "", END + rest.partition(END)[2]])
 
 
 def table() -> list[str]:

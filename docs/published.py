@@ -1,4 +1,4 @@
-"""The table of docs/time.md: published trainings (docs/published.csv) against the forecast of their time."""
+"""The table of published trainings (docs/published.csv) against the forecast of their time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from cloudtrain.forecast.models import Shape
 from cloudtrain.forecast.network import GB, REACHED, Band, pool
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "time.md"
-BEGIN, END = "<!-- table: written by docs/generate.py from docs/published.csv -->", "<!-- end of the table -->"
 PER_NODE = 8
 
 
@@ -81,9 +79,3 @@ def table() -> list[str]:
         figures = f"{median(middles):.2f} | {min(middles):.2f} | {max(middles):.2f}"
         rows.append(f"| {group} | {len(own)} | {sum(each.inside for each in own)} | {figures} |")
     return rows
-
-
-def page() -> str:
-    """Return the page with the table as the forecast is now."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return "\n".join([head + BEGIN, "", *table(), "", END + rest.partition(END)[2]])

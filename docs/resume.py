@@ -1,4 +1,4 @@
-"""The matrix of docs/checkpoints-evidence.md: which layout resumes from which, from what the tests found.
+"""The matrix of docs/tables-evidence.md: which layout resumes from which, from what the tests found.
 
 python docs/resume.py --run              run the tests of resuming (the long cases too; minutes), then docs/generate.py
 python docs/resume.py --run -k "pp 2"    only some of them; the others keep what they had
@@ -16,18 +16,11 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-PAGE, FIGURES = DOCS / "checkpoints-evidence.md", DOCS / "resume.json"
+FIGURES = DOCS / "resume.json"
 TESTS = [
     "tests/entrypoints/test_train_resume.py",
     "tests/entrypoints/trainer/strategies/test_strategies_resume.py",
 ]
-BEGIN, END = "<!-- matrix: written by docs/generate.py from docs/resume.json -->", "<!-- end of the matrix -->"
-
-
-def page() -> str:
-    """Return the page with the matrix as the figures have it."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return "\n".join([head + BEGIN, "", *table(), "", END + rest.partition(END)[2]])
 
 
 def table() -> list[str]:

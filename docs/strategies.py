@@ -1,4 +1,4 @@
-"""The table of strategies in docs/trainer-evidence.md, from what the tests' running jobs said of themselves.
+"""The table of strategies in docs/tables-evidence.md, from what the tests' running jobs said of themselves.
 
 python docs/strategies.py --run           run the matrix (tests/entrypoints/trainer/strategies/test_strategies.py, the long cases too; minutes)
 python docs/strategies.py --run -k hsdp   only some of it; the others keep what they had

@@ -1,4 +1,4 @@
-"""The versions that the shared trainer runs with, on CPU with gloo: the table in docs/trainer-evidence.md.
+"""The versions that the shared trainer runs with, on CPU with gloo: the table in docs/tables-evidence.md.
 
 python docs/versions.py --run    make the environments in build/versions (several GB each, one after the other), and train with every
                                  strategy in each: losses must be those of one process, within 1e-5

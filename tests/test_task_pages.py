@@ -1,4 +1,4 @@
-"""The pages in the folders of docs/: files and commands are planned, and what they print is on the page.
+"""The first page and those in the folders of docs/: files and commands are planned, and what they print is on the page.
 
 A block with a title is a file of the project. A `bash` block holds commands of cloudtrain: `plan`, `init` and `package` run,
 `submit` is planned, of others the options are parsed. The plain block behind it is the output; `...` stands for any lines.
@@ -25,9 +25,8 @@ from cloudtrain import DistributedTraining, Job, Run
 from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(
-    page for folder in ("start", "how", "migrate", "concepts", "reference") for page in (DOCS / folder).glob("*.md")
-)
+FOLDERS = ("start", "how", "migrate", "concepts", "reference")
+PAGES = [DOCS / "index.md", *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))]
 BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FILES = {
     "package/__init__.py": "",

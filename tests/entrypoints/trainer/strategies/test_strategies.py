@@ -1,7 +1,7 @@
 """Every strategy against one process: the same batches, losses, gradient norms, evaluations and trained model; and that
 the model really lies as the strategy says, told by the running job itself.
 
-The whole matrix is part of `make test-long`; docs/strategies.py runs it and writes the table of docs/trainer-evidence.md.
+The whole matrix is part of `make test-long`; docs/strategies.py runs it and writes the table of docs/tables-evidence.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+"""The page docs/tables-evidence.md: what the tests found, from the figures that they left in docs/*.json and docs/published.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import contract
+import own_strategies
+import published
+import resume
+import strategies
+import versions
+
+PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
+    "The shared trainer: each strategy against one process": (
+        "15 steps each, the same global batch, gradient clipping, two micro-batches a step, 13 held-out samples, tied"
+        " embeddings unless the row says otherwise. Loss and gradient norm are the largest differences at any step; that of"
+        " the norm is relative. Parameters on a rank is the largest share. Ranks with the same parameters had bit-equal"
+        " gradients, and the saved models agree within 2e-4. `make strategies` repeats it.",
+        strategies.table,
+    ),
+    "The shared trainer: older versions": (
+        "Eight steps with gradient checkpointing, and two more after a resume, in an environment for each row"
+        " (`make test-versions`). A difference is the largest of a loss from one process. PyPI's CUDA builds ran on CPUs.",
+        versions.table,
+    ),
+    "Strategies in unmodified scripts": (
+        "On CPU ranks with gloo. Accelerate shards on GPUs only, so the tests replace the function with which it detects"
+        " them. `plain` is a loop with Accelerate, `trainer` uses the Trainer. The saved model was loaded and complete.",
+        own_strategies.table,
+    ),
+    "What resumes as what": (
+        "Each row is a run that was killed, or whose later checkpoints were damaged, and that resumed. Its losses are"
+        " compared with those of an unbroken run.",
+        resume.table,
+    ),
+    "Published trainings against the forecast of time": (
+        "38 trainings that were set aside: torchtitan (2024-08 to 2025-06), 14 rows of llm-foundry, Megatron-Bridge 25.11"
+        " and NeMo 24.12. All are tuned programs, so most are faster than the forecast's middle.",
+        published.table,
+    ),
+    "Faults that the suite for backends finds": (
+        "Each mutant is the reference backend (`tests/testing/reference.py`) with one fault. Each runs against the whole"
+        " suite, up to the first test that fails, and none is dropped. `python docs/contract.py --run` repeats it.",
+        contract.table,
+    ),
+}
+
+
+def page(written: str) -> str:
+    """Return the page; `written` is the line that says who wrote it."""
+    parts = ["# Tables of the evidence", "", written]
+    for title, (text, table) in PARTS.items():
+        parts += ["", f"## {title}", "", text, "", *table()]
+    return "\n".join(parts) + "\n"
