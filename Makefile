@@ -51,7 +51,7 @@ test-sample: $(STAMP) ## the tests of tier 3 that belong to what differs from th
 test-long: $(STAMP) ## tier 3: hosts with sshd and Slurm, scripts of third parties, long draws too
 	$(PYTEST) --tier 3 tests
 
-test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; docs/kubernetes.md lists what else they need
+test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; tests/backends/kubernetes/README.md lists what else they need
 	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG is not set: it names the cluster that the tests may use" >&2; exit 2; }
 	$(BIN)/python -m pytest tests/backends/kubernetes/real_kubernetes.py
 

@@ -1,6 +1,6 @@
 """The contract suite itself: mutants of a reference backend, of which it finds all but those that are named as survivors.
 
-`python docs/contract.py` runs each against the whole suite and writes the table of docs/tables-evidence.md. CI runs a sample, with
+`python docs/contract.py` runs each against the whole suite, for the table of docs/tables-evidence.md. CI runs a sample, with
 the tests that found the mutant.
 """
 

@@ -40,7 +40,7 @@ USER = "cloudtrain-test"
 
 def needed(name: str, what: str) -> str:
     found = os.environ.get(name, "")
-    assert found, f"${name} is not set: {what} (docs/kubernetes.md, A cluster for the tests)"
+    assert found, f"${name} is not set: {what} (README.md beside this file)"
     return found
 
 
