@@ -92,6 +92,10 @@ class UnknownBackend(BadRequest):
     """No backend or target has that name."""
 
 
+class Unsupported(BadRequest):
+    """The run's backend cannot do this; the hint names what can."""
+
+
 class UnknownRun(BadRequest):
     """No run, or more than one, has that id or prefix."""
 

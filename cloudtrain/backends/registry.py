@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from cloudtrain.backends.api import Backend, Plan, ReadsOutputs
+from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import MissingExtra, UnknownBackend
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.attached.backend import AttachedBackend
 
 GROUP = "cloudtrain.backends"
 # name -> "module:class", and the pip extra that installs what the module needs
@@ -83,9 +86,9 @@ def create_for(plan: Plan, home: Path, clock: Clock = SYSTEM) -> Backend:
     return create(plan.backend, (plan.job.get("options") or {}).get(plan.backend) or {}, home, clock)
 
 
-def create_attached(home: Path, clock: Clock = SYSTEM) -> ReadsOutputs:
+def create_attached(home: Path, clock: Clock = SYSTEM) -> AttachedBackend:
     """Return the backend that reads runs which were submitted elsewhere."""
-    return cast("type[ReadsOutputs]", _load(ATTACHED))({}, home / "runs", **_clock_of(clock))
+    return cast("type[AttachedBackend]", _load(ATTACHED))({}, home / "runs", **_clock_of(clock))
 
 
 def _clock_of(clock: Clock) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a program on a node of an attempt is reached: Shell, what HasShell returns, and a call of it."""
+"""How a program on a node of an attempt is reached: Shell, what Backend.shell returns, and a call of it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import click
 
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.machine_checks import Finding, check_machine
-from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, Problem
+from cloudtrain.errors import BackendError, CloudtrainError, Problem
 from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
@@ -157,7 +157,6 @@ def _is_unknown(problem: Problem) -> bool:
 
 def _check_target(name: str, options: Mapping[str, Any], reported: bool = False) -> Iterator[Finding]:
     """Check a target with `options` over its own; `reported`: its unknown options were found in cloudtrain.toml."""
-    from cloudtrain.backends.api import HasCapacity, HasMachineChecks
     from cloudtrain.job import homes, targets
 
     instance, kind, instance_options = _create(name, options)
@@ -168,15 +167,15 @@ def _check_target(name: str, options: Mapping[str, Any], reported: bool = False)
         wrong = find_invalid(instance_options, type(instance), instance.name, name if kind == "target" else "")
     problems = [*filter(_is_unknown, wrong), *instance.check()]  # of the first, what `plan` refuses
     subject = f"{kind} {name}"
-    for machine, found in instance.checked_machines().items() if isinstance(instance, HasMachineChecks) else ():
+    for machine, found in instance.checked_machines().items():
         yield Finding(f"machine {machine}", None, found)
     for problem in problems:
         path = f"{problem.path}: " if problem.path else ""
         yield Finding(subject, False, path + problem.message, problem.hint)
     if not problems and not reported:
         yield Finding(subject, True, "ready" + (f", backend {instance.name}" if kind == "target" else ""))
-        if isinstance(instance, HasCapacity):
-            yield Finding("GPUs there", None, instance.capacity())
+        if capacity := instance.capacity():
+            yield Finding("GPUs there", None, capacity)
     if (targets.home() / homes.HOME_FILE).exists() and not any(problem.path for problem in problems):
         yield from _find_runs(instance, instance_options)
 
@@ -210,17 +209,11 @@ def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str, Mappin
 
 def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     from cloudtrain.backends import registry
-    from cloudtrain.backends.api import HasPermissions, HasPolicies
     from cloudtrain.job import targets
     from cloudtrain.runs.planning.plan import Planner
 
     plan = Planner(name).plan(job) if job else None
     backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
-    if not isinstance(backend, HasPolicies):
-        hint = "choose a SageMaker target: -t TARGET"
-        if isinstance(backend, HasPermissions):
-            hint = f"cloudtrain permissions -t {name or 'TARGET'} prints what {backend.name} needs"
-        raise BadRequest(f"the backend {backend.name} has no IAM policies to print", hint)
     return backend.policy(kind, plan)
 
 
@@ -234,7 +227,6 @@ def _target_of(path: str) -> str:
 def _check_job(path: str, target: str) -> Iterator[Finding]:
     """Ask a target's platform whether it would start a job, with the limits of the job itself."""
     from cloudtrain.backends import registry
-    from cloudtrain.backends.api import HasProbe
     from cloudtrain.cli.plan import describe_refusal
     from cloudtrain.job import targets
     from cloudtrain.runs.planning.plan import Planner
@@ -244,8 +236,8 @@ def _check_job(path: str, target: str) -> Iterator[Finding]:
         yield Finding(f"job {path}", False, f"submit would refuse it here: {refusal}")
         return
     backend = registry.create_for(plan, targets.home())
-    problems = backend.probe(plan) if isinstance(backend, HasProbe) else []
-    for problem in problems:
+    problems = backend.probe(plan)
+    for problem in problems or ():
         yield Finding(f"job {path}", False, problem.message, problem.hint)
     if not problems:
-        yield Finding(f"job {path}", True if isinstance(backend, HasProbe) else None, f"planned on {target}")
+        yield Finding(f"job {path}", None if problems is None else True, f"planned on {target}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import click
 
@@ -67,7 +67,6 @@ def push(target: str | None, kind: str | None, image: str | None, to: str | None
     does not exist, and docker is logged in to it for 12 hours. To push to any other registry, run `docker login`
     for it first."""
     from cloudtrain.backends import registry, trainer_image
-    from cloudtrain.backends.api import HasImageRegistry
     from cloudtrain.backends.images import parse_reference
     from cloudtrain.job import configedit, targets
 
@@ -81,14 +80,10 @@ def push(target: str | None, kind: str | None, image: str | None, to: str | None
             f"target {target}: the backend {place.backend} has no option image", "use a target of another backend"
         )
     backend = registry.create(place.backend, place.options, targets.home())
-    if to is None and not isinstance(backend, HasImageRegistry):
-        raise BadRequest(f"the backend {place.backend} has no registry of its own", "add --to REGISTRY/NAME:TAG")
+    login = None if to else backend.image_registry(trainer_image.NAME)  # before a build that takes minutes
     image = image or _build(place, kind)
-    login = None
-    if to is None:
-        login = cast(HasImageRegistry, backend).image_registry(trainer_image.NAME)
-        to = f"{login.host}/{trainer_image.NAME}:{parse_reference(image).tag}"
-    pinned = trainer_image.push(image, to, login, terminal.note)
+    name = f"{login.host}/{trainer_image.NAME}:{parse_reference(image).tag}" if login else str(to)
+    pinned = trainer_image.push(image, name, login, terminal.note)
     configedit.set_key(file, target, "image", pinned)
     terminal.print_lines(f'image = "{pinned}" is written to [targets.{target}] in {file}')
     return 0

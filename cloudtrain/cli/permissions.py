@@ -69,7 +69,6 @@ def command(target: str | None, job: str | None, policy: bool, inside: bool, out
 
 def _documents(target: str | None, job: str | None, policy: bool, inside: bool) -> tuple[dict[str, Any], list[str]]:
     from cloudtrain.backends import registry
-    from cloudtrain.backends.api import HasPermissions
     from cloudtrain.job import targets
     from cloudtrain.policy import enforce, find
     from cloudtrain.runs.planning.plan import Planner
@@ -85,10 +84,6 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
     elif named:
         given = named.options.value
     backend = registry.create(kind, given, home)
-    if not isinstance(backend, HasPermissions):
-        raise BadRequest(
-            f"the backend {kind} needs no permissions of a platform", "-t names a target of another backend"
-        )
     documents = dict(backend.permissions(plan, inside=inside))
     said = []
     if inside and documents == dict(backend.permissions(plan)):

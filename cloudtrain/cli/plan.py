@@ -86,16 +86,11 @@ def command(
 def describe_refusal(plan: Plan) -> str:
     """Return why a submit from this machine would refuse a plan, as it would say it; "" where it would not."""
     from cloudtrain.backends import registry
-    from cloudtrain.backends.api import HasPreflight
     from cloudtrain.errors import BadJob, BadRequest
     from cloudtrain.job import targets
 
-    if not hasattr(registry.backend_class(plan.backend), "preflight"):
-        return ""  # the others need a client of their platform
-    backend = registry.create_for(plan, targets.home())
     try:
-        if isinstance(backend, HasPreflight):
-            backend.preflight(plan)
+        registry.create_for(plan, targets.home()).preflight(plan)
     except BadJob as error:
         return "; ".join(str(problem) for problem in error.problems)
     except BadRequest as error:
@@ -150,13 +145,9 @@ def _make_plan(
 
 def _print_manifests(plan: Plan) -> None:
     """Print a plan's manifests, the source included, for the platform's own tool (kubectl)."""
-    from cloudtrain.backends.api import HasManifests
-    from cloudtrain.errors import BadRequest
     from cloudtrain.job import targets
     from cloudtrain.runs.planning import attempts
 
     home = targets.home()
     backend = attempts.backend_of(plan, home)
-    if not isinstance(backend, HasManifests):
-        raise BadRequest(f"the backend {plan.backend} has no manifests", "use -t with a target on Kubernetes or Akash")
     sys.stdout.write(backend.manifests(plan, attempts.stored_bundle(plan, home).path.read_bytes()))

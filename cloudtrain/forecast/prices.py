@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import HasMachine
 from cloudtrain.clock import SYSTEM
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[
     `known_usd_per_hour`: a policy's max_cost asks for it.
     """
     resources, nodes = job.resources, job.num_nodes
-    known = listed(backend.machine(plan) if isinstance(backend, HasMachine) else "", plan.price, nodes, home)
+    known = listed(backend.machine(plan), plan.price, nodes, home)
     price: dict[str, Any] | None
     if resources.usd_per_hour is not None:
         usd = round(resources.usd_per_hour * nodes, 4)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.api import Backend, FoundAttempt, ListsAttempts, Plan
+from cloudtrain.backends.api import Backend, FoundAttempt, Plan
 from cloudtrain.backends.plan import ATTEMPT_ID
 from cloudtrain.backends.records import VERSION, build_attempt, parse_record
 from cloudtrain.history.journal import Entry, Journal
@@ -22,7 +22,7 @@ def entries(db: sqlite3.Connection, home: Path, backend: Backend, options: Mappi
     Another user of the platform may have written what a job says of itself, and may have copied the label. So the options
     are those of the caller, and such a run is never submitted again.
     """
-    if not isinstance(backend, ListsAttempts) or not (home_id := homes.home_id(home)):
+    if not (home_id := homes.home_id(home)):
         return
     known = {row[0] for row in db.execute("SELECT attempt_id FROM attempts")}
     removed = Journal(home).removed()

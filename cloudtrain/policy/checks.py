@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import gpu_count
-from cloudtrain.backends.api import Facts, Feature, HasFacts, HasMachine
+from cloudtrain.backends.api import Facts, Feature
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.policy.files import Policy, Rule
-
-_UNKNOWN = Facts("", "", (), (), None)  # of a backend that does not say it
-# Backends without accounts, regions, rented machines and images of a registry: this machine, and machines of your own.
-OWN_MACHINES = ("local", "ssh", "slurm", "sagemaker-local", "vertex-local")
 
 
 class Refused(BadJob):
@@ -43,9 +38,7 @@ def holds(rule: Rule, target: str, backend: str) -> bool:
 
 def facts_of(plan: Plan, backend: Backend) -> Facts:
     """Return where a plan goes: as its backend says it, nothing on machines of your own, "" where it is not known."""
-    if isinstance(backend, HasFacts):
-        return backend.facts(plan)
-    return Facts(gpus=gpu_count.of_job(plan)) if plan.backend in OWN_MACHINES else _UNKNOWN
+    return backend.facts(plan)
 
 
 def _of_rule(rule: Rule, plan: Plan, backend: Backend) -> Iterator[Problem]:
@@ -182,7 +175,7 @@ def _max_cost(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
     case = plan.at_most or {}
     usd, hint = case.get("usd"), f'write limits: {{max_cost: "{wanted}"}}'
     yield from _understated("max_cost", plan)
-    if usd is None and (plan.price or isinstance(backend, HasMachine)):
+    if usd is None and (plan.price or backend.traits.prices):
         why = case.get("unbounded") or "the price is not known"
         yield "limits.max_cost", f"is unknown ({why}); the policy allows at most {wanted}", hint
     elif usd is not None and usd > units.usd(wanted):
@@ -192,7 +185,7 @@ def _max_cost(wanted: str, plan: Plan, facts: Facts, backend: Backend) -> Found:
 def _max_usd_per_hour(wanted: float, plan: Plan, facts: Facts, backend: Backend) -> Found:
     yield from _understated("max_usd_per_hour", plan)
     usd = (plan.price or {}).get("usd_per_hour")
-    if usd is None and isinstance(backend, HasMachine):
+    if usd is None and backend.traits.prices:
         hint = "set usd_per_hour in the target, or choose a machine of `cloudtrain prices list`"
         yield "resources", f"cost an unknown sum an hour; the policy allows at most {wanted:g} USD", hint
     elif usd is not None and usd > wanted:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cloudtrain.backends.api import Backend, HasPermissions, Requirement
+from cloudtrain.backends.api import Backend, Requirement
 from cloudtrain.policy.checks import holds
 from cloudtrain.policy.files import Policy
 
 
 def build(policies: Sequence[Policy], target: str, backend: Backend) -> tuple[dict[str, Any], list[str]]:
     """Return file name -> document for the rules of a target, and what the platform cannot hold, one sentence each."""
-    if not isinstance(backend, HasPermissions):
-        return {}, [f"nothing on {backend.name} enforces rules: only cloudtrain plan enforces them"]
     documents, notes = backend.enforcement(list(requirements(policies, target, backend.name)))
     return dict(documents), notes
 

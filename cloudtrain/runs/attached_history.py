@@ -19,7 +19,7 @@ from cloudtrain.runs.sending import watch_log
 from cloudtrain.runs.watching.collect import Collector
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.api import ReadsOutputs
+    from cloudtrain.backends.attached.backend import AttachedBackend
     from cloudtrain.backends.plan import AttachedAttempt
     from cloudtrain.history.store import Store
 
@@ -39,7 +39,7 @@ def refresh(store: Store, run_id: str, uri: str) -> None:
     copy(store, backend, attempts)
 
 
-def copy(store: Store, backend: ReadsOutputs, attempts: list[AttachedAttempt]) -> None:
+def copy(store: Store, backend: AttachedBackend, attempts: list[AttachedAttempt]) -> None:
     """Store attempts, then their logs and metrics, then their states: whoever sees an end finds all that was before it."""
     uri, run_id = attempts[0].uri, attempts[0].plan.run_id
     for attempt in attempts:
@@ -60,7 +60,7 @@ def copy(store: Store, backend: ReadsOutputs, attempts: list[AttachedAttempt]) -
     store.mark_read(run_id)
 
 
-def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str) -> None:
+def _copy_event_files(store: Store, backend: AttachedBackend, uri: str, run_id: str) -> None:
     """Store the points of TensorBoard's and W&B's files, except metrics that a log has already.
 
     All attempts write into the same folder: a point belongs to the newest attempt of its time.
@@ -90,7 +90,7 @@ def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str
 
 
 def _changed_event_files(
-    backend: ReadsOutputs, uri: str, sizes_read: Mapping[str, int]
+    backend: AttachedBackend, uri: str, sizes_read: Mapping[str, int]
 ) -> Iterator[tuple[str, event_files.Slot, bytes]]:
     """Yield name, slot and bytes of the event files in a run's outputs whose size has changed."""
     bytes_left = MOST_BYTES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import manifest, shell
-from cloudtrain.backends.api import Backend, HasPorts, HasShell, Shell
+from cloudtrain.backends.api import Backend, Shell
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.events import State
 from cloudtrain.history import audit
@@ -45,7 +45,7 @@ class Inside:
         if attempt.handle is None or status.state is State.QUEUED:
             raise BadRequest(f"{run.run_id} has not started yet ({status.state})", f"cloudtrain show {run.run_id}")
         backend = attempts.backend_of(attempt.plan, run.store.home, attempt.handle, clock=run.store.clock)
-        if not isinstance(backend, HasShell):
+        if not backend.traits.shell:
             raise BadRequest(f"{run.run_id} runs on {backend.name}, which cannot start a program beside a rank")
         return cls(run, attempt, backend)
 
@@ -67,17 +67,15 @@ class Inside:
 
     def program(self, what: str, node: int, *words: str, stdin: bool = False, terminal: bool = False) -> Shell:
         """Return how a program of cloudtrain.nodes.inside is started on a node; raises BackendError."""
-        assert isinstance(self.backend, HasShell)
         assert self.attempt.handle is not None
         arguments = shell.program(what, self.attempt.attempt_id, node, *words)
         return self.backend.shell(self.attempt.handle, node, arguments, stdin=stdin, terminal=terminal)
 
     def connection(self, node: int, port: int) -> Shell:
         """Return what copies its input and output to and from a port of a node; blocking. Raises BackendError."""
-        if isinstance(self.backend, HasPorts):
-            assert self.attempt.handle is not None
-            return self.backend.connect(self.attempt.handle, node, port)
-        return self.program("connect", node, str(port), stdin=True)
+        assert self.attempt.handle is not None
+        connection = self.backend.connect(self.attempt.handle, node, port)
+        return connection or self.program("connect", node, str(port), stdin=True)
 
     def record(self, kind: str, **data: Any) -> None:
         """Add the event of a use to the run: by whom, and what, with secrets masked."""

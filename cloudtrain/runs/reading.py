@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.backends.api import Backend
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord
@@ -152,7 +152,7 @@ def read_attempt(
     They come from the spool that a watcher writes, and from the platform where there is none. Raises BackendError.
     """
     assert attempt.handle is not None
-    if not isinstance(backend, HasRemoteLog):
+    if backend.follow_s is None:
         yield from backend.logs(attempt.handle, follow=follow, after=after)
         return
     spool, spooled = Spool(store.home, attempt.run_id, attempt.number, store.clock), backend.follow_s > 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.backends.api import HasRemoval
+from cloudtrain.backends.api import Backend
 from cloudtrain.errors import BadRequest, CloudtrainError, DiskError
 from cloudtrain.events import State, Status
 from cloudtrain.history import audit
@@ -127,10 +127,9 @@ def _abandon(run: Run) -> str:
     return "" if open_attempt.is_unsent(newest) else newest.handle or newest.attempt_id
 
 
-def _removable(run: Run) -> Iterator[tuple[str, HasRemoval]]:
-    """Yield each attempt's handle and its backend, where that can delete; of an attached run nothing is deleted."""
+def _removable(run: Run) -> Iterator[tuple[str, Backend]]:
+    """Yield each attempt's handle and its backend; of an attached run nothing is deleted."""
     for attempt in () if run.record.attached else run.attempts:
         if attempt.handle is not None:
             backend = backend_of(attempt.plan, run.store.home, attempt.handle, clock=run.store.clock)
-            if isinstance(backend, HasRemoval):
-                yield attempt.handle, backend
+            yield attempt.handle, backend

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cloudtrain.backends.api import FETCHABLE, HasEstimator
+from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import MetricRow
@@ -169,6 +169,4 @@ class RunResults(RunState):
         """
         plan = self.attempts[-1].plan
         backend = attempts.backend_of(plan, self.store.home, clock=self.store.clock)
-        if not isinstance(backend, HasEstimator):
-            raise BadRequest(f"{self.run_id} ran on {plan.backend}: only runs on SageMaker have an estimator")
         return backend.estimator(plan)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Backend, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.job.units import now
 
@@ -36,7 +35,7 @@ class SubmittedAttempt:
     images: dict[int, str] = field(default_factory=dict)  # returned by `images`
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """Keeps attempts in memory; each one is RUNNING until `finish` or `cancel`."""
 
     name = "memory"
@@ -133,10 +132,3 @@ class MemoryBackend:
         if "outputs" in what and (lines := self.attempts[handle].lines):
             (into / "outputs" / "said").write_text("\n".join(line.text for line in lines))
         return into
-
-    def check(self) -> list[Problem]:
-        return []
-
-    @classmethod
-    def discover(cls) -> dict[str, Any]:
-        return {}

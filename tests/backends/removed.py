@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.backends.api import HasRemoval
 from cloudtrain.events import State
 
 
 def check_removal(contract: Any, backend: Any, handle: str) -> None:
     """Let an attempt end, and delete what it has left, twice."""
     assert contract.until_final(backend, handle).state is State.SUCCEEDED
-    assert isinstance(backend, HasRemoval) and backend.remains(handle)
+    assert backend.remains(handle)
     for _ in range(2):
         backend.remove(handle)
         assert backend.remains(handle) == {}

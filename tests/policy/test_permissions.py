@@ -275,7 +275,7 @@ def test_kubernetes_prints_what_kubectl_reads(acme: Path, capsys):
         "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
     ]  # fmt: skip
     assert main(["doctor", "cluster", "--policy", "role"]) == 2
-    assert "cloudtrain permissions -t cluster prints what kubernetes needs" in capsys.readouterr().err
+    assert "cloudtrain permissions -t TARGET prints" in capsys.readouterr().err
     import kubernetes_validate
 
     for each in objects:

@@ -124,7 +124,7 @@ def test_a_writer_that_lost_its_lease_writes_nothing(home):
 
 
 def test_no_spool_where_the_log_is_here_or_was_read_without_one(home):
-    assert Spool.open(home, attempt(), SimpleNamespace()) is None
+    assert Spool.open(home, attempt(), SimpleNamespace(follow_s=None)) is None
     assert Spool.open(home, attempt(), SimpleNamespace(follow_s=0.0)) is None
     assert Spool.open(home, attempt("12"), BACKEND) is None
     opened(home)  # empty, though the history has read lines: it was lost

@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudtrain_attic import AtticBackend
 
-from cloudtrain.backends.api import Feature, Plan, Shell
+from cloudtrain.backends.api import Feature, Plan, Shell, Traits
 from cloudtrain.backends.manifest import env_secrets
 from cloudtrain.errors import BackendError
 from cloudtrain.events import Status
@@ -21,6 +21,7 @@ class Reference(AtticBackend):
     """Runs one node as real processes of this machine; the mutants inherit from it."""
 
     features = frozenset({Feature.ENV_SECRETS})
+    traits = Traits(shell=True)
     group, calls_per_s = "attic", 10.0
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:

@@ -16,7 +16,7 @@ from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.akash.jobs import Attempts
 from cloudtrain.backends.akash.request import Request, fill
 from cloudtrain.backends.akash.submit import Submission
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, BadRequest, Problem
@@ -36,7 +36,7 @@ MOST_INLINE = 900_000  # characters of source in an SDL for all nodes; etcd, whe
 PIECE = 100_000  # characters of a variable; Linux takes 128 KiB
 
 
-class AkashBackend:
+class AkashBackend(Backend):
     """Runs jobs as deployments of an Akash Console account."""
 
     name = "akash"
@@ -56,7 +56,6 @@ class AkashBackend:
         self._aws = Aws(self.name, region, profile, options.get("store_endpoint"), clock)
         console = str(options.get("console") or CONSOLE)
         key = str(options.get("api_key") or "env:AKASH_API_KEY")
-        self.group = f"akash {console} {key}"
         self._console = Console(console, key, clock)
         store = str(options.get("store") or "").rstrip("/")
         pause_s = SIMULATED_PAUSE_S if options.get("simulated") else PAUSE_S

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudtrain.backends.api import FETCHABLE, Feature
+from cloudtrain.backends.api import FETCHABLE, Backend, Feature
 from cloudtrain.backends.attached.run import AttachedRun, attempt_of, newest_attempt, run_names
 from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, Problem
+from cloudtrain.errors import BackendError
 from cloudtrain.events import LogLine, State, Status
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 
-class AttachedBackend:
+class AttachedBackend(Backend):
     """Reads runs from their outputs. A handle is `attached:<attempt id>@<URI of the run's folder>`."""
 
     name = "attached"
@@ -103,13 +103,6 @@ class AttachedBackend:
         self.status(handle)
         self._run(uri).bring(attempt_id, into, what)
         return into
-
-    def check(self) -> list[Problem]:
-        return []
-
-    @classmethod
-    def discover(cls) -> dict[str, Any]:
-        return {}
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         self._refuse()

@@ -13,7 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
+from cloudtrain.backends.api import (
+    FETCHABLE,
+    Backend,
+    Facts,
+    Feature,
+    FoundAttempt,
+    Plan,
+    Requirement,
+    Shell,
+    TimeLimit,
+    Traits,
+)
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
@@ -43,10 +54,11 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 
 
-class KubernetesBackend:
+class KubernetesBackend(Backend):
     """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
 
     name = "kubernetes"
+    traits = Traits(shell=True)
     poll_s = follow_s = POLL_S
     calls_per_s = CALLS_PER_S
     # A credential plugin of the kubeconfig (gke-gcloud-auth-plugin, aws) sees them all.

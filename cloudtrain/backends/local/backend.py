@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, Shell, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Backend, Feature, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
+    traits = Traits(own_machines=True, shell=True)
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()
     features = frozenset(

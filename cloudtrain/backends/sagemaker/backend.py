@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.api import (
     FETCHABLE,
+    Backend,
     Facts,
     Feature,
     FoundAttempt,
@@ -27,6 +28,7 @@ from cloudtrain.backends.api import (
     Requirement,
     Shell,
     TimeLimit,
+    Traits,
 )
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker import (
@@ -61,10 +63,11 @@ DRAIN_S = 30.0  # how long `logs` waits for these late lines
 LOOK_S = 5.0  # between two requests for a log that is followed
 
 
-class SagemakerBackend:
+class SagemakerBackend(Backend):
     """Runs jobs as SageMaker training jobs."""
 
     name = "sagemaker"
+    traits = Traits(prices=True, shell=True)
     poll_s = 10.0
     variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images, s3
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Backend, Feature, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 
-class SagemakerLocalBackend:
+class SagemakerLocalBackend(Backend):
     """Runs training jobs as containers of this machine."""
 
     name = "sagemaker-local"
+    traits = Traits(own_machines=True, shell=True)
     poll_s = 0.1
     features = SagemakerBackend.features | {Feature.LOCAL_PATHS}
 
@@ -156,10 +157,6 @@ class SagemakerLocalBackend:
         except CloudtrainError as error:
             return [Problem(error.message, "", error.hint)]
         return [Problem(why, "options.sagemaker-local.image", _image_hint(image))] if why else []
-
-    @classmethod
-    def discover(cls) -> dict[str, Any]:
-        return {}
 
 
 def _image_hint(image: str) -> str:

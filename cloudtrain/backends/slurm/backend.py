@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Shell, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Feature, FoundAttempt, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
@@ -39,10 +39,11 @@ _NUMBERED = re.compile(r"^\d+ -1 \S+ ")  # of a line of the batch script, as scr
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: \S+")  # "node-2: task 0: Exited with exit code 127"
 
 
-class SlurmBackend:
+class SlurmBackend(Backend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
+    traits = Traits(own_machines=True, shell=True)
     poll_s = 5.0  # slurmctld serves everybody
     features = frozenset(
         {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, Shell, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Backend, Feature, FoundAttempt, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
@@ -48,14 +48,16 @@ TAIL_S = 0.2  # how often followed logs are asked for
 DIRECTORY = "~/.cloudtrain"
 
 
-class SshBackend:
+class SshBackend(Backend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
+    traits = Traits(own_machines=True, shell=True)
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open
     follow_s = TAIL_S
+    lost_after_s: float = LOST_AFTER_S
     variables = ("SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of a ProxyCommand
     features = frozenset(
         {

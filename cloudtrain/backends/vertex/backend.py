@@ -11,7 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Facts, Feature, FoundAttempt, Plan, Requirement, Shell, TimeLimit
+from cloudtrain.backends.api import (
+    FETCHABLE,
+    Backend,
+    Facts,
+    Feature,
+    FoundAttempt,
+    Plan,
+    Requirement,
+    Shell,
+    TimeLimit,
+    Traits,
+)
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
@@ -37,7 +48,7 @@ SIMULATED_S = 0.1
 LOOK_S = 2.0  # between looks for a job whose create had no answer
 
 
-class CustomJobsBackend:
+class CustomJobsBackend(Backend):
     """What the backends of custom jobs share: the request, and the calls of the API."""
 
     name: str
@@ -128,6 +139,7 @@ class VertexBackend(CustomJobsBackend):
     """Runs jobs as custom jobs of a Google Cloud project."""
 
     name = "vertex"
+    traits = Traits(prices=True, shell=True)
     poll_s = follow_s = POLL_S
     logs_per_s = LOGS_PER_S
 

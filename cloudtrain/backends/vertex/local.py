@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell, Traits
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
@@ -35,6 +35,7 @@ class VertexLocalBackend(CustomJobsBackend):
     """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
+    traits = Traits(own_machines=True, shell=True)
     features = CustomJobsBackend.features | {Feature.LOCAL_PATHS}
     poll_s = POLL_S
     calls_per_s = logs_per_s = 100.0
@@ -83,10 +84,6 @@ class VertexLocalBackend(CustomJobsBackend):
         return (
             [] if os.access(parent, os.W_OK) else [Problem(f"{parent} cannot be written", hint="set CLOUDTRAIN_HOME")]
         )
-
-    @classmethod
-    def discover(cls) -> dict[str, Any]:
-        return {}
 
     def _address(self) -> str:
         try:

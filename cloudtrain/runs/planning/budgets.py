@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import OverBudget
 from cloudtrain.job import configfile, targets, units
 from cloudtrain.runs.planning import spend
@@ -91,7 +90,7 @@ def _unconfirmed(plan: Plan, above_usd: float) -> str:
         return f"{plan.run_id} may cost {most:.2f} USD" if most > above_usd else ""
     if plan.price:
         return f"nothing limits what {plan.run_id} may cost"
-    if issubclass(registry.backend_class(plan.backend), HasMachine):
+    if registry.backend_class(plan.backend).traits.prices:
         return f"what {plan.run_id} may cost is unknown"
     return ""
 

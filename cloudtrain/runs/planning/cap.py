@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import HasMachine, HasTimeLimit, TimeLimit
+from cloudtrain.backends.api import TimeLimit
 from cloudtrain.errors import BadJob, CapReached, Problem
 from cloudtrain.events import ENDED, State, Status
 from cloudtrain.forecast import prices
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LEAST_S = 300  # shortest time for which another attempt is started; limits.max_runtime where that is shorter
-_NO_LIMIT = TimeLimit(None, "this backend cannot guarantee the end of a job when no cloudtrain process runs")
 
 
 def plan_attempt(
@@ -53,7 +52,7 @@ def plan_attempt(
         plan = backend.plan(chosen, bundle, run_id, number)
         if chosen is not job:  # the next attempt is planned from the limits that were asked for
             plan = replace(plan, job={**plan.job, "limits": job.limits.model_dump(mode="json")})
-        if isinstance(backend, HasMachine) or job.resources.usd_per_hour is not None or job.resources.priced_as:
+        if backend.traits.prices or job.resources.usd_per_hour is not None or job.resources.priced_as:
             plan = replace(plan, price=prices.price_of(backend, plan, job, home))
         return plan
 
@@ -85,7 +84,7 @@ def limit_of(backend: Backend, plan: Plan) -> TimeLimit:
     plan has it."""
     if plan.backend != backend.name or not plan.request:
         return TimeLimit((plan.at_most or {}).get("attempt_s"), "")
-    return backend.time_limit(plan) if isinstance(backend, HasTimeLimit) else _NO_LIMIT
+    return backend.time_limit(plan)
 
 
 def _longest_s(longest: Callable[[int], int], max_runtime_s: int, left_s: int) -> int | None:

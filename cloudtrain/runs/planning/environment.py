@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from cloudtrain.source import secrets
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend
 
 # What the interpreter and every program need; it holds no credential, and a process may begin with it.
 BASE = (
@@ -22,7 +26,7 @@ CREDENTIALS = (
     "SSH_AUTH_SOCK", "SLURM_CONF", "SLURM_CLUSTERS", "DOCKER_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "AZURE_*",
     "AKASH_*",
 )  # fmt: skip
-CALLS = (*CREDENTIALS, "HOME", "PATH")  # what a backend may read that does not say which (HasVariables)
+CALLS = (*CREDENTIALS, "HOME", "PATH")  # what a backend may read that does not say which (Backend.variables)
 # Of these the value is a path or a name, and may be stored.
 POINTERS = (
     "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
@@ -33,6 +37,11 @@ POINTERS = (
     "SLURM_CLUSTERS", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*",
     *BASE,
 )  # fmt: skip
+
+
+def patterns_of(backend: type[Backend]) -> tuple[str, ...]:
+    """Return the patterns of the variables that a backend's calls read."""
+    return CALLS if backend.variables is None else backend.variables
 
 
 def select(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.forecast import duration, fit, layout, training
 
@@ -44,4 +43,4 @@ def freeze(job: Job, backend: Backend, bundle: Bundle) -> tuple[Job, list[str]]:
 
 def _machine(job: Job, plan: Plan, backend: Backend) -> str:
     """Return the type of a node as provider/region/name, "" where it is not known."""
-    return job.resources.priced_as or (backend.machine(plan) if isinstance(backend, HasMachine) else "")
+    return job.resources.priced_as or backend.machine(plan)

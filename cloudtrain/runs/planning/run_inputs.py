@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import PacksResults
 from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.runs.planning import attempts, fetched
@@ -73,8 +72,8 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
     uri, packer = _place(run, plans[-1], what, backend, options), None
     if not uri and backend not in HERE:
         own = attempts.backend_of(plans[-1], store.home, clock=store.clock)
-        packer = own if isinstance(own, PacksResults) else None
-        uri = packer.packed(plans[-1], what) if packer else ""
+        uri = own.packed(plans[-1], what)
+        packer = own if uri else None
     if not uri and backend in HERE:
         if not waits:
             fetched.fetch(store, run, copy, [what.partition("/")[0]])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import HasLabels
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.runs.planning import candidates, keys
 
@@ -40,8 +39,8 @@ class KeySearch(NamedTuple):
         found = self.attempts[self.newest - 1]
         assert found is not None
         backend = self.clients[found.candidate]
-        if isinstance(backend, HasLabels):
-            keys.check_labels(key, self.bases[found.candidate], backend.labels(found.handle))
+        if (labels := backend.labels(found.handle)) is not None:
+            keys.check_labels(key, self.bases[found.candidate], labels)
 
 
 def search(plan: Plan, home: Path, clock: Clock = SYSTEM) -> KeySearch:

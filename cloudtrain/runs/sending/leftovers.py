@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import KeepsFiles
 from cloudtrain.job.units import now, unix_time
 from cloudtrain.runs.sending import retry
 
@@ -18,7 +17,7 @@ UNSEEN_S = 60.0  # for so long, besides the time that the machine did not answer
 
 def plan_after(store: Store, backend: Backend, plan: Plan) -> Plan:
     """Return the plan of a run's next attempt, which goes to any machine where no earlier one has left files."""
-    if not isinstance(backend, KeepsFiles):
+    if (lost_after_s := backend.lost_after_s) is None:
         return plan
     earlier = [
         attempt
@@ -26,7 +25,7 @@ def plan_after(store: Store, backend: Backend, plan: Plan) -> Plan:
         if attempt.number < plan.attempt and attempt.handle is not None and attempt.plan.backend == plan.backend
     ]
     saved = bool(retry.saved(store, plan.run_id)) or bool(plan.job["checkpoint"]["required"])
-    left = saved or any(_may_have_left(store, attempt, backend.lost_after_s) for attempt in earlier)
+    left = saved or any(_may_have_left(store, attempt, lost_after_s) for attempt in earlier)
     return backend.plan_after(plan, earlier[-1].number if left and earlier else 0)
 
 

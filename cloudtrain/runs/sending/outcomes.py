@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import HasRemains
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import UNASKED, UNSENT, Store
@@ -53,8 +52,7 @@ def record_not_sent(store: Store, plan: Plan, backend: Backend, error: Cloudtrai
         try:
             if (handle := backend.find(plan.attempt_id)) is not None:
                 return record_accepted(store, plan, handle)
-            if isinstance(backend, HasRemains):
-                backend.discard(plan.attempt_id)
+            backend.discard(plan.attempt_id)
         except BackendError as lookup_error:
             return record_unknown(store, plan, lookup_error)
     return record_refused(store, plan, error)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import HasPreflight, HasRemains
 from cloudtrain.backends.manifest import unset_secrets
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, NotReached, Unreachable
 from cloudtrain.events import State, Status
@@ -38,8 +37,7 @@ def preflight(plan: Plan, backend: Backend) -> None:
     """Raise BadRequest where this process can see that an attempt cannot run; called before its intent is stored."""
     if unset := unset_secrets(plan):
         raise BadRequest(unset, "export it, or use another source for the secret")
-    if isinstance(backend, HasPreflight):
-        backend.preflight(plan)
+    backend.preflight(plan)
 
 
 def send_attempt(
@@ -168,12 +166,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             return False
         try:
             handle = None if nothing_sent else backend.find(attempt.attempt_id)
-            if (
-                handle is None
-                and not nothing_sent
-                and (run.cancel_requested or (first and old))
-                and isinstance(backend, HasRemains)
-            ):
+            if handle is None and not nothing_sent and (run.cancel_requested or (first and old)):
                 backend.discard(attempt.attempt_id)
         except BackendError as error:
             store.record_unanswered(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import Backend, HasImages, KeepsCancelled, Plan
+from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.errors import BackendError, BadRequest, CapReached, CloudtrainError
@@ -85,7 +85,7 @@ class AttemptEnds:
             self.ask_images(attempt, backend)
         if status.state is State.PREEMPTED:
             self._notify(attempt, status, final=False)
-        if attempt.status.event == "capacity" and attempt.handle is not None and isinstance(backend, KeepsCancelled):
+        if attempt.status.event == "capacity" and attempt.handle is not None:
             self._delete_cancelled(attempt, attempt.handle, backend)  # it was withdrawn
         if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
             plans, reason = failover.next_plans(self.store, attempt.plan, status)
@@ -110,7 +110,7 @@ class AttemptEnds:
             if not used.unpriced_s:
                 self.store.set_cost(self.run_id, used.usd)
         self._notify(attempt, status, final=True)
-        if status.state is State.CANCELLED and attempt.handle is not None and isinstance(backend, KeepsCancelled):
+        if status.state is State.CANCELLED and attempt.handle is not None:
             self._delete_cancelled(attempt, attempt.handle, backend)
         return True
 
@@ -126,7 +126,7 @@ class AttemptEnds:
             send.preflight(plan, client)
         return client, plan, bundle
 
-    def _delete_cancelled(self, attempt: AttemptRecord, handle: str, backend: KeepsCancelled) -> None:
+    def _delete_cancelled(self, attempt: AttemptRecord, handle: str, backend: Backend) -> None:
         """Delete a cancelled attempt from its platform, unless only the platform has its log; an error is only logged."""
         if Spool(self.store.home, self.run_id, attempt.number).exists():
             try:
@@ -151,7 +151,7 @@ class AttemptEnds:
 
     def ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
         """Store which container images an attempt's nodes run, where its platform reports them; an error is only logged."""
-        if attempt.handle is None or not isinstance(backend, HasImages):
+        if attempt.handle is None:
             return
         self._lease()  # it may take seconds
         try:

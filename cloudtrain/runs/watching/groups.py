@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from cloudtrain.backends.api import Backend, HasLogRate, HasStatuses
+from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import State, Status
 from cloudtrain.runs.watching import rate_limit
@@ -66,13 +66,12 @@ class Group:
 
     def __init__(self, name: str, backend: Backend, share: rate_limit.ProcessorShare, clock: Clock = SYSTEM) -> None:
         self.name, self._share, self._clock = name, share, clock
-        self.asks: HasStatuses | None = None
         self.renew(backend)
-        self.budget = rate_limit.Budget(self.asks.calls_per_s if self.asks else rate_limit.CALLS_PER_S, clock)
+        self.budget = rate_limit.Budget(backend.calls_per_s, clock)
         self.pool = ThreadPoolExecutor(THREADS + ENDS, name)
         self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
         self.senders = ThreadPoolExecutor(SENDERS, name)
-        self._logs_per_s = backend.logs_per_s if isinstance(backend, HasLogRate) else rate_limit.LOGS_PER_S
+        self._logs_per_s = backend.logs_per_s
         self._log_budget = rate_limit.Budget(self._logs_per_s, clock)
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows
         self._waiting: deque[Entry] = deque()  # for new lines of the log
@@ -83,7 +82,7 @@ class Group:
 
     def renew(self, backend: Backend) -> None:
         """Ask through another object from now on."""
-        self.asks = backend if isinstance(backend, HasStatuses) else None
+        self.asks = backend if backend.group else None
 
     # -- when -----------------------------------------------------------------------------------------------------------
 

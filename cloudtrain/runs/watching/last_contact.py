@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.history.records import AttemptRecord
@@ -68,7 +68,7 @@ def note(
     home: Path, run_id: str, backend: Backend, error: CloudtrainError | None = None, clock: Clock = SYSTEM
 ) -> None:
     """Note that a run's platform was asked just now, and its error where it gave no answer."""
-    shared = isinstance(backend, HasRemoteLog)
+    shared = backend.follow_s is not None
     before = last(home, run_id)
     if error is None and not shared and (before is None or not before.error):
         return

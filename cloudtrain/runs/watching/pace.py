@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.runs.planning.attempts import FIRST_POLL_S, pause
 from cloudtrain.runs.watching import rate_limit
@@ -30,9 +30,9 @@ class Pace:
         self, backend: Backend, followed: Callable[[], bool], age_s: float = 0.0, clock: Clock = SYSTEM
     ) -> None:
         self._clock = clock
-        self._shared = isinstance(backend, HasRemoteLog)
+        self._shared = backend.follow_s is not None
         self._poll_s = max(backend.poll_s, FIRST_POLL_S)
-        self._follow_s = max(backend.follow_s, NOTICE_S) if isinstance(backend, HasRemoteLog) else 0.0
+        self._follow_s = max(backend.follow_s, NOTICE_S) if backend.follow_s is not None else 0.0
         self._followed = followed
         self._began = self._clock.monotonic() - age_s
         self._read_at = self._clock.monotonic()

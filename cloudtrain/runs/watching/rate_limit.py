@@ -8,8 +8,6 @@ import time
 from cloudtrain.clock import SYSTEM, Clock
 
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 60.0  # before a platform that did not answer is asked again; doubled each time
-LOGS_PER_S = 5.0  # logs of nodes that are read of a platform whose backend names no limit
-CALLS_PER_S = 50.0  # of a backend that names no limit
 SHARE, STRETCH_MAX = (
     0.10,
     20.0,

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.backends.api import Backend, HasStatuses
+from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Status
@@ -156,8 +156,7 @@ class Multiplexer:
 
     def _find_group(self, entry: Entry, attempt: AttemptRecord) -> None:
         backend = self._looks.clients.get(attempt.plan)
-        asks = backend if isinstance(backend, HasStatuses) else None
-        key = (attempt.plan.backend, asks.group if asks else attempt.plan.target)
+        key = (attempt.plan.backend, backend.group or attempt.plan.target)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(" ".join(key), backend, self._share, self._clock)
@@ -199,19 +198,19 @@ class Multiplexer:
                 group.running += 1
                 group.pool.submit(self._look, group, entry, entry.given)
 
-    def _ask(self, group: Group, asks: HasStatuses, entries: list[Entry]) -> None:
+    def _ask(self, group: Group, asks: Backend, entries: list[Entry]) -> None:
         """Ask for the states of many runs, in the group's own thread."""
         found: Mapping[str, Status] = {}
         error: Exception | None = None
         try:
             handles = [entry.handle for entry in entries if entry.handle]
-            if len(handles) == 1 and isinstance(asks, Backend):  # a listing may take several calls
+            if len(handles) == 1:  # a listing may take several calls
                 found = {handles[0]: asks.status(handles[0])}
             else:
                 found = asks.statuses(handles)
         except Exception as problem:
             error = problem
-        if isinstance(asks, Backend) and (error is None or isinstance(error, BackendError)):
+        if error is None or isinstance(error, BackendError):
             for entry in entries:
                 if error or entry.handle in found:
                     last_contact.note(self.home, entry.run_id, asks, error, self._clock)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.events import LogLine
@@ -49,7 +49,7 @@ class Spool:
         What a killed writer has left of a last line is cut off.
         """
         spool = cls(home, attempt.run_id, attempt.number, clock)
-        if not (isinstance(backend, HasRemoteLog) and backend.follow_s):
+        if not backend.follow_s:
             return None
         try:
             if attempt.cursor is not None and not spool.exists():

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 from cloudtrain import events
-from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.backends.api import Backend
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
@@ -99,7 +99,7 @@ class Watcher(AttemptEnds):
             if moved:
                 continue
             if until():
-                if not (hold and isinstance(backend, HasRemoteLog)):
+                if not (hold and backend.follow_s is not None):
                     self.store.release(self.run_id, self.me)
                 return run.status
             self.store.clock.sleep(min(self.pace(attempt, backend).wait_s(), NOTICE_S))
@@ -232,7 +232,7 @@ class Watcher(AttemptEnds):
         try:
             status = backend.status(handle)
         except BackendError:
-            if isinstance(backend, HasRemoteLog):
+            if backend.follow_s is not None:
                 self._read_log(attempt, backend)
                 self.log_was_read = True
                 self.pace(attempt, backend).answered(False)

@@ -99,8 +99,7 @@ class Worker:
 
 def patterns_of(backend: str) -> tuple[str, ...]:
     """Return the patterns of the variables that a backend's calls read."""
-    patterns: tuple[str, ...] = getattr(registry.backend_class(backend), "variables", environment.CALLS)
-    return patterns
+    return environment.patterns_of(registry.backend_class(backend))
 
 
 def serve(home: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends import shell
-from cloudtrain.backends.api import Backend, Feature, HasShell
+from cloudtrain.backends.api import Backend, Feature
 from cloudtrain.errors import BackendError
 from cloudtrain.testing.fixtures import ContractFixtures
 from cloudtrain.testing.suite.hostile import HOSTILE
@@ -31,7 +31,7 @@ class InsideContract(ContractFixtures):
     @pytest.fixture
     def start_with_shell(self, backend: Backend, start: Any) -> Any:
         """Return `start`; skips, before anything runs, where the backend starts no program on a node."""
-        if not isinstance(backend, HasShell):
+        if not backend.traits.shell:
             pytest.skip("it starts no program on a node")
         return start
 
@@ -39,7 +39,6 @@ class InsideContract(ContractFixtures):
         self, backend: Backend, handle: str, what: str, *words: str, node: int = 0, given: bytes | None = None
     ) -> shell.Completed:
         """Run a program on a node; skips where the backend starts none itself."""
-        assert isinstance(backend, HasShell)
         arguments = shell.program(what, self.submitted[handle], node, *words)
         started = backend.shell(handle, node, arguments, stdin=given is not None, terminal=False)
         if not started.argv and started.stream is None:

@@ -24,6 +24,7 @@ class PlanContract(ContractFixtures):
     def test_it_is_a_backend(self, backend: Backend) -> None:
         assert isinstance(backend, Backend)
         assert backend.name and backend.features <= frozenset(Feature)
+        assert backend.traits.shell == (type(backend).shell is not Backend.shell)
         assert registry.backend_class(backend.name) is type(backend)
         assert isinstance(type(backend).discover(), dict)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.api import Backend, HasImages, HasStatuses
+from cloudtrain.backends.api import Backend
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
@@ -20,9 +20,8 @@ class SubmitContract(ContractFixtures):
         handle = start("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
         self.until_line(connect(), handle, "there")
         assert connect().status(handle).state is State.RUNNING
-        if isinstance(again := connect(), HasImages):
-            images = again.images(handle)
-            assert set(images) <= {0} and all(pinned_image(image) == image for image in images.values())
+        images = connect().images(handle)
+        assert set(images) <= {0} and all(pinned_image(image) == image for image in images.values())
         connect().cancel(handle)
         assert self.until_final(connect(), handle).state is State.CANCELLED
         assert any(line.text == "there" for line in connect().logs(handle))
@@ -52,7 +51,7 @@ class SubmitContract(ContractFixtures):
     def test_statuses_are_those_of_status_in_fewer_calls(
         self, backend: Backend, connect: Callable[[], Backend], start: Any
     ) -> None:
-        if not isinstance(backend, HasStatuses):
+        if not backend.group:
             pytest.skip("it has no `statuses`")
         wait = "import time\nprint('there', flush=True)\ntime.sleep(600)\n"
         running, cancelled = [start(wait), start(wait)], start(wait)
@@ -65,7 +64,7 @@ class SubmitContract(ContractFixtures):
         unknown = finished[:-1] + ("8" if finished[-1] != "8" else "9")
         handles = [*running, cancelled, finished, failed, unknown]
         for asked in (connect(), backend):  # one that knows nothing yet, and one that has asked before
-            assert isinstance(asked, HasStatuses) and asked.group == backend.group and asked.calls_per_s > 0
+            assert asked.group == backend.group and asked.calls_per_s > 0
             for _ in range(2):
                 before = self.calls()
                 statuses = asked.statuses(handles)

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Backend, Plan
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import directory, supervisor
 from cloudtrain.nodes.logs import tail
@@ -22,14 +21,11 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 
-class AtticBackend:
+class AtticBackend(Backend):
     """Runs jobs in a folder of the attic."""
 
     name = "attic"
     poll_s = 0.1
-    features: frozenset[Feature] = (
-        frozenset()
-    )  # one node, no secrets, no inputs: more is refused before anything is sent
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.attic = Path(options.get("folder") or workdir)
@@ -100,10 +96,3 @@ class AtticBackend:
             if (Path(handle).parent / name).is_dir():
                 copy_tree(Path(handle).parent / name, into / name)
         return into
-
-    def check(self) -> list[Problem]:
-        return []
-
-    @classmethod
-    def discover(cls) -> dict[str, Any]:
-        return {}
