@@ -22,6 +22,7 @@ from cloudtrain.backends.plan import Plan as Plan
 from cloudtrain.backends.plan import Requirement as Requirement
 from cloudtrain.backends.plan import TimeLimit as TimeLimit
 from cloudtrain.backends.shell import Shell as Shell
+from cloudtrain.backends.traits import Paths as Paths
 from cloudtrain.backends.traits import Traits as Traits
 from cloudtrain.errors import Problem, Unsupported
 from cloudtrain.events import LogLine, Status
@@ -29,6 +30,7 @@ from cloudtrain.events import LogLine, Status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.output_files import OutputFiles
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -140,6 +142,18 @@ class Backend(ABC):
 
         What others wrote is hostile: `copy_tree` and `folder_writer` of cloudtrain.source.folder_writer follow no links.
         """
+
+    # -- what is known of its options ----------------------------------------------------------------------------------
+
+    @classmethod
+    def output_is_here(cls, options: Mapping[str, Any]) -> bool:
+        """Return whether a path in `output` is one of this machine."""
+        return cls.traits.paths is Paths.HERE
+
+    @classmethod
+    def open_output(cls, uri: str, options: Mapping[str, Any]) -> OutputFiles | None:
+        """Return an output in a store with the credentials that options name, None where they name none."""
+        return None
 
     # -- before a submission -------------------------------------------------------------------------------------------
 

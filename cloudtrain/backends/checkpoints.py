@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SAGEMAKER = ("sagemaker", "sagemaker-local")
 CHECKPOINT_DIR = "checkpoint_dir/"
 OURS = ".cloudtrain/"
 # Where a run's checkpoints are below its output: everywhere else, and on SageMaker.

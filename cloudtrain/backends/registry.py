@@ -10,13 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.backends.api import Backend, Plan, Traits
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import MissingExtra, UnknownBackend
+from cloudtrain.errors import BadRequest, MissingExtra, UnknownBackend
 
 if TYPE_CHECKING:
     from cloudtrain.backends.attached.backend import AttachedBackend
 
+DEFAULT = "local"  # of a job that names no target
 GROUP = "cloudtrain.backends"
 # name -> "module:class", and the pip extra that installs what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
@@ -74,6 +75,14 @@ def backend_class(name: str) -> type[Backend]:
         if extra is None or (error.name or "").partition(".")[0] == "cloudtrain":
             raise
         raise MissingExtra(f"the backend {name}", extra) from None
+
+
+def traits(name: str) -> Traits:
+    """Return what is always true of a backend; of one that is not installed here, what is true of most."""
+    try:
+        return backend_class(name).traits
+    except BadRequest:
+        return Traits()
 
 
 def create(name: str, options: Mapping[str, Any], home: Path, clock: Clock = SYSTEM) -> Backend:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Paths(StrEnum):
+    """Whose files the paths of a job name."""
+
+    HERE = "this machine"
+    NODES = "the nodes"
+    NONE = "no machine's: a job names objects of a store"
 
 
 @dataclass(frozen=True)
@@ -10,12 +19,27 @@ class Traits:
     """What is always true of a backend; the defaults are those of a platform in a cloud of which nothing is known.
 
     Attributes:
+        paths: whose files the paths of a job name.
         own_machines: its machines are this one, or others of your own: without accounts, regions, rented machines and
             images of a registry.
+        in_place: its ranks are plain processes of this machine: what they write anywhere stays where it is, and
+            `<home>/runs/<run>` has the results of a run without `output`.
+        shared_files: all nodes and attempts of a target see the same files.
+        packs: the platform packs `model` and `outputs`, and its copy of the checkpoints is as
+            cloudtrain.backends.checkpoints describes.
+        script_variables: the key of the job that asks for such variables, "sm_env" or "aip_env", where the platform
+            sets them itself; "" elsewhere.
+        account: its option that names who pays.
         prices: there are prices for its machines: `Backend.machine` names them as price lists do.
         shell: `Backend.shell` can start a program beside a rank, or names an address where a person can.
     """
 
+    paths: Paths = Paths.NONE
     own_machines: bool = False
+    in_place: bool = False
+    shared_files: bool = False
+    packs: bool = False
+    script_variables: str = ""
+    account: str = "account"
     prices: bool = False
     shell: bool = False

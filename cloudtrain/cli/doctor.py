@@ -69,8 +69,10 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
     from cloudtrain.runs.planning import config_check
 
     wrong = config_check.find_problems(Path.cwd())
+    from cloudtrain.backends import registry
+
     all_findings = [*check_machine(), *_config_findings(wrong), *(() if "" in wrong else _check_policies())]
-    for name in names or [_target_of(job) if job and "" not in wrong else "local"]:
+    for name in names or [_target_of(job) if job and "" not in wrong else registry.DEFAULT]:
         all_findings += _check_here(name, job, wrong)
     all_findings = list(dict.fromkeys(all_findings))  # several checks may end at the same missing login
     problems = [finding for finding in all_findings if finding.ok is False]
@@ -213,7 +215,7 @@ def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     from cloudtrain.runs.planning.plan import Planner
 
     plan = Planner(name).plan(job) if job else None
-    backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
+    backend = registry.create_for(plan, targets.home()) if plan else _create(name or registry.DEFAULT, {})[0]
     return backend.policy(kind, plan)
 
 

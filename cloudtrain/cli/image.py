@@ -93,7 +93,7 @@ def _find_place(target: str | None) -> _Place:
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
-    name = target or "local"
+    name = target or registry.DEFAULT
     named = targets.named_targets().get(name)
     if named:
         options = targets.options_of(named)
@@ -103,7 +103,8 @@ def _find_place(target: str | None) -> _Place:
 
 
 def _build(place: _Place, kind: str | None) -> str:
-    from cloudtrain.backends import trainer_image
+    from cloudtrain.backends import registry, trainer_image
+    from cloudtrain.backends.api import Paths
 
-    kind = kind or ("cpu" if place.backend == "local" or place.backend.endswith("-local") else "gpu")
+    kind = kind or ("cpu" if registry.traits(place.backend).paths is Paths.HERE else "gpu")
     return trainer_image.build(kind, toolkit=place.options.get("entry") == "toolkit")

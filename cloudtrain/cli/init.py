@@ -295,7 +295,7 @@ def _discover_target(target: str | None, folder: Path) -> dict[str, Any]:
     if target is None or target in targets.named_targets(folder):
         return {}
     discovered = registry.backend_class(target).discover()
-    if not discovered and target != "local":
+    if not discovered and target != registry.DEFAULT:
         terminal.note(
             f"cloudtrain found no credentials for the account of {target}: no target is written to cloudtrain.toml"
         )

@@ -76,7 +76,7 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
     home = targets.home()
     plan = Planner(target).plan(job) if job else None
     named = targets.named_targets().get(target or "")
-    name = plan.target or plan.backend if plan else target or "local"
+    name = plan.target or plan.backend if plan else target or registry.DEFAULT
     kind = plan.backend if plan else named.backend if named else name
     given: Mapping[str, Any] = {}
     if plan:

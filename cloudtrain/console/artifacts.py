@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest
 from cloudtrain.runs.run import Run
@@ -37,7 +38,7 @@ def results_folder(run: Run) -> Path:
     record = run.record
     if record.attached is not None and "://" not in record.attached:
         return Path(record.attached)
-    if record.attached is not None or record.backend != "local":
+    if record.attached is not None or not registry.traits(record.backend).in_place:
         return run.store.home / FETCHED / run.run_id
     output = str(record.job.get("output") or "").removeprefix("file://")
     if "://" in output:
@@ -48,7 +49,8 @@ def results_folder(run: Run) -> Path:
 def describe_missing_folder(run: Run) -> str:
     """Say that the folder of a run of this machine is gone, with its log and files; "" where it is there."""
     folder = run.store.home / "runs" / run.run_id
-    if run.record.attached or run.record.backend != "local" or folder.is_dir() or run.attempts[-1].handle is None:
+    in_place = registry.traits(run.record.backend).in_place
+    if run.record.attached or not in_place or folder.is_dir() or run.attempts[-1].handle is None:
         return ""
     return f"The folder {folder} is missing: it was moved or deleted. Log, checkpoints and files of the run were in it."
 

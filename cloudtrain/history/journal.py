@@ -102,6 +102,7 @@ class Journal:
 
 def entries_of_folders(runs: Path) -> Iterator[Entry]:
     """Yield what the folders of local runs say of their attempts, for a home that is older than its journal."""
+    from cloudtrain.backends import registry
     from cloudtrain.backends.manifest import sent_record
 
     for path in sorted(runs.glob("*/a*/request.json")):
@@ -111,8 +112,8 @@ def entries_of_folders(runs: Path) -> Iterator[Entry]:
             sent = sent_record(request["nodes"][0]["env"])
             about = sent["about"]
             plan = Plan(
-                "local", run_id, int(number), request, dict(about.get("bundle") or {}), sent["manifest"],
-                {"name": run_id.rsplit("-", 3)[0], **(about.get("job") or {})}, "local",
+                registry.DEFAULT, run_id, int(number), request, dict(about.get("bundle") or {}), sent["manifest"],
+                {"name": run_id.rsplit("-", 3)[0], **(about.get("job") or {})}, registry.DEFAULT,
             )  # fmt: skip
             yield Entry(plan, format_time(path.stat().st_mtime))
         except (OSError, ValueError, TypeError, KeyError, LookupError, RecursionError, BadRequest):

@@ -79,8 +79,7 @@ def _backend(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> F
 
 
 def _account(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:
-    key = "project" if plan.backend == "vertex" else "account"
-    yield from _one(f"options.{plan.backend}.{key}", facts.account, wanted)
+    yield from _one(f"options.{plan.backend}.{backend.traits.account}", facts.account, wanted)
 
 
 def _region(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Found:

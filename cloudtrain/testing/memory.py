@@ -80,6 +80,10 @@ class MemoryBackend(Backend):
 
         return create_model("MemoryOptions", __config__={"extra": "forbid"})
 
+    @classmethod
+    def output_is_here(cls, options: Mapping[str, Any]) -> bool:
+        return True
+
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         manifest = Manifest.of(job, run_id, attempt)
         return Plan(

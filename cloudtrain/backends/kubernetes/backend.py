@@ -19,6 +19,7 @@ from cloudtrain.backends.api import (
     Facts,
     Feature,
     FoundAttempt,
+    Paths,
     Plan,
     Requirement,
     Shell,
@@ -58,7 +59,7 @@ class KubernetesBackend(Backend):
     """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
 
     name = "kubernetes"
-    traits = Traits(shell=True)
+    traits = Traits(Paths.NODES, shell=True)
     poll_s = follow_s = POLL_S
     calls_per_s = CALLS_PER_S
     # A credential plugin of the kubeconfig (gke-gcloud-auth-plugin, aws) sees them all.

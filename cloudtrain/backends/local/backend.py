@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Backend, Feature, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Backend, Feature, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
@@ -37,7 +37,7 @@ class LocalBackend(Backend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    traits = Traits(own_machines=True, shell=True)
+    traits = Traits(Paths.HERE, in_place=True, own_machines=True, shell=True)
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()
     features = frozenset(

@@ -54,6 +54,7 @@ from cloudtrain.source import provenance
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.output_files import OutputFiles
     from cloudtrain.backends.sagemaker.logs import Position
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
@@ -67,7 +68,7 @@ class SagemakerBackend(Backend):
     """Runs jobs as SageMaker training jobs."""
 
     name = "sagemaker"
-    traits = Traits(prices=True, shell=True)
+    traits = Traits(packs=True, script_variables="sm_env", prices=True, shell=True)
     poll_s = 10.0
     variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S
@@ -92,6 +93,14 @@ class SagemakerBackend(Backend):
         from cloudtrain.backends.sagemaker.options import SagemakerOptions
 
         return SagemakerOptions
+
+    @classmethod
+    def open_output(cls, uri: str, options: Mapping[str, Any]) -> OutputFiles | None:
+        if not uri.startswith("s3://"):
+            return None
+        from cloudtrain.backends.output_files import opened
+
+        return opened(uri, Aws(cls.name, options.get("region"), options.get("profile"), options.get("endpoint")))
 
     # -- plan and submit -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images, s3
-from cloudtrain.backends.api import FETCHABLE, Backend, Feature, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, Backend, Feature, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
@@ -38,7 +38,7 @@ class SagemakerLocalBackend(Backend):
     """Runs training jobs as containers of this machine."""
 
     name = "sagemaker-local"
-    traits = Traits(own_machines=True, shell=True)
+    traits = Traits(Paths.HERE, own_machines=True, packs=True, script_variables="sm_env", shell=True)
     poll_s = 0.1
     features = SagemakerBackend.features | {Feature.LOCAL_PATHS}
 

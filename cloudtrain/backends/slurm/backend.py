@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Feature, FoundAttempt, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import (
+    FETCHABLE,
+    Backend,
+    Facts,
+    Feature,
+    FoundAttempt,
+    Paths,
+    Plan,
+    Shell,
+    TimeLimit,
+    Traits,
+)
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
@@ -43,7 +54,7 @@ class SlurmBackend(Backend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
-    traits = Traits(own_machines=True, shell=True)
+    traits = Traits(Paths.NODES, own_machines=True, shared_files=True, shell=True)
     poll_s = 5.0  # slurmctld serves everybody
     features = frozenset(
         {
@@ -75,6 +86,10 @@ class SlurmBackend(Backend):
         from cloudtrain.backends.slurm.options import SlurmOptions
 
         return SlurmOptions
+
+    @classmethod
+    def output_is_here(cls, options: Mapping[str, Any]) -> bool:
+        return not options.get("login")  # this is a login node
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Backend, Feature, FoundAttempt, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, Backend, Feature, FoundAttempt, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
@@ -52,7 +52,7 @@ class SshBackend(Backend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
-    traits = Traits(own_machines=True, shell=True)
+    traits = Traits(Paths.NODES, own_machines=True, shell=True)
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open

@@ -139,7 +139,7 @@ class VertexBackend(CustomJobsBackend):
     """Runs jobs as custom jobs of a Google Cloud project."""
 
     name = "vertex"
-    traits = Traits(prices=True, shell=True)
+    traits = Traits(script_variables="aip_env", account="project", prices=True, shell=True)
     poll_s = follow_s = POLL_S
     logs_per_s = LOGS_PER_S
 

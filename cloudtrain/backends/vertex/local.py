@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, Shell, Traits
+from cloudtrain.backends.api import FETCHABLE, Feature, Paths, Plan, Shell, Traits
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
@@ -35,7 +35,7 @@ class VertexLocalBackend(CustomJobsBackend):
     """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
-    traits = Traits(own_machines=True, shell=True)
+    traits = Traits(Paths.HERE, own_machines=True, script_variables="aip_env", shell=True)
     features = CustomJobsBackend.features | {Feature.LOCAL_PATHS}
     poll_s = POLL_S
     calls_per_s = logs_per_s = 100.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import registry
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import duration_s, format_duration, format_size
@@ -43,7 +44,6 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
 
 def _describe_kept(plan: Plan) -> str:
     """Return which files of the script's folder come home, and where they go; "" where none do."""
-    from cloudtrain.backends.checkpoints import SAGEMAKER
     from cloudtrain.runs.planning import attempts
 
     patterns = plan.job.get("keep", "auto")
@@ -52,7 +52,7 @@ def _describe_kept(plan: Plan) -> str:
     limit = plan.job.get("keep_limit") or "20GB"
     what = f"what the script writes in its folder, at most {limit}" if patterns == "auto" else ", ".join(patterns)
     place = attempts.output(plan)
-    if place and plan.backend not in SAGEMAKER:
+    if place and not registry.traits(plan.backend).packs:
         return f"{what}: {place}/{plan.run_id}/outputs (keep)"
     return f"{what}: outputs/ of what `cloudtrain fetch` copies (keep)"
 
@@ -109,7 +109,8 @@ def print_submitted(run: Run, action: str) -> None:
     """Print the summary of a run that was just submitted, its id first."""
     plan = run.attempts[-1].plan
     print_plan(plan, heading=f"{run.run_id}  {action} {describe_target(plan)}")
-    terminal.print_pairs([("folder", str(run.store.home / "runs" / run.run_id) if plan.backend == "local" else "")])
+    folder = str(run.store.home / "runs" / run.run_id) if registry.traits(plan.backend).in_place else ""
+    terminal.print_pairs([("folder", folder)])
 
 
 def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
@@ -377,7 +378,6 @@ def not_kept_rows(run: Run) -> list[tuple[str, str]]:
 
 def workdir_command(run: Run) -> list[str]:
     """Return the command that copies the script's working directory, in a list; [] where the backend cannot."""
-    from cloudtrain.backends import registry
     from cloudtrain.backends.api import Feature
 
     if run.record.attached or Feature.WORKDIR not in registry.backend_class(run.record.backend).features:
@@ -401,7 +401,7 @@ def _has_results(run: Run) -> bool:
     """Return whether there may be something to fetch."""
     record = run.record
     folder = run.store.home / "runs" / run.run_id
-    if record.backend != "local" or record.job.get("output"):
+    if not registry.traits(record.backend).in_place or record.job.get("output"):
         return True
     return any(
         (folder / name).is_dir() and any((folder / name).iterdir()) for name in ("model", "outputs", "checkpoints")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from cloudtrain.backends import registry
 from cloudtrain.cli import doctor
 from cloudtrain.cli.view.machine_checks import Finding
 from cloudtrain.console import fields, shell, text
@@ -33,7 +34,7 @@ class TargetStep:
     def target(self) -> str:
         """The target of the form, or the default."""
         node = self.draft.form.get(("target",))
-        return node if isinstance(node, str) and node else "local"
+        return node if isinstance(node, str) and node else registry.DEFAULT
 
     def draw(self) -> None:
         """Draw the step."""
@@ -87,7 +88,7 @@ class TargetStep:
         """Check a local target as soon as the step is opened; others may need the network."""
         self._was_shown = True
         await self.update_options()
-        if self.target == "local" and not list(self.findings):
+        if self.target == registry.DEFAULT and not list(self.findings):
             await self.check()
 
     async def check(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend
-from cloudtrain.backends.checkpoints import FOLDERS, SAGEMAKER
+from cloudtrain.backends.checkpoints import FOLDERS
 from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
@@ -98,7 +98,7 @@ def carry_checkpoints(checkpoint: Mapping[str, Any], backend: str, old: Plan, sa
 
     Where one was saved it must find it. The end of an attempt may leave one that it did not report.
     """
-    own, there = (FOLDERS[name in SAGEMAKER] for name in (backend, old.backend))
+    own, there = (FOLDERS[registry.traits(name).packs] for name in (backend, old.backend))
     folder = old.manifest["checkpoint"].get("folder") or there
     required = saved or checkpoint["required"]
     return {**checkpoint, "required": required, "folder": folder if folder != own else None}

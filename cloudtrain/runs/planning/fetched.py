@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends import checkpoints
+from cloudtrain.backends import checkpoints, registry
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
 from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.runs.planning import attempts
@@ -84,7 +84,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
     with owned(folder, run.run_id):
         try:
             fetched = backend.fetch(newest.handle, folder, tuple(what))
-            if any(attempt.plan.backend in checkpoints.SAGEMAKER for attempt in accepted):
+            if any(registry.traits(attempt.plan.backend).packs for attempt in accepted):
                 checkpoints.lift(folder / "checkpoints")  # it has moved
             return fetched
         except OSError as error:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.output_files import NotRead, OutputFiles, opened, report
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import is_shallow, short_reason
@@ -33,8 +34,7 @@ _NAME = re.compile(r"\d{8}T\d{6}\.\d+Z-\w+-[0-9a-f]{8}\.json")
 
 def is_here(backend: str, job: Job) -> bool:
     """Return whether a backend's output folder is one of this machine: on a login node those of Slurm are."""
-    options = job.options.get(backend) or {}
-    return backend not in ("ssh", "slurm", "kubernetes", "akash") or (backend == "slurm" and not options.get("login"))
+    return registry.backend_class(backend).output_is_here(job.options.get(backend) or {})
 
 
 @contextmanager
@@ -94,9 +94,8 @@ def _add(job: Mapping[str, Any], row: Mapping[str, Any]) -> None:
 
 
 def _output(job: Mapping[str, Any]) -> OutputFiles:
-    output, options = str(job["output"]), (job.get("options") or {}).get("sagemaker") or {}
-    if output.startswith("s3://") and options:
-        from cloudtrain.backends.aws import Aws
-
-        return opened(output, Aws("sagemaker", options.get("region"), options.get("profile"), options.get("endpoint")))
+    output = str(job["output"])
+    for backend, options in (job.get("options") or {}).items() if "://" in output else ():
+        if options and (files := registry.backend_class(backend).open_output(output, options)):
+            return files
     return opened(output)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines, registry
-from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.backends.api import Backend, Feature, Paths, Plan
 from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
@@ -229,7 +229,7 @@ class Planner:
             raise BadJob(
                 job.located([Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")])
             )
-        here = resolved.backend in run_inputs.HERE
+        here = registry.traits(resolved.backend).paths is Paths.HERE
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images, here):
             raise BadJob(job.located(refused))
         expected = [*expected, *refusals.find_notes(job, made["parallelism"], source)]

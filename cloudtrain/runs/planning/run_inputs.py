@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.checkpoints import SAGEMAKER
+from cloudtrain.backends.api import Paths
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.runs.planning import attempts, fetched
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from cloudtrain.job.sections import Input
 
 FOLDER = "inputs"  # of the home
-HERE = ("local", "sagemaker-local")  # backends whose nodes read every path of this machine
 
 
 def locate(job: Job, backend: str, options: Mapping[str, Any], home: Path) -> Job:
@@ -70,11 +69,11 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
         raise BadRequest(f"{run.run_id} was never accepted by {run.backend}: it has no {what}")
     copy = store.home / FOLDER / run.run_id
     uri, packer = _place(run, plans[-1], what, backend, options), None
-    if not uri and backend not in HERE:
+    if not uri and not _is_here(backend):
         own = attempts.backend_of(plans[-1], store.home, clock=store.clock)
         uri = own.packed(plans[-1], what)
         packer = own if uri else None
-    if not uri and backend in HERE:
+    if not uri and _is_here(backend):
         if not waits:
             fetched.fetch(store, run, copy, [what.partition("/")[0]])
         uri = str(copy / what)
@@ -115,19 +114,24 @@ def _check_state(run: RunRecord, what: str) -> None:
 
 def _place(run: RunRecord, plan: Plan, what: str, backend: str, options: Mapping[str, Any]) -> str:
     """Return where a run's results are and the target reads them, "" where they must be copied."""
-    if plan.backend in SAGEMAKER:  # the service packs the model, and names checkpoints in its own way
+    if registry.traits(plan.backend).packs:  # the service packs the model, and names checkpoints in its own way
         return ""
     output = attempts.output(plan)
     base = run.attached or (f"{output}/{plan.run_id}" if "://" in output else _run_folder(plan, output))
     folder = f"{base.removeprefix('file://').rstrip('/')}/{what}"
     if "://" in folder:
         return f"{folder}/"
-    if run.attached or plan.backend in (*HERE, "vertex-local"):
-        return folder if backend in HERE else ""
+    if run.attached or _is_here(plan.backend):
+        return folder if _is_here(backend) else ""
     same = plan.backend == backend and (plan.job.get("options") or {}).get(backend, {}) == dict(options)
-    single = backend == "slurm" or len(options.get("hosts", ())) == 1
+    single = registry.traits(backend).shared_files or len(options.get("hosts", ())) == 1
     known = folder.startswith(("/", "~/"))  # ~ is the home on the host, which the node replaces
     return folder if same and known and (output or single) else ""
+
+
+def _is_here(backend: str) -> bool:
+    """Return whether the nodes of a backend read the paths of this machine."""
+    return registry.traits(backend).paths is Paths.HERE
 
 
 def _run_folder(plan: Plan, output: str) -> str:
@@ -139,7 +143,7 @@ def _run_folder(plan: Plan, output: str) -> str:
 
 def _digest(uri: str, backend: str, home: Path) -> str | None:
     """Return the digest of a place that this machine can read, "" where nothing is there; None for another machine's."""
-    if "://" not in uri and backend not in HERE:
+    if "://" not in uri and not _is_here(backend):
         return None
     folder, _, name = uri.rstrip("/").rpartition("/")
     return registry.create_attached(home).digest(folder, name)

@@ -6,7 +6,8 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.checkpoints import SAGEMAKER
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Paths
 from cloudtrain.backends.notes import Fact, without
 from cloudtrain.job import launchers, placeholders
 from cloudtrain.runs.planning import resume_check, strategy_check
@@ -62,18 +63,18 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
             )
         elif other := world.first_need(texts):
             notes.append(f"{other}, but {texts.entry} does not load that file")
-    on_sagemaker = backend in SAGEMAKER  # they always have SageMaker's variables
-    if job.sm_env is None and not on_sagemaker and (found := texts.find(_SM)):
+    own = registry.traits(backend).script_variables  # the platform sets them anyway
+    if job.sm_env is None and own != "sm_env" and (found := texts.find(_SM)):
         changes["sm_env"] = True
         notes.append(
             f"{found.place} reads {found.text[1:]}: the SM_ variables are set, with the run's folders (sm_env)"
         )
-    if job.aip_env is None and not backend.startswith("vertex") and (found := texts.find(_AIP)):
+    if job.aip_env is None and own != "aip_env" and (found := texts.find(_AIP)):
         changes["aip_env"] = True
         notes.append(
             f"{found.place} reads {found.text[1:]}: the AIP_ variables are set, with the run's folders (aip_env)"
         )
-    if not on_sagemaker and (found := texts.find(_OPT_ML)):
+    if own != "sm_env" and (found := texts.find(_OPT_ML)):
         hint = "read SM_MODEL_DIR and similar variables, or pass {model_dir}"
         notes.append(f"{found.place} names a path below /opt/ml, which only SageMaker has: {hint}")
     return job.model_copy(update=changes), notes
@@ -163,7 +164,7 @@ def _keep_notes(job: Job, texts: Texts) -> list[str]:
 
 def _outside_notes(job: Job, texts: Texts, backend: str) -> list[str]:
     """Return the notes on results that cannot come home: folders outside of the script's own, but on this machine."""
-    if job.trainer or job.form == "shell" or backend == "local":
+    if job.trainer or job.form == "shell" or (traits := registry.traits(backend)).in_place:
         return []
     given = [(f"--{name}", str(value)) for name, value in job.hyperparameters.items()]
     for word, following in pairwise([*job.argv()[1:], ""]):
@@ -179,7 +180,8 @@ def _outside_notes(job: Job, texts: Texts, backend: str) -> list[str]:
     if match and (option := _RESULTS_NAME.match(match.text)) and option[0] not in named:
         folder = re.split(r"[\"']", match.text)[-2]
         found[f"{match.place}: {option[0]} {folder}"] = "a relative path, such as out"
-    again = "finds them only on a disk that all nodes share" if backend in ("ssh", "slurm") else "does not find them"
+    own_disks = traits.own_machines and traits.paths is Paths.NODES
+    again = "finds them only on a disk that all nodes share" if own_disks else "does not find them"
     lost = f"is outside of the script's folder: its files are not copied back, and the next attempt {again}"
     return [f"{what} {lost}; write {instead}" for what, instead in found.items() if not _ELSEWHERE.search(what)]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Feature, Plan
-from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
@@ -148,7 +147,11 @@ def plan_next(
             f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
             "to move a run, its job needs an output (a bucket or folder) that both targets can use",
         )
-    if saved and resolved.job.kept != () and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
+    if (
+        saved
+        and resolved.job.kept != ()
+        and registry.traits(plan.backend).packs != registry.traits(newest.backend).packs
+    ):
         notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
     return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
 
