@@ -43,6 +43,7 @@ class CloudtrainError(Exception):
     """
 
     exit_code = 1
+    run_id = ""  # of the run that the command had begun
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -10,14 +10,14 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
-from cloudtrain.history.file import Repaired, identity, locked, make_private, on_network
+from cloudtrain.history.file import Repaired, describe_holders, find_holders, identity, lock, make_private, on_network
 from cloudtrain.history.journal import Entry, Journal
 from cloudtrain.job.homes import make_home
 from cloudtrain.job.units import format_count
@@ -25,7 +25,8 @@ from cloudtrain.job.units import format_count
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
 
-BUSY_S = 60.0  # how long a writer waits for another writer
+BUSY_S = 60.0  # how long a writer waits for another process that holds a lock
+UNHELD_S = 10.0  # how long for a lock that no process of this machine holds
 CHECKED_BYTES = 4 << 20  # of a history that is checked whole whenever it is opened: 2 ms for each MiB
 MOST_VERSIONS = 1000  # of the schema that this cloudtrain takes for those of a newer one
 # What SQLite may also say of a damaged file, and of an error of ours: the file is checked.
@@ -33,7 +34,7 @@ _SUSPECT = ("no such table", "no such column", "already exists", "Could not deco
 _NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _HINTS = {
     "full": "free some disk space",
-    "locked": "another process has locked it; try again",
+    "locked": "no process of this machine is known to hold it; try again",
     "readonly": "set CLOUDTRAIN_HOME",
 }
 
@@ -84,31 +85,49 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection for reading; raises StoreError."""
-        with self._translated_errors():
+        with self.translated_errors():
             yield self.open()
 
-    @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection inside one transaction, which is rolled back when the block raises; raises StoreError."""
-        with self._translated_errors():
-            if self.read_only:
-                raise StoreError(
-                    f"the history {self.path} cannot be written: {self.home} is read-only", _HINTS["readonly"]
-                )
-            if self._copy is not None:
-                self.close()  # the disk was full
-            db = self.open(writing=True)
+    def write(self) -> sqlite3.Connection:
+        """Begin a transaction and return its connection, for a `with` block that commits it, or rolls it back if it raises.
+
+        Raises StoreError, and sqlite3.Error for `translated_errors`. It is no generator: Ctrl-C between its transaction and
+        the block would leave that open.
+        """
+        if self.read_only:
+            raise StoreError(f"the history {self.path} cannot be written: {self.home} is read-only", _HINTS["readonly"])
+        if self._copy is not None:
+            self.close()  # the disk was full
+        db = self.open(writing=True)
+        try:
+            self._begin(db)
+            if self._is_replaced():  # while we waited
+                raise Repaired(f"the history {self.path} was repaired just now", "run the command again")
+            return db
+        except BaseException:
+            if db.in_transaction:
+                with suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+            raise
+
+    def _begin(self, db: sqlite3.Connection) -> None:
+        """Begin a transaction; waits while another process writes, and shortly where none is known to."""
+        deadline = self._clock.monotonic() + BUSY_S
+        while True:
             try:
                 db.execute("BEGIN IMMEDIATE")
-                if self._is_replaced():  # while we waited
-                    raise Repaired(f"the history {self.path} was repaired just now", "run the command again")
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    with suppress(sqlite3.Error):
-                        db.execute("ROLLBACK")
-                raise
+                return
+            except sqlite3.OperationalError as error:
+                held = find_holders(*self._locked_files()) or on_network(
+                    self.home
+                )  # whose other machines are not known
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or not held:
+                    raise
+                if self._clock.monotonic() > deadline:
+                    raise
+
+    def _locked_files(self) -> tuple[Path, ...]:
+        return self.path, Path(f"{self.path}-shm")
 
     def record_attempt(self, plan: Plan, **columns: str | None) -> None:
         """Name a stored attempt in the journal, from which it is restored should its row be lost; raises StoreError."""
@@ -140,14 +159,17 @@ class Database:
         return repair.find_problem(self.path) if suspect else ""
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Turn SQLite's errors into StoreError; repair a damaged file first."""
         try:
             yield
         except sqlite3.Error as error:
             if self.repair(error):
                 raise Repaired(f"the history {self.path} was damaged: {error}", "run the command again") from error
-            raise StoreError(f"the history {self.path} cannot be used: {error}", _hint(error)) from error
+            hint = next((hint for phrase, hint in _HINTS.items() if phrase in str(error)), "")
+            if "locked" in str(error):
+                hint = describe_holders(*self._locked_files()) or hint
+            raise StoreError(f"the history {self.path} cannot be used: {error}", hint) from error
 
     def open(self, *, writing: bool = False) -> sqlite3.Connection:
         """Return the connection of this process; on a full disk, and not for `writing`, one to a copy of the history."""
@@ -219,7 +241,7 @@ class Database:
         wal = Path(f"{path}-wal")
         if path.exists() and not path.stat().st_size and wal.exists() and wal.stat().st_size:
             raise repair.Damaged("it is empty")  # SQLite would delete the -wal file
-        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        db = sqlite3.connect(path, timeout=UNHELD_S, isolation_level=None)
         try:
             self._prepare(db, exclusive)
         except BaseException as error:  # Ctrl-C during a migration must not leave its transaction open
@@ -252,8 +274,8 @@ class Database:
         if small and (answer := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise repair.Damaged(answer)
 
-    def _lock(self, exclusive: bool = True) -> AbstractContextManager[None]:
-        return locked(self.home / "history.lock", exclusive, BUSY_S, self._clock)
+    def _lock(self, exclusive: bool = True) -> IO[str]:
+        return lock(self.home / "history.lock", exclusive, BUSY_S, self._clock)
 
     def _rebuild(self, problem: str) -> str:
         """Put what can be read of a damaged file in its place, and return what was done."""
@@ -264,7 +286,7 @@ class Database:
 
     def _restore(self, sentence: str) -> None:
         """Add the runs that the journal lists and the history has lost; calls no platform."""
-        with self.write() as db:
+        with self.translated_errors(), self.write() as db:
             lost = repair.restore(db, self.home)
         if lost:
             runs = format_count(lost, "lost run")
@@ -273,7 +295,7 @@ class Database:
 
     def add_found(self, entries: Sequence[Entry]) -> int:
         """Add attempts that their platforms have, and return of how many runs; raises StoreError."""
-        with self.write() as db:
+        with self.translated_errors(), self.write() as db:
             for entry in entries:
                 repair.insert(db, entry)
         for entry in entries:
@@ -302,7 +324,3 @@ os.register_at_fork(before=_close_all)
 def placeholders(items: Sequence[object]) -> str:
     """Return SQL placeholders for as many values: `?, ?, ?`."""
     return ", ".join("?" for _ in items)
-
-
-def _hint(error: Exception) -> str:
-    return next((hint for phrase, hint in _HINTS.items() if phrase in str(error)), "")

@@ -23,7 +23,7 @@ def write_results(store: Store, run_id: str, results: Sequence[tuple[int, str, f
     """Add (step, name, value, time) to a run's curves, in one transaction; a point of the same name and step is replaced."""
     attempt_id = store.attempts(run_id)[-1].attempt_id
     ours = "attempt_id IN (SELECT attempt_id FROM attempts WHERE run_id = ?) AND name = ?"
-    with store.database.write() as db:
+    with store.database.translated_errors(), store.database.write() as db:
         for name in sorted({name for _, name, _, _ in results}):
             query = f"SELECT step, value, at FROM metrics WHERE {ours} AND seq >= ? AND seq < ?"
             points = {step: (value, at) for step, value, at in db.execute(query, (run_id, name, FIRST, END))}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, StoreError, UnknownRun
 from cloudtrain.job.homes import IGNORE_ALL
+from cloudtrain.nodes.process import describe
 
 # They have no shared memory for SQLite's WAL (https://sqlite.org/wal.html, read 2026-11-20).
 NETWORK_FILE_SYSTEMS = frozenset({
@@ -28,23 +29,51 @@ class Repaired(StoreError):
     """The history was damaged and has been repaired: what was asked of it can be asked again."""
 
 
-@contextmanager
-def locked(path: Path, exclusive: bool, most_s: float, clock: Clock = SYSTEM) -> Iterator[None]:
+def lock(path: Path, exclusive: bool, most_s: float, clock: Clock = SYSTEM) -> IO[str]:
     """Keep others from creating or replacing the history, which SQLite does not guard; `exclusive` from opening it too.
 
-    Waits, but not for ever: the holder may be a stopped process. Raises StoreError then.
+    Returns the open file: closing it releases the lock. It is no generator: Ctrl-C could come between its lock and the
+    `with` block. Waits at most `most_s` seconds, then raises StoreError.
     """
     deadline = clock.monotonic() + most_s
-    with path.open("w") as lock:
+    file = path.open("w")
+    try:
         while True:
             try:
-                fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                break
+                fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                return file
             except BlockingIOError:
                 if clock.monotonic() > deadline:
-                    raise StoreError(f"the history cannot be used: {path} is locked", "try again") from None
+                    message = f"the history cannot be used: {path} is locked"
+                    raise StoreError(message, describe_holders(path)) from None
                 clock.sleep(0.005)
-        yield
+    except BaseException:
+        file.close()
+        raise
+
+
+def describe_holders(*paths: Path) -> str:
+    """Return which processes hold a lock on files, and what to do; "" where none of this machine is known to."""
+    named = [describe(pid) for pid in find_holders(*paths)[:3]]
+    return (
+        f"held by {', '.join(named)}: wait for it, or end it (a stopped one continues with kill -CONT)" if named else ""
+    )
+
+
+def find_holders(*paths: Path) -> list[int]:
+    """Return the PIDs that hold a lock on files which keeps others from writing, as /proc/locks lists them."""
+    inodes = set()
+    for path in paths:
+        with suppress(OSError):
+            found = path.stat()
+            inodes.add(f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}")
+    pids: dict[int, None] = {}
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()  # 1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF
+            if len(words) == 8 and words[5] in inodes and "WRITE" in (words[3], words[1].replace("FLOCK", "WRITE")):
+                pids[int(words[4])] = None
+    return [pid for pid in pids if pid > 0]
 
 
 def make_private(history: Path) -> None:
@@ -97,19 +126,24 @@ def on_network(folder: Path) -> bool:
 
 
 def repaired(cls: type[T]) -> type[T]:
-    """Let the public methods of a class that has a `database` begin again where they have met a damaged history."""
+    """Let the public methods of a class that has a `database` begin again where they have met a damaged history.
+
+    They raise StoreError for SQLite's errors.
+    """
 
     def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return method(self, *args, **kwargs)
+                with self.database.translated_errors():
+                    return method(self, *args, **kwargs)
             except Repaired:
                 pass
             except (ValueError, TypeError, LookupError, BadRequest) as error:
                 if isinstance(error, UnknownRun) or not self.database.repair(error):
                     raise
-            return method(self, *args, **kwargs)
+            with self.database.translated_errors():
+                return method(self, *args, **kwargs)
 
         return call
 

@@ -49,7 +49,7 @@ def write(
         raise BadRequest("a tag must not contain commas or quotes", "for two tags write `--tag a --tag b`")
     texts = {name: _checked(name, text) for name, text in (("title", title), ("note", note)) if text is not None}
     flags = {name: int(flag) for name, flag in (("starred", star), ("archived", archive)) if flag is not None}
-    with store.database.write() as db:
+    with store.database.translated_errors(), store.database.write() as db:
         db.execute("INSERT OR IGNORE INTO marks (run_id) SELECT run_id FROM runs WHERE run_id = ?", (run_id,))
         before = json.loads(db.execute("SELECT tags FROM marks WHERE run_id = ?", (run_id,)).fetchone()[0])
         tags = [each for each in dict.fromkeys([*before, *added]) if each not in removed]
@@ -66,7 +66,7 @@ def views(store: Store) -> dict[str, str]:
 
 def keep_view(store: Store, name: str, query: str | None) -> None:
     """Keep a query under a name, or delete that of the name for None."""
-    with store.database.write() as db:
+    with store.database.translated_errors(), store.database.write() as db:
         if query is None:
             db.execute("DELETE FROM views WHERE name = ?", (name,))
         else:

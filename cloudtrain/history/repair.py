@@ -49,6 +49,7 @@ _JSON = {
     "job", "plan", "data", "images", "pointers", "hidden", "lacking", "tags", "spec", "params", "point", "result"
 }  # fmt: skip
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_CUT = sqlite3.SQLITE_IOERR_SHORT_READ  # the -wal file is shorter than its index says
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -57,7 +58,8 @@ class Damaged(sqlite3.DatabaseError):
 
 def is_damage(error: BaseException) -> bool:
     """Return whether SQLite says that the file is damaged."""
-    return isinstance(error, Damaged) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(error, Damaged) or code & 0xFF in _DAMAGE or code == _CUT
 
 
 def leak(connection: sqlite3.Connection) -> None:
@@ -102,26 +104,30 @@ def rebuild(path: Path) -> tuple[Path, int]:
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # of a repair that was killed
     target, source = _new(new), None
-    if path.stat().st_size:  # else SQLite would delete the -wal file
-        source = sqlite3.connect(path, timeout=1.0, isolation_level=None)
-        leak(source)
-        with suppress(sqlite3.Error):
-            source.execute("BEGIN IMMEDIATE")  # a process that still writes there waits
-        _Copy(source, target).run()
-    target.execute("DELETE FROM runs WHERE run_id NOT IN (SELECT run_id FROM attempts)")  # restore() adds them again
-    count = target.execute("SELECT count(*) FROM runs").fetchone()[0]
-    target.close()
-    aside = path.with_name(f"{path.name}.corrupt-{SYSTEM.utc():%y%m%d-%H%M%S-%f}-{os.getpid()}")
-    for suffix in _PARTS:
-        part = Path(f"{path}{suffix}")
-        if suffix and part.exists():
-            part.rename(f"{aside}{suffix}")
-    os.link(path, aside)
-    new.replace(path)
-    if source is not None and source.in_transaction:
-        with suppress(sqlite3.Error):
-            source.execute("ROLLBACK")
-    return aside, count
+    try:
+        if path.stat().st_size:  # else SQLite would delete the -wal file
+            source = sqlite3.connect(path, timeout=1.0, isolation_level=None)
+            leak(source)
+            with suppress(sqlite3.Error):
+                source.execute("BEGIN IMMEDIATE")  # a process that still writes there waits
+            _Copy(source, target).run()
+        target.execute(
+            "DELETE FROM runs WHERE run_id NOT IN (SELECT run_id FROM attempts)"
+        )  # restore() adds them again
+        count = target.execute("SELECT count(*) FROM runs").fetchone()[0]
+        target.close()
+        aside = path.with_name(f"{path.name}.corrupt-{SYSTEM.utc():%y%m%d-%H%M%S-%f}-{os.getpid()}")
+        for suffix in _PARTS:
+            part = Path(f"{path}{suffix}")
+            if suffix and part.exists():
+                part.rename(f"{aside}{suffix}")
+        os.link(path, aside)
+        new.replace(path)
+        return aside, count
+    finally:
+        if source is not None and source.in_transaction:
+            with suppress(sqlite3.Error):
+                source.execute("ROLLBACK")
 
 
 def restore(db: sqlite3.Connection, home: Path) -> int:
@@ -160,13 +166,13 @@ def search(db: sqlite3.Connection, home: Path) -> str:
             )
         found, unanswered = found + (handle is not None), unanswered + bool(event)
         state, ended_at = (State.QUEUED, None) if handle else (State.LOST, now())
-        db.execute("BEGIN IMMEDIATE")
-        db.execute(
-            "UPDATE attempts SET handle = ?, event = ?, state = ?, reason = ?, ended_at = ? WHERE attempt_id = ?",
-            (handle, event, state, reason, ended_at, attempt.attempt_id),
-        )
-        _set_run_state(db, attempt.run_id)
-        db.execute("COMMIT")
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(
+                "UPDATE attempts SET handle = ?, event = ?, state = ?, reason = ?, ended_at = ? WHERE attempt_id = ?",
+                (handle, event, state, reason, ended_at, attempt.attempt_id),
+            )
+            _set_run_state(db, attempt.run_id)
     hint = f", {unanswered} did not answer: run `cloudtrain doctor` to ask again" if unanswered else ""
     return f"{found} of {len(rows)} lost attempts were found on their platforms{hint}" if rows else ""
 

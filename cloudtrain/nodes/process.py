@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def start_time(pid: int) -> str | None:
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()  # the process name in parentheses may contain anything
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def describe(pid: int) -> str:
+    """Return a process in words: its PID, the first words of its command, and since when it runs.
+
+    The rest of the command is left out: it may hold a secret.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        started = int(booted.split()[1]) + int(start_time(pid) or 0) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, StopIteration):
+        return f"process {pid}"
+    command = " ".join(Path(word).name for word in words[:3] if word)
+    return f"process {pid} ({command}, since {datetime.fromtimestamp(started, UTC):%Y-%m-%d %H:%M:%SZ})"
 
 
 def _start_time_by_ps(pid: int) -> str | None:

@@ -18,6 +18,7 @@ from cloudtrain.cli.view import failures
 from cloudtrain.errors import BackendError, BadJob, BadRequest, MissingExtra, Problem, RunFailed, StoreError
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
+from cloudtrain.testing.memory import MemoryBackend
 from tests.cli.conftest import CLI
 from tests.conftest import WAIT_S
 from tests.history.test_repair import add_run
@@ -345,3 +346,46 @@ def test_one_run_with_a_damaged_time_does_not_hide_the_others(cli, home, words, 
     if words == ("ls",):
         (line,) = (line for line in shown.out.splitlines() if line.startswith("bad"))
         assert "good" in shown.out and ("?" in line.split()) == (moment == "no time")
+
+
+@pytest.mark.parametrize("options", [["--wait"], []], ids=["wait", "no-wait"])
+def test_a_submit_whose_id_cannot_be_stored_as_known_prints_one_object(cli, home, tmp_path, monkeypatch, options):
+    refuse_writes(home, "acked_at")
+    ended(monkeypatch)
+    (tmp_path / "train.py").write_text("")
+    said = cli("submit", tmp_path / "train.py", "-t", "memory", "--json", *options)
+    assert said.code == 0, said
+    assert said.json["run_id"].startswith("train-")
+    assert "the disk is full" in said.err and "the next submit of the same job continues train-" in said.err
+
+
+def test_an_error_behind_the_submission_names_the_run(cli, home, tmp_path, monkeypatch):
+    refuse_writes(home, "ended_at")
+    ended(monkeypatch)
+    (tmp_path / "train.py").write_text("")
+    said = cli("submit", tmp_path / "train.py", "-t", "memory", "--json", "--wait")
+    assert said.code == 2
+    assert said.json["run_id"].startswith("train-") and "the disk is full" in said.json["error"]
+
+
+def refuse_writes(home: Path, column: str) -> None:
+    """Let SQLite refuse that a column of a run is set, as on a full disk."""
+    with Store(home).database.write() as db:
+        db.execute(
+            f"CREATE TRIGGER full_disk BEFORE UPDATE OF {column} ON runs WHEN new.{column} IS NOT NULL"
+            " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        )
+
+
+def ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a platform whose jobs succeed at once."""
+    MemoryBackend.install()
+
+    def submit(self, plan, bundle):
+        handle = accept(self, plan, bundle)
+        self.finish(handle)
+        return handle
+
+    accept = MemoryBackend.submit
+    monkeypatch.setattr(MemoryBackend, "submit", submit)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *args, **more: None)

@@ -74,7 +74,7 @@ def _describe(error: BaseException) -> tuple[str, str, int, dict[str, Any]]:
     if isinstance(error, RunFailed):
         return error.message, error.hint, error.exit_code, {"phase": "run", "run_id": error.run_id}
     if isinstance(error, CloudtrainError):
-        return error.message, error.hint, error.exit_code, {}
+        return error.message, error.hint, error.exit_code, {"run_id": error.run_id} if error.run_id else {}
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         command = context.command_path if context else "cloudtrain"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cloudtrain.cli.view import columns, runs, summary, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.log import LastLines, LineFormatter, print_log
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, StoreError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration
 
@@ -57,13 +57,13 @@ def begin(
                 action = "was refused by"  # and its reason says where the next attempt goes
             _print_started(run, action, follow=follow, wait=wait, as_json=as_json)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
-                run.acknowledge()  # behind the flush: from here on the person knows the id
+                _acknowledge(run)  # behind the flush: from here on the person knows the id
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
                 run.printed_reason = reason
             if follow or wait:
                 code = follow_to_end(run, follow=follow, as_json=as_json, after=after)
-                run.acknowledge()  # its end was printed, also where its begin was not known
+                _acknowledge(run)  # its end was printed, also where its begin was not known
                 return code
             return BackendError.exit_code if unknown and not waits else 0
         except KeyboardInterrupt as stop:
@@ -71,6 +71,17 @@ def begin(
             if run is None:
                 raise
             return _interrupted(run, on_interrupt, getattr(stop, "cursor", None), as_json)
+        except CloudtrainError as error:
+            error.run_id = run.run_id if run else ""
+            raise
+
+
+def _acknowledge(run: Run) -> None:
+    """Note that the person knows the run. What was printed stays the answer where this cannot be stored."""
+    try:
+        run.acknowledge()
+    except StoreError as error:
+        terminal.note(f"warning: {error.message}: the next submit of the same job continues {run.run_id}")
 
 
 def _print_started(run: Run, action: str, *, follow: bool, wait: bool, as_json: bool) -> None:
@@ -248,7 +259,7 @@ def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool)
     after_option = f" --after {cursor}" if cursor else ""
     terminal.note(f"  follow again  cloudtrain logs -f {run.run_id}{after_option}")
     terminal.note(f"  cancel        cloudtrain cancel {run.run_id}")
-    run.acknowledge()  # the id is printed now, even if the interrupt came before
+    _acknowledge(run)  # the id is printed now, even if the interrupt came before
     run.refresh()  # starts a watcher in the background
     return INTERRUPTED
 
