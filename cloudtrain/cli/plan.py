@@ -44,11 +44,11 @@ def command(
     """Print what would be submitted, and submit nothing.
 
     It packages the source and builds the exact request for the platform, without network, credentials or SDK. Only
-    a `source` at a git address is downloaded. Prices are those of the stored price list (`cloudtrain prices`). With
-    -o it writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged. The file has
-    the digest of the source, not its files. submit sends the package that this command stored; files that you
-    change later are not in it. Where that package was deleted, submit packages the folder again and refuses a
-    changed source (exit code 2).
+    a `source` at a git address is downloaded. Prices are those of the stored price list (`cloudtrain prices`). The
+    five most important notes are printed, with --verbose all. With -o it writes the plan to a file; `cloudtrain
+    submit plan.json` then sends this request, unchanged. The file has the digest of the source, not its files.
+    submit sends the package that this command stored; files that you change later are not in it. Where that package
+    was deleted, submit packages the folder again and refuses a changed source (exit code 2).
 
     The exit code is 2 when the job, source or target is wrong, or a policy refuses the job. It is 2 too when a job
     of the shared trainer does not fit on its GPUs. It is 0 when only this machine lacks what the job needs, such as
@@ -68,7 +68,7 @@ def command(
     if as_json or output == "-":
         sys.stdout.write(plan.to_json())
         return 0
-    print_plan(plan)
+    print_plan(plan, verbose=verbose)
     if refusal := describe_refusal(plan):
         terminal.print_pairs([("submit", f"would refuse this here: {refusal}")])
     terminal.print_pairs(_budget_rows(plan, files))

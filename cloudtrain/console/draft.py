@@ -21,7 +21,8 @@ from cloudtrain.console.jobtext import Table
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
 from cloudtrain.job.document import Document
 from cloudtrain.job.problems import dotted
-from cloudtrain.runs.planning import attempts, refusals
+from cloudtrain.runs.planning import attempts
+from cloudtrain.runs.planning.checks.node import find_refusals
 from cloudtrain.source.bundle import Bundle, File, list_files
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Draft:
             resolved = self._submitter().resolve((document, self.form.folder))
             job = resolved.job
             layout = job.parallelism.model_dump(exclude_none=True)
-            problems = refusals.find_refusals(job, layout, job.world_size, job.num_nodes) if job.trainer else []
+            problems = find_refusals(job, layout, job.world_size, job.num_nodes) if job.trainer else []
         except CloudtrainError as error:
             problems = _problems(error)
         return [_with_path(problem, document) for problem in problems]

@@ -15,7 +15,7 @@ from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import yaml
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job, schema
-from cloudtrain.runs.planning import refusals
+from cloudtrain.runs.planning.checks import node
 from cloudtrain.source import clone
 
 FIELDS = {field.name: field for field in fields.job_fields()}
@@ -258,7 +258,7 @@ def test_the_trainers_arguments_are_its_own():
         {"learning_rat": 1, "max_steps": "many"},
     )
     jobs = [Job(name="x", trainer=True, hyperparameters=values) for values in (fine, wrong)]
-    nothing, found = (refusals.find_refusals(job, {}, 1, 1) for job in jobs)
+    nothing, found = (node.find_refusals(job, {}, 1, 1) for job in jobs)
     assert nothing == []
     assert {problem.path for problem in found} == {"hyperparameters.learning_rat", "hyperparameters.max_steps"}
     assert any("did you mean --learning_rate?" in problem.message for problem in found)

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends import registry
+from cloudtrain.backends.plan import Plan
 from cloudtrain.job.job import Job
+from cloudtrain.runs.planning.checks import source
+from cloudtrain.runs.planning.checks.case import Case
 from cloudtrain.runs.planning.plan import Planner
-from cloudtrain.runs.planning.script_notes import _outside_notes
 from cloudtrain.source.texts import Texts
 
 DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
+
+
+def outside(job: Job, folder: Path, backend: str) -> list[str]:
+    plan = Plan(backend, "run", 1, request={}, bundle={}, manifest={}, job={})
+    made_by = registry.create("local", {}, folder)
+    return list(source.results_outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +43,7 @@ DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
 def test_a_folder_for_results_outside_of_the_source_is_named(tmp_path: Path, script: str, keys: dict, named: str):
     (tmp_path / "train.py").write_text(script)
     job = Job(source=tmp_path, entrypoint="train.py", **keys)
-    notes = _outside_notes(job, Texts(tmp_path, ["train.py"], "train.py"), "kubernetes")
+    notes = outside(job, tmp_path, "kubernetes")
     assert len(notes) == bool(named)
     assert not named or notes[0].startswith(f"{named} is outside of the script's folder: its files are not copied back")
     assert not named or notes[0].partition(";")[0].endswith("and the next attempt does not find them")
@@ -43,10 +52,9 @@ def test_a_folder_for_results_outside_of_the_source_is_named(tmp_path: Path, scr
 def test_an_absolute_folder_may_stay_where_the_next_attempt_finds_it(tmp_path: Path):
     (tmp_path / "train.py").write_text("")
     job = Job(source=tmp_path, entrypoint="train.py", args=["--checkpoint_dir", "/nfs/out"])
-    texts = Texts(tmp_path, ["train.py"], "train.py")
-    assert _outside_notes(job, texts, "local") == []
+    assert outside(job, tmp_path, "local") == []
     for backend in ("ssh", "slurm"):
-        (note,) = _outside_notes(job, texts, backend)
+        (note,) = outside(job, tmp_path, backend)
         assert note.partition(";")[0].endswith("the next attempt finds them only on a disk that all nodes share")
 
 

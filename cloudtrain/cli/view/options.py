@@ -146,8 +146,8 @@ rank_option = click.option(
 verbose_option = click.option(
     "--verbose",
     is_flag=True,
-    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, and "
-    "the launcher's manifest (its instructions: arguments, env, inputs, limits and names of secrets).",
+    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, all "
+    "notes, and the launcher's manifest (its instructions: arguments, env, inputs, limits and names of secrets).",
 )
 
 

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
+MOST_NOTES = 5  # lines without --verbose
 SIGNAL = 128  # exit codes above it: a process was ended by a signal
 
 
-def print_plan(plan: Plan, *, heading: str = "") -> None:
-    """Print the summary of a plan."""
+def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False) -> None:
+    """Print the summary of a plan; its notes are in the order of their importance, all of them with `verbose`."""
+    parts = str((plan.at_most or {}).get("parts") or "") if describe_cost(plan) else ""
+    notes = [*([parts] if parts else []), *plan.notes]
+    more = 0 if verbose else len(notes[MOST_NOTES:])
     terminal.print_lines(heading or f"{plan.run_id}  would go to {describe_target(plan)}", style="bold")
     terminal.print_pairs(
         [
@@ -34,8 +38,8 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
             *(("policy", _describe_policy(policy)) for policy in plan.policies),
-            ("note", str((plan.at_most or {}).get("parts") or "") if describe_cost(plan) else ""),
-            *(("note", text) for text in plan.notes),
+            *(("note", text) for text in notes[: len(notes) - more]),
+            ("notes", f"{more} more: cloudtrain plan --verbose prints all" if more else ""),
         ]
     )
     if plan.candidates:

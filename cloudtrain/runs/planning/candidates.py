@@ -52,8 +52,7 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         }
         for choice, error in refused.items()
     ]
-    # What a platform itself does with this limit is not the whole: the watcher moves the run to the next candidate.
-    notes = without(first.notes, Fact.WAIT_UNLIMITED, Fact.WAIT_OVERRULED)
+    notes = []
     if unbounded := [plan.target for plan in ordered if say(plan.notes, Fact.WAIT_UNLIMITED)]:
         names = ", ".join(dict.fromkeys(unbounded))
         notes.append(
@@ -71,9 +70,11 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
             "limits.max_wait is not set: the next target is tried at once where one refuses the run or cannot be"
             " reached; a request that stays pending is not moved"
         )
+    # What a platform itself does with this limit is not the whole: the watcher moves the run to the next candidate.
+    own = without(first.notes, Fact.WAIT_UNLIMITED, Fact.WAIT_OVERRULED)
     costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
     at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}
-    return replace(first, candidates=tuple(rows), notes=tuple(notes), at_most=at_most)
+    return replace(first, candidates=tuple(rows), notes=(*notes, *own), at_most=at_most)
 
 
 def bases(plan: Plan) -> list[Plan]:

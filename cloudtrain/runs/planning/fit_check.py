@@ -1,11 +1,11 @@
-"""Say in a plan whether its training fits on its GPUs, and how long it takes; refuse what cannot fit."""
+"""Say in a plan whether its training fits on its GPUs, and how long it takes; choose a layout for `auto`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.errors import BadJob, Problem
+from cloudtrain.errors import Problem
 from cloudtrain.forecast import duration, fit, layout, training
 
 if TYPE_CHECKING:
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 
-def check(job: Job, plan: Plan, force: bool, backend: Backend) -> Plan:
-    """Return the plan with its lines on memory and time.
+def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan, list[Problem]]:
+    """Return the plan with its lines on memory and time, and why the shared trainer cannot fit, unless `force`.
 
-    Raises BadJob where the shared trainer cannot fit, unless `force`. A script is never refused: what it does is its own.
+    A script is never refused: what it does is its own.
     """
     made = plan.manifest
     nodes = int(made["nodes"])
     found = training.of_job(job, made["parallelism"], nodes * int(made["processes_per_node"]), nodes)
     if found is None:
-        return plan
+        return plan, []
     if isinstance(found, str):
         unknown = {"line": f"unknown: {found}"}
-        return replace(plan, fit={"answer": "", **unknown}, time=unknown)
-    answer = fit.answer(found, job.resources.accelerator or "GPU")
-    if answer.answer == fit.NOT:
+        return replace(plan, fit={"answer": "", **unknown}, time=unknown), []
+    answer, problems = fit.answer(found, job.resources.accelerator or "GPU"), []
+    if answer.answer == fit.NOT and job.trainer and not force:
         hint = "; ".join(text for text in (answer.hint, "use --force to submit it anyway") if text)
-        if job.trainer and not force:
-            raise BadJob(job.located([Problem(f"{answer.line}", "resources.accelerators", hint)]))
-    return replace(plan, fit=answer.to_dict(), time=duration.forecast(found, job, plan, _machine(job, plan, backend)))
+        problems.append(Problem(answer.line, "resources.accelerators", hint))
+    time = duration.forecast(found, job, plan, _machine(job, plan, backend))
+    return replace(plan, fit=answer.to_dict(), time=time), problems
 
 
 def freeze(job: Job, backend: Backend, bundle: Bundle) -> tuple[Job, list[str]]:

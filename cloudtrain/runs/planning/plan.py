@@ -14,25 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import machines, registry
-from cloudtrain.backends.api import Backend, Feature, Paths, Plan
-from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, rules, targets
-from cloudtrain.policy.checks import facts_of
-from cloudtrain.runs.planning import (
-    candidates,
-    cap,
-    chain,
-    keys,
-    output_audit,
-    policies,
-    refusals,
-    run_inputs,
-    script_notes,
-    strategy_check,
-)
+from cloudtrain.runs.planning import candidates, cap, chain, keys, policies, run_inputs, script_needs
+from cloudtrain.runs.planning.checks import table
+from cloudtrain.runs.planning.checks.case import Case
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.files import RESERVED
 from cloudtrain.source.texts import Texts
@@ -188,18 +177,10 @@ class Planner:
         self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
     ) -> Plan:
         """Return the plan of a job over a bundle: of a run with a new id or that of `key`, or of the attempt after `earlier`."""
-        me = label(getpass.getuser())
-        labels = {"user": me, **resolved.job.labels}
-        labels.pop(targets.SUBMITTER_LABEL, None)
-        if labels["user"] != me:
-            labels[targets.SUBMITTER_LABEL] = me
-        if home_id := homes.home_id(self.home):
-            labels[targets.HOME_LABEL] = home_id
-        if bundle.commit:
-            labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
         names = [file.path for file in bundle.files]
-        texts = Texts(Path(bundle.source), names, resolved.job.entrypoint)
-        bound, expected = script_notes.fit(resolved.job.bind(names), texts, resolved.backend)
+        source = Texts(Path(bundle.source), names, resolved.job.entrypoint)
+        bound, found = script_needs.fit(resolved.job.bind(names), source, resolved.backend)
+        labels = self._labels(bound, bundle)
         if key is not None:
             labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
         changes: dict[str, Any] = {"labels": labels}
@@ -213,55 +194,34 @@ class Planner:
             from cloudtrain.runs.planning import fit_check
 
             job, chosen = fit_check.freeze(job, backend, bundle)
-            expected = [*expected, *chosen]
+            found += chosen
         run, number = (earlier[-1].run_id, earlier[-1].number + 1) if earlier else (run_id(job.name, key), 1)
         plan = cap.plan_attempt(backend, job, bundle, run, number, earlier, self.home)
         if plan.price and plan.price["source"] == "resources.usd_per_hour" and resolved.target_prices:
             stated = {key: value for key, value in plan.price.items() if key != "known_usd_per_hour"}
             plan = replace(plan, price={**stated, "source": f"usd_per_hour of the target {resolved.target}"})
-        made = plan.manifest  # the platform's machine may have given the number of ranks
-        world = made["nodes"] * made["processes_per_node"]
-        layout = job.parallelism
-        images = facts_of(plan, backend).images or ()
-        source = Path(bundle.source)
-        if job.audit and "://" not in str(job.output) and not output_audit.is_here(resolved.backend, job):
-            message = f"is written from this machine, and {job.output} is on the machines of {resolved.target}"
-            raise BadJob(
-                job.located([Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")])
-            )
-        here = registry.traits(resolved.backend).paths is Paths.HERE
-        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], source, images, here):
-            raise BadJob(job.located(refused))
-        expected = [*expected, *refusals.find_notes(job, made["parallelism"], source)]
+        problems: list[Problem] = []
         if job.resources.gpus and (job.trainer or job.fit.model):
             from cloudtrain.runs.planning import fit_check
 
-            plan = fit_check.check(job, plan, self.force, backend)
-        notes = [*script_notes.of_backend(job, plan, texts), *expected, *run_inputs.notes(job)]
+            plan, problems = fit_check.forecast(job, plan, self.force, backend)
+        governed = resolved.governed
+        case = Case(job, plan, source, backend, (*found, *problems), governed.notes if governed else ())
+        plan = replace(plan, target=resolved.target, notes=table.run(case))
+        return governed.check(plan, backend) if governed else plan
+
+    def _labels(self, job: Job, bundle: Bundle) -> dict[str, str]:
+        """Return the labels of a run: the job's, and who submits what, and from where."""
+        me = label(getpass.getuser())
+        labels = {"user": me, **job.labels}
+        labels.pop(targets.SUBMITTER_LABEL, None)
         if labels["user"] != me:
-            text = f"labels.user is {labels['user']}, but you are {me}: costs and lists name you (submitted_by)"
-            notes.append(text)
-        if (gpu := job.resources.accelerator) and (meant := machines.similar_accelerator(gpu)):
-            notes.append(f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)")
-        if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
-            text = f"{resolved.backend} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
-            if job.num_nodes > 1:
-                between = "limits.max_wait bounds only how long nodes wait for each other"
-                text = f"{resolved.backend} does not end a wait for machines: {between}"
-            notes.append(Note(text, Fact.WAIT_UNLIMITED))
-        if job.output and not job.allow_secrets:
-            notes.append(
-                f"the source goes to {job.output} too: everyone who can read it can attach to the run and resume it"
-            )
-        if job.renamed:
-            notes.append(
-                f"the job name {job.renamed} is changed to {job.name}, because platforms allow only small letters, digits and -"
-            )
-        if layout.accelerate_config or layout.strategy not in ("none", "ddp"):
-            notes += strategy_check.check(job, plan, texts)
-        notes += script_notes.notes(job, plan, texts)
-        plan = replace(plan, target=resolved.target, notes=tuple(notes))
-        return resolved.governed.check(plan, backend) if resolved.governed else plan
+            labels[targets.SUBMITTER_LABEL] = me
+        if home_id := homes.home_id(self.home):
+            labels[targets.HOME_LABEL] = home_id
+        if bundle.commit:
+            labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
+        return labels
 
     def backend(self, resolved: Resolved) -> Backend:
         return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home, self.clock)

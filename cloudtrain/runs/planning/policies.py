@@ -33,10 +33,10 @@ class Governed:
     refused: Sequence[Problem] = ()  # what these refuse
 
     def check(self, plan: Plan, backend: Backend) -> Plan:
-        """Return a plan with its policies and what they changed; raises Refused with all that they refuse."""
+        """Return a plan with its policies; raises Refused with all that they refuse."""
         if refused := [*checks.find_problems(self.policies, plan, backend), *self.refused]:
             raise checks.Refused(self.job.located(refused))
-        return replace(plan, policies=_kept(self.policies, self.installed), notes=(*plan.notes, *self.notes))
+        return replace(plan, policies=_kept(self.policies, self.installed))
 
 
 def _kept(found: Sequence[Policy], installed: Sequence[EntryPoint]) -> tuple[Mapping[str, Any], ...]:

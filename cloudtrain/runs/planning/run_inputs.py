@@ -8,7 +8,7 @@ stored in the job: a rerun refuses results that have changed since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +43,6 @@ def locate(job: Job, backend: str, options: Mapping[str, Any], home: Path) -> Jo
     if problems:
         raise BadJob(job.located(problems))
     return job.model_copy(update={"inputs": found})
-
-
-def notes(job: Job) -> Iterator[str]:
-    """Yield a sentence for each input that names a run."""
-    for name, item in job.inputs.items():
-        if item.run:
-            yield f"input {name} is the {describe_input(item.model_dump())}"
 
 
 def describe_input(item: Mapping[str, Any]) -> str:

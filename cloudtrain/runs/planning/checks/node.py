@@ -1,19 +1,39 @@
-"""Ask the code that runs on a node whether it would refuse a job, so that a plan says it with the same sentence."""
+"""Checks that ask the code that runs on a node whether it would refuse a job, so that a plan says the same sentence."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.api import Paths
 from cloudtrain.backends.images import library_versions, parse_reference
 from cloudtrain.errors import Problem
+from cloudtrain.policy.checks import facts_of
 from cloudtrain.source.node_code import IN_MEMORY, module
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.job.sections import Input
+    from cloudtrain.runs.planning.checks.case import Case
+
+
+def refusals(case: Case) -> Iterator[Problem]:
+    """Refuse what a node would refuse."""
+    made = case.plan.manifest  # the platform's machine may have given the number of ranks
+    world = made["nodes"] * made["processes_per_node"]
+    images = facts_of(case.plan, case.backend).images or ()
+    here = case.backend.traits.paths is Paths.HERE
+    yield from find_refusals(case.job, made["parallelism"], world, made["nodes"], case.source.root, images, here)
+
+
+def notes(case: Case) -> Iterator[str]:
+    """Say what a node would do that a user may not expect."""
+    job = case.job
+    if job.trainer:
+        layout = case.plan.manifest["parallelism"]
+        yield from module("trainer.preview").notes(job.argv()[1:], layout, case.source.root, bool(job.setup))
 
 
 def find_refusals(
@@ -52,13 +72,6 @@ def find_refusals(
         except module("launcher.errors").Refused as refusal:
             return [Problem(str(refusal), _path(str(refusal)))]
     return []
-
-
-def find_notes(job: Job, parallelism: Mapping[str, Any], source: Path) -> list[str]:
-    """Return what a node would do that a user may not expect, one sentence each."""
-    if not job.trainer:
-        return []
-    return list(module("trainer.preview").notes(job.argv()[1:], parallelism, source, bool(job.setup)))
 
 
 def _missing_folders(job: Job) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Check at plan that Accelerate can carry out the strategy of a user's own script, and what an Accelerate file replaces.
+"""Checks of the source: can Accelerate carry out the strategy of a user's own script, and what its file replaces.
 
 Accelerate does not report a strategy that it cannot carry out: without GPUs, or in a script that does not use it, ranks
 train plain data parallel.
@@ -10,38 +10,52 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import BadJob, Problem
+from cloudtrain.errors import Problem
+from cloudtrain.job import launchers
 from cloudtrain.source.node_code import IN_MEMORY, module
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
+    from cloudtrain.runs.planning.checks.case import Case
     from cloudtrain.source.texts import Texts
 
 LIBRARIES = re.compile(r"\b(?:accelerate|transformers|trl|deepspeed)\b")
 
 
-def check(job: Job, plan: Plan, texts: Texts) -> list[str]:
-    """Return what a person should know of a job's strategy; raises BadJob for one that its ranks would not run."""
+def strategy(case: Case) -> Iterator[str | Problem]:
+    """Refuse a strategy that the ranks would not run, and say which keys of an Accelerate file count for nothing."""
+    job, texts = case.job, case.source
     file = job.parallelism.accelerate_config
     if not file and job.parallelism.strategy not in module("launcher.prepare.declared").SHARDED:
-        return []
+        return
     config: dict[str, Any] = {}
     if file:
         try:
-            config = read_config((texts.root / file).read_text("utf-8"))
+            config = _read_config(texts, file)
         except (OSError, ValueError) as error:
-            problem = Problem(
-                f"{file} is not a valid Accelerate configuration: {error}", "parallelism.accelerate_config"
-            )
-            raise BadJob(job.located([problem])) from None
-    gpus = int(plan.manifest.get("gpus_per_node") or 0)
-    if problems := list(find_problems(job, texts, gpus, config)):
-        raise BadJob(job.located(problems))
-    return [replaced] if (replaced := find_replaced(job, config)) else []
+            message = f"{file} is not a valid Accelerate configuration: {error}"
+            yield Problem(message, "parallelism.accelerate_config")
+            return
+    yield from _find_problems(job, texts, case.gpus, config)
+    if replaced := _find_replaced(job, config):
+        yield replaced
 
 
-def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) -> Iterator[Problem]:
+def separate_trainings(case: Case) -> Iterator[str]:
+    """Say where accelerate launch in a command would start separate trainings on CPU."""
+
+    def read(name: str) -> dict[str, Any]:
+        try:
+            return _read_config(case.source, name)
+        except (OSError, ValueError):
+            return {}
+
+    if case.job.form != "script" and not case.gpus and "ACCELERATE_USE_CPU" not in case.job.env:
+        note = launchers.cpu_note(case.command, read)
+        yield from [note] * bool(note)
+
+
+def _find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield why a job's strategy would not be what its ranks run.
 
     Args:
@@ -77,7 +91,7 @@ def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) 
         )
 
 
-def find_replaced(job: Job, config: Mapping[str, Any]) -> str:
+def _find_replaced(job: Job, config: Mapping[str, Any]) -> str:
     """Return which keys of an Accelerate file count for nothing, because the job says otherwise; "" for none."""
     ours = {"num_processes": job.world_size, "num_machines": job.num_nodes}
     nested = config.get("deepspeed_config")
@@ -92,12 +106,12 @@ def find_replaced(job: Job, config: Mapping[str, Any]) -> str:
     return f"{job.parallelism.accelerate_config}: cloudtrain's own settings replace {', '.join(replaced)}"
 
 
-def read_config(text: str) -> dict[str, Any]:
-    """Return what an Accelerate file holds, as Accelerate reads it; raises ValueError for one that is not a mapping."""
+def _read_config(texts: Texts, name: str) -> dict[str, Any]:
+    """Return what an Accelerate file of the source holds; raises OSError, and ValueError for one that is not a mapping."""
     import yaml
 
     try:
-        config = yaml.safe_load(text)
+        config = yaml.safe_load((texts.root / name).read_text("utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(str(error).replace("\n", " ")) from None
     if not isinstance(config, dict) or not config:

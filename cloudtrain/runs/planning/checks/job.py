@@ -1,0 +1,140 @@
+"""Checks that read the job and its plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends import machines, registry
+from cloudtrain.backends.api import Feature
+from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.errors import Problem
+from cloudtrain.job import launchers, placeholders, targets
+from cloudtrain.runs.planning import output_audit, run_inputs
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.planning.checks.case import Case
+
+
+def audit_elsewhere(case: Case) -> Iterator[Problem]:
+    """Refuse an audit log in a folder that this machine cannot write."""
+    job, plan = case.job, case.plan
+    if job.audit and "://" not in str(job.output) and not output_audit.is_here(plan.backend, job):
+        message = f"is written from this machine, and {job.output} is on the machines of {job.target}"
+        yield Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")
+
+
+def launcher_nodes(case: Case) -> Iterator[str]:
+    """Say where a launcher in a command expects other nodes than the job has."""
+    if case.job.form != "script":
+        note = launchers.nodes_note(case.command, case.job.num_nodes, is_text=bool(case.job.run))
+        yield from [note] * bool(note)
+
+
+def idle_gpus(case: Case) -> Iterator[str]:
+    """Say where a node has more GPUs than processes."""
+    if case.job.form != "script":
+        note = launchers.gpus_note(case.command, case.gpus, case.job.num_nodes)
+        yield from [note] * bool(note)
+        return
+    ranks, gpus = int(case.plan.manifest["processes_per_node"]), case.gpus
+    if ranks < gpus:
+        condition = "" if case.job.trainer else ", unless a process itself uses several"
+        yield (
+            f"{ranks} process{'es' * (ranks != 1)} on the {gpus} GPUs of a node: {gpus - ranks} of them"
+            f" {'is' if gpus - ranks == 1 else 'are'} idle{condition}; remove processes_per_node to start one for each GPU"
+        )
+
+
+def unlimited_wait(case: Case) -> Iterator[str]:
+    """Say where the platform does not end a wait for machines."""
+    job, name = case.job, case.plan.backend
+    if not job.limits.max_wait or Feature.MAX_WAIT in registry.backend_class(name).features:
+        return
+    text = f"{name} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
+    if job.num_nodes > 1:
+        between = "limits.max_wait bounds only how long nodes wait for each other"
+        text = f"{name} does not end a wait for machines: {between}"
+    yield Note(text, Fact.WAIT_UNLIMITED)
+
+
+def unknown_gpu(case: Case) -> Iterator[str]:
+    """Name the GPU that an unknown one is probably a mistyped form of."""
+    if (gpu := case.job.resources.accelerator) and (meant := machines.similar_accelerator(gpu)):
+        yield f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)"
+
+
+def set_by_policies(case: Case) -> Iterator[str]:
+    """Say what policies have set."""
+    yield from case.policies
+
+
+def unused_keep_limit(case: Case) -> Iterator[str]:
+    """Say where keep_limit limits nothing."""
+    if case.job.keep_limit and case.job.keep != "auto":
+        yield "keep_limit has no effect: it limits keep: auto only"
+
+
+def placeholders_in_shell(case: Case) -> Iterator[str]:
+    """Name a placeholder in a shell text, where none is replaced."""
+    for key, text in (("run", case.job.run), ("setup", case.job.setup)):
+        if text and (name := next(placeholders.names(text), "")):
+            yield f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}"
+
+
+def another_user(case: Case) -> Iterator[str]:
+    """Say whom costs and lists name, where the job names another user."""
+    labels = case.job.labels
+    if me := labels.get(targets.SUBMITTER_LABEL):
+        yield f"labels.user is {labels['user']}, but you are {me}: costs and lists name you (submitted_by)"
+
+
+def source_in_output(case: Case) -> Iterator[str]:
+    """Say who can read the source in an output."""
+    if case.job.output and not case.job.allow_secrets:
+        yield (
+            f"the source goes to {case.job.output} too: everyone who can read it can attach to the run and resume it"
+        )
+
+
+def found_while_planning(case: Case) -> Iterator[str | Problem]:
+    """Pass on what the planner has set for the job, and whether it fits on its GPUs."""
+    yield from case.found
+
+
+def inputs_of_runs(case: Case) -> Iterator[str]:
+    """Say where the inputs are that name a run."""
+    for name, item in case.job.inputs.items():
+        if item.run:
+            yield f"input {name} is the {run_inputs.describe_input(item.model_dump())}"
+
+
+def other_tools(case: Case) -> Iterator[str]:
+    """Say what `compat` does to a shell text."""
+    if case.job.compat == "skypilot":
+        yield "compat: skypilot: run and setup continue after a command that fails, as in SkyPilot"
+    elif case.job.compat == "dstack":
+        yield "compat: dstack: a pipeline in run or setup fails only where its last command does, as in dstack"
+
+
+def renamed(case: Case) -> Iterator[str]:
+    """Say how a name was changed for platforms."""
+    job = case.job
+    if job.renamed:
+        yield (
+            f"the job name {job.renamed} is changed to {job.name}, because platforms allow only small letters, digits and -"
+        )
+
+
+def one_process(case: Case) -> Iterator[str]:
+    """Say where a script has no variables of ranks."""
+    if case.plan.manifest.get("rank_env") is False:
+        yield (
+            "one process: RANK, WORLD_SIZE and MASTER_ADDR are not set, as with plain python (distributed_env: always sets them)"
+        )
+
+
+def once_per_node(case: Case) -> Iterator[str]:
+    """Say that a command starts its own processes."""
+    if case.job.form != "script":
+        yield "it runs once per node and may start its own processes, so only the number of nodes is checked"

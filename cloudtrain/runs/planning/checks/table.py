@@ -1,0 +1,54 @@
+"""The table of all checks of a plan; its order is the order of the notes, the most important first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.runs.planning.checks import accelerate, job, node, source
+from cloudtrain.runs.planning.checks.case import Case
+
+CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
+    # The job cannot run as it is written.
+    node.refusals,
+    job.audit_elsewhere,
+    # Work or its results are lost.
+    source.results_outside,
+    source.no_resume,
+    source.not_sent,
+    # Machines are paid that do nothing, or do the same twice.
+    job.launcher_nodes,
+    job.idle_gpus,
+    accelerate.separate_trainings,
+    source.copies,
+    job.unlimited_wait,
+    job.unknown_gpu,
+    # What was chosen for the job, and what its platform does.
+    job.set_by_policies,
+    job.found_while_planning,
+    source.of_backend,
+    # Something is not what the job seems to say.
+    accelerate.strategy,
+    source.arguments,
+    source.unread_keep,
+    job.unused_keep_limit,
+    job.placeholders_in_shell,
+    job.another_user,
+    # Who can read it.
+    job.source_in_output,
+    # How it runs.
+    node.notes,
+    job.inputs_of_runs,
+    job.other_tools,
+    job.renamed,
+    job.one_process,
+    job.once_per_node,
+)
+
+
+def run(case: Case) -> tuple[str, ...]:
+    """Return the notes of a plan, the most important first; raises BadJob with all problems."""
+    found = [each for check in CHECKS for each in check(case)]
+    if problems := [each for each in found if isinstance(each, Problem)]:
+        raise BadJob(case.job.located(problems))
+    return tuple(each for each in found if isinstance(each, str))

@@ -1,0 +1,106 @@
+"""The checks of a plan: what each kind reads, the order of the notes, and how many lines are printed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import registry
+from cloudtrain.cli import main
+from cloudtrain.errors import BadJob
+from cloudtrain.runs.planning.checks import job as job_checks
+from cloudtrain.runs.planning.checks.case import Case
+from cloudtrain.runs.planning.checks.table import CHECKS
+from cloudtrain.runs.planning.plan import Planner
+
+PATH = "/scratch/out"
+JOB = {
+    "name": "Many_Notes",
+    "entrypoint": "train.py",
+    "args": ["--output_dir", PATH],
+    "resources": {"accelerators": "H100:4", "usd_per_hour": 1},
+    "processes_per_node": 1,
+    "retry": {"max_attempts": 3},
+    "labels": {"user": "somebody-else"},
+    "keep": ["out"],
+    "keep_limit": "3GB",
+}
+SSH = '[targets.lab]\nbackend = "ssh"\nhosts = [{address = "10.0.0.5"}]\n'
+
+
+class Unread:
+    """A source that no check may look at."""
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name} of the source was read")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text("print('hello')\n")
+    (tmp_path / "cloudtrain.toml").write_text(SSH)
+    monkeypatch.chdir(tmp_path)
+    return {**JOB, "source": str(tmp_path / "source"), "target": "lab"}
+
+
+def test_every_check_of_the_package_is_in_the_table_and_each_once():
+    modules = {inspect.getmodule(check) for check in CHECKS}
+    takes_a_case = {
+        function
+        for module in modules
+        for _, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and list(inspect.signature(function).parameters) == ["case"]
+    }
+    assert takes_a_case == set(CHECKS)
+    assert len(CHECKS) == len(set(CHECKS))
+
+
+def test_checks_of_the_job_read_no_source(job: dict, home: Path):
+    planner = Planner(home=home)
+    resolved = planner.resolve(job)
+    plan = planner.plan_of(resolved, planner.package(resolved))
+    case = Case(resolved.job, plan, Unread(), registry.create("local", {}, home))
+    of_job = [check for check in CHECKS if inspect.getmodule(check) is job_checks]
+    assert len(of_job) > 10
+    assert [note for check in of_job for note in check(case)]
+
+
+def test_what_loses_work_comes_first_and_what_costs_money_next(job: dict, home: Path):
+    notes = Planner(home=home).plan(job).notes
+    words = [
+        "outside of the script's folder",
+        "start from the beginning",
+        "are idle",
+        "keep_limit",
+        "labels.user",
+        "job name",
+    ]
+    places = [next(at for at, note in enumerate(notes) if word in note) for word in words]
+    assert places == sorted(places), notes
+    assert places[:4] == [0, 1, 2, 3]
+
+
+def test_all_checks_name_their_problems_at_once(job: dict, home: Path):
+    wrong = {"audit": True, "output": "/data/out", "parallelism": {"strategy": "fsdp"}}
+    with pytest.raises(BadJob) as raised:
+        Planner(home=home).plan({**job, **wrong})
+    assert [problem.path for problem in raised.value.problems] == ["audit", "parallelism.strategy"]
+
+
+def test_five_notes_are_printed_and_all_with_verbose(job: dict, home: Path, capsys: pytest.CaptureFixture[str]):
+    Path("job.json").write_text(json.dumps(job))
+
+    def printed(*options: str) -> str:
+        assert main(["plan", "job.json", *options]) == 0
+        return capsys.readouterr().out
+
+    notes = json.loads(printed("--json"))["notes"]
+    assert len(notes) > 6
+    short, whole = (" ".join(printed(*options).split()) for options in ((), ("--verbose",)))
+    assert [note in short for note in notes] == [True] * 5 + [False] * (len(notes) - 5)
+    assert f"notes {len(notes) - 5} more: cloudtrain plan --verbose prints all" in short
+    assert all(note in whole for note in notes) and "more: cloudtrain plan" not in whole
