@@ -55,11 +55,56 @@ Completion for bash: `eval "$(_CLOUDTRAIN_COMPLETE=bash_source cloudtrain)"` (`z
 SPEC_HEAD = """\
 # The job file
 
-YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are reported at once, each with its line. `cloudtrain schema` prints
-the JSON schema, and `cloudtrain init` writes a job file whose first line points an editor at it. Any value can be set on
-the command line: `--set resources.use_spot=true`. Hyperparameters, arguments and environment values arrive as the text
-that was written.
+YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are reported at once, each with its line. Any value can be set on the command line: `--set resources.use_spot=true`.
+`cloudtrain init` writes a job file whose first line points an editor at the schema (`cloudtrain schema` prints it).
+
+## entrypoint
+
+```yaml title="job.yaml"
+source: .                        # the folder that is packaged
+entrypoint: train.py             # or -m package.train, or a command: ["bash", "run.sh"]
+hyperparameters: {lr: 3.0e-4}    # arrive as --lr 3.0e-4, as written
+```
+
+A shell text is `run:` instead ([Bring your script](scripts.md)).
 """
+
+SPEC_RESOURCES = """\
+```yaml title="gpus.yaml"
+entrypoint: train.py
+num_nodes: 2                                           # of this each
+resources: {accelerators: "A100:8", use_spot: true}    # one rank for each GPU
+target: prod
+```
+"""
+
+SPEC_TARGET = """\
+## target
+
+A backend (`local`, `ssh`, `slurm`, `kubernetes`, `sagemaker`, `vertex`), or a target that [cloudtrain.toml](reference/config.md) names:
+
+```toml title="cloudtrain.toml"
+[targets.prod]
+backend = "sagemaker"
+role = "arn:aws:iam::123456789012:role/training"
+bucket = "my-bucket"
+region = "us-east-1"
+```
+
+```bash
+cloudtrain plan job.yaml -t local
+cloudtrain plan gpus.yaml
+```
+
+From a list, `target: [prod, lab]`, the run takes the first that [has free machines](capacity.md).
+"""
+
+# The keys of most jobs, in the order of the page. The others come last.
+COMMON = (
+    *("name", "source", "entrypoint", "run", "hyperparameters", "args", "num_nodes", "processes_per_node", "resources"),
+    *("target", "limits", "inputs", "output", "env", "secrets", "environment", "setup", "image", "checkpoint", "retry"),
+    "labels",
+)
 
 
 OPTIONS_HEAD = """\
@@ -169,14 +214,26 @@ def spec_page() -> str:
     from cloudtrain.job.job import schema
 
     whole = schema()
-    parts = [SPEC_HEAD.rstrip(), "", WRITTEN, "", "## job", "", *_table(whole, whole)]
-    for name in _order(whole):
-        part = _object(whole["$defs"][name])
-        parts += ["", f"## {_key_of(whole, name)}", ""]
-        if said := part.get("description"):
-            parts += [said, ""]
-        parts += _table(part, whole)
+    keys = whole["properties"]
+    common, rare = ({key: keys[key] for key in (*COMMON, *keys) if (key in COMMON) is used} for used in (True, False))
+    names = sorted(_order(whole), key=lambda name: [*common, *rare].index(_key_of(whole, name).partition(".")[0]))
+    names.remove("Resources")
+    parts = [SPEC_HEAD.rstrip(), "", WRITTEN, *_part("Resources", whole, SPEC_RESOURCES), "", SPEC_TARGET.rstrip()]
+    for title, own in (("Keys of a job", common), ("Rare keys", rare)):
+        parts += ["", f"## {title}", "", *_table({**whole, "properties": own}, whole)]
+    for name in names:
+        parts += _part(name, whole)
     return "\n".join(parts) + "\n"
+
+
+def _part(name: str, whole: dict[str, Any], example: str = "") -> Iterator[str]:
+    part = _object(whole["$defs"][name])
+    yield from ("", f"## {_key_of(whole, name)}", "")
+    if said := part.get("description"):
+        yield from (said, "")
+    if example:
+        yield from (example.rstrip(), "")
+    yield from _table(part, whole)
 
 
 def options_page() -> str:

@@ -26,7 +26,11 @@ from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = ("start", "how", "migrate", "concepts", "reference")
-PAGES = [DOCS / "index.md", *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))]
+PAGES = [
+    DOCS / "index.md",
+    DOCS / "spec.md",
+    *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md")),
+]
 BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FILES = {
     "package/__init__.py": "",
