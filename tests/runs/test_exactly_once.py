@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,21 +51,40 @@ def traced(project: Path, home: Path, *inject: str) -> subprocess.CompletedProce
     return subprocess.run(trace, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
 
 
-def steps(project: Path, tmp_path: Path) -> int:
-    """Return how many calls a whole submit makes."""
+class Step(NamedTuple):
+    """A call of a submit: its line in the trace, and how many calls of its name were made until then."""
+
+    line: str
+    name: str
+    count: int  # strace's when= counts the calls of each name by themselves
+
+
+def steps(project: Path, tmp_path: Path) -> list[Step]:
+    """Return the calls of a whole submit."""
     log = tmp_path / "trace"
     ended = traced(project, tmp_path / "counted", "-o", str(log))
     assert ended.returncode == 0, ended.stderr
     Run.find(home=tmp_path / "counted").wait(WAIT_S)
-    return sum(bool(re.match(r"\w+\(", line)) for line in log.read_text().splitlines())
+    made: Counter[str] = Counter()
+    found = []
+    for line in log.read_text().splitlines():
+        if name := re.match(r"\w+(?=\()", line):
+            made[name[0]] += 1
+            found.append(Step(line, name[0], made[name[0]]))
+    return found
 
 
-def kill_and_run_again(project: Path, home: Path, step: int) -> None:
+def kill(project: Path, home: Path, step: Step) -> str:
+    """Submit until a step, on entry to which the process is killed, and return what it printed."""
+    inject = f"inject={step.name}:signal=SIGKILL:when={step.count}"
+    killed = traced(project, home, "-o", "/dev/null", "-e", inject)
+    assert killed.returncode == -signal.SIGKILL, f"{step} was not reached: {killed}"
+    return killed.stdout
+
+
+def kill_and_run_again(project: Path, home: Path, step: Step) -> None:
     """Kill a submit at one step, submit again, and look at what there is."""
-    killed = traced(project, home, "-o", "/dev/null", "-e", f"inject={CALLS}:signal=SIGKILL:when={step}")
-    told = re.search(r"^once-\S+", killed.stdout, re.MULTILINE)
-    if killed.returncode == 0:
-        return  # it made fewer calls this time
+    told = re.search(r"^once-\S+", kill(project, home, step), re.MULTILINE)
     env = {**os.environ, "CLOUDTRAIN_HOME": str(home)}
     again = subprocess.run(SUBMIT, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert again.returncode == 0, f"step {step}: {again.stdout}{again.stderr}"
@@ -82,15 +104,9 @@ def kill_and_run_again(project: Path, home: Path, step: int) -> None:
 
 
 def test_a_killed_submit_is_adopted_after_an_upgrade(project, tmp_path):
-    log = tmp_path / "trace"
-    assert traced(project, tmp_path / "counted", "-o", str(log)).returncode == 0
-    calls = [
-        line for line in log.read_text().splitlines() if line.startswith("mkdir(")
-    ]  # strace counts each call by itself
-    step = 1 + next(i for i, call in enumerate(calls) if "/runs" in call)
+    step = next(step for step in steps(project, tmp_path) if step.name == "mkdir" and "/runs" in step.line)
     home = tmp_path / "home"
-    killed = traced(project, home, "-o", "/dev/null", "-e", f"inject=mkdir:signal=SIGKILL:when={step}")
-    assert killed.returncode != 0 and not killed.stdout
+    assert not kill(project, home, step)
     upgraded = tmp_path / "upgraded"
     for name in ("cloudtrain", "entrypoints"):
         shutil.copytree(ROOT / name, upgraded / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -109,10 +125,10 @@ def test_a_killed_submit_is_adopted_after_an_upgrade(project, tmp_path):
 
 
 def shard(project: Path, tmp_path: Path, number: int, stride: int) -> int:
-    chosen = range(1 + number * stride, steps(project, tmp_path) + 1, stride * SHARDS)
+    chosen = steps(project, tmp_path)[number * stride :: stride * SHARDS]
     assert len(chosen) > 5
-    for step in chosen:
-        kill_and_run_again(project, tmp_path / "home" / f"step-{step}", step)
+    for number, step in enumerate(chosen):
+        kill_and_run_again(project, tmp_path / f"home-{number}", step)
     return len(chosen)
 
 
