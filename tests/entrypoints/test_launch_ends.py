@@ -87,10 +87,10 @@ import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", "daemon of " + os.getcwd()], {})
+        program = "import time; print('up', flush=True); time.sleep(600)"
+        os.execve(sys.executable, [sys.executable, "-c", program, "daemon of " + os.getcwd()], {})
     os._exit(0)
 os.wait()
-print("up", flush=True)
 time.sleep(600)
 """
 

@@ -100,7 +100,8 @@ def test_a_command_runs_once_per_node_with_the_nodes_variables(project: Path):
 def test_torchrun_makes_its_own_world(project: Path):
     (project / "world.py").write_text(
         "import os, torch.distributed as d\nd.init_process_group('gloo')\n"
-        "os.write(1, b'WORLD %d %d\\n' % (d.get_rank(), d.get_world_size()))\nd.destroy_process_group()\n"
+        "os.write(1, b'WORLD %d %d\\n' % (d.get_rank(), d.get_world_size()))\n"
+        "d.barrier()\nd.destroy_process_group()\n"  # a rank that leaves while another connects makes that one fail
     )
     code, log, said = submit(project, "--", "torchrun", "--nproc-per-node", "2", "world.py")
     assert code == 0, said + log
