@@ -5,6 +5,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   ├── BadJob               the job file or object; carries all of its problems
 │   ├── BadSource            the source cannot be packaged (missing, refused, nested repository)
 │   ├── UnknownBackend       no backend or target of that name
+│   ├── Unsupported          the run's backend cannot do this
 │   ├── UnknownRun           no run of that id or prefix
 │   ├── OverBudget           a budget of cloudtrain.toml is spent
 │   ├── CapReached           too little is left of limits.max_cost or max_total_runtime for another attempt
