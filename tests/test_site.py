@@ -94,6 +94,16 @@ def test_no_page_has_more_than_250_lines():
     assert [path.name for path in pages if len(path.read_text().splitlines()) > 250] == []
 
 
+def test_the_pages_are_short():
+    """Words of each page that is not generated: at most 1,200, and 50,000 of all together."""
+    words = {
+        str(path.relative_to(DOCS)): len(path.read_text().split())
+        for path in DOCS.rglob("*.md")
+        if path.name not in GENERATED
+    }
+    assert {page: count for page, count in words.items() if count > 1200} == {} and sum(words.values()) <= 50_000
+
+
 def sentences(page: Path) -> list[str]:
     """Return a page's sentences: of paragraphs, items of lists and cells of tables, without code blocks and links' addresses."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
