@@ -61,9 +61,9 @@ YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are repo
 ## entrypoint
 
 ```yaml title="job.yaml"
-source: .                        # the folder that is packaged
-entrypoint: train.py             # or -m package.train, or a command: ["bash", "run.sh"]
-hyperparameters: {lr: 3.0e-4}    # arrive as --lr 3.0e-4, as written
+source: .                      # the folder that is packaged
+entrypoint: train.py           # or -m package.train, or ["bash", "run.sh"]
+hyperparameters: {lr: 3.0e-4}  # arrive as --lr 3.0e-4, as written
 ```
 
 A shell text is `run:` instead ([Bring your script](scripts.md)).
@@ -72,7 +72,7 @@ A shell text is `run:` instead ([Bring your script](scripts.md)).
 SPEC_RESOURCES = """\
 ```yaml title="gpus.yaml"
 entrypoint: train.py
-num_nodes: 2                                           # of this each
+num_nodes: 2
 resources: {accelerators: "A100:8", use_spot: true}    # one rank for each GPU
 target: prod
 ```
