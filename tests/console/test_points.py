@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_each_of_the_twenty_points_has_a_test():
     rows = re.findall(
-        r"^\| (\d+) \| ([^|]+) \| `([^`]+)::(test_\w+)` \|$", (Path(__file__).parent / "README.md").read_text(), re.MULTILINE
+        r"^\| (\d+) \| ([^|]+) \| `([^`]+)::(test_\w+)` \|$",
+        (Path(__file__).parent / "README.md").read_text(),
+        re.MULTILINE,
     )
     assert [int(number) for number, *_ in rows] == list(range(1, 21))
     for number, what, path, name in rows:
