@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.sections import Resources
 
 FOLDER = Path(__file__).parent
-TABLES = ("sagemaker", "vertex")
+TABLES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/machines.csv")))
 # Accelerators that neither table has: NVIDIA's data center products, AMD's and Google's, as of 2026-11.
 OTHERS = {
     "A2", "A10", "A16", "A30", "A40", "A800", "B200", "B300", "GB200", "GB300", "GH200", "H20", "H100-NVL", "H200-NVL", "H800",

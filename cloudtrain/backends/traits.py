@@ -29,6 +29,9 @@ class Traits:
             cloudtrain.backends.checkpoints describes.
         script_variables: the key of the job that asks for such variables, "sm_env" or "aip_env", where the platform
             sets them itself; "" elsewhere.
+        client: what pip installs beside cloudtrain for a submission, "" where nothing is needed.
+        ci: what a person does so that a job of GitHub or GitLab logs in with its identity token; "" where none can.
+            cloudtrain/cli/ci has how it logs in, below `#? NAME`.
         account: its option that names who pays.
         prices: there are prices for its machines: `Backend.machine` names them as price lists do.
         shell: `Backend.shell` can start a program beside a rank, or names an address where a person can.
@@ -40,6 +43,8 @@ class Traits:
     shared_files: bool = False
     packs: bool = False
     script_variables: str = ""
+    client: str = ""
+    ci: str = ""
     account: str = "account"
     prices: bool = False
     shell: bool = False

@@ -111,6 +111,7 @@ def command(
 
 
 def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, force: bool) -> int:
+    from cloudtrain.backends import registry
     from cloudtrain.cli.view import ci
     from cloudtrain.job import targets
     from cloudtrain.policy import find
@@ -146,12 +147,8 @@ def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, for
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, ci.build(system, name, place))
     terminal.print_lines(f"{os.path.relpath(path)}  plans each change, and trains each commit on main")
-    todo = {
-        "sagemaker": f"allow {place.role} to CI, see {page('how/ci')}",
-        "vertex": f"allow the Workload Identity provider in it to CI, see {page('how/ci')}",
-        "kubernetes": "write the cluster's address and authority into it, and let its identity in, see "
-        f"{page('how/ci')}",
-    }.get(place.backend)
+    todo = registry.traits(place.backend).ci.format(role=place.role)
+    todo = todo and f"{todo}, see {page('how/ci')}"
     missing = (
         ""
         if place.wheel

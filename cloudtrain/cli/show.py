@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, provenance, runs, summary, terminal, timeline, why
 from cloudtrain.errors import BadRequest
@@ -186,7 +187,7 @@ DEFAULTS: Mapping[str, Any] = {
     "limits": {"max_runtime": "24h", "grace": "30s"},
     "checkpoint": {"every": "15m", "keep": 3},
     "retry": {"max_attempts": 1, "on_events": ["preempted", "lost", "capacity"]},
-    "target": "local",
+    "target": registry.DEFAULT,
     "prefer": "cost",
 }
 

@@ -68,7 +68,9 @@ class SagemakerBackend(Backend):
     """Runs jobs as SageMaker training jobs."""
 
     name = "sagemaker"
-    traits = Traits(packs=True, script_variables="sm_env", prices=True, shell=True)
+    traits = Traits(
+        packs=True, script_variables="sm_env", client="boto3", ci="allow {role} to CI", prices=True, shell=True
+    )
     poll_s = 10.0
     variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S

@@ -54,7 +54,7 @@ class SlurmBackend(Backend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
-    traits = Traits(Paths.NODES, own_machines=True, shared_files=True, shell=True)
+    traits = Traits(Paths.NODES, own_machines=True, shared_files=True, client="asyncssh", shell=True)
     poll_s = 5.0  # slurmctld serves everybody
     features = frozenset(
         {

@@ -52,7 +52,7 @@ class SshBackend(Backend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
-    traits = Traits(Paths.NODES, own_machines=True, shell=True)
+    traits = Traits(Paths.NODES, own_machines=True, client="asyncssh", shell=True)
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open

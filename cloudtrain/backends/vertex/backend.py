@@ -139,7 +139,8 @@ class VertexBackend(CustomJobsBackend):
     """Runs jobs as custom jobs of a Google Cloud project."""
 
     name = "vertex"
-    traits = Traits(script_variables="aip_env", account="project", prices=True, shell=True)
+    traits = Traits(script_variables="aip_env", client="google-auth", ci="allow the Workload Identity provider in it to CI",
+                    account="project", prices=True, shell=True)  # fmt: skip
     poll_s = follow_s = POLL_S
     logs_per_s = LOGS_PER_S
 

@@ -11,10 +11,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudtrain.backends import registry
+
 PATHS = {"github": ".github/workflows/cloudtrain.yml", "gitlab": ".gitlab-ci.yml"}
 TEMPLATES = Path(__file__).parents[1] / "ci"
-CLIENTS = {"sagemaker": "boto3", "vertex": "google-auth", "slurm": "asyncssh", "ssh": "asyncssh"}
-_WITH_IDENTITY = ("sagemaker", "vertex", "kubernetes")
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class Place:
 def build(system: str, job: str, place: Place, branch: str = "main") -> str:
     """Return the file for "github" or "gitlab"; `job` is the job file's path in the repository."""
     conditions = {"": True, place.backend: True, "policy": place.pinned_policy}
-    conditions["account"] = bool(place.account) and place.backend == "sagemaker"
+    conditions[f"{place.backend} account"] = bool(place.account)
+    traits = registry.traits(place.backend)
     values = {
         "job": job,
         "branch": branch,
         "wheel": _quoted(place.wheel),
-        "client": f" {CLIENTS[place.backend]}" if place.backend in CLIENTS else "",
-        "identity": ", id-token: write" if place.backend in _WITH_IDENTITY else "",
+        "client": f" {traits.client}" if traits.client else "",
+        "identity": ", id-token: write" if traits.ci else "",
         "role": place.role,
         "account": place.account,
         "region": place.region or "us-east-1",
