@@ -13,7 +13,8 @@ import click
 
 from cloudtrain.cli.schema import schema_text
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest, page
+from cloudtrain.errors import BadJob, BadRequest, page
+from cloudtrain.job.problems import fit_name
 
 SCHEMA = "job.schema.json"
 USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
@@ -38,7 +39,7 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     "call",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="Convert the SageMaker estimator or ModelTrainer call in this script or notebook.",
+    help="Convert this batch script of sbatch, or the SageMaker estimator or ModelTrainer call in a script or notebook.",
 )
 @click.option("--trainer", is_flag=True, help="Use the shared trainer even when there is a script.")
 @click.option(
@@ -208,7 +209,6 @@ def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | N
 def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> str:
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
-    from cloudtrain.job.job import fit_name
     from cloudtrain.source.options import declared as options_of
     from cloudtrain.source.texts import Texts
 
@@ -253,13 +253,14 @@ def _converted(path: Path, target: str | None) -> str:
     import yaml
 
     from cloudtrain.job.estimator_call import convert, read_code
-    from cloudtrain.job.job import fit_name
 
     if path.suffix in (".yaml", ".yml"):
         from cloudtrain.job.job import Job
 
         Job.load(path)  # names another tool's file
         raise BadRequest(f"{path} is a job file already", f"cloudtrain plan {path}")
+    if path.suffix not in (".py", ".ipynb"):
+        return _converted_batch_script(path, target or "slurm")
     job, notes = convert(read_code(path))
     options = job.get("options", {}).get("sagemaker", {})
     if (
@@ -275,6 +276,32 @@ def _converted(path: Path, target: str | None) -> str:
     job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or "sagemaker"}
     lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
     return "\n".join(lines) + "\n" + yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
+
+
+def _converted_batch_script(path: Path, target: str) -> str:
+    """Return the job file of a batch script; on a target without Slurm its body is one command, or it is refused."""
+    import yaml
+
+    from cloudtrain.job import load, sbatch, targets
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def put_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, put_text)
+    document, _ = load.read(path)
+    named = targets.named_targets().get(target)
+    sbatch.fit_backend(document, named.backend if named else target)
+    if document.problems:
+        raise BadJob(document.problems)
+    job = {"name": fit_name(path.stem), "source": ".", **document.value, "target": target}
+    notes = sbatch.notes(job.get("run") or "")
+    if "run" in job:
+        job["run"] = re.sub(r"(?m)^#(SBATCH.*)?\n", "", job["run"])
+    lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
+    return "\n".join(lines) + "\n" + yaml.dump(job, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _text_of(script: Path) -> str:

@@ -76,6 +76,7 @@ def command(
     cloudtrain submit train.py -f -- --lr 1e-4
     cloudtrain submit -m package.train -- --lr 1e-4
     cloudtrain submit -- torchrun --nproc-per-node 2 train.py
+    cloudtrain submit job.sbatch -t cluster
     cloudtrain submit job.yaml -t prod --set hyperparameters.lr=1e-4
     cloudtrain submit job.yaml --wait --key "$CI_COMMIT" --on-interrupt cancel
     cloudtrain submit plan.json

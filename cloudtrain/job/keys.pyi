@@ -140,8 +140,8 @@ class JobKeys(TypedDict, total=False):
     """Files that the script writes in its folder and to copy back: [out, "runs/*/best.pt"]; auto: all; none."""
     keep_limit: str | None
     """How much keep: auto copies back of each node, the newest files; default: 20GB."""
-    compat: Literal["skypilot", "dstack"] | None
-    """Also set the node variables of this tool, such as SkyPilot, for entrypoint commands and run."""
+    compat: Literal["skypilot", "dstack", "sbatch"] | None
+    """Run the text as this tool does: skypilot and dstack set their node variables, sbatch runs it on the first node."""
     arg_style: Literal["argparse", "hf", "hydra"]
     """How hyperparameters become arguments."""
     hyperparameters: Mapping[str, Any]

@@ -43,7 +43,8 @@ def make_job(kind: type[J], document: Document, folder: Path) -> J:
 def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     """Return the document of a file and its folder, or of a text that is no file's name and the current folder.
 
-    Blocking. Raises BadRequest when the file cannot be read, BadJob when it is not valid YAML.
+    A batch script of Slurm is read as the job that it makes. Blocking. Raises BadRequest when the file cannot be read,
+    BadJob when it is not valid YAML.
     """
     if isinstance(source, str) and not _is_name(source):
         return _mapping(read_yaml(source, "<text>"), "<text>"), Path.cwd()
@@ -61,7 +62,13 @@ def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadRequest(f"{path} cannot be read: {reason}", "check the path and its permissions") from None
-    return _mapping(read_yaml(raw, str(path)), str(path)), Path(os.path.abspath(path)).parent  # noqa: PTH100
+    folder = Path(os.path.abspath(path)).parent  # noqa: PTH100
+    if raw.startswith(b"#!"):
+        from cloudtrain.job import sbatch
+
+        if sbatch.is_batch_script(text := raw.decode("utf-8", "replace")):
+            return sbatch.read(text, str(path)), folder
+    return _mapping(read_yaml(raw, str(path)), str(path)), folder
 
 
 def apply_sets(document: Document, sets: Sequence[str]) -> Document:

@@ -101,9 +101,10 @@ class JobModel(Spec):
     keep_limit: Size | None = Field(
         default=None, description="How much keep: auto copies back of each node, the newest files; default: 20GB."
     )
-    compat: Literal["skypilot", "dstack"] | None = Field(
+    compat: Literal["skypilot", "dstack", "sbatch"] | None = Field(
         default=None,
-        description="Also set the node variables of this tool, such as SkyPilot, for entrypoint commands and run.",
+        description="Run the text as this tool does: skypilot and dstack set their node variables, sbatch runs it on the "
+        "first node.",
     )
     arg_style: Literal["argparse", "hf", "hydra"] = Field(
         default="argparse", description="How hyperparameters become arguments."

@@ -192,6 +192,10 @@ def _entry(job: JobModel) -> Iterator[Conflict]:
             ("compat", "entrypoint", "run"),
             Problem("works only for a command or run, which run once per node", "compat", hint),
         )
+    if job.compat == "sbatch" and job.run is None:
+        yield Conflict(
+            ("compat", "entrypoint", "run"), Problem("is sbatch, which runs a run text", "compat", "write run:")
+        )
     if job.resume_args and job.trainer:
         yield Conflict(("resume_args", "trainer"), Problem("is not needed: the shared trainer resumes", "resume_args"))
 

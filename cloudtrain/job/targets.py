@@ -139,6 +139,11 @@ def resolve(
         whole = _stack([*layers, chosen.defaults, options, own], sets, target, choice or Choice())
     for document in over:
         whole.overlay(document)
+    if whole.value.get("compat") == "sbatch":
+        from cloudtrain.job import sbatch
+
+        site = chosen.options.value.get("directives") or [] if chosen else []
+        sbatch.fit_backend(whole, chosen.backend if chosen else str(whole.value.get("target") or "local"), site)
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:

@@ -87,7 +87,7 @@ def node_environment(
     env.update(defaults or {})
     if cluster.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
-    if not manifest.gpus_per_node:
+    if not manifest.gpus_per_node and manifest.compat != "sbatch":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if manifest.aip_env and cluster.platform != "vertex":
         env.update(vertex_variables(prepared.folders))
@@ -199,6 +199,8 @@ def command_environment(
     """Return the environment of what runs once per node when the world is known."""
     defaults = prepared.sagemaker.variables(world) if prepared.sagemaker is not None else {}
     env = setup_environment(base, manifest, cluster, prepared, source, defaults)
+    if manifest.compat == "sbatch":  # its steps on other nodes inherit this: no address or rank of this node
+        return {name: env[name] for name in env if name not in ("CLOUDTRAIN_NODE_RANK", "CLOUDTRAIN_NUM_NODES")}
     env.update(
         NODE_RANK=str(world.node_rank),
         MASTER_ADDR=world.master_host,

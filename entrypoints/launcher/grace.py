@@ -177,7 +177,8 @@ class Grace:
                 processes.kill(pid, signal.SIGSTOP)
         for pid in steps.terminate:
             self._asked[pid] = stats[pid][START]
-            processes.kill(pid, signal.SIGTERM)
+            if not (family[pid].program == "srun" and _ask_tasks()):
+                processes.kill(pid, signal.SIGTERM)
             if pid in self._stopped:
                 processes.kill(pid, signal.SIGCONT)
         for pid in steps.kill:
@@ -192,6 +193,15 @@ class Grace:
         """Whether it is the rank's first process, or an orphan of its: of a shell that somebody else ended, for instance."""
         known = self._seen.get(pid, fields[START] if int(fields[SESSION]) == self._root else None)
         return known == fields[START] and pid not in self._left
+
+
+def _ask_tasks() -> bool:
+    """Send SIGTERM to the tasks of this job's steps, and return whether it could be: srun itself would kill them at once."""
+    try:
+        os.posix_spawnp("scancel", ["scancel", "--signal=TERM", os.environ["SLURM_JOB_ID"]], os.environ)
+    except (OSError, KeyError):
+        return False
+    return True
 
 
 def find_deaf() -> dict[int, bytes]:

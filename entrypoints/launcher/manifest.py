@@ -39,7 +39,9 @@ class Manifest:
     silence_s: float | None = None
     join_s: float | None = None  # how long nodes wait for each other; left out where it is the default
     form: str = "script"  # what argv is: a script, a "command" that runs once per node, or a "shell" text in argv[0]
-    compat: str = ""  # "skypilot" or "dstack": whose node variables a command gets too
+    compat: str = (
+        ""  # "skypilot" or "dstack": whose node variables a command gets too; "sbatch": one node runs the text
+    )
     setup: str = ""  # shell text that every node runs before its ranks
     resume_args: Sequence[str] = ()  # added to argv on later attempts, where there is a checkpoint
     keep: Sequence[str] | None = (

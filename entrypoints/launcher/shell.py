@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from .log import Log
 
 # What bash prints before it ends the text, unless that was its last command and no pipeline. The line is taken from the
@@ -21,9 +23,15 @@ def command(text: str, name: str, compat: str, log: Log) -> list[str]:
 
     With `compat` it is what that tool does: SkyPilot runs a script of bash that goes on after a failure
     (sky/skylet/log_lib.py), dstack joins the commands by && (services/jobs/configurators/base.py; both read 2026-11-27).
+    sbatch runs a file with the interpreter of its first line.
     """
     import shutil
 
+    if compat == "sbatch" and name == "run":
+        path = os.path.join(os.environ.get("CLOUDTRAIN_NODE_DIR") or ".cloudtrain", "slurm_script")
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        return [*text.partition("\n")[0].removeprefix("#!").split(None, 1), path]
     if shutil.which("bash") is None:
         log.say(f"bash is not installed here: sh -e runs {name}, and a pipeline fails only where its last command does")
         return ["sh", "-c" if _has_own_way(text) or compat == "skypilot" else "-ec", text]

@@ -29,6 +29,8 @@ def check_world(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]
                 f"{manifest.world_size} processes were requested in all (num_nodes x processes_per_node),"
                 f" but the launcher that started them (torchrun, mpirun, srun, the platform) started {real}"
             )
+    elif manifest.compat == "sbatch":
+        manifest.nodes, manifest.min_nodes = 1, None  # the other nodes run steps of srun
     elif cluster.nodes is not None and not manifest.fewest_nodes <= cluster.nodes <= manifest.nodes:
         raise Refused(f"{manifest.nodes} nodes were requested, but {cluster.platform} gave {cluster.nodes}")
     elif not 0 <= cluster.node_rank < manifest.nodes:

@@ -66,7 +66,7 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
     if limits.others:
         yield f"doctor found no partition {name} on {day}, but {', '.join(limits.others)}"
     arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
-    seconds, nodes = int(arguments["time"]) * 60, int(arguments["nodes"].partition("-")[0])
+    seconds, nodes = int(arguments["time"]) * 60, int(arguments.get("nodes", "1").partition("-")[0])
     if limits.seconds is not None and seconds > limits.seconds:
         yield (
             f"partition {name} allows {format_duration(limits.seconds)} (doctor, {day}) and the job asks for "

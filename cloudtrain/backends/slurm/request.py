@@ -36,8 +36,9 @@ MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the st
 # Options that the plan sets itself; `directives` (sbatch) and `srun_args` must not contain them.
 SRUN_OPTIONS = ("nodes", "ntasks", "ntasks-per-node", "export", "kill-on-bad-exit", "wait", "job-name", "output", "error",
         "input", "chdir", "multi-prog", "jobid", "time", "array")  # fmt: skip
-RESERVED_OPTIONS = ("job-name", "output", "error", "nodes", "ntasks", "ntasks-per-node", "array", "chdir", "export", "requeue",
-        "no-requeue", "parsable", "test-only", "wrap", "wait", "open-mode", "comment", "time")  # fmt: skip
+TASKS = ("ntasks", "ntasks-per-node")  # of a job whose text is a body of sbatch only
+RESERVED_OPTIONS = ("job-name", "output", "error", "nodes", "array", "chdir", "export", "requeue", "no-requeue",
+        "parsable", "test-only", "wrap", "wait", "open-mode", "comment", "time")  # fmt: skip
 SHORT_OPTIONS = {
     "J": "job-name",
     "o": "output",
@@ -103,7 +104,7 @@ def build_request(
         "folder": folder,
         "run_dir": run_dir,
         "umask": umask,
-        "nodes": manifest.nodes,
+        "nodes": 1 if manifest.compat == "sbatch" else manifest.nodes,  # that have a log
         **({"starts": slices.count + restarts} if slices else {}),
         "sbatch": sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options),
         "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options, slices),
@@ -136,6 +137,12 @@ def sbatch_arguments(
     if needs.get("spot") and options.get("spot_qos"):
         site_options["qos"] = options["spot_qos"]
     site_options = {"partition": partition_of(bool(needs.get("spot")), options), **site_options}
+    is_body = manifest.compat == "sbatch"
+    given = {text.partition("=")[0][2:] for text in options.get("directives", ())} if is_body else set()
+
+    def _has(*names: str) -> bool:
+        return not given.isdisjoint(names)
+
     nodes = str(manifest.nodes)
     if manifest.min_nodes and manifest.min_nodes < manifest.nodes:
         nodes = f"{manifest.min_nodes}-{manifest.nodes}"
@@ -144,8 +151,8 @@ def sbatch_arguments(
         "--parsable",
         f"--job-name={attempt_id}",
         f"--comment=cloudtrain {run_id}",
-        f"--nodes={nodes}",
-        "--ntasks-per-node=1",
+        *([] if manifest.nodes == 1 and _has("ntasks") else [f"--nodes={nodes}"]),
+        *([] if is_body else ["--ntasks-per-node=1"]),
         f"--time={needs['minutes']}",
         f"--output={folder.replace('%', '%%')}/slurm.out",  # %j and the like would be numbers
         "--open-mode=append",
@@ -153,14 +160,14 @@ def sbatch_arguments(
         "--export=NONE",
         "--requeue" if needs.get("requeue") else "--no-requeue",
     ]
-    if options.get("gres"):
+    if options.get("gres") and not _has("gres", "gpus"):
         argv.append(f"--gres={options['gres']}")
-    elif manifest.gpus_per_node:
+    elif manifest.gpus_per_node and not _has("gres", "gpus", "gpus-per-node", "gpus-per-task"):
         gpu_type = f"{options['gpu_type']}:" if options.get("gpu_type") else ""
         argv.append(f"--gpus-per-node={gpu_type}{manifest.gpus_per_node}")
-    if needs.get("cpus"):
+    if needs.get("cpus") and not _has("cpus-per-task"):
         argv.append(f"--cpus-per-task={needs['cpus']}")
-    if needs.get("memory_mb"):
+    if needs.get("memory_mb") and not _has("mem"):
         argv.append(f"--mem={needs['memory_mb']}M")
     argv += [f"--{name}={value}" for name, value in site_options.items() if value]
     if options.get("exclusive"):
@@ -191,6 +198,8 @@ def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     if job.resources.use_spot and not (options.get("spot_partition") or options.get("spot_qos")):
         hint = "set options.slurm.spot_partition or spot_qos to the partition or QOS whose jobs may be preempted"
         problems.append(Problem("is not configured for this cluster", "resources.use_spot", hint))
+    if job.compat != "sbatch" and (wrong := arguments_problem(options.get("directives", ()), "sbatch", TASKS)):
+        problems.append(Problem(wrong, "options.slurm.directives"))
     return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
 
 
@@ -212,7 +221,13 @@ def plan_notes(folder: str, manifest: Manifest, restarts: int, slices: Slices | 
 def gpu_notes(job: Job, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield where the type of GPU that Slurm is asked for is not the one that the job names."""
     wanted, gpu_type = job.resources.accelerator, str(options.get("gpu_type") or "")
-    if not wanted or not job.resources.gpus or options.get("gres") or wanted.lower() in ("gpu", "any"):
+    if (
+        job.compat == "sbatch"
+        or not wanted
+        or not job.resources.gpus
+        or options.get("gres")
+        or wanted.lower() in ("gpu", "any")
+    ):
         return
     if not gpu_type:
         yield f"Slurm may give GPUs of any type, not only {wanted}: set options.slurm.gpu_type (`sinfo -o %G` lists types)"

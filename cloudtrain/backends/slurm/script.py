@@ -7,6 +7,7 @@ forgets it.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ for old in node-*/status.json; do # of the start before: it must not speak for t
 done
 for ((rank = 0; rank < SLURM_JOB_NUM_NODES; rank++)); do mkdir -p node-$rank; done
 [ -s token ] || (umask 077 && printf '{{"token": "%s"}}' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >token)
-say STARTED - "$SLURM_JOB_NUM_NODES"
+say STARTED - {launchers}
 numbered() {{ # what setup lines and srun print, as lines of a node's log
   trap '' TERM
   local seq line now day
@@ -60,11 +61,7 @@ settle() {{ # wait for the last line; what a setup line left running may print o
 }}
 {setup}export SLURM_EXPORT_ENV=ALL
 {exports}cd source || exit 1
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} --export=ALL --mpi=none --cpu-bind=none \
-  --kill-on-bad-exit=0 --wait={wait} --job-name=launch {srun_args}\
-  bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-$SLURM_NODEID; exec "$@" <{quoted_folder}/token' \
-  launch {command}
+{launch}
 code=$?
 cd ..
 settle
@@ -78,6 +75,26 @@ fi
 say ENDED "$code" "$(phase)"
 exit "$code"
 """
+
+_STEP = r"""srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} --export=ALL --mpi=none --cpu-bind=none \
+  --kill-on-bad-exit=0 --wait={wait} --job-name=launch {srun_args}\
+  bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-$SLURM_NODEID; exec "$@" <{quoted_folder}/token' \
+  launch {command}"""
+# A body of sbatch: one launcher, here, and no step of srun around it, so that the body's own steps have all nodes.
+_BODY = r"""export SLURM_SUBMIT_DIR="$PWD"
+CLOUDTRAIN_NUM_NODES=1 CLOUDTRAIN_NODE_DIR={folder}/node-0 {command} <{folder}/token &
+launcher=$! signalled=
+{trap}while wait "$launcher"; code=$?; [ "$signalled" ]; do signalled=; done
+(exit "$code")"""
+_TRAP = """trap 'signalled=1; pkill -{signal} -o -f {attempt}/node-0/slurm_script' {signal}
+"""
+
+
+def _body_trap(folder: str, options: Mapping[str, Any]) -> str:
+    """Return the lines that pass a signal of --signal=B: to the body, which Slurm sends to the batch script alone."""
+    found = (re.fullmatch(r"--signal=R?B:(?:SIG)?(\w+)@\d+", text) for text in options.get("directives", ()))
+    return "".join(_TRAP.format(signal=each[1], attempt="/".join(folder.split("/")[-2:])) for each in found if each)
 
 
 def environment_lines(options: Mapping[str, Any]) -> list[str]:
@@ -113,21 +130,27 @@ def batch_script(
         f"{{ {line}\n}} || {{ echo {shlex.quote(f'this setup line failed: {line}')}; settle; say ENDED 78 setup; exit 78; }}\n"
         for line in lines
     )
-    command = python_command(options, [".cloudtrain/launch.py"], bool(manifest.gpus_per_node))
+    is_body = manifest.compat == "sbatch"
+    launch = (_BODY if is_body else _STEP).format(
+        folder=shlex.quote(folder),
+        # within '...' of bash -c
+        quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
+        wait=manifest.grace_s + STRAGGLER_S,
+        srun_args="".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
+        command=shlex.join(python_command(options, [".cloudtrain/launch.py"], bool(manifest.gpus_per_node))),
+        trap=_body_trap(folder, options) if is_body else "",
+    )
     return _SCRIPT.format(
         attempt_id=attempt_id,
         folder=shlex.quote(folder),
+        launchers="1" if is_body else '"$SLURM_JOB_NUM_NODES"',
+        launch=launch,
         umask=env["CLOUDTRAIN_UMASK"],
         output_mode=f"{paths.folder_mode(env['CLOUDTRAIN_UMASK']) & 0o666:o}",
-        # within '...' of bash -c
-        quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
         restarts=restarts,
         again="|".join(name.upper() for name in events),
         slice_begins=slices.begins() if slices else "",
         slice_ends=slices.ends() if slices else "",
         setup=setup,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()),
-        wait=manifest.grace_s + STRAGGLER_S,
-        srun_args="".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
-        command=shlex.join(command),
     )

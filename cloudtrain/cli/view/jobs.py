@@ -50,6 +50,13 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
             terminal.note(f"note: {args[0]} is a program: it runs once per node, and {job_file} is not used")
             return JobInput(_command_job(args), tuple(settings))
     path = _resolve_path(words.job)
+    if _is_batch_script(path):
+        if path.suffix == ".sh":
+            terminal.note(f"note: {path} has #SBATCH lines: it is read as a batch script of Slurm")
+        settings.insert(0, f"source={json.dumps(script_job(path)['source'])}")
+        if args:
+            settings.append("args=" + json.dumps(list(args), ensure_ascii=False))
+        return JobInput(path, tuple(settings))
     if path.suffix in SCRIPTS or (path.suffix not in (".yaml", ".yml", ".json") and _has_shebang(path)):
         return JobInput(script_job(path, args), tuple(settings))
     if path.suffix == ".json" and (plan := _load_plan(path)):
@@ -58,7 +65,7 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
         return plan
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise BadRequest(
-            f"{path} is not a job file (.yaml), a script (.py, .sh) or a plan (.json)",
+            f"{path} is not a job file (.yaml), a script (.py, .sh), a batch script (#SBATCH) or a plan (.json)",
             "create one with cloudtrain init",
         )
     if args:
@@ -202,6 +209,14 @@ def _job_args(path: Path, sets: Sequence[str]) -> list[str]:
     from cloudtrain.job.job import Job
 
     return list(Job.load(path, sets).args)
+
+
+def _is_batch_script(path: Path) -> bool:
+    if path.suffix in (".py", ".yaml", ".yml", ".json") or not _has_shebang(path):
+        return False
+    from cloudtrain.job import sbatch
+
+    return sbatch.is_batch_script(path.read_text("utf-8", "replace"))
 
 
 def _has_shebang(path: Path) -> bool:

@@ -144,6 +144,7 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
     if status.state is State.SUCCEEDED:
         terminal.print_pairs(
             [
+                ("metrics", describe_unread(run)),
                 ("metrics", describe_not_finite(run)),
                 ("model", model_location(run)),
                 ("samples", _samples_location(run)),
@@ -161,6 +162,14 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
 
     terminal.print_pairs([*why.verdict_rows(run.verdict()), *not_kept_rows(run)])
     print_next_after(run, status)
+
+
+def describe_unread(run: Run) -> str:
+    """Return up to where the log of a run that has ended is read, "" where it is read to its end."""
+    if run.record.attached or not run.store.is_unread(run.run_id):
+        return ""
+    steps = [step for each in run.store.curves.last_steps(run.run_id).values() for step in each.values()]
+    return "the log is still being read" + (f"; points so far are up to step {max(steps):,}" if steps else "")
 
 
 def print_next_after(run: Run, status: Status) -> None:
@@ -260,7 +269,8 @@ def describe_command(plan: Plan) -> str:
     import shlex
 
     if plan.manifest.get("form") == "shell":
-        return f"{_first_line(str(plan.manifest['argv'][0]))}  (run, once per node)"
+        where = "of sbatch, on the first node" if plan.manifest.get("compat") == "sbatch" else "once per node"
+        return f"{_first_line(str(plan.manifest['argv'][0]))}  (run, {where})"
     argv = [str(argument) for argument in plan.manifest["argv"]]
     text = " ".join(shlex.quote(argument) if argument.isprintable() else repr(argument) for argument in argv)
     return text if len(text) <= 300 else text[:297] + "..."

@@ -191,6 +191,8 @@ def _kubernetes(environ: Mapping[str, str], _: str) -> Cluster | None:
 def _slurm(environ: Mapping[str, str], _: str) -> Cluster | None:
     if "SLURM_JOB_ID" not in environ or "SLURM_NODEID" not in environ:
         return None
+    if environ.get("CLOUDTRAIN_NUM_NODES") == "1":  # a body of sbatch, which the batch script's node runs alone
+        return Cluster("slurm", 1, 0, (), LOOPBACK, LOOPBACK, 0, LOOPBACK)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"])
     rank = int(environ["SLURM_NODEID"])
     hosts = expand_hosts(

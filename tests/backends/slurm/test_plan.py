@@ -123,7 +123,6 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
             ({"folder": "/s", "directives": [text]}, "cloudtrain sets --array itself")
             for text in ("--array=1-3", "--arra=1-3", "--arr=1", "--ar=1", "-a1-3", "-a")
         ),
-        ({"folder": "/s", "directives": ["--ntasks-per-nod=2"]}, "cloudtrain sets --ntasks-per-node itself"),
         ({"folder": "/s", "srun_args": ["--kill=1"]}, "cloudtrain sets --kill-on-bad-exit itself"),
         ({"folder": "/s", "srun_args": ["-n4"]}, "cloudtrain sets --ntasks itself"),
         ({"folder": "/s", "srun_args": ["mpi=pmix"]}, "is not an argument of srun"),
@@ -136,6 +135,21 @@ def test_options_that_are_refused(options, word: str) -> None:
     with pytest.raises(ValidationError) as caught:
         SlurmBackend.options().model_validate(options)
     assert word in str(caught.value)
+
+
+def test_only_a_body_of_sbatch_chooses_its_tasks(planned) -> None:
+    given = {"folder": "/s", "directives": ["--ntasks-per-nod=2", "--mem=3G"]}
+    with pytest.raises(BadJob, match="cloudtrain sets --ntasks-per-node itself"):
+        planned(given, {})
+    body = {"entrypoint": None, "hyperparameters": {}, "compat": "sbatch", "run": "#!/bin/bash\nsrun hostname\n"}
+    given["directives"][0] = "--ntasks=3"
+    argv = planned(given, {**body, "resources": {"cpus": 4, "memory": "3GiB"}}).request["sbatch"]
+    assert [text for text in argv if text.startswith(("--n", "--cpus", "--mem"))] == [
+        "--no-requeue",
+        "--cpus-per-task=4",
+        "--ntasks=3",
+        "--mem=3G",
+    ], "Slurm chooses the nodes of --ntasks, and what the file says is said once"
 
 
 def test_jobs_that_are_refused(planned, tmp_path: Path, home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 from launcher import shell
@@ -63,6 +64,22 @@ def test_without_bash_the_text_runs_with_sh(monkeypatch, tmp_path):
     assert subprocess.run(argv, capture_output=True).returncode == 1 and len(said.lines) == 1
     assert "bash is not installed" in said.lines[0] and "setup" in said.lines[0]
     assert subprocess.run(shell.command("set +e\nfalse\necho b", "run", "", said), capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "output"),
+    [
+        ("#!/bin/bash\nfalse\necho b\nexit 3\n", 3, "b\n"),
+        ("#!/bin/bash -e\nfalse\necho b\n", 1, ""),
+        (f"#!/usr/bin/env {sys.executable}\nprint('b')\n", 0, "b\n"),
+    ],
+)
+def test_a_body_of_sbatch_has_the_interpreter_of_its_first_line(text, code, output, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLOUDTRAIN_NODE_DIR", str(tmp_path))
+    done = subprocess.run(shell.command(text, "run", "sbatch", Said()), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, output)
+    setup = shell.command("false\necho b", "setup", "sbatch", Said())
+    assert subprocess.run(setup, capture_output=True).returncode == 1, "setup keeps our own way"
 
 
 def test_the_attempt_fails_with_it(tmp_path):

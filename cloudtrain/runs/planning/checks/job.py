@@ -9,7 +9,7 @@ from cloudtrain.backends import machines, registry
 from cloudtrain.backends.api import Feature
 from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.errors import Problem
-from cloudtrain.job import launchers, placeholders, targets
+from cloudtrain.job import launchers, placeholders, sbatch, targets
 from cloudtrain.runs.planning import output_audit, run_inputs
 
 if TYPE_CHECKING:
@@ -115,6 +115,9 @@ def other_tools(case: Case) -> Iterator[str]:
         yield "compat: skypilot: run and setup continue after a command that fails, as in SkyPilot"
     elif case.job.compat == "dstack":
         yield "compat: dstack: a pipeline in run or setup fails only where its last command does, as in dstack"
+    elif case.job.compat == "sbatch":
+        yield f"compat: sbatch: run is executed on the first node, and srun starts steps on all {case.job.num_nodes}"
+        yield from sbatch.notes(case.command)
 
 
 def renamed(case: Case) -> Iterator[str]:
@@ -136,5 +139,5 @@ def one_process(case: Case) -> Iterator[str]:
 
 def once_per_node(case: Case) -> Iterator[str]:
     """Say that a command starts its own processes."""
-    if case.job.form != "script":
+    if case.job.form != "script" and case.job.compat != "sbatch":
         yield "it runs once per node and may start its own processes, so only the number of nodes is checked"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Paths
 from cloudtrain.backends.notes import Fact, without
+from cloudtrain.job import sbatch
 from cloudtrain.source import options
 from cloudtrain.source.node_code import IN_MEMORY
 from cloudtrain.source.texts import mentions
@@ -72,6 +73,15 @@ def results_outside(case: Case) -> Iterator[str]:
     again = "finds them only on a disk that all nodes share" if own_disks else "does not find them"
     lost = f"is outside of the script's folder: its files are not copied back, and the next attempt {again}"
     yield from (f"{what} {lost}; write {instead}" for what, instead in found.items() if not _ELSEWHERE.search(what))
+
+
+def unread_directives(case: Case) -> Iterator[str]:
+    """Name scripts that the job starts, and whose #SBATCH lines nothing reads."""
+    words = re.split(r"[\s;&|()]+", case.job.run) if case.job.run else case.job.argv()
+    names = {word.removeprefix("./") for word in words if word.endswith((".sh", ".sbatch", ".slurm"))}
+    for name in sorted(names & case.source.names):
+        if sbatch.is_batch_script(case.source.read(name)):
+            yield f"{name} has #SBATCH lines, which have no effect here: submit that file itself (cloudtrain submit {name})"
 
 
 def no_resume(case: Case) -> Iterator[str]:

@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # Something is not what the job seems to say.
     accelerate.strategy,
     source.arguments,
+    source.unread_directives,
     source.unread_keep,
     job.unused_keep_limit,
     job.placeholders_in_shell,
