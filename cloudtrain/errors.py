@@ -225,6 +225,15 @@ def before_sending() -> Iterator[None]:
         raise NotReached(error.message, error.hint, waits=waits) from error
 
 
+@contextmanager
+def first_request() -> Iterator[None]:
+    """Raise NotReached where the connection of the request with which `Backend.submit` sends a job is refused."""
+    try:
+        yield
+    except NoService as error:
+        raise NotReached(error.message, error.hint, waits=False) from error
+
+
 class NoCapacity(BackendError):
     """The platform has no such machines free, or a quota is used up; nothing was started.
 

@@ -177,6 +177,8 @@ class Backend(ABC):
     def preflight(self, plan: Plan) -> None:
         """Raise BadRequest with every reason why an attempt cannot run that can be seen from here. It changes nothing.
 
+        Raises BackendError without credentials, MissingExtra without the platform's SDK.
+
         It is called before anything is stored. What needs a process, a file of this machine or a call stands here:
         `plan` is pure.
         """

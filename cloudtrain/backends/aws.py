@@ -110,6 +110,11 @@ class Aws:
             raise AwsError("no AWS region is configured", f"set {self._option('region')} or AWS_REGION")
         return str(region)
 
+    def check_credentials(self) -> None:
+        """Raise MissingExtra, or AwsError without a region or credentials; whether AWS accepts them is not asked."""
+        if self.region and self.explained(self.session.get_credentials, "the credentials") is None:
+            raise AwsError("there are no AWS credentials", self._credentials_hint())
+
     def client(self, service: str) -> Any:
         """Return the client of a service, made once."""
         with self._lock:

@@ -10,6 +10,7 @@ import re
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from cloudtrain.backends import http
@@ -105,6 +106,12 @@ class GoogleApi:
     def stream(self, service: str, path: str, failure: str, first: int = 0, last: int | None = None) -> Iterator[bytes]:
         """Yield a large answer in chunks; an interrupted one continues where it was. Blocking. Raises ApiError, Unreachable."""
         return self._http.stream(service + path, failure, None, first, last)
+
+    def check_credentials(self) -> None:
+        """Raise MissingExtra, or BackendError without credentials that Google accepts; no answer is no error. Blocking."""
+        if self._endpoint is None:
+            with suppress(Unreachable):
+                self.credentials()
 
     def credentials(self) -> Any:
         """Return google-auth's credentials with a valid token; blocking. Raises BackendError, MissingExtra."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -16,13 +17,17 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, NoService, Unreachable
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # between two pieces of an answer
+ANSWER_S = 300.0  # for a whole answer that is not a stream: a list of many pages has a call for each
+ANSWER_BYTES = 256 << 20  # the same
 TRIES = 5
 PAUSE_S = 0.25  # doubled after each try
 MAX_BACKOFF_S = 8.0
 MAX_PAUSE_S = 30.0  # upper limit for a server's Retry-After
+# An address that may get a key: http only on this machine, behind a tunnel say
+SAFE_ADDRESS = r"^(https://|http://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?(/|$))"
 RETRYABLE = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same call may succeed later
 CHUNK_BYTES = 1 << 20  # read at a time
 # HeaderAuditID in k8s.io/apiserver/pkg/apis/audit/types.go; Cloud Storage's name for it; the common one (2026-11-23)
@@ -103,17 +108,18 @@ class Http:
         for attempt in range(tries):
             try:
                 with self._send(method, path, failure, data, headers or {}, timeout_s) as response:
-                    return Answer(response.status, _lowercase_names(response.headers), response.read())
+                    return Answer(response.status, _lowercase_names(response.headers), read_body(response, self._clock))
             except (BackendError, OSError, http.client.HTTPException) as error:
                 status = error.status if isinstance(error, HttpError) else None
                 if isinstance(error, HttpError) and status in accept:
                     return error.answer
                 if attempt == tries - 1 or not self._may_retry(error, retryable):
                     final = self._final(error, path, failure)
-                    if maybe_applied and not isinstance(final, Unreachable):
+                    if maybe_applied and (isinstance(final, NoService) or not isinstance(final, Unreachable)):
                         final = Unreachable(final.message, final.hint)
                     raise final from None
-                maybe_applied = maybe_applied or (method != "GET" and (status is None or status >= 500))
+                unclear = (status is None or status >= 500) and not is_refused_connection(error)
+                maybe_applied = maybe_applied or (method != "GET" and unclear)
                 self._clock.sleep(_retry_delay(attempt, error))
         raise AssertionError("the last try returns or raises")
 
@@ -173,7 +179,29 @@ class Http:
             return error
         reason, parts = getattr(error, "reason", None) or error, urlsplit(self._address(path)[0])
         message = f"{failure}: {parts.scheme}://{parts.netloc} cannot be reached: {reason}"
-        return Unreachable(message, self._hint(reason))
+        return (NoService if is_refused_connection(error) else Unreachable)(message, self._hint(reason))
+
+
+def is_refused_connection(error: BaseException) -> bool:
+    """Return whether a request was not sent: the connection was refused, or the host's name has no address."""
+    reason = getattr(error, "reason", None) or error
+    return isinstance(reason, ConnectionRefusedError | socket.gaierror)
+
+
+def read_body(response: Any, clock: Clock = SYSTEM) -> bytes:
+    """Read a whole answer; raises Unreachable where it is longer or takes longer than an API's may, and HTTPException."""
+    pieces, size, end = [], 0, clock.monotonic() + ANSWER_S
+    while piece := response.read1(CHUNK_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > ANSWER_BYTES or clock.monotonic() > end:
+            limit = f"{ANSWER_BYTES >> 20} MiB" if size > ANSWER_BYTES else f"{ANSWER_S:.0f} s"
+            host = urlsplit(response.url).netloc
+            message = f"the answer of {host} is over the limit of {limit} ({size} bytes were read)"
+            raise Unreachable(message, "check the address, and whether a proxy answers in its place (HTTPS_PROXY)")
+    if response.length:  # what is missing of Content-Length
+        raise http.client.IncompleteRead(b"".join(pieces), response.length)
+    return b"".join(pieces)
 
 
 def resume(
@@ -202,7 +230,7 @@ def ask(method: str, url: str, data: bytes | None, headers: Mapping[str, str], t
     request = urllib.request.Request(url, data, dict(headers), method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return Answer(response.status, _lowercase_names(response.headers), response.read())
+            return Answer(response.status, _lowercase_names(response.headers), read_body(response))
     except urllib.error.HTTPError as error:
         return _read_error(error)
 
@@ -211,10 +239,10 @@ def _read_error(error: urllib.error.HTTPError) -> Answer:
     """Return an error's answer, with the part of the body that arrived if the connection broke off."""
     with error:
         try:
-            body = error.read()
+            body = read_body(error)
         except http.client.IncompleteRead as broken:
             body = broken.partial
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException, Unreachable):
             body = b""
     return Answer(error.code, _lowercase_names(error.headers), body)
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend
     from cloudtrain.history.curves import Curves
 
+_BEGAN = (
+    "(state != 'FAILED' OR EXISTS (SELECT 1 FROM attempts a WHERE a.run_id = runs.run_id AND a.handle IS NOT NULL))"
+)
+
 
 @repaired
 class History:
@@ -71,10 +75,16 @@ class History:
         return self.database.add_found(found)
 
     def find(self, text: str | None) -> RunRecord:
-        """Return the run with an id or a unique prefix of one, the newest run for None; raises UnknownRun."""
+        """Return the run with an id or a unique prefix of one; raises UnknownRun.
+
+        For None it is the newest run, but one that its platform refused only where there is no other.
+        """
         with self.database.read() as db:
             if text is None:
-                rows = db.execute(RUNS + " ORDER BY created_at DESC, run_id DESC LIMIT 1").fetchall()
+                order = "ORDER BY created_at DESC, run_id DESC LIMIT 1"
+                rows = (
+                    db.execute(f"{RUNS} WHERE {_BEGAN} {order}").fetchall() or db.execute(f"{RUNS} {order}").fetchall()
+                )
             else:
                 rows = (
                     db.execute(RUNS + " WHERE run_id = ?", (text,)).fetchall()

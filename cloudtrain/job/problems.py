@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from cloudtrain.job.document import Document
 
-_QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
+_QUIET = {"secrets", "env"}  # what stands there may be a secret: it is never repeated in a message
+_QUIET_OPTION = re.compile(r"key|token|secret|password|env|raw", re.IGNORECASE)  # the same of the options of a target
 KNOWN = "choose from "
 NUMBER = "the number "
 ONE, SEVERAL = "[one]", "[several]"  # pydantic's names of the two forms of fields.OneOrMore; no part of a path
@@ -66,7 +67,9 @@ def explain(
     for item in items:
         loc = tuple(part for part in item["loc"] if part not in ("[key]", ONE, SEVERAL))
         path = (*prefix, *loc)
-        message, hint = _describe(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
+        name = ".".join(map(str, path[2:]))
+        private = path[:1] == ("options",) and (not name or _QUIET_OPTION.search(name))
+        message, hint = _describe(item, model, loc, quiet=bool(private or _QUIET & set(path[:1])))
         if hint.startswith(KNOWN) and any(hint == problem.hint for problem in problems):
             hint = ""  # the same long list once
         problems.append(located(Problem(message, dotted(path), hint), document, path))
@@ -159,7 +162,7 @@ def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet:
             hint = f"write {_BOOLS[value.lower()]}; yes, no, on and off are text in YAML 1.2"
         return f"must be {kind_text}, not {got}", hint
     message = str(item["msg"]).removeprefix("Value error, ")
-    return message[:1].lower() + message[1:], ""
+    return f"{message[:1].lower()}{message[1:]}, not {got}", ""
 
 
 SYNONYMS = {"tag": "labels", "tags": "labels"}  # other tools' words, which are spelt like a key of another meaning

@@ -13,7 +13,7 @@ from cloudtrain.backends import http
 from cloudtrain.backends.http import Answer, Http, HttpError
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, NoService, Unreachable
 from cloudtrain.testing.clock import VirtualClock
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
@@ -137,3 +137,63 @@ def test_a_stream_without_progress_gives_up(clock: VirtualClock) -> None:
         with pytest.raises(BackendError, match="it failed: http://127.0.0.1:.* cannot be reached"):
             list(client(url, clock).stream("/x", "it failed"))
     assert len(received) == http.TRIES
+
+
+def test_a_refused_connection_has_sent_nothing(clock: VirtualClock) -> None:
+    with pytest.raises(NoService, match="cannot be reached"):
+        client("http://127.0.0.1:1", clock).call("POST", "/x", "it failed")
+
+
+def test_a_refused_connection_behind_a_lost_answer_may_have_sent_something(clock: VirtualClock) -> None:
+    addresses = ["http://127.0.0.1:1"] * 4
+
+    def break_off(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = True
+
+    with serving(break_off) as (url, received):
+        addresses.append(url)
+        api = client(url, clock)
+        api._address = lambda path: (
+            addresses[-1] + path if len(addresses) > 4 and not received else addresses[0] + path,
+            {},
+        )
+        with pytest.raises(Unreachable) as caught:
+            api.call("POST", "/x", "it failed")
+    assert len(received) == 1 and not isinstance(caught.value, NoService)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_has_a_bound_of_size(status: int, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_BYTES", len(DATA) // 2)
+    with serving(lambda handler: send(handler, status, DATA)) as (url, _):
+        with pytest.raises(BackendError) as caught:
+            client(url, clock).call("GET", "/x?key=secret", "it failed")
+    if status == 200:
+        assert "is over the limit" in caught.value.message and "secret" not in caught.value.message
+        assert isinstance(caught.value, Unreachable)
+    else:
+        assert caught.value.answer.data == b""
+
+
+def test_an_answer_has_a_bound_of_time(clock: VirtualClock) -> None:
+    """A server that sends a byte a minute keeps each read below its own limit."""
+
+    class Slow:
+        url, length = "https://api.example/x", 10**9
+        pieces = 0
+
+        def read1(self, _: int) -> bytes:
+            self.pieces += 1
+            clock.sleep(http.TIMEOUT_S - 1)
+            return b"x"
+
+    slow = Slow()
+    with pytest.raises(Unreachable, match="api.example is over the limit of 300 s"):
+        http.read_body(slow, clock)
+    assert slow.pieces == 6
+
+
+def test_a_body_that_is_shorter_than_its_header_says_is_asked_for_again(clock: VirtualClock) -> None:
+    replies = [lambda h: send(h, 200, b"[1", 100), lambda h: send(h, 200, b"[1]")]
+    with serving(lambda handler: replies.pop(0)(handler)) as (url, _):
+        assert client(url, clock).call("GET", "/x", "it failed").json == [1]

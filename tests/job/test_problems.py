@@ -275,7 +275,7 @@ def test_a_backends_own_options_are_explained_alike():
     assert [str(problem) for problem in explain(caught.value, Options, document, ("options", "ssh"))] == [
         "job.yaml:4: options.ssh.hosts[0].address: is missing",
         "job.yaml:4: options.ssh.hosts[0].adress: is not a known key (did you mean address?)",
-        "job.yaml:6: options.ssh.hosts[1].port: must be a whole number, not what is written there",
+        'job.yaml:6: options.ssh.hosts[1].port: must be a whole number, not the text "x"',
         "job.yaml:7: options.ssh.keys: is not a known key (did you mean key?)",
         "job.yaml:8: options.ssh.key: must be text, not what is written there",
     ]

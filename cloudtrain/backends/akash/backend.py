@@ -147,6 +147,9 @@ class AkashBackend(Backend):
             limit.seconds, "the launcher ends the job by its own clock; cloudtrain must then close the lease"
         )
 
+    def preflight(self, plan: Plan) -> None:
+        self._aws.check_credentials()
+
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         return f"{plan.attempt_id}/{self._submission.submit(plan, bundle)}"
 

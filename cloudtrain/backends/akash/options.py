@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cloudtrain.backends.http import SAFE_ADDRESS
+
 
 class PersistentStorage(BaseModel):
     """A persistent volume of every node, beside its ephemeral disk."""
@@ -89,5 +91,9 @@ class AkashOptions(BaseModel):
         le=3600,
         description="seconds to wait for the last log lines and the result after a lease was closed",
     )
-    console: str = Field("https://console-api.akash.network", description="URL of the Akash Console API")
+    console: str = Field(
+        "https://console-api.akash.network",
+        pattern=SAFE_ADDRESS,
+        description="URL of the Akash Console API, which gets the API key: https, or http on this machine",
+    )
     simulated: bool = Field(False, description="true: console is a simulator, so cloudtrain polls it more often")

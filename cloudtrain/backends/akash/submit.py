@@ -19,7 +19,7 @@ from cloudtrain.backends.akash.request import fill
 from cloudtrain.backends.akash.sdl import usd_per_hour
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.manifest import env_secrets
-from cloudtrain.errors import BackendError, NoCapacity, Unreachable, before_sending
+from cloudtrain.errors import BackendError, NoCapacity, NotReached, Unreachable, before_sending, first_request
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
@@ -51,12 +51,13 @@ class Submission:
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         """Return the dseq of the attempt's deployment, which has a lease and its manifest."""
         control = self._control(plan.attempt_id)
-        if lease := control.read("lease"):
-            return str(lease["dseq"])
         bucket, _, key = str(plan.request["source"]["uri"]).removeprefix("s3://").partition("/")
         with before_sending():
+            if lease := control.read("lease"):
+                return str(lease["dseq"])
             s3.upload_once(self._aws, bundle.path, bucket, key)
-        dseq, manifest = self.deployment(plan.attempt_id) or self._create(plan, control, bucket, key)
+            found = self.deployment(plan.attempt_id)
+        dseq, manifest = found or self._create(plan, control, bucket, key)
         return self._accept_bid(plan, control, dseq, manifest)
 
     def deployment(self, attempt_id: str) -> tuple[str, str] | None:
@@ -80,7 +81,10 @@ class Submission:
         while not control.create(f"intent-{number:04d}", intent):
             number += 1
         try:
-            dseq = self._console.create(json.dumps(sdl), self._options.get("deposit_usd"))["dseq"]  # JSON is YAML
+            with first_request():
+                dseq = self._console.create(json.dumps(sdl), self._options.get("deposit_usd"))["dseq"]  # JSON is YAML
+        except NotReached:
+            raise
         except BackendError as error:
             if refused(error):
                 raise

@@ -164,6 +164,9 @@ class KubernetesBackend(Backend):
     def time_limit(self, plan: Plan) -> TimeLimit:
         return time_limit(plan)
 
+    def preflight(self, plan: Plan) -> None:
+        self._api.access  # noqa: B018 - raises BackendError without a kubeconfig
+
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         bundle_base64 = ""
         if plan.request["source"]:

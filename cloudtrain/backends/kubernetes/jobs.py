@@ -29,7 +29,7 @@ from cloudtrain.backends.kubernetes.status import (
     status_of,
     waiting_reason,
 )
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, Unreachable, first_request
 from cloudtrain.events import State, Status
 
 Object = dict[str, Any]
@@ -72,7 +72,8 @@ class KubeJobs:
         """Create the planned objects, start the Job unless it was started before, and return its handle."""
         namespace = request["namespace"]
         job_manifest, *owned_manifests = request["manifests"]
-        job = self._create(namespace, job_manifest)
+        with first_request():
+            job = self._create(namespace, job_manifest)
         if not _is_same_job(job, job_manifest):
             name = job_manifest["metadata"]["name"]
             raise BackendError(

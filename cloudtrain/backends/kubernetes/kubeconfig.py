@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import ssl
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudtrain.backends.http import SAFE_ADDRESS
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.job.units import unix_time
@@ -96,6 +98,9 @@ def parse_kubeconfig(kubeconfig: str | None, context: str | None) -> ClusterAcce
     user_folder, user = find_entry("users", str(context_entry["user"])) if context_entry.get("user") else (folder, {})
     if not cluster.get("server"):
         raise BackendError(f"the context {context_name} has no server address")
+    if user and not re.match(SAFE_ADDRESS, str(cluster["server"])):
+        message = f"the context {context_name} would send credentials to {cluster['server']} without encryption"
+        raise BackendError(message, "use an https address in the kubeconfig, or a tunnel to 127.0.0.1")
     if folder != user_folder:
         user = {
             k: str(user_folder / v) if k in ("tokenFile", "client-certificate", "client-key") else v

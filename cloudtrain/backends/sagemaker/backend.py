@@ -128,6 +128,9 @@ class SagemakerBackend(Backend):
     def facts(self, plan: Plan) -> Facts:
         return fields.find_facts(plan.request, self._options)
 
+    def preflight(self, plan: Plan) -> None:
+        self.aws.check_credentials()
+
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         with before_sending():
             self._check_account()

@@ -171,6 +171,9 @@ class VertexBackend(CustomJobsBackend):
             notes.append("Vertex AI does not restart failed jobs, because retry.max_attempts is 1")
         return replace(plan, notes=tuple(notes))
 
+    def preflight(self, plan: Plan) -> None:
+        self._api.check_credentials()
+
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> its image with the digest that the tag stands for now.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def preflight(plan: Plan, backend: Backend) -> None:
-    """Raise BadRequest where this process can see that an attempt cannot run; called before its intent is stored."""
+    """Raise BadRequest or BackendError where this process can see that an attempt cannot run; before its intent is stored."""
     if unset := unset_secrets(plan):
         raise BadRequest(unset, "export it, or use another source for the secret")
     backend.preflight(plan)
