@@ -148,7 +148,7 @@ class Backend(ABC):
     @classmethod
     def output_is_here(cls, options: Mapping[str, Any]) -> bool:
         """Return whether a path in `output` is one of this machine."""
-        return cls.traits.paths is Paths.HERE
+        return cls.traits.writes_here
 
     @classmethod
     def open_output(cls, uri: str, options: Mapping[str, Any]) -> OutputFiles | None:

@@ -10,6 +10,7 @@ class Paths(StrEnum):
     """Whose files the paths of a job name."""
 
     HERE = "this machine"
+    OUTPUT_HERE = "this machine, in `output` alone"
     NODES = "the nodes"
     NONE = "no machine's: a job names objects of a store"
 
@@ -48,3 +49,8 @@ class Traits:
     account: str = "account"
     prices: bool = False
     shell: bool = False
+
+    @property
+    def writes_here(self) -> bool:
+        """Whether a path in `output` is one of this machine."""
+        return self.paths in (Paths.HERE, Paths.OUTPUT_HERE)

@@ -104,7 +104,6 @@ def _find_place(target: str | None) -> _Place:
 
 def _build(place: _Place, kind: str | None) -> str:
     from cloudtrain.backends import registry, trainer_image
-    from cloudtrain.backends.api import Paths
 
-    kind = kind or ("cpu" if registry.traits(place.backend).paths is Paths.HERE else "gpu")
+    kind = kind or ("cpu" if registry.traits(place.backend).writes_here else "gpu")
     return trainer_image.build(kind, toolkit=place.options.get("entry") == "toolkit")

@@ -35,7 +35,7 @@ class VertexLocalBackend(CustomJobsBackend):
     """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
-    traits = Traits(Paths.HERE, own_machines=True, script_variables="aip_env", shell=True)
+    traits = Traits(Paths.OUTPUT_HERE, own_machines=True, script_variables="aip_env", shell=True)
     features = CustomJobsBackend.features | {Feature.LOCAL_PATHS}
     poll_s = POLL_S
     calls_per_s = logs_per_s = 100.0

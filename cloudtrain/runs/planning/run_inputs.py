@@ -114,7 +114,7 @@ def _place(run: RunRecord, plan: Plan, what: str, backend: str, options: Mapping
     folder = f"{base.removeprefix('file://').rstrip('/')}/{what}"
     if "://" in folder:
         return f"{folder}/"
-    if run.attached or _is_here(plan.backend):
+    if run.attached or registry.traits(plan.backend).writes_here:
         return folder if _is_here(backend) else ""
     same = plan.backend == backend and (plan.job.get("options") or {}).get(backend, {}) == dict(options)
     single = registry.traits(backend).shared_files or len(options.get("hosts", ())) == 1
