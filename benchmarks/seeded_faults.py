@@ -34,7 +34,6 @@ PLACES = {  # a file or folder -> the tests beside it
     "cloudtrain/diagnosis": ("tests/diagnosis", "tests/cli"),
     "cloudtrain/runs/sending/send.py": ("tests/runs",),
     "cloudtrain/runs/sending/outcomes.py": ("tests/runs",),
-    "cloudtrain/runs/sending/open_attempt.py": ("tests/runs",),
     "cloudtrain/runs/submit.py": ("tests/runs", "tests/cli/test_submit.py"),
     "cloudtrain/cli": ("tests/cli", "tests/runs"),
     "entrypoints/launcher": ("tests/entrypoints/launcher", "tests/entrypoints", "tests/backends/local"),

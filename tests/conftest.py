@@ -146,14 +146,14 @@ def dismiss_watcher(home: Path) -> None:
     from cloudtrain.clock import SYSTEM
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.history.store import Store
-    from cloudtrain.runs.sending import mailbox
+    from cloudtrain.runs.sending import handover
 
     if (home / "history.sqlite3").exists():
         with suppress(CloudtrainError):  # a test may have spoiled the history
             store = Store(home)
             holder = store.watcher()
             if holder and holder.is_valid(SYSTEM) and all(run.status.state.final for run in store.runs(limit=10_000)):
-                mailbox.call(holder.address, {"do": "stop"})
+                handover.call(holder.address, {"do": "stop"})
 
 
 @pytest.fixture

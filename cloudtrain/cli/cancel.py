@@ -51,7 +51,7 @@ def command(
     first at a terminal; the answer no cancels no run at all. Without a terminal, as in CI, it does not ask and
     cancels them too. With --json at a terminal, such a cancel needs -y.
     """
-    from cloudtrain.runs.planning import chain
+    from cloudtrain.runs.planning import upstream
 
     if (job and key is None) or (target and not job):
         raise click.UsageError("--job needs --key, and --target needs --job")
@@ -65,7 +65,7 @@ def command(
         raise click.UsageError(message)
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     live = [run.run_id for run in runs_to_cancel if not run.record.status.state.final]
-    if waiting := chain.waiting(runs.open_history(), live):
+    if waiting := upstream.waiting(runs.open_history(), live):
         sentence = f"{', '.join(waiting)} would be cancelled too, because they wait for runs that you cancel"
         if sys.stdin.isatty() and sys.stderr.isatty():
             terminal.confirmer(yes=yes, as_json=as_json, verb="cancel", done="cancelled")(sentence)

@@ -31,8 +31,7 @@ def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json
     cloudtrain forward tiny-lm-261125 6006
     cloudtrain forward tiny-lm-261125 8888:0 --node 1
     """
-    from cloudtrain.runs.forward import LOOPBACK, Forward
-    from cloudtrain.runs.inside import Inside, describe
+    from cloudtrain.runs.inside import LOOPBACK, Forward, Inside, describe
 
     port, local = _parse_ports(ports)
     inside = Inside.of(runs.find(run_id))

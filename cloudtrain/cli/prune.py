@@ -18,7 +18,7 @@ from cloudtrain.history import marks
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.packages import Package
+    from cloudtrain.runs.remove import Package
 
 
 @options.command()
@@ -122,20 +122,20 @@ def command(
 
 def _delete_packages(older_s: float, *, force: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Print the packages that nothing needs, ask, and delete them; returns the exit code."""
-    from cloudtrain.runs import packages
+    from cloudtrain.runs.remove import delete_packages, find_packages, measure_cache
 
     store = runs.open_history()
-    found = packages.find_packages(store, older_s, force=force)
+    found = find_packages(store, older_s, force=force)
     unused, kept = [one for one in found if not one.kept], [one for one in found if one.kept]
     summary = _describe(unused)
     if not as_json:
         terminal.print_pairs([(units.format_size(one.size_bytes), _describe_one(one)) for one in found])
-        cache = packages.measure_cache(store)
+        cache = measure_cache(store)
         also = f"; {units.format_size(cache)} of digests that make the next package faster" if cache else ""
         terminal.print_lines(summary + (f"; kept: {_describe(kept)}" if kept else "") + also)
     if unused and not dry_run:
         terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(summary)
-        packages.delete(store, unused)
+        delete_packages(store, unused)
         if not as_json:
             terminal.print_lines(f"deleted {summary}")
     for package in unused if as_json else ():

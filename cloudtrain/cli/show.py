@@ -158,18 +158,18 @@ def _lacking(run: Run) -> str:
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:
-    from cloudtrain.runs.planning import chain
-    from cloudtrain.runs.sending import open_attempt
+    from cloudtrain.runs.planning import upstream
+    from cloudtrain.runs.sending import outcomes
 
     if attempt.status.state is State.CANCELLED:
         return "not sent"
     if attempt.status.state.final:
         return "refused"
-    if chain.is_held(attempt):
+    if upstream.is_held(attempt):
         return "not sent yet"
     if attempt.unanswered_since is None:
         return "not accepted yet"
-    if open_attempt.is_unsent(attempt):
+    if outcomes.is_unsent(attempt):
         return f"not sent yet (tries: {attempt.tries})"
     return f"unknown since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
 

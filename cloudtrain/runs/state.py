@@ -12,7 +12,7 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.runs import reading
 from cloudtrain.runs.planning import attempts
-from cloudtrain.runs.sending import handover, open_attempt
+from cloudtrain.runs.sending import handover, outcomes
 from cloudtrain.runs.watching import last_contact
 
 
@@ -95,7 +95,7 @@ class RunState:
         newest = self.attempts[-1]
         answer = last_contact.last(self.store.home, self.run_id, self.store.clock)
         outage = self.watch and answer is not None and answer.shared and bool(answer.error)
-        if not (outage and open_attempt.needs_watcher(self.record, newest, self.store.clock)) and not (
+        if not (outage and outcomes.needs_watcher(self.record, newest, self.store.clock)) and not (
             answer and answer.is_fresh(newest)
         ):
             from cloudtrain.runs.watching.watch import Watcher  # who finds a living watcher needs none
@@ -105,7 +105,7 @@ class RunState:
         if (
             self.watch
             and not self.record.status.state.final
-            and open_attempt.needs_watcher(self.record, newest, self.store.clock)
+            and outcomes.needs_watcher(self.record, newest, self.store.clock)
         ):
             handover.start(self.store, newest.plan, instead=True)
 

@@ -17,7 +17,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.planning import keys
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.sending import exactly_once, open_attempt, retry, send
+from cloudtrain.runs.sending import exactly_once, outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S
@@ -183,7 +183,7 @@ def test_two_processes_send_it_once(submitter, job, platform):
 def watcher() -> str:
     """The owner of what a watcher, a process that lives, finishes for nobody."""
     parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
-    return f"{parent}{open_attempt.BACKGROUND}"
+    return f"{parent}{outcomes.BACKGROUND}"
 
 
 def give(submitter: Submitter, run_id: str, owner: str) -> None:
@@ -214,7 +214,7 @@ def test_a_watcher_stores_what_it_finds_for_nobody(submitter, job, platform, mon
     def accept(store: Store, attempt_id: str, handle: str) -> None:
         before(store, attempt_id, handle)
         (attempt,) = [one for run in store.runs() for one in store.attempts(run.run_id) if one.attempt_id == attempt_id]
-        seen.append(open_attempt.is_in_background(attempt))
+        seen.append(outcomes.is_in_background(attempt))
 
     before = Store.accept
     monkeypatch.setattr(Store, "accept", accept)

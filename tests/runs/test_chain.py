@@ -8,7 +8,7 @@ import pytest
 
 from cloudtrain.errors import BadJob, Unreachable
 from cloudtrain.events import State
-from cloudtrain.runs.planning import chain
+from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.remove import remove
 from cloudtrain.runs.sending import waiting
 from cloudtrain.runs.submit import Submitter
@@ -101,7 +101,7 @@ def test_of_two_processes_one_sends_it(submitter, platform, job, first, monkeypa
     end(first)
     stale = run.attempts[0]
     look(run)
-    assert chain.is_held(stale) and not chain.is_held(run.attempts[0])
+    assert upstream.is_held(stale) and not upstream.is_held(run.attempts[0])
     assert waiting.advance(run.store, run.record, stale, may_send=True) == (False, False)
     assert platform.calls.count("submit") == 2
 
@@ -125,7 +125,7 @@ def test_an_answer_that_was_lost_is_asked_for_before_it_is_sent_again(submitter,
     end(first)
     platform.after_commit, platform.fails["submit"] = True, [LOST]
     look(run)
-    assert run.attempts[0].handle is None and not chain.is_held(run.attempts[0])
+    assert run.attempts[0].handle is None and not upstream.is_held(run.attempts[0])
     look(run, 2)
     assert run.attempts[0].handle == newest(run) and platform.calls.count("submit") == 2
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_planned_any_more_fails_and_an_outage_waits(submitter, jo
 
     monkeypatch.setattr(waiting, "_final_plan", unreachable)
     look(run)
-    assert chain.is_held(run.attempts[0]) and run.state is State.QUEUED
+    assert upstream.is_held(run.attempts[0]) and run.state is State.QUEUED
 
     def broken(*_):
         raise BadJob([])

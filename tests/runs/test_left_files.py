@@ -13,7 +13,7 @@ from cloudtrain.events import Event, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.sending import leftovers
+from cloudtrain.runs.sending import retry
 from cloudtrain.source.bundle import Bundle
 
 OPTIONS = {"hosts": [{"address": "10.0.0.1"}, {"address": "10.0.0.2"}], "lost_after_s": 600.0}
@@ -62,5 +62,5 @@ def test_the_next_attempt_is_bound_to_a_machine_only_by_files(
     with store.database.write() as db:
         db.execute("UPDATE attempts SET created_at = ?", (at(0),))
     store.record("lost-a1", events=events, status=Status(State.LOST, None, "", at(0), at(ended_s)))
-    plan = leftovers.plan_after(store, backend, backend.plan(job, bundle, "lost", 2))
+    plan = retry.plan_after(store, backend, backend.plan(job, bundle, "lost", 2))
     assert plan.request.get("files_of") == newest

@@ -18,7 +18,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import last_contact, rate_limit, scheduler
+from cloudtrain.runs.watching import last_contact, pace, scheduler
 from cloudtrain.runs.watching.groups import GIVE_WAY_S, SENDERS, THREADS, Entry, Group
 from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.spool import Spool
@@ -305,8 +305,8 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
         Hanging.hangs = "status" if count == 1 else "statuses"
         turn_until(runs, lambda: Hanging.held, "the question that hangs")
     else:
-        monkeypatch.setattr(rate_limit, "OUTAGE_S", 1e6)
-        monkeypatch.setattr(rate_limit, "OUTAGE_MAX_S", 1e6)
+        monkeypatch.setattr(pace, "OUTAGE_S", 1e6)
+        monkeypatch.setattr(pace, "OUTAGE_MAX_S", 1e6)
         Listing.down = True
         turn_until(
             runs, lambda: (a := last_contact.last(home, followed.run_id)) and a.error, "the question that is denied"
@@ -324,16 +324,16 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
 
 
 def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
-    share = rate_limit.ProcessorShare()
-    share.adapt(rate_limit.SHARE / 2, 0.0)
+    share = pace.ProcessorShare()
+    share.adapt(pace.SHARE / 2, 0.0)
     assert share.stretch == 1.0
-    share.adapt(rate_limit.SHARE * 1.5, 0.0)
+    share.adapt(pace.SHARE * 1.5, 0.0)
     assert share.stretch == pytest.approx(1.5)
-    share.adapt(0.0, rate_limit.LAG_S * 10)
+    share.adapt(0.0, pace.LAG_S * 10)
     assert share.stretch == pytest.approx(3.0), "twice as long at once"
     for _ in range(10):
         share.adapt(1.0, 0.0)
-    assert share.stretch == rate_limit.STRETCH_MAX
+    assert share.stretch == pace.STRETCH_MAX
     for _ in range(10):
         share.adapt(0.0, 0.0)
     assert share.stretch == 1.0
@@ -341,7 +341,7 @@ def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
 
 def test_routine_reads_of_logs_give_way_to_many_others_for_a_moment_only(tmp_path):
     clock = VirtualClock()
-    group = Group("all", Listing({}, tmp_path), rate_limit.ProcessorShare(clock), clock)
+    group = Group("all", Listing({}, tmp_path), pace.ProcessorShare(clock), clock)
     for number in range(1000):
         entry = Entry(f"run-{number}", None, clock)
         entry.given = Status(State.RUNNING)

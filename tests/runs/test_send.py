@@ -17,7 +17,7 @@ from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.sending import open_attempt, retry, send
+from cloudtrain.runs.sending import outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import wait_for
 from tests.runs.platform import LOST, Platform, dead, interrupted, look, quietly
@@ -255,7 +255,7 @@ def test_a_sender_on_another_machine_counts_as_gone_after_a_while(submitter, job
         name = interrupted(submitter, job.replace(name=f"age{age.seconds}"), age=age)
         with submitter.store.database.write() as db:
             db.execute("UPDATE attempts SET owner = ? WHERE run_id = ?", (str(elsewhere), name))
-        assert open_attempt.is_free(submitter.store.attempts(name)[0]) is free
+        assert outcomes.is_free(submitter.store.attempts(name)[0]) is free
 
 
 def test_nothing_is_sent_again_without_its_secrets(submitter, job, platform, monkeypatch):
@@ -296,7 +296,7 @@ def test_an_asker_that_is_killed_leaves_the_submission_as_it_was(submitter, job,
     run = submitter.submit(job)
     attempt = run.attempts[0]
     assert submitter.store.change_owner(attempt.attempt_id, old=attempt.owner, new=dead())
-    assert open_attempt.needs_watcher(run.record, run.attempts[0])
+    assert outcomes.needs_watcher(run.record, run.attempts[0])
     look(run)
     assert run.attempts[0].handle and platform.calls.count("submit") == 2
 
@@ -307,9 +307,9 @@ def test_a_cancel_while_it_is_sent_has_somebody_to_carry_it_out(submitter, job, 
     with submitter.store.database.write() as db:
         db.execute("UPDATE attempts SET owner = ? WHERE run_id = ?", (str(parent), name))
     run = Run(name, submitter.store)
-    assert not open_attempt.needs_watcher(run.record, run.attempts[0])
+    assert not outcomes.needs_watcher(run.record, run.attempts[0])
     submitter.store.request_cancel(name)
-    assert open_attempt.needs_watcher(run.record, run.attempts[0])
+    assert outcomes.needs_watcher(run.record, run.attempts[0])
 
 
 def test_an_accepted_attempt_is_claimed_by_nobody(submitter, job, platform):
@@ -317,7 +317,7 @@ def test_an_accepted_attempt_is_claimed_by_nobody(submitter, job, platform):
     run = submitter.submit(job)
     stale = run.attempts[0]
     look(run)
-    assert run.attempts[0].handle and open_attempt.is_in_background(run.attempts[0])
+    assert run.attempts[0].handle and outcomes.is_in_background(run.attempts[0])
     assert send.send_again(submitter.store, stale, Platform({}, Path())) is None
     assert platform.calls.count("submit") == 2
 
@@ -337,7 +337,7 @@ def test_one_thread_of_a_process_sends(submitter, job, platform):
     first.start()
     assert entered.wait(60)
     assert send.send_again(submitter.store, run.attempts[0], Platform({}, Path())) is None
-    assert not open_attempt.is_free(run.attempts[0]), "the second thread did not take the first one's mark away"
+    assert not outcomes.is_free(run.attempts[0]), "the second thread did not take the first one's mark away"
     go.set()
     first.join(60)
     assert platform.calls.count("submit") == 2 and len(platform.attempts) == 1

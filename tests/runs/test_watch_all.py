@@ -16,7 +16,7 @@ import pytest
 
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.sending import handover, mailbox
+from cloudtrain.runs.sending import handover
 from tests.conftest import WAIT_S, processes_of, wait_for
 
 pytestmark = pytest.mark.usefixtures("census")
@@ -191,8 +191,8 @@ def test_the_socket_is_its_users_alone(shell, home, tmp_path):
     assert holder is not None
     path = Path(holder.address)
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert mailbox.call(holder.address, {"do": "look", "run": run_id}) == {"ok": True}
-    assert mailbox.call(holder.address, {"do": "look"}) == {"ok": False}, "a message that is wrong ends nothing"
+    assert handover.call(holder.address, {"do": "look", "run": run_id}) == {"ok": True}
+    assert handover.call(holder.address, {"do": "look"}) == {"ok": False}, "a message that is wrong ends nothing"
     gate.touch()
     shell("wait", run_id)
 
@@ -202,7 +202,7 @@ def test_a_home_with_a_long_path_has_a_socket(shell, tmp_path):
     run_id = submit(shell, tmp_path / "gate", CLOUDTRAIN_HOME=str(long))
     wait_for(lambda: watched_by(long, run_id), "a watcher")
     holder = Store(long).watcher()
-    assert holder is not None and mailbox.call(holder.address, {"do": "look", "run": run_id}) == {"ok": True}
+    assert holder is not None and handover.call(holder.address, {"do": "look", "run": run_id}) == {"ok": True}
     (tmp_path / "gate").touch()
     shell("wait", run_id, CLOUDTRAIN_HOME=str(long))
     wait_for(lambda: not watchers(long), "its end")

@@ -49,9 +49,9 @@ def begin(
             unknown = bool(run.attempts[-1].unanswered_since)
             waits = False
             if unknown:
-                from cloudtrain.runs.sending import open_attempt
+                from cloudtrain.runs.sending import outcomes
 
-                waits = open_attempt.is_unsent(run.attempts[-1])
+                waits = outcomes.is_unsent(run.attempts[-1])
                 action = "waits for" if waits else "was sent to"
             elif run.attempts[-1].handle is None and run.attempts[-1].status.state.final:
                 action = "was refused by"  # and its reason says where the next attempt goes

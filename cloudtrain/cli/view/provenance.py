@@ -11,7 +11,7 @@ from cloudtrain.cli.view import terminal
 from cloudtrain.job.targets import submitter
 from cloudtrain.job.units import format_count
 from cloudtrain.report.packages import requirements
-from cloudtrain.runs.planning.run_inputs import describe_input
+from cloudtrain.runs.planning.upstream import describe_input
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run

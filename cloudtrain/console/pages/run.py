@@ -18,7 +18,7 @@ from cloudtrain.console.polling import poll
 from cloudtrain.console.routes import PAGES
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
-from cloudtrain.runs.planning import chain
+from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.run import Run
 
 
@@ -115,7 +115,7 @@ async def _cancel(run_id: str) -> None:
     from nicegui import ui
 
     try:
-        waiting = await history.current().query(lambda store: chain.waiting(store, [run_id]))
+        waiting = await history.current().query(lambda store: upstream.waiting(store, [run_id]))
     except CloudtrainError as error:
         shell.notify_error(error)
         return

@@ -19,7 +19,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, rules, targets
-from cloudtrain.runs.planning import candidates, cap, chain, keys, policies, run_inputs, script_needs
+from cloudtrain.runs.planning import candidates, cap, keys, policies, script_needs, upstream
 from cloudtrain.runs.planning.checks import table
 from cloudtrain.runs.planning.checks.case import Case
 from cloudtrain.source.bundle import Bundle
@@ -128,8 +128,8 @@ class Planner:
             again=read,
         )
         options = governed.options
-        found = chain.resolve(governed.job, self.home)
-        found = run_inputs.locate(found, resolution.backend, options, self.home)
+        found = upstream.resolve(governed.job, self.home)
+        found = upstream.locate(found, resolution.backend, options, self.home)
         problems = [
             *_unsupported(found, kind),
             *rules.find_keys(found),

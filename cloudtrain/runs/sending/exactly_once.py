@@ -15,10 +15,10 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import UNASKED, Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import attempts, budgets, chain, environment, keys
+from cloudtrain.runs.planning import attempts, budgets, environment, keys, upstream
 from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.planning.plan import Planner
-from cloudtrain.runs.sending import handover, key_search, open_attempt, outcomes, send
+from cloudtrain.runs.sending import handover, key_search, outcomes, send
 from cloudtrain.runs.sending.outcomes import Accepted, Outcome, Refused
 from cloudtrain.source import provenance
 from cloudtrain.source.bundle import Bundle
@@ -62,13 +62,13 @@ class ExactlyOnce(Planner):
         files = self.config_files
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
-        held = chain.waits_for(self.store, plan)
+        held = upstream.waits_for(self.store, plan)
         unasked = self._unasked[1] if self._unasked and self._unasked[0] == plan.run_id else None
         if unasked and held:
             raise unasked
 
         def intent() -> bool:
-            owner = chain.HELD if held else Process.here()
+            owner = upstream.HELD if held else Process.here()
             about: dict[str, Any] = {"key": key, "parent": parent, "provenance": origin}
             event = UNASKED if unasked else ""
             return self.store.intend(plan, identity=identity(plan), owner=owner, event=event, **about)
@@ -125,8 +125,8 @@ class ExactlyOnce(Planner):
         mine: AttemptRecord | None = None
         not_checked: list[str] = []
         for attempt in self.store.unsettled():
-            free, background = open_attempt.is_free(attempt, self.store.clock), open_attempt.is_in_background(attempt)
-            if chain.is_held(attempt) and not keys.same(attempt.plan, plan):
+            free, background = outcomes.is_free(attempt, self.store.clock), outcomes.is_in_background(attempt)
+            if upstream.is_held(attempt) and not keys.same(attempt.plan, plan):
                 continue  # nothing of it was sent
             if attempt.handle is not None and not background and (not free or attempt.owner == str(Process.here())):
                 continue  # accepted: whoever submitted it still lives, and knows its run
@@ -134,7 +134,7 @@ class ExactlyOnce(Planner):
                 continue  # somebody submits it just now
             run = self.store.find(attempt.run_id)
             if run.key is None and keys.same(attempt.plan, plan):
-                if mine is None and not run.cancel_requested and not (chain.is_held(attempt) and run.acknowledged):
+                if mine is None and not run.cancel_requested and not (upstream.is_held(attempt) and run.acknowledged):
                     mine = attempt
             elif free and attempt.handle is None and not self._look_for(attempt, plan):
                 not_checked.append(f"{attempt.run_id} ({run.target})")
@@ -146,8 +146,8 @@ class ExactlyOnce(Planner):
         if mine is None:
             return None
         run = self.store.find(mine.run_id)
-        if not adopt and (run.status.failed or open_attempt.age_s(mine, self.store.clock) > open_attempt.ADOPTABLE_S):
-            _raise_undecided(run, open_attempt.age_s(mine, self.store.clock))
+        if not adopt and (run.status.failed or outcomes.age_s(mine, self.store.clock) > outcomes.ADOPTABLE_S):
+            _raise_undecided(run, outcomes.age_s(mine, self.store.clock))
         return self._finish(mine)
 
     def adopt_key(self, plan: Plan, key: str) -> bool:
@@ -183,7 +183,7 @@ class ExactlyOnce(Planner):
         try:
             found = key_search.search(plan, self.home, self.clock)
         except Unreachable as error:
-            if not open_attempt.max_wait_s(plan):
+            if not outcomes.max_wait_s(plan):
                 raise
             self._unasked = plan.run_id, error
             return None
@@ -237,11 +237,9 @@ class ExactlyOnce(Planner):
 
     def _is_to_be_sent(self, attempt: AttemptRecord) -> bool:
         sent = (
-            attempt.handle is not None
-            or attempt.status.state.final
-            or not open_attempt.is_free(attempt, self.store.clock)
+            attempt.handle is not None or attempt.status.state.final or not outcomes.is_free(attempt, self.store.clock)
         )
-        if sent or chain.is_held(attempt):
+        if sent or upstream.is_held(attempt):
             return False
         return not self.store.find(attempt.run_id).cancel_requested  # a cancelled one is left to its watcher
 
@@ -251,7 +249,7 @@ class ExactlyOnce(Planner):
         while True:
             found = (one for one in self.store.attempts(attempt.run_id) if one.number == attempt.number)
             attempt = next(found, attempt)
-            asked = open_attempt.is_in_background(attempt) and not open_attempt.is_free(attempt, self.store.clock)
+            asked = outcomes.is_in_background(attempt) and not outcomes.is_free(attempt, self.store.clock)
             if not asked or attempt.handle or attempt.status.state.final or attempt.unanswered_since:
                 return attempt
             if self.store.clock.monotonic() > until:

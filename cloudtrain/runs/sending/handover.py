@@ -1,7 +1,8 @@
 """Hand a run to the watcher of its home, one process for all runs of this host; start that process where none lives.
 
 The environment of this shell goes with the run, over a private socket or the new process's standard input: it is neither
-stored nor visible in /proc. The watcher confirms once it has the run's lease.
+stored nor visible in /proc. The watcher confirms once it has the run's lease. The socket takes one JSON message and gives
+one back. It is in a folder that only its user can enter, and both sides check the other's user.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import struct
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import secret_sources
@@ -21,14 +27,17 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import detach
 from cloudtrain.runs.planning import environment
-from cloudtrain.runs.sending import mailbox, watch_log
-from cloudtrain.runs.sending.mailbox import Message
+from cloudtrain.runs.sending import watch_log
 
 STARTING = "watch.starting"  # in the home: a watcher was started and is not elected yet
 BIRTH_S = 30.0  # how long that may take; then it is taken for dead
 DRIVER_S = 15.0  # the same of a sweep's process
 PATIENCE_S = 2.0  # how long a submit waits for a watcher that another one has just started
 CONFIRM_S = 5.0  # how long for its answer
+LONGEST = 100  # bytes of a path in sockaddr_un, which has 104 or 108 (unix(7))
+MOST_BYTES = 64 << 20  # of one message; an environment is at most 2 MiB (execve(2)), an answer has those of many runs
+WAIT_S = 10.0  # for the next piece of a message
+Message = dict[str, Any]
 
 
 def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
@@ -61,7 +70,7 @@ def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
 def look_now(store: Store, run_id: str) -> None:
     """Tell the watcher that something has happened to a run, such as a cancel; blocks for a moment."""
     if (holder := store.watcher()) and holder.is_valid(store.clock):
-        mailbox.call(holder.address, {"do": "look", "run": run_id}, CONFIRM_S)
+        call(holder.address, {"do": "look", "run": run_id}, CONFIRM_S)
 
 
 def give_missing(store: Store, run_id: str) -> None:
@@ -69,7 +78,7 @@ def give_missing(store: Store, run_id: str) -> None:
     record = store.environments([run_id]).get(run_id)
     found = {name: os.environ[name] for name in record.lacking if name in os.environ} if record else {}
     if found and (holder := store.watcher()) and holder.is_valid(store.clock):
-        mailbox.call(holder.address, {"do": "fill", "run": run_id, "environ": found}, CONFIRM_S)
+        call(holder.address, {"do": "fill", "run": run_id, "environ": found}, CONFIRM_S)
 
 
 def is_newer(version: str, other: str) -> bool:
@@ -117,7 +126,7 @@ def _hand_over(store: Store, message: Message) -> bool:
     holder = store.watcher()
     if holder is None or not holder.is_valid(store.clock) or is_newer(own_version(), holder.version):
         return False
-    return mailbox.call(holder.address, message, CONFIRM_S) is not None
+    return call(holder.address, message, CONFIRM_S) is not None
 
 
 def _is_fresh(marker: Path, clock: Clock = SYSTEM, seconds: float = BIRTH_S) -> bool:
@@ -137,3 +146,95 @@ def _start_process(home: Path, message: Message) -> None:
         name: value for name, value in environment.select(os.environ, environment.BASE).items() if name not in hidden
     }
     detach(command, given=json.dumps([message]).encode(), log=home / watch_log.NAME, env=begins_with, cwd=Path("/"))
+
+
+class Mailbox:
+    """The watcher's side: `handle` is called with each message, in a thread of its own, and returns the answer."""
+
+    def __init__(self, folder: Path, name: str, handle: Callable[[Message], Message]) -> None:
+        self._handle = handle
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.path = folder / name
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            with _short(self.path) as address:
+                self._socket.bind(address)
+        except OSError:  # a file system without sockets, or a path too long where there is no /proc
+            self.path = Path(tempfile.mkdtemp(prefix="cloudtrain-")) / name
+            self._socket.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._socket.listen(256)
+        threading.Thread(target=self._serve, name="mailbox", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept nothing more; messages that are being handled are answered."""
+        with suppress(OSError):
+            self.path.unlink()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError):
+            connection.settimeout(WAIT_S)
+            if _is_mine(connection):
+                answer = self._handle(_receive(connection))
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def call(path: str, message: Message, timeout_s: float = WAIT_S) -> Message | None:
+    """Send a message to a watcher and return its answer; None where nobody answers. Blocking."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError, ValueError):
+        connection.settimeout(timeout_s)
+        with _short(Path(path)) as address:
+            connection.connect(address)
+        if _is_mine(connection):
+            connection.sendall(json.dumps(message).encode() + b"\n")
+            return _receive(connection)
+    return None
+
+
+def _receive(connection: socket.socket) -> Message:
+    """Read one line of JSON; raises OSError, ValueError."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = connection.recv(1 << 16)
+        if not piece or len(data) > MOST_BYTES:
+            raise ValueError("the message has no end")
+        data += piece
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError("the message is not a JSON object")
+    return message
+
+
+def _is_mine(connection: socket.socket) -> bool:
+    """Return whether the other side is a process of this user; elsewhere than on Linux the folder's mode must do."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    return bool(user == os.getuid())
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Yield a name of the path that fits into an address."""
+    if len(os.fsencode(path)) <= LONGEST or not Path("/proc/self/fd").is_dir():
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,19 +1,33 @@
-"""What became of a submission: accepted, refused or unknown, stored before it is returned."""
+"""What became of a submission: accepted, refused or unknown, stored before it is returned.
+
+An attempt that is stored without a handle is one that somebody is sending, or that is to be sent again, until a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import UNASKED, UNSENT, Store
-from cloudtrain.job.units import now
-from cloudtrain.runs.sending import failover, open_attempt, retry
+from cloudtrain.job.units import now, seconds_since
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.sending import retry
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
-    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.records import AttemptRecord, RunRecord
+
+ADOPTABLE_S = 15 * 60.0  # for so long an interrupted or unanswered first submission may be sent again
+# Ends the owner of an attempt that a watcher or a reader is sending: that process prints no run id.
+BACKGROUND = " in the background"
+_SENDING: set[str] = set()  # attempts that a thread of this process is sending
+_LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -63,11 +77,11 @@ def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
     if len(plan.candidates) > 1:
         return record_refused(store, plan, NoCapacity(error.message, error.hint))
     attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
-    limit_s = open_attempt.max_wait_s(plan)
+    limit_s = max_wait_s(plan)
     if limit_s is not None:
-        if open_attempt.age_s(attempt, store.clock) > limit_s:
+        if age_s(attempt, store.clock) > limit_s:
             return record_refused(store, plan, BackendError(given_up(plan, error.message), error.hint))
-    elif plan.attempt == 1 and (not error.waits or open_attempt.age_s(attempt, store.clock) > open_attempt.ADOPTABLE_S):
+    elif plan.attempt == 1 and (not error.waits or age_s(attempt, store.clock) > ADOPTABLE_S):
         return record_refused(
             store, plan, NotReached(f"{error.message}; nothing was sent", error.hint, waits=error.waits)
         )
@@ -121,14 +135,96 @@ def unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError)
 
 def given_up(plan: Plan, message: str) -> str:
     limit = (plan.job.get("limits") or {}).get("max_wait")
-    waited = f"{limit} (limits.max_wait)" if limit else f"{open_attempt.ADOPTABLE_S / 60:.0f} min"
+    waited = f"{limit} (limits.max_wait)" if limit else f"{ADOPTABLE_S / 60:.0f} min"
     return f"{message}; not tried again after {waited}"
 
 
 def _following(store: Store, plan: Plan, status: Status) -> str:
     """Return that another attempt follows, and where: the target, and its GPUs where only these differ."""
-    plans = failover.next_plans(store, plan, status)[0] if failover.has_candidates(plan) else []
+    plans = retry.next_plans(store, plan, status)[0] if retry.has_candidates(plan) else []
     if not plans:
         return "another attempt follows"
     target, gpus = plans[0].target, plans[0].job["resources"]["accelerators"]
     return f"another attempt follows on {target}" + (f" ({gpus})" if gpus and target == plan.target else "")
+
+
+def background_owner() -> str:
+    """Return the owner of what this process sends or asks about as a watcher or a reader, which prints no run id."""
+    return f"{Process.here()}{BACKGROUND}"
+
+
+def is_in_background(attempt: AttemptRecord) -> bool:
+    """Return whether the next `submit` of the same job adopts an attempt although its owner lives and has its handle."""
+    return attempt.owner.endswith(BACKGROUND)
+
+
+def is_free(attempt: AttemptRecord, clock: Clock = SYSTEM, *, mine: bool = False) -> bool:
+    """Return whether no process is sending an attempt: its sender has died, or has ended without an answer.
+
+    Whether a sender on another machine lives cannot be seen; it counts as gone after ADOPTABLE_S. `mine`: the caller
+    holds the mark of `marked_as_sending`.
+    """
+    if attempt.attempt_id in _SENDING and not mine:
+        return False
+    owner = attempt.owner.removesuffix(BACKGROUND)
+    if owner in ("", str(Process.here())):
+        return True
+    sender = Process.parse(owner)
+    if sender is None or sender.alive is None:
+        return age_s(attempt, clock) > ADOPTABLE_S
+    return not sender.alive
+
+
+def is_unsent(attempt: AttemptRecord) -> bool:
+    """Return whether an attempt waits for machines that could not be reached: nothing of it was sent anywhere."""
+    return attempt.handle is None and not attempt.status.state.final and attempt.status.event in (UNSENT, UNASKED)
+
+
+def is_wanted(run: RunRecord, attempt: AttemptRecord, clock: Clock = SYSTEM) -> bool:
+    """Return whether an attempt without a handle is to be sent, once no other process is sending it."""
+    unanswered = attempt.unanswered_since is not None and age_s(attempt, clock) <= patience_s(attempt)
+    return not run.cancel_requested and (attempt.number > 1 or unanswered or bool(attempt.plan.job.get("after")))
+
+
+def needs_watcher(run: RunRecord, attempt: AttemptRecord, clock: Clock = SYSTEM) -> bool:
+    """Return whether a watcher has anything to do for an attempt: not for a first submission that was killed."""
+    if attempt.handle is not None or attempt.status.state.final:
+        return True
+    if run.cancel_requested:
+        return True
+    chained = bool(attempt.plan.job.get("after"))
+    return is_free(attempt, clock) and (attempt.number > 1 or attempt.unanswered_since is not None or chained)
+
+
+def age_s(attempt: AttemptRecord, clock: Clock = SYSTEM) -> float:
+    """Return how many seconds ago an attempt's intent was stored."""
+    return seconds_since(attempt.created_at, clock)
+
+
+def patience_s(attempt: AttemptRecord) -> float:
+    """Return for how many seconds a first submission is repeated."""
+    limit_s = max_wait_s(attempt.plan) if is_unsent(attempt) else None
+    return ADOPTABLE_S if limit_s is None else limit_s
+
+
+def max_wait_s(plan: Plan) -> float | None:
+    """Return `limits.max_wait` of a plan in seconds; None where it is not set."""
+    from cloudtrain.job.job import Job
+
+    return Job.from_dict(plan.job).limits.max_wait_s
+
+
+@contextmanager
+def marked_as_sending(attempt_id: str) -> Iterator[bool]:
+    """Mark an attempt as being sent by this thread, from before its intent is stored; False where another one sends it.
+
+    Without the mark another thread would take the attempt for one that this process left behind, and send it too.
+    """
+    with _LOCK:
+        mine = attempt_id not in _SENDING
+        _SENDING.add(attempt_id)
+    try:
+        yield mine
+    finally:
+        if mine:
+            _SENDING.discard(attempt_id)

@@ -1,10 +1,14 @@
-"""Start a run's next attempt (on its own target, with other limits, or on another target and layout), or its job once more."""
+"""Start a run's next attempt (on its own target, with other limits, or on another target and layout), or its job once more.
+
+An attached run resumes with the job and the source that its output has. Both were written elsewhere: they go to a platform
+when a person resumes the run, and at no other time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Feature, Plan
@@ -16,10 +20,12 @@ from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import attempts, budgets, policies
 from cloudtrain.runs.planning.plan import Planner
-from cloudtrain.runs.sending import attached_source, handover, leftovers, outcomes, retry, send
+from cloudtrain.runs.sending import handover, outcomes, retry, send
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
+from cloudtrain.source import received
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.plan import Plan
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.history.store import Store
     from cloudtrain.source.bundle import Bundle
@@ -29,6 +35,7 @@ CHANGES = (
     "limits", "resources", "num_nodes", "min_nodes", "processes_per_node", "parallelism", "options", "image", "env",
     "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env",
 )  # fmt: skip
+LIVE = "cancel it on the machine that submitted it; a run without output for an hour is LOST and can be resumed here"
 
 
 def send_next(
@@ -51,18 +58,18 @@ def send_next(
     record = store.find(run_id)
     status, uri = record.status, record.attached
     if not status.state.final:
-        hint = attached_source.LIVE if uri else f"cloudtrain cancel {run_id} ends it"
+        hint = LIVE if uri else f"cloudtrain cancel {run_id} ends it"
         raise BadRequest(f"{run_id} is still {status.state}", hint)
     if status.state is State.SUCCEEDED:
         raise BadRequest(f"{run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
     earlier = store.attempts(run_id)
-    brought = attached_source.bring(store, earlier[-1], uri) if uri else None
+    brought = bring(store, earlier[-1], uri) if uri else None
     plan, bundle, notes = plan_next(store, earlier, sets, target, force=force, brought=brought)
     backend = attempts.backend_of(plan, store.home, clock=store.clock)
-    plan = leftovers.plan_after(store, backend, plan)
+    plan = retry.plan_after(store, backend, plan)
     send.preflight(plan, backend)
     if uri and confirm:
-        confirm(attached_source.describe(plan, uri))
+        confirm(describe(plan, uri))
     if files := config_files(Path.cwd()):
         notes += budgets.check(store, plan, files, confirm)
     notes.insert(0, describe_start(store, plan))
@@ -112,7 +119,7 @@ def plan_next(
     target: str | None = None,
     *,
     force: bool = False,
-    brought: attached_source.Brought | None = None,
+    brought: Brought | None = None,
 ) -> tuple[Plan, Bundle, list[str]]:
     """Return the plan of the attempt after `earlier`, its bundle, and notes on what it changes; raises BadRequest.
 
@@ -219,3 +226,38 @@ def _layout(old: Plan, new: Plan) -> list[str]:
         else "the effective batch size changes with it, unless the script divides the batch"
     )
     return [f"the world size was {before} and is {after}: {batch}"]
+
+
+class Brought(NamedTuple):
+    """The job of an attached run, with the output that it was attached from, and its source."""
+
+    job: Mapping[str, Any]
+    bundle: Bundle
+
+
+def bring(store: Store, newest: AttemptRecord, uri: str) -> Brought:
+    """Return what the next attempt of an attached run is made of; blocking. Raises BadRequest, BackendError."""
+    plan, about = newest.plan, newest.plan.bundle
+    if not plan.manifest.get("output") or plan.job.keys() == {"name"}:
+        raise BadRequest(
+            f"{plan.run_id} cannot be resumed from {uri}: its record has no job, or it is a copy",
+            "attach <output>/<run id> itself",
+        )
+    data = registry.create_attached(store.home, store.clock).source(uri, str(about["source_sha256"]))
+    if data is None:
+        raise BadRequest(f"{uri} has no source of {plan.run_id}", "resume it from the machine that submitted it")
+    try:
+        job = Job.from_dict(plan.job)
+        bundle = received.package(data, about, store.home / "bundles", trainer=job.runs_trainer, **job.exceptions)
+    except BadRequest as error:
+        raise BadRequest(f"the source at {uri} cannot be used: {error.message}", error.hint) from None
+    return Brought({**plan.job, "output": plan.manifest["output"]}, bundle)
+
+
+def describe(plan: Plan, uri: str) -> str:
+    """Return what a person who resumes an attached run is asked about."""
+    names = ", ".join(sorted(plan.manifest.get("secrets") or {}))
+    secrets = f", and gets the secrets {names}" if names else ""
+    return (
+        f"{plan.run_id} was submitted from another machine: its job and source from {uri} run on {plan.target}{secrets}"
+    )

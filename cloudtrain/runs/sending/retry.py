@@ -1,17 +1,21 @@
-"""Whether a run gets another attempt, and how long to wait before it."""
+"""Whether a run gets another attempt, when, and where: on its own target, or on its next candidate.
+
+An attempt is gone before the next one is sent, and what it left on machines goes with it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import ENDED, State, Status
-from cloudtrain.job.units import seconds_since
-from cloudtrain.runs.planning import candidates
+from cloudtrain.job.units import now, seconds_since, unix_time
+from cloudtrain.runs.planning import attempts, candidates
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.api import Plan
+    from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.history.store import Store
 
@@ -19,6 +23,9 @@ EVENTS = {State.PREEMPTED: "preempted", State.LOST: "lost"}  # of retry.on_event
 CAPACITY_S, CAPACITY_MAX_S = 60.0, 1800.0  # before the next attempt where there were no machines; doubled each time
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 300.0  # before a platform that did not answer is asked again; doubled each time
 WITHOUT_CHECKPOINT = 2  # attempts in a row that may be lost without a new checkpoint
+_PENDING = (State.QUEUED, State.STARTING)
+_GONE = (State.CANCELLED, State.TIMED_OUT, State.PREEMPTED, State.LOST)
+UNSEEN_S = 60.0  # for so long, besides the time that the machine did not answer, an attempt may have run unseen
 
 
 def allowed(store: Store, plan: Plan, status: Status) -> bool:
@@ -105,3 +112,104 @@ def saved(store: Store, run_id: str, *, in_folder: bool = False) -> set[str]:
     """Return the attempts of a run that have written a checkpoint; `in_folder`: into the run's folder of checkpoints."""
     events = [event for event in store.events(run_id, "checkpoint") if {"step", "written", "kept"} & event.data.keys()]
     return {event.attempt for event in events if not (in_folder and "kept" in event.data)}
+
+
+def has_candidates(plan: Plan) -> bool:
+    """Return whether a run may go elsewhere."""
+    return len(candidates.bases(plan)) > 1
+
+
+def next_plans(store: Store, plan: Plan, status: Status) -> tuple[list[Plan], str]:
+    """Return what the next attempt may be planned from, in the order to try it, and why there is none ("" otherwise).
+
+    After insufficient capacity these are the other candidates and then the same one; where spot machines were lost twice
+    without a new checkpoint the later candidates; else the same one. With checkpoints only candidates that reach them.
+    """
+    bases = candidates.bases(plan)
+    at = next((number for number, base in enumerate(bases) if candidates.is_of(base, plan)), 0)
+    here, later, before = [plan], bases[at + 1 :], bases[:at]
+    stuck = "" if status.event == "capacity" else without_progress(store, plan.run_id, plan.attempt)
+    if status.event == "capacity":
+        found = [*later, *before, *here]
+    else:
+        found = later if stuck else here
+    written = saved(store, plan.run_id)
+    plans = [attempt.plan for attempt in store.attempts(plan.run_id) if attempt.attempt_id in written]
+    old = plans[-1] if plans else plan
+    found = [
+        base if base is plan else _carried(base, old, bool(plans))
+        for base in found
+        if not plans or attempts.reaches(base, old)
+    ]
+    return (
+        found,
+        "" if found else stuck or "no new attempt: none of the job's other targets can read the run's checkpoints",
+    )
+
+
+def _carried(base: Plan, old: Plan, saved: bool) -> Plan:
+    """Return a candidate whose node finds the checkpoints of `old`; where one was saved it refuses to begin anew."""
+    checkpoint = attempts.carry_checkpoints(base.job["checkpoint"], base.backend, old, saved)
+    return replace(base, job={**base.job, "checkpoint": checkpoint})
+
+
+def why_withdrawn(store: Store, attempt: AttemptRecord, status: Status) -> str:
+    """Return why a request for machines is to be withdrawn for the next candidate; "" where it may go on.
+
+    The decision is stored as the event `capacity` of an attempt that has not ended: who watches next goes on with it.
+    """
+    if not has_candidates(attempt.plan):
+        return ""
+    if attempt.status.event == "capacity":
+        return attempt.status.reason
+    from cloudtrain.job.job import Job
+
+    max_wait = Job.from_dict(attempt.plan.job).limits
+    pending = status.state in _PENDING and status.started_at is None
+    if (
+        not pending
+        or max_wait.max_wait_s is None
+        or seconds_since(attempt.created_at, store.clock) <= max_wait.max_wait_s
+    ):
+        return ""
+    refused = Status(State.FAILED, event="capacity")
+    reason = f"cancelled: no machines within {max_wait.max_wait} (limits.max_wait)"
+    return reason if allowed(store, attempt.plan, refused) else ""
+
+
+def ended(attempt: AttemptRecord, status: Status, withdrawn: str) -> Status:
+    """Return the status of an attempt as its run sees it: one that never got machines is the event `capacity`."""
+    if withdrawn and status.state in _GONE:
+        began = State.PREEMPTED if status.started_at or attempt.status.started_at else State.FAILED
+        state = State.LOST if status.state is State.LOST else began  # of what had begun the time counts
+        return replace(status, state=state, exit_code=None, reason=withdrawn, event="capacity")
+    if withdrawn and not status.state.final:
+        return replace(status, reason=withdrawn, event="capacity")
+    if status.state is State.TIMED_OUT and not status.started_at and has_candidates(attempt.plan):
+        return replace(status, event="capacity")
+    return status
+
+
+def plan_after(store: Store, backend: Backend, plan: Plan) -> Plan:
+    """Return the plan of a run's next attempt, which goes to any machine where no earlier one has left files."""
+    if (lost_after_s := backend.lost_after_s) is None:
+        return plan
+    earlier = [
+        attempt
+        for attempt in store.attempts(plan.run_id)
+        if attempt.number < plan.attempt and attempt.handle is not None and attempt.plan.backend == plan.backend
+    ]
+    has_checkpoint = bool(saved(store, plan.run_id)) or bool(plan.job["checkpoint"]["required"])
+    left = has_checkpoint or any(_may_have_left(store, attempt, lost_after_s) for attempt in earlier)
+    return backend.plan_after(plan, earlier[-1].number if left and earlier else 0)
+
+
+def _may_have_left(store: Store, attempt: AttemptRecord, lost_after_s: float) -> bool:
+    """Return whether an attempt that reported no checkpoint has files in the run's folders, or ran on without being seen."""
+    seen_at = attempt.created_at
+    for node in range(int(attempt.plan.manifest["nodes"])):
+        if (usage := store.latest(attempt.attempt_id, node, "usage")) is not None:
+            if usage.data.get("files") is not False:  # an older launcher does not report it
+                return True
+            seen_at = max(seen_at, usage.at)
+    return unix_time(attempt.status.ended_at or now(store.clock)) - unix_time(seen_at) > lost_after_s + UNSEEN_S

@@ -24,7 +24,7 @@ from cloudtrain.history.store import UNASKED, Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import attempts, output_audit
-from cloudtrain.runs.sending import key_search, open_attempt, outcomes, retry
+from cloudtrain.runs.sending import key_search, outcomes, retry
 from cloudtrain.runs.sending.outcomes import Outcome, Unknown
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def send_attempt(
         intent: stores the intent, or claims one whose sender is gone; called before anything is sent.
         again: whether something may have been sent before: `find` is asked first.
     """
-    with open_attempt.marked_as_sending(plan.attempt_id) as mine:
+    with outcomes.marked_as_sending(plan.attempt_id) as mine:
         if not mine or not intent():
             return None
         nothing_sent = again and store.claim_unsent(plan.attempt_id)
@@ -91,7 +91,7 @@ def send_attempt(
 def send_again(store: Store, attempt: AttemptRecord, backend: Backend, owner: str = "") -> Outcome | None:
     """Finish the submission of an attempt whose sender is gone; blocking. None where another process was first.
 
-    `owner` is "" for this process as one that prints the run's id, or `open_attempt.background_owner()`.
+    `owner` is "" for this process as one that prints the run's id, or `outcomes.background_owner()`.
     """
 
     def claim() -> bool:
@@ -137,7 +137,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 
     - the run was cancelled: the attempt ends CANCELLED;
     - a retry, a resume, or a run after others: it is submitted again;
-    - a first submission that got no answer, younger than open_attempt.ADOPTABLE_S: it is submitted again;
+    - a first submission that got no answer, younger than outcomes.ADOPTABLE_S: it is submitted again;
     - a younger first submission whose sender was killed: it is left to the next `submit` of the same job;
     - an older first submission: the run ends FAILED.
 
@@ -147,21 +147,21 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     same job until somebody has seen the run's id. Raises BackendError without an answer.
     """
     clock = store.clock
-    if not open_attempt.is_free(attempt, clock):
+    if not outcomes.is_free(attempt, clock):
         return False
     if may_send and not run.cancel_requested and not retry.outage_is_over(attempt, clock):
         return False
-    owner = open_attempt.background_owner()
-    first, old = attempt.number == 1, open_attempt.age_s(attempt, clock) > open_attempt.patience_s(attempt)
-    if may_send and open_attempt.is_wanted(run, attempt, clock):
+    owner = outcomes.background_owner()
+    first, old = attempt.number == 1, outcomes.age_s(attempt, clock) > outcomes.patience_s(attempt)
+    if may_send and outcomes.is_wanted(run, attempt, clock):
         outcome = send_again(store, attempt, backend, owner)
         if isinstance(outcome, Unknown):
             raise outcome.error
         return outcome is not None
-    nothing_sent = open_attempt.is_unsent(attempt)
+    nothing_sent = outcomes.is_unsent(attempt)
     if nothing_sent and not run.cancel_requested and not (first and old):
         return False
-    with open_attempt.marked_as_sending(attempt.attempt_id) as mine:
+    with outcomes.marked_as_sending(attempt.attempt_id) as mine:
         if not mine or not store.change_owner(attempt.attempt_id, old=attempt.owner, new=owner):
             return False
         try:

@@ -13,8 +13,8 @@ from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import attempts, chain, policies, run_inputs
-from cloudtrain.runs.sending import open_attempt, outcomes, send
+from cloudtrain.runs.planning import attempts, policies, upstream
+from cloudtrain.runs.sending import outcomes, send
 
 if TYPE_CHECKING:
     from cloudtrain.backends.plan import Plan
@@ -31,7 +31,7 @@ def advance(store: Store, run: RunRecord, attempt: AttemptRecord, *, may_send: b
         return False, _end(store, attempt, Status(State.CANCELLED, None, "cancelled before it started"))
     if skipped := _why_skipped(store, attempt.plan):
         return False, _end(store, attempt, Status(State.CANCELLED, None, f"skipped: {skipped}"))
-    if reason := chain.waits_for(store, attempt.plan):
+    if reason := upstream.waits_for(store, attempt.plan):
         if reason != run.status.reason:
             store.set_status(run.run_id, Status(State.QUEUED, None, reason))
         for run_id in attempt.plan.job["after"] if not may_send else ():
@@ -55,7 +55,7 @@ def _why_skipped(store: Store, plan: Plan) -> str:
 
 def _end(store: Store, attempt: AttemptRecord, status: Status) -> bool:
     """End a held run; False where another process has just begun to send it."""
-    if not store.change_owner(attempt.attempt_id, old=chain.HELD, new=Process.here()):
+    if not store.change_owner(attempt.attempt_id, old=upstream.HELD, new=Process.here()):
         return False
     status = Status(status.state, None, status.reason, ended_at=now(store.clock))
     store.record(attempt.attempt_id, status=status)
@@ -73,9 +73,7 @@ def _send(store: Store, attempt: AttemptRecord) -> bool:
         raise
     except CloudtrainError as error:
         return _end(store, attempt, Status(State.FAILED, None, f"not sent: {error.message}"))
-    outcome = send.send_attempt(
-        store, plan, backend, None, lambda: store.begin_held(plan, open_attempt.background_owner())
-    )
+    outcome = send.send_attempt(store, plan, backend, None, lambda: store.begin_held(plan, outcomes.background_owner()))
     if isinstance(outcome, outcomes.Unknown):
         raise outcome.error
     return outcome is not None
@@ -89,6 +87,6 @@ def _final_plan(store: Store, plan: Plan) -> Plan:
     from cloudtrain.job.job import Job
 
     options = (plan.job.get("options") or {}).get(plan.backend) or {}
-    job = run_inputs.locate(Job.from_dict(plan.job), plan.backend, options, store.home)
+    job = upstream.locate(Job.from_dict(plan.job), plan.backend, options, store.home)
     made, _ = attempts.replan(plan, 1, attempts.backend_of(plan, store.home, clock=store.clock), store.home, job=job)
     return replace(made, notes=plan.notes)

@@ -18,7 +18,7 @@ from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import policies, spend
 from cloudtrain.runs.planning.attempts import backend_of, replan
-from cloudtrain.runs.sending import failover, leftovers, outcomes, retry, send, watch_log
+from cloudtrain.runs.sending import outcomes, retry, send, watch_log
 from cloudtrain.runs.watching import evaluation_results, notify
 from cloudtrain.runs.watching.collect import Collector
 from cloudtrain.runs.watching.spool import Spool
@@ -78,7 +78,7 @@ class AttemptEnds:
         status = replace(status, started_at=started, ended_at=status.ended_at or now(self.store.clock))
         # What is left of a lost one must not run beside the next attempt, on another platform least of all.
         lost = status.state is State.LOST and attempt.handle is not None
-        if lost and not self.cancel(backend, attempt.handle or "") and failover.has_candidates(attempt.plan):
+        if lost and not self.cancel(backend, attempt.handle or "") and retry.has_candidates(attempt.plan):
             return False
         self.store.record(attempt.attempt_id, status=status)
         if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
@@ -88,7 +88,7 @@ class AttemptEnds:
         if attempt.status.event == "capacity" and attempt.handle is not None:
             self._delete_cancelled(attempt, attempt.handle, backend)  # it was withdrawn
         if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
-            plans, reason = failover.next_plans(self.store, attempt.plan, status)
+            plans, reason = retry.next_plans(self.store, attempt.plan, status)
             end = status
             for base in plans:
                 try:
@@ -119,7 +119,7 @@ class AttemptEnds:
         client = backend if base is attempt.plan else backend_of(base, self.store.home, clock=self.store.clock)
         earlier = self.store.attempts(self.run_id)
         plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
-        plan = leftovers.plan_after(self.store, client, policies.check_stored(plan, client, self.store.home))
+        plan = retry.plan_after(self.store, client, policies.check_stored(plan, client, self.store.home))
         if unset := unset_secrets(plan):
             raise BackendError(f"{unset} in the watcher's environment")
         if client is not backend:

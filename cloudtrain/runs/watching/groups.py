@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import State, Status
-from cloudtrain.runs.watching import rate_limit
+from cloudtrain.runs.watching import pace
 from cloudtrain.runs.watching.pace import Pace
 from cloudtrain.runs.watching.watch import Watcher
 
@@ -64,15 +64,15 @@ class Entry:
 class Group:
     """Runs of one account, cluster or host: their threads, their limit of calls, and when each is due."""
 
-    def __init__(self, name: str, backend: Backend, share: rate_limit.ProcessorShare, clock: Clock = SYSTEM) -> None:
+    def __init__(self, name: str, backend: Backend, share: pace.ProcessorShare, clock: Clock = SYSTEM) -> None:
         self.name, self._share, self._clock = name, share, clock
         self.renew(backend)
-        self.budget = rate_limit.Budget(backend.calls_per_s, clock)
+        self.budget = pace.Budget(backend.calls_per_s, clock)
         self.pool = ThreadPoolExecutor(THREADS + ENDS, name)
         self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
         self.senders = ThreadPoolExecutor(SENDERS, name)
         self._logs_per_s = backend.logs_per_s
-        self._log_budget = rate_limit.Budget(self._logs_per_s, clock)
+        self._log_budget = pace.Budget(self._logs_per_s, clock)
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
@@ -95,7 +95,7 @@ class Group:
     def pause_s(self, entry: Entry) -> float:
         """Return how long to wait before the next look at a run."""
         if entry.failures:
-            return rate_limit.outage_pause_s(entry.failures)
+            return pace.outage_pause_s(entry.failures)
         pause_s = entry.pace.wait_s() if entry.pace else SOON_S
         return min(pause_s * self._share.stretch, max(pause_s, STRETCHED_S))
 

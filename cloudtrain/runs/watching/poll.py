@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.sending.clients import Clients
+from cloudtrain.runs.planning import environment
 from cloudtrain.runs.watching.groups import Entry
 from cloudtrain.runs.watching.watch import Look, Watcher
+
+MOST = 64  # that are kept: a client of an SDK takes megabytes
+RENEW_S = 60.0  # between two renewals of one
+Key = tuple[str, str]
 
 
 class Result(NamedTuple):
@@ -68,3 +78,55 @@ class Looks:
         if store is None:
             store = self._threads.store = Store(self._home, self._clock)
         return store
+
+
+class Clients:
+    """Backends by their options, for all threads; at most MOST."""
+
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self._home, self._clock = home, clock
+        self._backends: dict[Key, Backend] = {}
+        self._renewed: dict[Key, float] = {}  # monotonic
+
+    def get(self, plan: Plan) -> Backend:
+        """Return the backend of a plan."""
+        key = _key(plan)
+        backend = self._backends.get(key)
+        if backend is None:
+            backend = registry.create_for(plan, self._home, self._clock)
+            while len(self._backends) >= MOST:
+                self._backends.pop(next(iter(self._backends)), None)
+            backend = self._backends.setdefault(key, backend)
+        return backend
+
+    def renew(self, plan: Plan) -> Backend | None:
+        """Make a new backend after a refusal, since credentials may have been renewed; None within RENEW_S."""
+        key, moment = _key(plan), self._clock.monotonic()
+        if moment - self._renewed.get(key, -RENEW_S) < RENEW_S:
+            return None
+        self._renewed[key] = moment
+        self._backends.pop(key, None)
+        return self.get(plan)
+
+
+def _key(plan: Plan) -> Key:
+    options = (plan.job.get("options") or {}).get(plan.backend) or {}
+    return plan.backend, json.dumps(options, sort_keys=True, default=str)
+
+
+def run_sender(
+    home: Path, run_id: str, me: Process, environ: Mapping[str, str], end: tuple[str, Status] | None = None
+) -> int:
+    """Look at a run in a process that may send its next attempt, and return its exit code; blocking. Raises OSError.
+
+    `end` is the id of the newest attempt and how it was seen to end.
+    """
+    command = [sys.executable, "-m", "cloudtrain.runs.watching.watch", run_id, str(home), str(me)]
+    done = subprocess.run(
+        command,
+        input=f"{json.dumps(dict(environ))}\n{json.dumps([end[0], asdict(end[1])] if end else None)}".encode(),
+        env=environment.select(environ, environment.BASE),
+        cwd="/",
+        check=False,
+    )
+    return done.returncode

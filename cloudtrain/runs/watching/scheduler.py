@@ -19,11 +19,10 @@ from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import watch_log
-from cloudtrain.runs.sending.sender import run_sender
-from cloudtrain.runs.watching import last_contact, rate_limit
+from cloudtrain.runs.watching import last_contact, pace
 from cloudtrain.runs.watching.groups import Entry, Group
 from cloudtrain.runs.watching.pace import NOTICE_S
-from cloudtrain.runs.watching.poll import Looks, Result
+from cloudtrain.runs.watching.poll import Looks, Result, run_sender
 from cloudtrain.runs.watching.watch import LEASE_S, Look
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
@@ -48,7 +47,7 @@ class Multiplexer:
         self._looks = Looks(home, me, clock)
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._leased_at = self._lease_tried_at = self._notice_at = 0.0
-        self._share = rate_limit.ProcessorShare(clock)
+        self._share = pace.ProcessorShare(clock)
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 

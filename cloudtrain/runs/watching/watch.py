@@ -21,9 +21,9 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import chain
+from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.planning.attempts import backend_of
-from cloudtrain.runs.sending import failover, handover, open_attempt, retry, send, waiting, watch_log
+from cloudtrain.runs.sending import handover, outcomes, retry, send, waiting, watch_log
 from cloudtrain.runs.watching import last_contact
 from cloudtrain.runs.watching.ending import AttemptEnds
 from cloudtrain.runs.watching.pace import NOTICE_S, Pace
@@ -131,11 +131,11 @@ class Watcher(AttemptEnds):
             attempt.handle is None
             and not attempt.status.state.final
             and not self._may_send
-            and not chain.is_held(attempt)
-            and open_attempt.is_wanted(run, attempt, self.store.clock)
+            and not upstream.is_held(attempt)
+            and outcomes.is_wanted(run, attempt, self.store.clock)
         ):
             clock = self.store.clock
-            due = open_attempt.is_free(attempt, clock) and retry.outage_is_over(attempt, clock)
+            due = outcomes.is_free(attempt, clock) and retry.outage_is_over(attempt, clock)
             return Look.SEND if due else Look.SAME
         backend = self._backend(attempt)
         try:
@@ -155,7 +155,7 @@ class Watcher(AttemptEnds):
         if attempt.handle not in self._paces:
             clock = self.store.clock
             followed = Spool(self.store.home, self.run_id, attempt.number, clock).is_followed
-            self._paces = {attempt.handle: Pace(backend, followed, open_attempt.age_s(attempt, clock), clock)}
+            self._paces = {attempt.handle: Pace(backend, followed, outcomes.age_s(attempt, clock), clock)}
         return self._paces[attempt.handle]
 
     def _own_backend(self, attempt: AttemptRecord) -> Backend:
@@ -192,7 +192,7 @@ class Watcher(AttemptEnds):
         if attempt.handle is None:
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
                 return self.follow_up(run, attempt, attempt.status, backend)
-            if chain.is_held(attempt):
+            if upstream.is_held(attempt):
                 self.send_due, moved = waiting.advance(self.store, run, attempt, may_send=self._may_send)
                 return moved
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
@@ -201,8 +201,8 @@ class Watcher(AttemptEnds):
         if to_cancel and self.cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
         status = status or self._status(attempt, backend, attempt.handle)
-        withdrawn = "" if run.cancel_requested else failover.why_withdrawn(self.store, attempt, status)
-        status = failover.ended(attempt, status, withdrawn)
+        withdrawn = "" if run.cancel_requested else retry.why_withdrawn(self.store, attempt, status)
+        status = retry.ended(attempt, status, withdrawn)
         if status.state.final:
             self._ended()
         if not self._log_is_complete:  # after the status: when that is final, the log is whole now

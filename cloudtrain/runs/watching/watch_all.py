@@ -24,8 +24,8 @@ from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import environment
-from cloudtrain.runs.sending import handover, mailbox, watch_log
-from cloudtrain.runs.sending.mailbox import Mailbox, Message
+from cloudtrain.runs.sending import handover, watch_log
+from cloudtrain.runs.sending.handover import Mailbox, Message
 from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.watch import LEASE_S
 from cloudtrain.runs.watching.workers import Worker, patterns_of, serve
@@ -91,11 +91,11 @@ class HomeWatcher:
                 return True
             self._mailbox.close()
             if handover.is_newer(handover.own_version(), holder.version):
-                answer = mailbox.call(holder.address, {"do": "stop"}) or {}
+                answer = handover.call(holder.address, {"do": "stop"}) or {}
                 known = {message["run"] for message in messages}
                 messages += [message for message in answer.get("runs", ()) if message["run"] not in known]
             else:
-                messages = [one for one in messages if mailbox.call(holder.address, one) is None]
+                messages = [one for one in messages if handover.call(holder.address, one) is None]
                 if not messages:
                     return False
             self.store.clock.sleep(0.1)
@@ -240,7 +240,7 @@ class HomeWatcher:
         """Have a message carried out by the thread that decides, and return the answer; on a thread of the mailbox."""
         answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._runs.post(lambda: answers.put(self._carry_out(message)))
-        return answers.get(timeout=mailbox.WAIT_S)
+        return answers.get(timeout=handover.WAIT_S)
 
     def _carry_out(self, message: Message) -> Message:
         try:

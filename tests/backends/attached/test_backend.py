@@ -13,7 +13,7 @@ import cloudtrain
 from cloudtrain.events import State
 from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.sending import attached_source
+from cloudtrain.runs.sending import resume
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
@@ -101,7 +101,7 @@ def test_a_failed_run_of_a_cloud_is_told_from_its_bucket(
     assert (attached.record.status.state, attached.record.backend) == (State.FAILED, cloud)
     attached.fetch(tmp_path / "got", ("model",))
     assert "weights-1" in {path.name for path in (tmp_path / "got" / "model").iterdir()}
-    brought = attached_source.bring(attached.store, attached.attempts[-1], str(attached.record.attached))
+    brought = resume.bring(attached.store, attached.attempts[-1], str(attached.record.attached))
     assert brought.bundle.source_sha256 == run.attempts[-1].plan.bundle["source_sha256"]
     assert attempts.reaches(replace(run.attempts[-1].plan, job=brought.job), attached.attempts[-1].plan)
 

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.errors import BackendError
-from cloudtrain.runs.forward import Forward
+from cloudtrain.runs.inside import Forward
 from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.backends.forwarded import check_forward
 from tests.backends.kubernetes.test_exec import cluster, pod  # noqa: F401 - fixtures

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import shell
-from cloudtrain.runs.forward import Forward
-from cloudtrain.runs.inside import Inside
+from cloudtrain.runs.inside import Forward, Inside
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.backends.forwarded import COMMAND, check_forward

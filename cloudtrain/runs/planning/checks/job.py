@@ -10,7 +10,7 @@ from cloudtrain.backends.api import Feature
 from cloudtrain.backends.notes import Fact, Note
 from cloudtrain.errors import Problem
 from cloudtrain.job import launchers, placeholders, sbatch, targets
-from cloudtrain.runs.planning import output_audit, run_inputs
+from cloudtrain.runs.planning import output_audit, upstream
 
 if TYPE_CHECKING:
     from cloudtrain.runs.planning.checks.case import Case
@@ -106,7 +106,7 @@ def inputs_of_runs(case: Case) -> Iterator[str]:
     """Say where the inputs are that name a run."""
     for name, item in case.job.inputs.items():
         if item.run:
-            yield f"input {name} is the {run_inputs.describe_input(item.model_dump())}"
+            yield f"input {name} is the {upstream.describe_input(item.model_dump())}"
 
 
 def other_tools(case: Case) -> Iterator[str]:

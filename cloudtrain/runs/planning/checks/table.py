@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.runs.planning.checks import accelerate, job, node, source
+from cloudtrain.runs.planning.checks import job, node, source
 from cloudtrain.runs.planning.checks.case import Case
 
 CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
@@ -19,7 +19,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # Machines are paid that do nothing, or do the same twice.
     job.launcher_nodes,
     job.idle_gpus,
-    accelerate.separate_trainings,
+    source.separate_trainings,
     source.copies,
     job.unlimited_wait,
     job.unknown_gpu,
@@ -28,7 +28,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     job.found_while_planning,
     source.of_backend,
     # Something is not what the job seems to say.
-    accelerate.strategy,
+    source.strategy,
     source.arguments,
     source.unread_directives,
     source.unread_keep,
