@@ -1,7 +1,8 @@
-"""The matrix of docs/tables-evidence.md: which layout resumes from which, from what the tests found.
+"""The matrices of docs/tables-evidence.md: which layout resumes from which, and which script on which target.
 
-python docs/resume.py --run              run the tests of resuming (the long cases too; minutes), then docs/generate.py
-python docs/resume.py --run -k "pp 2"    only some of them; the others keep what they had
+python docs/resume.py --run                      run the tests of resuming (long cases too; an hour), then docs/generate.py
+python docs/resume.py --run -k "pp 2"            only some of them; the others keep what they had
+python docs/resume.py --run -k "akash and loop"
 """
 
 from __future__ import annotations
@@ -20,7 +21,22 @@ FIGURES = DOCS / "resume.json"
 TESTS = [
     "tests/entrypoints/test_train_resume.py",
     "tests/entrypoints/trainer/strategies/test_strategies_resume.py",
+    "tests/backends/results/test_results.py",
 ]
+RESULTS = DOCS / "results.json"
+PLACES = ("local", "ssh", "slurm", "kubernetes", "sagemaker", "sagemaker-local", "vertex-local", "akash")
+
+
+def results_table() -> list[str]:
+    """Return a line for each script: the folders that it resumed from on each target, and how many files came home."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    rows = [f"| script | step | exit code | files | {' | '.join(PLACES)} |", "| --- " * (4 + len(PLACES)) + "|"]
+    for script in dict.fromkeys(case["script"] for case in found.values()):
+        cases = [case for case in found.values() if case["script"] == script]
+        values = [", ".join(sorted({str(case[name]) for case in cases})) for name in ("step", "exit_code", "files")]
+        folders = [len({case["folder"] for case in cases if case["place"] == place}) for place in PLACES]
+        rows.append(f"| {' | '.join([script, *values, *(str(count or '') for count in folders)])} |")
+    return rows
 
 
 def table() -> list[str]:
@@ -55,6 +71,10 @@ def run(words: list[str]) -> int:
             value = note["value"]
             found[f"{value['written']} -> {value.get('read', 'the same')}"] = {**value, "date": day}
     FIGURES.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", "utf-8")
+    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    for value in (note["value"] for note in notes if note["what"] == "results"):
+        results[f"{value['script']}, {value['place']}, {value['folder']}"] = {**value, "date": day}
+    RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", "utf-8")
     return code
 
 

@@ -34,6 +34,12 @@ PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
         " compared with those of an unbroken run.",
         resume.table,
     ),
+    "What each script leaves on each target": (
+        "Its machine is lost at step 5 of 8, after a checkpoint at step 4, and the run is resumed. It writes into `out`,"
+        " `{model_dir}`, `{output_dir}` or `{checkpoint_dir}`. The columns of the targets say with how many of the four it"
+        " resumed at the step, ended with the exit code, and left the files for `fetch`. An empty place was not tried.",
+        resume.results_table,
+    ),
     "Published trainings against the forecast of time": (
         "38 trainings that were set aside: torchtitan (2024-08 to 2025-06), 14 rows of llm-foundry, Megatron-Bridge 25.11"
         " and NeMo 24.12. All are tuned programs, so most are faster than the forecast's middle.",

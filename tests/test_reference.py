@@ -26,6 +26,7 @@ def test_the_reference_is_current():
 def test_a_stale_reference_is_noticed(tmp_path):
     (tmp_path / "docs").mkdir()
     scripts = ["generate.py", "trainer.py", "strategies.py", "strategies.json", "resume.py", "resume.json"]
+    scripts += ["results.json"]
     scripts += [
         "own_strategies.py",
         "own_strategies.json",

@@ -178,6 +178,13 @@ def _installed_from() -> str:
 
 # A script that uses this argument. A bare `trainer.train()` ignores it.
 RESUMES = re.compile(r"args\.resume_from_checkpoint|--resume_from_checkpoint")
+# Scripts that save and resume by their library: docs/how/trainer-spot.md has their job file.
+LIBRARIES = re.compile(
+    r"(?m)^[ \t]*(?:from[ \t]+transformers[ \t]+import\b[^#]{0,2000}?\b\w*Trainer\b|from[ \t]+trl[ \t]+import\b"
+    r"|(?:import|from)[ \t]+(?:accelerate|lightning|pytorch_lightning)\b)"
+)
+RESUME_LINE = 'resume_args: ["--resume_from_checkpoint", "{checkpoint}"]   # added to later attempts'
+TRAINING_ARGUMENTS = re.compile(r"HfArgumentParser\([^()]{0,200}TrainingArguments")
 
 
 def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | None:
@@ -207,12 +214,14 @@ def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | N
 
 
 def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> str:
-    from cloudtrain.backends import registry
-    from cloudtrain.job import targets
     from cloudtrain.source.options import declared as options_of
     from cloudtrain.source.texts import Texts
 
-    lines = [f"# yaml-language-server: $schema={SCHEMA}", f"name: {fit_name(folder.name)}", "source: ."]
+    lines = [f"# yaml-language-server: $schema={SCHEMA}", f"name: {fit_name(folder.name)}"]
+    script = _text_of(folder / entrypoint) if entrypoint else ""
+    if entrypoint and LIBRARIES.search(script):
+        return "\n".join([*lines, *_spot_lines(entrypoint, script, target)]) + "\n"
+    lines.append("source: .")
     if entrypoint:
         lines += [
             f"entrypoint: {_quote_yaml(entrypoint)}",
@@ -220,8 +229,8 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         ]
         if options_of(Texts(folder, [entrypoint], entrypoint)).wants_boolean_values:
             lines.append("arg_style: hf                  # true and false are given as values: --fp16 true")
-        if RESUMES.search(_text_of(folder / entrypoint)):
-            lines.append('resume_args: ["--resume_from_checkpoint", "{checkpoint}"]   # added to later attempts')
+        if RESUMES.search(script):
+            lines.append(RESUME_LINE)
     else:
         lines += [
             "trainer: true                  # the shared trainer; these values take a minute, the names are transformers' own",
@@ -240,12 +249,36 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         '# resources: {accelerators: "A100:8"}   # of each node',
         "limits: {max_runtime: 24h}",
     ]
+    return "\n".join([*lines, _target_line(target)]) + "\n"
+
+
+def _spot_lines(entrypoint: str, script: str, target: str | None) -> list[str]:
+    """Return the lines of a script that writes into `out` and resumes from there, on a spot machine where there are any."""
+    args = (
+        '[--output_dir, out, --save_steps, "500", --save_total_limit, "2"]'
+        if TRAINING_ARGUMENTS.search(script)
+        else "[]"
+    )
+    spot = '{accelerators: "A10G:1", use_spot: true}'
+    return [
+        f"entrypoint: {_quote_yaml(entrypoint)}",
+        f"args: {args}",
+        *([RESUME_LINE] if RESUMES.search(script) else []),
+        f"resources: {spot}"
+        if target not in (None, "local")
+        else f"resources: {{}}                  # on a cloud: {spot}",
+        _target_line(target),
+    ]
+
+
+def _target_line(target: str | None) -> str:
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
+
     if target:
-        lines.append(f"target: {_quote_yaml(target)}")
-    else:
-        choices = sorted({*registry.names(), *targets.named_targets()})
-        lines.append(f"target: local                  # one of {', '.join(choices)}")
-    return "\n".join(lines) + "\n"
+        return f"target: {_quote_yaml(target)}"
+    choices = sorted({*registry.names(), *targets.named_targets()})
+    return f"target: local                  # one of {', '.join(choices)}"
 
 
 def _converted(path: Path, target: str | None) -> str:

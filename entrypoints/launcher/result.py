@@ -22,7 +22,7 @@ def finish_output(outcome: Outcome, prepared: Prepared, status: Status, given_up
 
     Blocking, unless `given_up` becomes true: a person has cancelled the run meanwhile.
     """
-    problem = prepared.keeper.finish(stopped=outcome.state not in ("SUCCEEDED", "FAILED"))
+    problem = prepared.keeper.finish(outcome.state not in ("SUCCEEDED", "FAILED"), outcome.state == "SUCCEEDED")
     if prepared.sync is not None:
         problem = prepared.sync.finish(given_up, outcome.state == "SUCCEEDED") or problem
     if not problem:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from .environment import Prepared
 from .manifest import Manifest
+from .output import script_files
+from .output.script_files import checkpoint_of, is_saved_state
 from .world.cluster import SAGEMAKER, SAGEMAKER_OURS
 
 CHECKPOINT = "{checkpoint}"
@@ -26,10 +28,15 @@ def arguments(manifest: Manifest, prepared: Prepared) -> list[str]:
     if not any(CHECKPOINT in argument for argument in filled):  # the script knows where its checkpoints are
         names = ("checkpoints", "outputs") if manifest.keep else ("checkpoints",)
         left = has_files(*(prepared.folders[name] for name in names)) or prepared.keeper.has_restored
-        return filled if left else []
+        return filled if left or any(map(has_checkpoint, prepared.folders.values())) else []
     folders = [*prepared.folders.values(), *checkpoint_folders(prepared.folders), *prepared.keeper.folders]
     path = newest_checkpoint(dict.fromkeys(folders))
     return [argument.replace(CHECKPOINT, path) for argument in filled] if path else []
+
+
+def has_checkpoint(folder: str) -> bool:
+    """Return whether a folder has a file that is named as a checkpoint, or lies in one."""
+    return any(checkpoint_of(name) or is_saved_state(name) for name in script_files.files(folder, [""]))
 
 
 def has_files(*folders: str) -> bool:

@@ -248,8 +248,8 @@ class Supervisor:
 
     def _report_new_checkpoints(self) -> None:
         """Report a script's own checkpoints, so that progress of a run can be seen."""
-        if self._new_checkpoints is not None and (name := self._new_checkpoints.look()):
-            self.log.event("checkpoint", written=name)
+        if self._new_checkpoints is not None and (found := self._new_checkpoints.look()):
+            self.log.event("checkpoint", **found)
 
     def _checkpoint_age(self) -> dict[str, float]:
         """Return how old the newest checkpoint in the output is, where there is one to be."""
@@ -309,7 +309,11 @@ class Supervisor:
         if resumed:
             self.log.say(f"resume_args: {' '.join(resumed)}")
         argv = command(prepared, manifest, self.log, resumed)
-        self._new_checkpoints = NewCheckpoints(resume.checkpoint_folders(prepared.folders))
+        self._new_checkpoints = NewCheckpoints(
+            resume.checkpoint_folders(prepared.folders),
+            {"{model_dir}": prepared.folders["model"], "{output_dir}": prepared.folders["outputs"]},
+            prepared.keeper.is_kept_output,
+        )
         prepared.keeper.begin()
         if self._cluster.platform == "slurm":
             self._ranks.find_deaf()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -176,6 +177,37 @@ def test_init_writes_a_job_that_is_one(cli, project):
     job = Job.load("job.yaml")
     assert (job.entrypoint, job.source, job.name) == ("train.py", str(project), "project")
     assert cli("plan", "--json").json["manifest"]["argv"] == ["train.py"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how" / "trainer-spot.md").read_text()
+
+
+def test_init_writes_the_five_lines_of_the_page_for_a_script_of_the_trainer(cli, tmp_path, monkeypatch):
+    script, job = (re.search(rf'```{kind} title="[^"]*"\n(.*?)```', PAGE, re.DOTALL)[1] for kind in ("python", "yaml"))
+    (tmp_path / "trainer").mkdir()
+    monkeypatch.chdir(tmp_path / "trainer")
+    Path("train.py").write_text(script)
+    Path("cloudtrain.toml").write_text('[targets.prod]\nbackend = "kubernetes"\n')
+    assert cli("init", "-t", "prod").code == 0
+    assert Path("job.yaml").read_text().splitlines()[1:] == job.splitlines()
+    assert cli("init", "--force").code == 0 and cli("plan", "--json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        ("from accelerate import Accelerator\n", []),
+        ("import lightning as L\n", []),
+        ("    from pytorch_lightning import Trainer\n", []),
+        ("from transformers import (\n    AutoModel,\n    Seq2SeqTrainer,\n)\n", []),
+        ("from transformers import AutoModel\n# accelerate\n", None),
+        ("import torch\n", None),
+    ],
+)
+def test_init_knows_a_library_by_its_import(cli, project, script, args):
+    Path("train.py").write_text(script)
+    assert cli("init").code == 0
+    assert yaml.safe_load(Path("job.yaml").read_text()).get("args") == args
 
 
 def test_init_never_writes_over_a_file(cli, project):

@@ -27,10 +27,10 @@ os.kill(os.getpid(), signal.SIGKILL)
     ("words", "says", "checkpoints"),
     [
         ([], "attempt 2 begins from the start: no checkpoint was saved", 0),
-        (["--", "--save"], "attempt 2 resumes from the newest checkpoint in the run's folder on local", 1),
+        (["--", "--save"], "attempt 2 resumes from the newest checkpoint in the run's folder on local: state.json", 1),
         (
             ["--", "--steps"],
-            "attempt 2 resumes from step 15, the newest checkpoint that was reported, in the run's folder on local",
+            "attempt 2 resumes from step 15, the newest checkpoint that was reported, in the run's folder on local: step-15",
             3,
         ),
     ],

@@ -84,7 +84,11 @@ def _attempt_bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str
 def event_lines(run: Run, begin: datetime) -> Iterator[str]:
     """Yield a line for each event of a run. Equal events of several nodes within a second make one line."""
     selected = [event for event in run.store.events(run.run_id) if event.kind in KINDS + USES]
-    with_steps = {event.attempt for event in selected if event.kind == "checkpoint" and "step" in event.data}
+    with_steps = {
+        event.attempt
+        for event in selected
+        if event.kind == "checkpoint" and "step" in event.data and not {"written", "kept"} & event.data.keys()
+    }
     selected = [event for event in selected if "written" not in event.data or event.attempt not in with_steps]
     for _, group in groupby(
         selected, key=lambda event: (event.attempt, event.at[:19], event.kind, _describe_event(event))
@@ -123,7 +127,11 @@ def _describe_event(event: Event) -> str:
     if event.kind == "checkpoint" and "written" in values:  # by a script that reports no steps
         return f"{values['written']} was written into the checkpoint folder"
     if "kept" in values:
-        return f"{values['kept']} was copied from the script's folder"
+        return (
+            f"{values['kept']} was written"
+            if values["kept"].startswith("{")
+            else f"{values['kept']} was copied from the script's folder"
+        )
     if event.kind == "exec":
         import shlex
 

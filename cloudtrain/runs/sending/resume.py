@@ -170,15 +170,17 @@ def describe_start(store: Store, plan: Plan) -> str:
     folder = store.home / "runs" / plan.run_id / "checkpoints"  # a run that ended soon may not have reported them
     if not reported and not (folder.is_dir() and any(folder.iterdir())):
         return f"attempt {plan.attempt} begins from the start: no checkpoint was saved"
-    # What the launcher saw written has no step, and need not be the newest.
-    newest: Mapping[str, Any] = next((data for data in reversed(reported) if "step" in data), {})
-    kept = next((data["kept"] for data in reversed(reported) if "kept" in data), None)
-    text = "the newest checkpoint" if not newest else f"step {newest['step']}, the newest checkpoint that was reported,"
-    if kept and not newest:
-        return f"attempt {plan.attempt} finds {kept} in the script's folder, as earlier attempts left it"
-    if newest.get("kept"):
-        return f"attempt {plan.attempt} finds step {newest['step']} in the script's folder: {newest['kept']}"
-    return f"attempt {plan.attempt} resumes from {text} in {attempts.place(plan)}"
+    # A file that is named by no step may be written over, as last.pt is.
+    newest: Mapping[str, Any] = next(
+        (data for data in reversed(reported) if "step" in data), next(reversed(reported), {})
+    )
+    step = f"step {newest['step']}" if "step" in newest else ""
+    if kept := newest.get("kept"):
+        where, _, name = str(kept).partition("/") if str(kept).startswith("{") else ("the script's folder", "", kept)
+        return f"attempt {plan.attempt} finds {f'{step} in {where}: {name}' if step else f'{name} in {where}'}"
+    text = f"{step}, the newest checkpoint that was reported," if step else "the newest checkpoint"
+    name = f": {newest['written']}" if "written" in newest else ""
+    return f"attempt {plan.attempt} resumes from {text} in {attempts.place(plan)}{name}"
 
 
 def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -7,10 +7,11 @@ With `keep: auto` a list of them lies beside the outputs, for the script may hav
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ..log import Log
@@ -31,6 +32,7 @@ from .script_files import (
     is_whole,
     open_for_writing,
 )
+from .written import step_of
 
 EVERY_S = 15.0
 REST = 4  # how many times as long as a search it waits at least: on a file system of a network a search takes minutes
@@ -57,7 +59,10 @@ class Keeper:
         records: str = "",
         limit: int = LIMIT,
         has_one_source: bool = False,  # all nodes share the working directory, as on Slurm
+        beside: Sequence[Keeper] = (),  # of the run's folders that the platform does not bring back
+        skips: Callable[[str], bool] | None = None,  # files of such a folder that another one keeps
     ) -> None:
+        self._beside, self._skips = beside, skips
         self._auto, self._records, self._rank, self._limit = patterns is None, records, node_rank, limit
         self._patterns = [compile_pattern(pattern) for pattern in patterns or ()]
         self._roots = [""] if patterns is None else sorted({literal(pattern) for pattern in patterns})
@@ -94,7 +99,7 @@ class Keeper:
     @property
     def has_restored(self) -> bool:
         """Whether earlier starts have left anything, before the ranks begin."""
-        return bool(self._mirrored or self._borrowed)
+        return bool(self._mirrored or self._borrowed) or any(each.has_restored for each in self._beside)
 
     @property
     def folders(self) -> list[str]:
@@ -126,7 +131,7 @@ class Keeper:
         source has another one by now. What only the first node wrote comes to the others too, where they see its outputs:
         rank 0 alone saves in most scripts.
         """
-        is_fresh, count = not os.path.exists(self._mark), 0
+        is_fresh, count = not os.path.exists(self._mark), sum(each.restore() for each in self._beside)
         if self._leaves_all:
             names = self._names_in(self._first_outputs, keep_list.read(self._records, 0)[0])
             self._borrowed = {name: (-1, -1) for name in names if self._auto or not re.match(NODE, name)}
@@ -209,24 +214,36 @@ class Keeper:
             self._began_ns = os.stat(self._mark).st_ctime_ns  # by the clock of this file system
         except OSError:  # it cannot be written
             self._began_ns = int(self._log.clock.now() * 1e9)
+        for each in self._beside:
+            each.begin()
         if self.is_active and not self._leaves_all:
             self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
             self._thread.start()
 
-    def finish(self, stopped: bool = False) -> str:
+    def finish(self, stopped: bool = False, succeeded: bool = False) -> str:
         """Mirror once more, and log what is not kept; return "" or what went wrong. Blocking.
 
         A platform soon ends what was `stopped`: large files share their content with the copies, which takes no time.
+        No attempt follows one that `succeeded`, so the run's own folders need no second copy then.
         """
         if not self._began_ns or self._leaves_all:
             return ""
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._join()
         self._refused -= self._unreadable  # they are tried once more
         problem = self._look(is_last=True, stopped=stopped) if self.is_active else ""
         self._report_rest()
+        for each in self._beside:
+            each._join()
+            if succeeded:
+                each._remove_copies(list(each._mirrored))
+            else:
+                problem = each._look(is_last=True, stopped=stopped) or problem
         return problem
+
+    def _join(self) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         reported, over = "", ""
@@ -258,7 +275,7 @@ class Keeper:
     def _look(self, is_last: bool = False, stopped: bool = False) -> str:
         """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
         began = self._log.clock.monotonic()
-        problem, present = "", dict(self._find())
+        problem, present, lost = "", dict(self._find()), {}
         self._search_s = self._log.clock.monotonic() - began
         chosen = self._choice.choose(present, self._mirrored, is_last) if self._auto else list(present)
         if self._auto and chosen:
@@ -276,12 +293,15 @@ class Keeper:
                 # Other files than a checkpoint's may have been written again while those before were copied.
                 state = state_of(present[name] if is_last or checkpoint_of(name) else os.stat(path))
                 rests = partial(self._rests, name, state) if self._auto and not is_last else lambda: True
-                if all(replace(path, mirror, name, may_link, rests) for mirror in self._mirrors):
+                if self._copy(path, name, may_link, rests, is_last):
                     self._mirrored[name] = state
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
                 problem = problem or f"{name} cannot be copied to the output: {error.strerror or error}"
+                lost[name] = present[name].st_size
+        if len(lost) > 1:
+            problem += f"; not copied are {describe(lost)}, {len(lost)} files"
         if self._auto and not self._refused.isdisjoint(changed):  # or their checkpoints would count as incomplete
             problem = (
                 self._record({name: present[name].st_size for name in chosen if name in self._mirrored}) or problem
@@ -292,11 +312,24 @@ class Keeper:
         if not problem:
             for name in over | (absent if is_last else absent & self._absent):
                 if name in over or is_gone(os.path.join(self._source, name)):
-                    del self._mirrored[name]
-                    for mirror in self._mirrors:
-                        remove(os.path.join(mirror, name))
+                    self._remove_copies([name])
         self._absent = absent
         return problem
+
+    def _remove_copies(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self._mirrored[name]
+            for mirror in self._mirrors:
+                remove(os.path.join(mirror, name))
+
+    def _copy(self, path: str, name: str, may_link: bool, rests: Callable[[], bool], is_last: bool) -> bool:
+        """Copy a file to the mirrors, at the end by a link where the disk is full; return whether it rested. Raises OSError."""
+        try:
+            return all(replace(path, mirror, name, may_link, rests) for mirror in self._mirrors)
+        except OSError as error:
+            if not is_last or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return all(replace(path, mirror, name, True, rests) for mirror in self._mirrors)
 
     def _rests(self, name: str, state: tuple[int, int]) -> bool:
         """Return, after a copy, whether nobody wrote to the file meanwhile."""
@@ -352,7 +385,7 @@ class Keeper:
 
     def _report_checkpoints(self, changed: Sequence[str], present: Mapping[str, object]) -> None:
         """Report checkpoints that have been copied whole, so that others know from where the next attempt can resume."""
-        if not self._auto or not changed:
+        if not self._auto or not changed or self._skips:
             return
         units = group(present)
         for unit in dict.fromkeys(checkpoint_of(name) or name for name in changed):
@@ -360,8 +393,7 @@ class Keeper:
             held = [name for name in units[unit] if name not in self._refused]
             if is_checkpoint and unit not in self._reported and held and all(name in self._mirrored for name in held):
                 self._reported.add(unit)
-                step = re.search(r"(?<!\d)(\d+)(?:\.\w+)?\Z", unit)
-                self._log.event("checkpoint", kept=unit, **({"step": int(step[1])} if step else {}))
+                self._log.event("checkpoint", kept=unit, **step_of(unit))
 
     def _record(self, names: dict[str, int]) -> str:
         """Write the list of what the mirrors hold from now on, before they do; return "" or what went wrong."""
@@ -376,6 +408,8 @@ class Keeper:
         return ""
 
     def _is_kept(self, name: str) -> bool:
+        if self._skips and self._skips(name):
+            return False
         return is_result(name) if self._auto else any(pattern.match(name) for pattern in self._patterns)
 
     def _wrote_elsewhere(self, name: str, status: os.stat_result) -> bool:

@@ -76,7 +76,7 @@ def holds_credentials(path: str, masks: Masks) -> bool:
 
 def is_saved_state(name: str) -> bool:
     """Return whether a file by itself can be a checkpoint, by its name."""
-    return name.endswith((".pt", ".pth", ".ckpt"))
+    return name.endswith((".pt", ".pth", ".ckpt", ".pth.tar", ".pkl", ".safetensors", ".keras", ".h5"))
 
 
 def checkpoint_of(name: str) -> str:

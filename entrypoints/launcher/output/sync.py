@@ -117,14 +117,25 @@ class Sync:
         if self._thread is None:
             return ""
         self._end.set()
+        if not succeeded and (left := self._left()):
+            self._log.say(f"output: uploading {left}, complete checkpoints first")
         results: list[str] = []
         last = threading.Thread(target=lambda: results.append(self._last(succeeded)), daemon=True)
         last.start()
         while last.is_alive():
             last.join(0.2)
             if last.is_alive() and broken_off():
-                return f"the upload to {self._store.uri} was interrupted"
+                left = self._left()
+                return f"the upload to {self._store.uri} was interrupted" + (f": {left} were left" if left else "")
         return results[0] if results else f"the upload to {self._store.uri} failed"
+
+    def _left(self) -> str:
+        """Return which files the store does not have, or has otherwise; "" for none."""
+        from .keep_report import describe  # only here: it costs every job some milliseconds
+
+        states = {name: state_of(path) for name, path in list_files(self._folders).items()}
+        sizes = {name: state[0] for name, state in states.items() if state and self._stored.get(name) != state}
+        return describe(sizes) if sizes else ""
 
     def _restore(self, top: str, folder: str, is_kept: Callable[[str], bool] = lambda _: True) -> None:
         """Copy files from the store that this node does not have, COMPLETE last in each checkpoint."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Collection, Mapping
 
+from .script_files import checkpoint_of, is_whole
+
 MARKER = "COMPLETE"
 CHECKPOINTS = "checkpoints/"  # names below it are removed from the store when they are removed here
 # Kinds of actions, in the order in which they are done.
@@ -45,12 +47,33 @@ def plan_upload(
     complete = [name for name in here if is_mark(name) and (name in changed or name in broken)]
     return [
         *(Action(WITHDRAW, name) for name in marks if name in broken),
-        *(Action(UPLOAD, name) for name in sorted(changed) if not is_mark(name)),
+        *(Action(UPLOAD, name) for name in _in_order(changed, listed) if not is_mark(name)),
         # The deepest first: a mark covers those below its folder.
         *(Action(COMPLETE, name) for name in sorted(complete, key=lambda name: -name.count("/"))),
         *(Action(RETIRE, name) for name in marks if name in gone and name not in broken),
         *(Action(REMOVE, name) for name in sorted(gone) if not is_mark(name)),
     ]
+
+
+def _in_order(changed: Collection[str], listed: Mapping[str, object]) -> list[str]:
+    """Return names in the order in which they are uploaded: whole checkpoints first, the newest before the others.
+
+    A platform may end the node while they are on their way.
+    """
+    units: dict[str, list[str]] = {}
+    for name in listed:
+        if unit := checkpoint_of(name):
+            units.setdefault(unit, []).append(name)
+    newest = {
+        unit: max(_time_of(listed[name]) for name in names)
+        for unit, names in units.items()
+        if is_whole(unit, names, listed) is not False
+    }
+    return sorted(changed, key=lambda name: (-newest.get(checkpoint_of(name), 0), name))
+
+
+def _time_of(state: object) -> int:
+    return int(state[1]) if isinstance(state, tuple) else 0
 
 
 def left_to_node_0(actions: list[Action]) -> tuple[list[Action], list[str]]:

@@ -71,8 +71,9 @@ def prepare_node(
         folders = make_folders(manifest, cluster, environ, source)
         folders_ready()
         # On SageMaker the checkpoints alone come back when it starts a job again.
-        ours = os.path.join(sagemaker_base(environ), SAGEMAKER_OURS, "kept")
-        safe = ours if is_sagemaker(cluster, environ) else None
+        ours = os.path.join(sagemaker_base(environ), SAGEMAKER_OURS)
+        safe = os.path.join(ours, "kept") if is_sagemaker(cluster, environ) else None
+        has_others = safe and not manifest.is_ours and not cluster.launched
         records = os.path.join(os.path.dirname(safe or folders["outputs"]), "kept-files")
         keeper = Keeper(
             kept_patterns(manifest, cluster, environ, log),
@@ -85,7 +86,15 @@ def prepare_node(
             records,
             manifest.keep_limit,
             cluster.platform == "slurm",
-        )
+            [
+                Keeper(
+                    None, folders[name], os.path.join(ours, name), cluster.node_rank, log,
+                    records=os.path.join(ours, f"{name}-files"), limit=manifest.keep_limit,
+                    skips=lambda inner, name=name: name == "outputs" and keeper.is_kept_output(inner),  # type: ignore[misc]
+                )
+                for name in ("model", "outputs") if has_others
+            ],
+        )  # fmt: skip
         sync = open_output(manifest, cluster, environ, {**folders, "kept": records}, log, keeper)
         if keeper.is_active and (count := keeper.restore()):
             log.say(f"keep: restored {count} file{'s' * (count != 1)} of earlier attempts to the working directory")

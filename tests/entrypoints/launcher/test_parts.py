@@ -322,18 +322,18 @@ def test_what_a_script_writes_into_its_folder_of_checkpoints_is_told_once(tmp_pa
         (tmp_path / ours).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ours).write_text("the shared trainer tells of itself")
     (tmp_path / "checkpoint-2").mkdir()
-    assert writes.look() == ""
+    assert writes.look() == {}
     (tmp_path / "checkpoint-2" / "model.pt").write_text("new")
-    assert [writes.look(), writes.look()] == ["checkpoint-2", ""]
+    assert [writes.look(), writes.look()] == [{"written": "checkpoint-2", "step": 2}, {}]
 
 
 def test_a_file_that_is_written_over_is_new_too(tmp_path: Path):
     (tmp_path / "last.pt").write_text("old")
     os.utime(tmp_path / "last.pt", ns=(1, 1))
     writes = NewCheckpoints([str(tmp_path)])
-    assert writes.look() == ""
+    assert writes.look() == {}
     (tmp_path / "last.pt").write_text("new")
-    assert writes.look() == "last.pt"
+    assert writes.look() == {"written": "last.pt"}
 
 
 def test_the_launcher_tells_of_it_at_the_end_at_the_latest(tmp_path: Path):
@@ -358,7 +358,9 @@ def test_a_script_that_writes_to_sagemakers_folder_of_checkpoints_itself(tmp_pat
     writes = NewCheckpoints(places)
     (top / ".cloudtrain" / "kept").mkdir(parents=True)
     (top / ".cloudtrain" / "kept" / "ours").touch()
-    assert writes.look() == "" and resume.newest_checkpoint(places) is None
+    assert writes.look() == {} and resume.newest_checkpoint(places) is None
     (top / "checkpoint-5").mkdir()
     (top / "checkpoint-5" / "trainer_state.json").write_text("{}")
-    assert writes.look() == "checkpoint-5" and resume.newest_checkpoint(places) == str(top / "checkpoint-5")
+    assert writes.look() == {"written": "checkpoint-5", "step": 5} and resume.newest_checkpoint(places) == str(
+        top / "checkpoint-5"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -711,3 +712,58 @@ def test_the_copy_of_a_large_file_takes_a_stopped_attempt_no_time(tmp_path: Path
     assert keeper.finish(stopped=stopped) == "" and sorted(files(outputs)) == ["log.txt", "state.pt"]
     assert (outputs / "state.pt").samefile(tmp_path / "source" / "state.pt") is stopped
     assert not (outputs / "log.txt").samefile(tmp_path / "source" / "log.txt")
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+def test_a_full_disk_at_the_end_takes_links_or_the_end_names_what_is_lost(tmp_path: Path, monkeypatch, can_link: bool):
+    keeper, outputs = made(tmp_path, None)
+    keeper.begin()
+    write(tmp_path / "source/out/model.pt", "m" * 2000)
+    write(tmp_path / "source/log.txt")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    if not can_link:
+        monkeypatch.setattr(os, "link", full)
+    problem = keeper.finish(succeeded=True)
+    assert sorted(files(outputs)) == (["log.txt", "out/model.pt"] if can_link else [])
+    assert bool(problem) is not can_link
+    assert can_link or "not copied are 2.0 KB in out/, 1 bytes in log.txt, 2 files" in problem
+
+
+def test_a_folder_that_the_platform_does_not_bring_back_has_a_copy_until_the_run_succeeds(tmp_path: Path):
+    """As {model_dir} and {output_dir} on SageMaker: what the working directory's keeper brings there has its copy already."""
+
+    def start(number: int) -> keep.Keeper:
+        log = Log(os.open(os.devnull, os.O_WRONLY))
+        node, safe = tmp_path / f"machine-{number}", tmp_path / "safe"
+        (node / "source").mkdir(parents=True)
+        (node / "outputs").mkdir()
+        folder = keep.Keeper(
+            None, str(node / "outputs"), str(safe / "outputs"), 0, log, records=str(safe / "outputs-files"),
+            skips=lambda name: keeper.is_kept_output(name),
+        )  # fmt: skip
+        keeper = keep.Keeper(
+            None, str(node / "source"), str(node / "outputs"), 0, log, str(safe / "kept"),
+            records=str(safe / "kept-files"), beside=[folder],
+        )  # fmt: skip
+        return keeper
+
+    safe = tmp_path / "safe"
+    first = start(1)
+    assert first.restore() == 0 and not first.has_restored
+    first.begin()
+    write(tmp_path / "machine-1/source/out/a")
+    write(tmp_path / "machine-1/outputs/checkpoint-2/trainer_state.json")
+    assert first.finish(stopped=True) == ""
+    kept = ["kept-files/node-0", "kept/node-0/out/a", "outputs-files/node-0", "outputs/checkpoint-2/trainer_state.json"]
+    assert [name.removesuffix(".json") if "files" in name else name for name in sorted(files(safe))] == kept
+    second = start(2)
+    assert second.restore() == 2 and second.has_restored
+    found = ["outputs/checkpoint-2/trainer_state.json", "source/out/a"]
+    assert [name for name in sorted(files(tmp_path / "machine-2")) if name in found] == found
+    second.begin()
+    assert second.finish(succeeded=True) == ""
+    assert [name for name in files(safe) if name.startswith("outputs/")] == []

@@ -124,3 +124,19 @@ def test_every_action_has_its_place(stored: dict, listed: dict, marks: set):
             assert action.name in stored
         if action.kind in (plan.RETIRE, plan.REMOVE):
             assert action.name not in listed or action.name in withdrawn
+
+
+def test_whole_checkpoints_go_first_and_the_newest_before_the_others():
+    """The node may end before all are there."""
+    states = {
+        "outputs/a.log": (9, 90),
+        "outputs/out/checkpoint-2/trainer_state.json": (1, 20),
+        "outputs/out/checkpoint-4/model": (5, 39),
+        "outputs/out/checkpoint-4/trainer_state.json": (1, 40),
+        "outputs/out/checkpoint-6/optimizer.pt": (5, 60),  # the Trainer still writes it
+    }
+    names = [action.name.rpartition("out/")[2] for action in plan.plan_upload({}, states)]
+    assert names == [
+        "checkpoint-4/model", "checkpoint-4/trainer_state.json", "checkpoint-2/trainer_state.json", "outputs/a.log",
+        "checkpoint-6/optimizer.pt",
+    ]  # fmt: skip

@@ -1,0 +1,125 @@
+"""A script's machine is lost between two of its checkpoints: at which step it resumes, what comes home, how it ends."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from tests.backends.results.places import open_place
+from tests.backends.sagemaker.test_backend import simulator  # noqa: F401 - a fixture
+from tests.backends.sagemaker.test_local_docker import docker  # noqa: F401 - a fixture
+from tests.conftest import WAIT_S, wait_for
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PLACES = ("local", "ssh", "slurm", "kubernetes", "sagemaker", "sagemaker-local", "vertex-local", "akash")
+# What a script is given as its folder -> where fetch puts its files.
+FOLDERS = {
+    "out": "outputs/out/",
+    "{model_dir}": "model/",
+    "{output_dir}": "outputs/",
+    "{checkpoint_dir}": "checkpoints/",
+}
+
+
+class Script(NamedTuple):
+    """What a script is called in the table, its arguments, its checkpoints' last file and what it leaves at its end."""
+
+    title: str
+    args: tuple[str, ...]
+    saved: str
+    left: frozenset[str]
+    resume_args: tuple[str, ...] = ()
+    needs_torch: bool = True
+
+
+TRAINER = ("--output_dir", "FOLDER", "--max_steps", "8", "--save_steps", "4", "--per_device_train_batch_size", "1",
+           "--use_cpu", "true", "--report_to", "none", "--disable_tqdm", "true")  # fmt: skip
+GIVEN = ("--resume_from_checkpoint", "{checkpoint}")
+CHECKPOINT = (
+    "config.json generation_config.json model.safetensors optimizer.pt rng_state.pth scheduler.pt trainer_state.json"
+    " training_args.bin"
+)
+OF_TRAINER = frozenset(
+    {f"checkpoint-{step}/{name}" for step in (4, 8) for name in CHECKPOINT.split()}
+    | {"config.json", "generation_config.json", "model.safetensors", "training_args.bin"}
+)
+OF_ACCELERATE = frozenset(
+    f"step_{step}/{name}" for step in (4, 8) for name in ("model.safetensors", "optimizer.bin", "random_states_0.pkl")
+)
+TO_FOLDER = ("--output_dir", "FOLDER")
+CASES = {
+    "loop": Script("a plain loop", TO_FOLDER, "state.pkl", frozenset({"state.pkl"}), needs_torch=False),
+    "out_dir": Script("nanoGPT's `out_dir`", ("--out_dir=FOLDER",), "ckpt.pt", frozenset({"ckpt.pt"}),
+                      ("--init_from=resume",), needs_torch=False),
+    "torch_loop": Script("a loop with `torch.save`", TO_FOLDER, "step_4.pt",
+                         frozenset({"step_4.pt", "step_8.pt", "model.pt"})),
+    "trainer_last": Script("Trainer, `get_last_checkpoint`", TRAINER, "checkpoint-4/trainer_state.json", OF_TRAINER),
+    "trainer_given": Script("Trainer, `--resume_from_checkpoint`", TRAINER, "checkpoint-4/trainer_state.json", OF_TRAINER,
+                            GIVEN),
+    "checkpointing": Script("Accelerate", TO_FOLDER, "step_4/random_states_0.pkl", OF_ACCELERATE, GIVEN),
+    "lit": Script("Lightning", TO_FOLDER, "last.ckpt", frozenset()),
+}  # fmt: skip
+QUICK = ("local", "kubernetes", "sagemaker", "vertex-local", "akash")
+
+
+def is_sample(place: str, script: str, folder: str) -> bool:
+    """Return whether a case runs with every change; the others are `long`."""
+    if CASES[script].needs_torch:
+        return (place, folder) in {("local", "{model_dir}"), ("vertex-local", "out")} and script != "trainer_given"
+    return script == "loop" and place in QUICK
+
+
+ALL = [
+    pytest.param(
+        place,
+        script,
+        folder,
+        id=f"{place}-{script}-{folder}",
+        marks=() if is_sample(place, script, folder) else pytest.mark.long,
+    )
+    for place in PLACES
+    for script in CASES
+    for folder in FOLDERS
+]
+
+
+def lines(run: Run, word: str) -> list[str]:
+    return [line.text for line in run.logs() if line.text.startswith(word)]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("place", "script", "folder"), ALL)
+def test_the_next_attempt_resumes_and_all_comes_home(
+    place, script, folder, tmp_path, home, request, figure, monkeypatch
+):
+    case = CASES[script]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source = tmp_path / "source"
+    shutil.copytree(SCRIPTS, source)
+    with open_place(place, request) as at:
+        job = {"name": "results", "source": str(source), "entrypoint": f"{script}.py"}
+        job |= {"args": [word.replace("FOLDER", folder) for word in case.args], "resume_args": list(case.resume_args)}
+        job |= {"environment": {"requirements": "none"}, "output": at.output}
+        run = Submitter(at.backend, home=home, watch=False, **at.options).submit(job)
+        wait_for(lambda: lines(run, "waiting"), "the step at which the machine is lost", 2 * WAIT_S)
+        wait_for(lambda: any(name.endswith(case.saved) for name in at.copies(run)), f"a copy of {case.saved}")
+        wait_for(lambda: (run.refresh(), run.store.events(run.run_id, "checkpoint"))[1], "word of the checkpoint")
+        at.lose(run)
+        lost = run.wait(WAIT_S)
+        assert lost.state.name != "SUCCEEDED"
+        run.resume()
+        last = run.wait(2 * WAIT_S)
+        resumed = [int(line.split()[2]) for line in lines(run, "resumes at")]
+        into = run.fetch(tmp_path / "fetched")
+    files = {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}
+    assert (resumed, last.exit_code) == ([0, 4], 0), [line.text for line in run.logs()]
+    found = {name.removeprefix(FOLDERS[folder]) for name in files if not name.startswith(".")}
+    assert found >= case.left and not (found - case.left - {"README.md"})
+    assert "step 4" in run.notes[0] or case.saved in run.notes[0], run.notes[0]
+    figure("results", {"script": case.title, "folder": folder, "place": place, "step": resumed[1], "files": len(found),
+                       "to": FOLDERS[folder], "exit_code": last.exit_code})  # fmt: skip
