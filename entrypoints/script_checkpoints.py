@@ -7,16 +7,20 @@ Accelerate's folders are known. Standard library only; Python 3.9 on.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
 import sys
 import zipfile
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on
 MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; trainer/checkpoints/files.py writes the same
+_ON_PATH = __name__ == "cloudtrain_script_checkpoints"
+_fence: Any = importlib.import_module(
+    "cloudtrain_fence" if _ON_PATH else __name__.replace("script_checkpoints", "launcher.fence")
+)
 _TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
 # Accelerator.save_state with automatic names, and as Accelerate's examples name what it saves
 _ACCELERATES = re.compile(r"(?:checkpoint|step|epoch)_(\d+)")
@@ -54,7 +58,7 @@ def complete(path: str, step: int, emit: Callable[..., None]) -> None:
         os.fsync(mark.fileno())
     os.replace(partial, os.path.join(path, MARKER))
     emit("checkpoint", step=step, path=str(path))
-    later = max(_records(os.path.dirname(os.path.abspath(path))), default=0)
+    later = _fence.newest(os.path.dirname(os.path.abspath(path)))
     if 0 < _epoch < later:
         emit(
             "alarm",
@@ -63,76 +67,31 @@ def complete(path: str, step: int, emit: Callable[..., None]) -> None:
 
 
 def _begin(here: Any, path: str | None) -> None:
-    """Claim the next start of the run, by a file that only one can make, and record from where it resumes."""
+    """Claim the next start of the run, and record from where it resumes."""
     global _epoch
-    base, claimed = here.checkpoint_dir, here.epoch
+    base = here.checkpoint_dir
     marked = _marked(path) if path else {}
     record = {"from": os.path.basename(path or ""), "epoch": marked.get("epoch", 0), "step": marked.get("step", 0)}
-    folder = os.path.join(base, EPOCHS)
     try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder, exist_ok=True)
-        while not _epoch:
-            number = claimed or max([here.attempt - 1, *_records(base)]) + 1
-            claimed = 0
-            if _created(os.path.join(folder, f"{number:08d}.json"), json.dumps(record)):
-                _epoch = number
+        if not _epoch:
+            _epoch = _fence.claim(
+                base, here.epoch, lambda given: (given or max(here.attempt - 1, _fence.newest(base)) + 1, record)
+            )
     except OSError as error:
         sys.stderr.write(f"this start of the run could not be recorded: {error}\n")
 
 
-def _created(path: str, text: str) -> bool:
-    """Create a file that is whole when it has its name; False where another start was faster."""
-    partial = f"{path}.{os.getpid()}"
-    try:
-        with open(partial, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            with open(path, "x") as file:
-                file.write(text)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(partial)
-    return True
-
-
-def _records(base: str) -> dict[int, dict[str, Any]]:
-    """Return what each start of the run recorded, by its number; {} for one that cannot be read."""
-    records: dict[int, dict[str, Any]] = {}
-    folder = os.path.join(base, EPOCHS)
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        number, _, kind = name.partition(".")
-        if kind == "json" and number.isdigit():
-            try:
-                with open(os.path.join(folder, name), "rb") as file:
-                    record = json.load(file)
-                records[int(number)] = {"epoch": int(record["epoch"]), "step": int(record["step"])}
-            except (OSError, ValueError, KeyError, TypeError):
-                records[int(number)] = {}
-    return records
-
-
 def _history(base: str) -> dict[int, float]:
     """Return up to which step the checkpoints of each start are the run's history; of others none is."""
-    records = _records(base)
-    starts = sorted({*records, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}, reverse=True)
-    history: dict[int, float] = {}
-    epoch, limit = (starts[0] if starts else 0), float("inf")
-    while epoch and epoch not in history:
-        history[epoch] = limit
-        record = records.get(epoch)
-        if record:
-            epoch, limit = record["epoch"], record["step"]
-        else:  # it did not ask where to begin
-            epoch, limit = next((each for each in starts if each < epoch), 0), float("inf")
-    return history
+    origins: dict[int, Optional[tuple[int, float]]] = {}
+    for number, record in _fence.records(base).items():
+        try:
+            origins[number] = int(record["epoch"]), int(record["step"])
+        except (KeyError, TypeError, ValueError):
+            origins[number] = None  # it did not ask where to begin
+    starts = {*origins, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}
+    limits: dict[int, float] = _fence.history(starts, origins)
+    return limits
 
 
 def _checkpoints(base: str) -> Iterator[tuple[int, int, str]]:

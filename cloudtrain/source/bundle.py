@@ -40,6 +40,7 @@ _ON_PATH = {
         ("runtime", "cloudtrain_runtime"),
         ("media", "cloudtrain_media"),
         ("script_checkpoints", "cloudtrain_script_checkpoints"),
+        ("launcher/fence", "cloudtrain_fence"),
         ("python_start", "sitecustomize"),
     )
 }

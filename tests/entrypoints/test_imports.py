@@ -71,7 +71,8 @@ def test_what_runs_under_the_interpreter_of_the_ranks_is_imported_by_none():
     assert importing == set()
 
 
-RUNTIME = [ENTRYPOINTS / f"{name}.py" for name in ("runtime", "media", "script_checkpoints")]  # all on a script's path
+ON_PATH = ("runtime", "media", "script_checkpoints", "launcher/fence")  # all on a script's path
+RUNTIME = [ENTRYPOINTS / f"{name}.py" for name in ON_PATH]
 
 
 def test_the_launcher_and_the_runtime_are_python_3_9():

@@ -93,6 +93,7 @@ def test_runtime_files_are_the_entrypoints_without_tests_and_the_runtime_twice()
         f".cloudtrain/path/cloudtrain_{name}.py": f".cloudtrain/{name}.py"
         for name in ("runtime", "media", "script_checkpoints")
     }
+    twice[".cloudtrain/path/cloudtrain_fence.py"] = ".cloudtrain/launcher/fence.py"
     twice[".cloudtrain/path/sitecustomize.py"] = ".cloudtrain/python_start.py"
     assert found.keys() == wanted | twice.keys()
     assert all(found[path] == found[first] for path, first in twice.items())

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 
+from .. import fence
 from ..clock import SYSTEM, Clock
 from ..status import now
 from ..world.cluster import SAGEMAKER_OURS
 from .store import Store, scheme
 
-FOLDER = "epochs"
 HISTORY = f"{SAGEMAKER_OURS}/history"
 
 
@@ -28,14 +27,14 @@ def claim(store: Store, attempt: int, at_least: int, clock: Clock = SYSTEM) -> i
     token = os.urandom(16).hex()  # a request whose answer was lost is known again by it
     while True:
         data = json.dumps({"epoch": number, "attempt": attempt, "token": token, "at": now(clock)}).encode()
-        if store.create(f"{FOLDER}/{number:08d}.json", data):
+        if store.create(fence.path_of(fence.FOLDER, number), data):
             return number
         number += 1
 
 
 def newest(store: Store) -> int:
     """Return the newest epoch that has been claimed, 0 for none; blocking. Raises Failed."""
-    return latest(store.list(FOLDER))
+    return max(fence.numbers(store.list(fence.FOLDER)), default=0)
 
 
 def newest_on_sagemaker(store: Store) -> int:
@@ -47,17 +46,3 @@ def newest_on_sagemaker(store: Store) -> int:
         return 0
     attempts = (name.partition("/")[0].rpartition("-a")[2] for name in store.list(HISTORY))
     return max((int(number) for number in attempts if number.isdigit()), default=0)
-
-
-def latest(names: Iterable[str]) -> int:
-    """Return the largest number among names of claims."""
-    stems = (name.partition(".")[0] for name in names if name.endswith(".json"))
-    return max((int(stem) for stem in stems if stem.isdigit()), default=0)
-
-
-def here(checkpoints: str) -> int:
-    """Return the newest epoch that a folder of checkpoints knows of."""
-    try:
-        return latest(os.listdir(os.path.join(checkpoints, FOLDER)))
-    except OSError:
-        return 0

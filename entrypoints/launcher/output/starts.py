@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from .. import processes
+from .. import fence, processes
 from ..clock import SYSTEM, Clock
 from ..errors import Refused
 
@@ -40,12 +40,8 @@ class Starts:
                 raise Refused(f"attempt {newest // MOST} of this run has started: attempt {attempt} does not start")
             self._number = max(self._number, newest) + 1
             self._path = self._path_of(self._number)
-            try:
-                with open(self._path, "x") as file:
-                    file.write(f"{_machine()} {os.getpid()} {processes.start_ticks(os.getpid())}")
-                return
-            except FileExistsError:  # another start was faster
-                continue
+            if fence.create(self._path, f"{_machine()} {os.getpid()} {processes.start_ticks(os.getpid())}"):
+                return  # else another start was faster
 
     def await_earlier(self) -> str:
         """Wait until earlier starts have ended or are silent; return "" or which one still runs. Blocking.
@@ -99,7 +95,7 @@ class Starts:
 
     def _numbers(self) -> list[int]:
         try:
-            return [int(name) for name in os.listdir(self._folder) if name.isdigit()]
+            return fence.numbers(os.listdir(self._folder), ending="")
         except OSError:
             return []
 

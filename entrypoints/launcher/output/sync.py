@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
+from .. import fence
 from ..errors import Refused
 from ..log import Log
 from ..manifest import OURS, Manifest
@@ -90,7 +91,7 @@ class Sync:
             if node_rank == 0:
                 # Before anything is listed: what an earlier start still removes it has checked before this.
                 self.epoch = epochs.claim(
-                    self._store, self._attempt, epochs.here(self._folders["checkpoints"]), self._log.clock
+                    self._store, self._attempt, fence.newest(self._folders["checkpoints"]), self._log.clock
                 )
             # Of a run that was on SageMaker the history lies there too.
             self._restore("checkpoints", self._folders["checkpoints"], lambda name: not name.startswith(OURS))
