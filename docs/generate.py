@@ -56,7 +56,7 @@ SPEC_HEAD = """\
 # The job file
 
 YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are reported at once, each with its line. Any value can be set on the command line: `--set resources.use_spot=true`.
-`cloudtrain init` writes a job file whose first line points an editor at the schema (`cloudtrain schema` prints it).
+`cloudtrain init` writes a job file whose first line points an editor at the schema (`cloudtrain init --schema` prints it).
 
 ## entrypoint
 

@@ -22,7 +22,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "plan": "Print what would be submitted, and submit nothing.",
         "fit": "Show on which GPUs a training fits, and how to use less memory.",
         "package": "Show how much of a source would be packaged, or which files.",
-        "schema": "Print the JSON schema of the job file.",
         "doctor": "Check this machine and a target for problems.",
         "image": "Build and push the image of the shared trainer.",
         "permissions": "Print the least permissions that a target needs.",
@@ -52,7 +51,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
         "audit": "Print who submitted, cancelled or deleted runs, or used exec.",
         "attach": "Add a run that was submitted elsewhere to the history here.",
-        "watch": "Watch a run in the foreground, for CI and tmux.",
     },
     "Look inside a run": {
         "exec": "Run a command in the folder and environment of a rank.",
@@ -62,6 +60,9 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
+# not listed in `cloudtrain --help`, which names them in one line
+RARE = ("package", "doctor", "image", "permissions", "prices", "costs", "audit", "prune", "attach", "mark")
+RENAMED = {"watch": ("wait", "--foreground"), "schema": ("init", "--schema")}  # one release long
 ELSEWHERE = {  # what other tools call it
     "status": "show", "ps": "ls", "list": "ls", "stop": "cancel", "kill": "cancel", "launch": "submit", "run": "submit",
     "queue": "ls", "describe": "show", "download": "fetch", "start": "submit", "apply": "submit",
@@ -87,15 +88,24 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in RENAMED:
+            new = RENAMED[args[0]]
+            click.echo(
+                f"cloudtrain {args[0]} is now `cloudtrain {' '.join(new)}`; the old name goes in the next release",
+                err=True,
+            )
+            args = [*new, *args[1:]]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"there is no command {args[0]!r}{_suggestion(args[0])}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, COMMANDS))
+        width = max(len(name) for name in COMMANDS if name not in RARE)
         for section, commands in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
+                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items() if name not in RARE])
+        with formatter.section("More commands (cloudtrain NAME --help)"):
+            formatter.write_text(", ".join(RARE))
 
 
 def _suggestion(typed: str) -> str:

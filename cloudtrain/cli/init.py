@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cloudtrain.cli.schema import schema_text
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BadJob, BadRequest, page
 from cloudtrain.job.problems import fit_name
@@ -27,9 +27,7 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     "The script that the job runs. Default: train.py, main.py or run.py, or the only script in the folder.",
     type=click.Path(),
 )
-@click.option(
-    "-o", "--output", metavar="FILE", default="job.yaml", show_default=True, type=click.Path(), help="The job file."
-)
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="The job file. Default: job.yaml.")
 @options.target_option_with(
     "Target of the job file: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. "
     "The default is local; with --ci, the target in the job file."
@@ -50,6 +48,11 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 @click.option(
     "--wheel", metavar="ADDRESS", help="With --ci, what CI installs as cloudtrain: a wheel's address, or name==version."
 )
+@click.option(
+    "--schema",
+    is_flag=True,
+    help="Print the JSON schema of the job file, or write it to the file of -o, and nothing else.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing job file, or the CI file with --ci.")
 def command(
     script: str | None,
@@ -59,6 +62,7 @@ def command(
     trainer: bool,
     ci: str | None,
     wheel: str | None,
+    schema: bool,
     force: bool,
 ) -> int:
     """Write a job file for a script, or for the shared trainer.
@@ -84,7 +88,9 @@ def command(
     """
     if bool(script) + trainer + bool(call) > 1:
         raise click.UsageError("SCRIPT, --from and --trainer cannot be combined")
-    path = Path(output)
+    if schema:
+        return _print_schema(output)
+    path = Path(output or "job.yaml")
     folder = path.parent
     if ci:
         return _write_ci(ci, path, target, wheel, force)
@@ -108,6 +114,22 @@ def command(
         terminal.print_pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
         terminal.print_pairs([("next", f"cloudtrain doctor {target}")])
     terminal.print_pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
+    return 0
+
+
+def schema_text() -> str:
+    """Return the job file's schema as indented JSON."""
+    from cloudtrain.job.job import schema
+
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _print_schema(output: str | None) -> int:
+    if output and output != "-":
+        Path(output).write_text(schema_text(), "utf-8")
+        terminal.print_lines(f"written to {output}")
+    else:
+        sys.stdout.write(schema_text())
     return 0
 
 

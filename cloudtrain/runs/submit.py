@@ -30,8 +30,8 @@ class Submitter(ExactlyOnce):
     Args:
         target: A backend or a target of cloudtrain.toml. It overrides the job's own target.
         home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.local/share/cloudtrain.
-        watch: Whether to start a background watcher. With False, call `cloudtrain watch`: use it in CI and in containers,
-            where a background process would be killed.
+        watch: Whether to start a background watcher. With False, call `cloudtrain wait --foreground`: use it in CI and in
+            containers, where a background process would be killed.
         confirm: Called with one sentence when a run may cost more than `confirm_above` of cloudtrain.toml. It raises to
             submit nothing.
         force: Submit a job even if it does not fit on its GPUs.

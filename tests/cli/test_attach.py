@@ -29,7 +29,7 @@ def test_attach_shows_a_colleagues_run(project: Path, cli, shell, tmp_path: Path
     for line in shown.splitlines():
         if line.strip() and line.split()[0] in told:
             assert line in now.splitlines()
-    for words in (("rerun", run_id), ("watch", run_id)):
+    for words in (("rerun", run_id), ("wait", "--foreground", run_id)):
         refused = cli(*words)
         assert refused.code == 2 and f"attached from {uri}" in refused.err, words
     assert cli("fetch", "-o", str(tmp_path / "got")).code == 0

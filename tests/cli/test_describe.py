@@ -428,9 +428,9 @@ def test_a_large_file_is_named_with_its_size_and_allowed_by_a_setting(cli, proje
 
 
 def test_schema(cli, project):
-    shown = cli("schema")
+    shown = cli("init", "--schema")
     jsonschema.Draft202012Validator.check_schema(shown.json)
-    assert cli("schema", "-o", "s.json").code == 0
+    assert cli("init", "--schema", "-o", "s.json").code == 0
     assert Path("s.json").read_text() == shown.out
 
 

@@ -262,7 +262,7 @@ BAD = [
     (["init", "nowhere.py"], "there is no script nowhere.py", ""),
     (["init", "-o", "nowhere/job.yaml"], "there is no folder nowhere", ""),
     (["package", "nowhere"], "there is no file or folder nowhere", "give a folder"),
-    (["schema", "-o", "nowhere/x.json"], "nowhere/x.json", ""),
+    (["init", "--schema", "-o", "nowhere/x.json"], "nowhere/x.json", ""),
 ]
 
 
@@ -284,7 +284,7 @@ def test_bad_input_gets_a_sentence_a_hint_and_exit_2(cli, project, monkeypatch, 
     assert "Traceback" not in shown.err and "internal error" not in shown.err
     assert shown.out == "" or "--json" in words
     assert not list(Path(os.environ["CLOUDTRAIN_HOME"]).glob("runs/*"))  # nothing was begun
-    as_json = cli(*words, *(["--json"] if "--json" not in words and words[0] not in ("init", "schema") else []))
+    as_json = cli(*words, *(["--json"] if "--json" not in words and words[0] != "init" else []))
     assert as_json.code == 2
     if as_json.out:
         assert as_json.json["phase"] == "client"
@@ -316,7 +316,7 @@ def test_a_full_disk_behind_the_output(project, words, unbuffered):
 
 
 def test_a_reader_that_leaves_is_no_error(project):
-    words = " ".join(f"'{word}'" for word in [sys.executable, "-m", "cloudtrain.cli", "schema"])
+    words = " ".join(f"'{word}'" for word in [sys.executable, "-m", "cloudtrain.cli", "init", "--schema"])
     script = f"{words} | head -c 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=WAIT_S)
     assert done.stdout in ("{141\n", "{0\n")  # 0 when the pipe took all of it first
@@ -326,7 +326,7 @@ def test_a_reader_that_leaves_is_no_error(project):
 def test_a_closed_output_is_no_error(project):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*CLI, "schema"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
+    done = subprocess.run([*CLI, "init", "--schema"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 

@@ -192,19 +192,19 @@ def test_ctrl_c_while_reading_logs_only_detaches(project, shell, tmp_path):
     assert shell("wait").code == 0
 
 
-def test_watch_stands_by_takes_over_and_ends_with_the_runs_code(project, shell, tmp_path):
+def test_wait_in_the_foreground_stands_by_takes_over_and_ends_with_the_runs_code(project, shell, tmp_path):
     gate = tmp_path / "gate"
     shell("submit", "train.py", "--", "--gate", gate, "--exit", "6")
     run_id = shell("ls", "--json").json[0]["run_id"]
     wait_for(lambda: Store(targets.home()).watched(run_id), "the watcher that submit has started")
-    process = start("watch", "--json")
+    process = start("wait", "--foreground", "--json")
     assert process.stderr is not None
     assert "another process already watches this run; waiting to take over" in process.stderr.readline()
     gate.touch()
     out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 6
     assert json.loads(out)["exit_code"] == 6
-    assert shell("watch").code == 6  # of a run that has ended
+    assert shell("wait", "--foreground").code == 6  # of a run that has ended
 
 
 def test_resume_is_the_next_attempt_and_its_log_alone_is_followed(project, shell):

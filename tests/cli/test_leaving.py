@@ -38,7 +38,7 @@ def test_a_command_ends_its_process_with_its_code_and_its_words(tmp_path, words,
 
 
 def test_a_long_output_arrives_whole_through_a_slow_pipe(tmp_path):
-    text = SCRIPT.format(words=["schema"], more="")
+    text = SCRIPT.format(words=["init", "--schema"], more="")
     child = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, stdout=subprocess.PIPE)
     slow = subprocess.run(["sh", "-c", "sleep 0.5; cat"], stdin=child.stdout, capture_output=True, timeout=WAIT_S)
     assert child.wait(WAIT_S) == 0

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cloudtrain import __version__
-from cloudtrain.cli import COMMANDS, SECTIONS, main, program
+from cloudtrain.cli import COMMANDS, RARE, RENAMED, SECTIONS, main, program
 from cloudtrain.cli.view import options
 from tests.conftest import WAIT_S
 
@@ -18,12 +18,10 @@ DESIGN = ["init", "plan", "submit", "ls", "show", "logs", "metrics", "wait", "ca
 DESIGN += [
     "diff",
     "mark",
-    "watch",
     "attach",
     "report",
     "console",
     "doctor",
-    "schema",
     "fit",
     "eval",
     "package",
@@ -95,21 +93,31 @@ def test_help_of_every_command(cli):
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_help_lists_every_command(cli, words):
+def test_help_describes_24_commands_and_names_the_rare_ones(cli, words):
     shown = cli(*words)
     assert shown.code == 0
-    for name, line in COMMANDS.items():
-        assert f"  {name.ljust(max(map(len, COMMANDS)))}  {line}" in shown.out
+    described = {name: line for name, line in COMMANDS.items() if name not in RARE}
+    for name, line in described.items():
+        assert f"  {name.ljust(max(map(len, described)))}  {line}" in shown.out
+    assert len(described) <= 24 and COMMANDS.keys() - described.keys() == set(RARE)
+    named = " ".join(shown.out.partition("More commands")[2].split())
+    assert ", ".join(RARE) in named
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_works_and_says_the_new_one(cli, old, new):
+    shown = cli(old, "--help")
+    assert shown.code == 0 and f"Usage: cloudtrain {new[0]}" in shown.out
+    assert shown.err == f"cloudtrain {old} is now `cloudtrain {' '.join(new)}`; the old name goes in the next release\n"
 
 
 def test_every_reading_command_takes_json():
     for name in set(DESIGN) - {
         "exec",  # its output is the command's
         "init",
-        "schema",
         "image",
         "sweep",
-    }:  # which print no data, nothing but JSON, or have commands of their own
+    }:  # which print no data or have commands of their own
         assert "--json" in [flag for param in command(name).params for flag in param.opts], name
 
 

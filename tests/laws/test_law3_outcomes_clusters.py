@@ -343,6 +343,6 @@ def test_ls_starts_no_attempt_and_watch_does(job, census, capfd, monkeypatch):
         assert main(["ls"]) == 0
     assert main(["show", run.run_id]) == 0
     assert len(run.attempts) == 1 and not run.record.status.state.final
-    assert main(["watch", run.run_id]) == 0
+    assert main(["wait", "--foreground", run.run_id]) == 0
     assert [attempt.number for attempt in run.attempts] == [1, 2]
     assert run.record.status.state is State.SUCCEEDED

@@ -27,7 +27,7 @@ from cloudtrain.runs.watching.watch import LEASE_S, Look
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
-GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain watch`
+GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain wait --foreground`
 
 
 class Multiplexer:

@@ -1,6 +1,6 @@
 """Watch one run: collect its log, metrics and status into the store, and start the next attempt when one is due.
 
-The watcher of a home (watch_all.py) does it for all runs, `cloudtrain watch` for one in the foreground, a reader once
+The watcher of a home (watch_all.py) does it for all runs, `cloudtrain wait --foreground` for one in the foreground, a reader once
 where nobody watches. A lease in the store says who. All that is needed is in the store, and the job does not depend on it.
 """
 
