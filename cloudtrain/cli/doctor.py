@@ -101,7 +101,15 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 def _check_policies() -> Iterator[Finding]:
     """Fetch and pin the organisation's policies that the configuration here names, and read those beside it."""
     from cloudtrain.job import targets
-    from cloudtrain.policy import changes, files, find, pin
+    from cloudtrain.policy import changes, files, find, names, pin
+
+    def unknown(policy: files.Policy) -> Iterator[Finding]:
+        try:
+            found = names.check([policy], targets.named_targets(here))
+        except CloudtrainError as error:
+            yield Finding("policy", False, error.message, error.hint)
+        else:
+            yield from (Finding("policy", False, sentence, "correct the name") for sentence in found)
 
     here = Path.cwd()
     try:
@@ -120,6 +128,7 @@ def _check_policies() -> Iterator[Finding]:
                 True,
                 f"{url}: {format_count(len(policy.rules), 'rule')}, sha256 {policy.sha256[:12]}, pinned now",
             )
+            yield from unknown(policy)
     for path in targets.config_files(here, files.POLICY_FILE):
         try:
             policy = files.read(path)
@@ -127,6 +136,7 @@ def _check_policies() -> Iterator[Finding]:
             yield Finding("policy", False, error.message, error.hint)
         else:
             yield Finding("policy", True, f"{path}: {format_count(len(policy.rules), 'rule')}")
+            yield from unknown(policy)
     for point in changes.entry_points():
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 

@@ -71,7 +71,7 @@ def test_each_requirement_refuses_and_allows(rule: str, project: Path, monkeypat
     if allowed:
         Planner().plan("job.yaml", sets=[*sets, *allowed])
     else:
-        (project / "policy.toml").write_text(f'[rules.one]\non = ["other"]\n{rule}\n')
+        (project / "policy.toml").write_text(f'[rules.one]\non = ["ssh"]\n{rule}\n')
         Planner().plan("job.yaml")
 
 
@@ -318,8 +318,32 @@ def test_a_backend_from_elsewhere_that_says_nothing_is_refused(project: Path, mo
 def test_a_rule_is_for_a_target_or_for_a_backend(on: str, project: Path):
     (project / "policy.toml").write_text(f'[rules.one]\non = ["lab", "{on}"]\nspot = true\n')
     assert len(refusal("job.yaml")) == 1
-    (project / "policy.toml").write_text('[rules.one]\non = ["lab", "rod"]\nspot = true\n')
-    Planner().plan("job.yaml")
+    (project / "policy.toml").write_text('[rules.one]\non = ["lab", "ssh"]\nspot = true\n')
+    assert any('"lab" matches no target or backend' in note for note in Planner().plan("job.yaml").notes)
+
+
+@pytest.mark.parametrize("on", ['["rod"]', '["memry", "lab-*"]'])
+def test_a_name_that_would_switch_a_rule_off_is_refused(on: str, project: Path, cli):
+    (project / "policy.toml").write_text(f"[rules.one]\non = {on}\nspot = true\n")
+    for command in ("plan", "submit"):
+        code, _, err = cli(command, "job.yaml")
+        assert code == 2 and "rule one" in err and "policy.toml:2" in err and "is known here (did you mean" in err
+    code, out, err = cli("doctor", "local")
+    assert code != 0 and "matches no target or backend" in out + err
+
+
+def test_a_name_that_only_narrows_a_rule_is_a_note(project: Path, cli):
+    (project / "policy.toml").write_text(
+        '[rules.one]\ntargets = ["prod", "prd"]\nbackends = ["memory", "sagmaker"]\n'
+        'instance_types = ["ml.g5.*", "ml.g5.xlrge", "*"]\n'
+    )
+    (project / "job.yaml").write_text("entrypoint: train.py\nresources: {instance_type: x1}\n")
+    notes = " ".join(Planner().plan("job.yaml").notes)
+    for name in ("prd", "sagmaker", "ml.g5.xlrge"):
+        assert f'"{name}" matches no ' in notes
+    assert '"prod"' not in notes and '"ml.g5.*"' not in notes
+    code, out, err = cli("doctor", "local")
+    assert code != 0 and '"ml.g5.xlrge" matches no ' in out + err
 
 
 def test_what_a_plan_leaves_open_is_refused(project: Path):

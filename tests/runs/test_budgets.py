@@ -91,7 +91,7 @@ def test_a_deleted_run_still_counts_for_a_budget_and_for_costs(submit, capsys):
     [
         ("all", True),
         ('"target=prod"', True),
-        ('"target=lab"', False),
+        ('"target=ssh"', False),
         ('"label.team=vision"', False),
         ('"user=nobody"', False),
     ],
@@ -139,6 +139,8 @@ def test_a_run_above_the_amount_is_confirmed(submit):
 
 def test_a_cost_that_is_not_known_is_confirmed_where_machines_are_rented(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     (tmp_path / "train.py").write_text("print(1)\n")
     options = (
         'backend = "sagemaker"\nregion = "us-east-1"\nbucket = "my-bucket"\nrole = "arn:aws:iam::123456789012:role/r"\n'
@@ -228,3 +230,12 @@ def test_plan_says_what_a_submit_would_say_of_budgets(submit, job: Job, tmp_path
     (question,) = said('confirm_above = "50 USD"')
     assert re.fullmatch(r"would ask first: \S+ may cost 101.00 USD \(confirm_above is 50 USD\)", question)
     assert len(MemoryBackend.attempts) == before
+
+
+def test_a_budget_of_a_target_that_does_not_exist_is_refused(submit, job, tmp_path, cli):
+    with pytest.raises(
+        BadRequest, match='"target=prdo" in .budgets. of cloudtrain.toml is for no known target'
+    ) as caught:
+        submit('"target=prdo" = "5 USD/month"')
+    assert caught.value.hint == "did you mean target=prod?"
+    submit('"target=sagemaker" = "5 USD/month"')

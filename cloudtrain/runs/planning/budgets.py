@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import registry
-from cloudtrain.errors import OverBudget
+from cloudtrain.errors import BadRequest, OverBudget
 from cloudtrain.job import configfile, targets, units
+from cloudtrain.job.problems import nearest
 from cloudtrain.runs.planning import spend
 
 if TYPE_CHECKING:
@@ -39,16 +40,30 @@ def check(store: Store, plan: Plan, files: Sequence[Path], confirm: Confirm | No
 
     Raises:
         OverBudget: a budget is spent.
+        BadRequest: a budget is for a target that does not exist.
     """
     settings: dict[str, str] = {}
     for path in files:
         settings |= configfile.read(path).value.get("budgets") or {}
     above = settings.pop("confirm_above", None)
+    _check_targets(settings, plan)
     mine = {selector: text for selector, text in settings.items() if _matches(selector, plan)}
     notes = _check_monthly(store, plan, mine) if mine else []
     if confirm and above and (sentence := _unconfirmed(plan, units.usd(above))):
         confirm(f"{sentence} (confirm_above is {above})")
     return notes
+
+
+def _check_targets(settings: dict[str, str], plan: Plan) -> None:
+    """Raise BadRequest for a budget of a target that does not exist: it would limit nothing."""
+    named = [selector.partition("=")[2] for selector in settings if selector.startswith("target=")]
+    if not (unknown := {name for name in named if name != plan.target and name not in registry.Names()}):
+        return
+    known = targets.named_targets()
+    for name in sorted(unknown - known.keys()):
+        near = nearest(name, [*known, *registry.names()])
+        hint = f"did you mean target={near}?" if near else f"choose from {', '.join([*known, *registry.names()])}"
+        raise BadRequest(f'the budget "target={name}" in [budgets] of cloudtrain.toml is for no known target', hint)
 
 
 def _matches(selector: str, plan: Plan) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest, Problem
-from cloudtrain.policy import changes, checks, find
+from cloudtrain.job.targets import named_targets
+from cloudtrain.policy import changes, checks, find, names
 from cloudtrain.policy.files import BadPolicy, Policy
 
 if TYPE_CHECKING:
@@ -61,12 +62,14 @@ def govern(
         again: resolves the job once more, under what rules set.
 
     Raises:
-        BadPolicy: a policy cannot be used.
+        BadPolicy: a policy cannot be used, or a rule's `on` matches nothing that is known.
         BadRequest: the policy of an installed package fails, or moves the job.
     """
     target, backend = resolution.target, resolution.backend
     given = resolution.job
     policies, notes = find.find(find.folders_of(folder, given.source, given.entrypoint), home, earlier)
+    if policies:
+        notes += names.check(policies, {target, *named_targets(folder)})
     found = list(changes.settings(policies, target, backend))
     options = {**resolution.options, **overrides}
     if found:

@@ -1,0 +1,51 @@
+"""Names in rules that match nothing known here: a typo in `on` would switch its rule off."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from cloudtrain.backends import machines, registry
+from cloudtrain.job.problems import nearest
+from cloudtrain.policy.files import BadPolicy, Policy, Rule
+
+
+def check(policies: Sequence[Policy], targets: Collection[str]) -> list[str]:
+    """Return what matches nothing known, one sentence each.
+
+    Args:
+        policies: those of a job.
+        targets: the targets that the configuration names.
+
+    Raises:
+        BadPolicy: all names of a rule's `on` match nothing, so that the rule would be for no job.
+    """
+    notes: list[str] = []
+    for rule in (rule for policy in policies for rule in policy.rules):
+        off = list(_unknown(rule, "on", rule.on, {*targets, *registry.names()})) if rule.on else []
+        if off and len(off) == len(rule.on):
+            raise BadPolicy("; ".join(off), "correct the name, or name a backend that the rule is for")
+        notes += off
+        for key, known in _lists(rule, targets):
+            notes += _unknown(rule, key, rule.requires[key], known)
+    return notes
+
+
+def _lists(rule: Rule, targets: Collection[str]) -> Iterator[tuple[str, Collection[str]]]:
+    """Yield the requirements whose names are known, each with these names."""
+    if "targets" in rule.requires:
+        yield "targets", {*targets, *registry.names()}
+    if "backends" in rule.requires:
+        yield "backends", registry.names()
+    if "instance_types" in rule.requires:
+        yield "instance_types", {machine.name for table in machines.TABLES for machine in machines.load(table)}
+
+
+def _unknown(rule: Rule, key: str, patterns: Sequence[str], known: Collection[str]) -> Iterator[str]:
+    kinds = {"on": "target or backend", "targets": "target or backend", "backends": "backend"}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            near = nearest(pattern, known)
+            meant = f" (did you mean {near}?)" if near else ""
+            what = kinds.get(key, "machine in cloudtrain's lists")
+            yield f'{key} of {rule.place(key)}: "{pattern}" matches no {what} that is known here{meant}'
