@@ -8,7 +8,6 @@ at closely. Standard library only: it runs on nodes, and cloudtrain/source/secre
 
 from __future__ import annotations
 
-import hashlib
 import re
 from bisect import bisect_right
 from collections import namedtuple
@@ -183,6 +182,8 @@ def _with_runs(data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
 
 def rules() -> str:
     """Return a digest of everything that decides what `search` finds: another one means that files are read again."""
+    import hashlib  # only here: it costs every job some milliseconds
+
     return hashlib.sha256(repr((VERSION, HEADS, PATTERNS, MAX_BYTES, _BINARY, _PLACEHOLDER)).encode()).hexdigest()
 
 

@@ -43,7 +43,8 @@ class NewCheckpoints:
         if not name or name in self._reported:
             return {}
         self._reported.add(name)
-        return {"kept" if name.startswith("{") else "written": name, **step_of(name)}
+        is_named = checkpoint_of(f"{name}/") or is_saved_state(name)
+        return {"kept" if name.startswith("{") else "written": name, **(step_of(name) if is_named else {})}
 
     def _state(self) -> dict[str, int]:
         """Return when the newest file was written, by name of what lies in the folders; ns. Empty folders do not count."""

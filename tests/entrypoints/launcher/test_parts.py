@@ -336,6 +336,24 @@ def test_a_file_that_is_written_over_is_new_too(tmp_path: Path):
     assert writes.look() == {"written": "last.pt"}
 
 
+def test_a_step_is_read_of_what_is_named_as_a_checkpoint(tmp_path: Path):
+    model, outputs = tmp_path / "model", tmp_path / "outputs"
+    model.mkdir()
+    outputs.mkdir()
+    writes = NewCheckpoints([str(tmp_path / "checkpoints")], {"{model_dir}": str(model), "{output_dir}": str(outputs)},
+                            lambda name: name.startswith("out/"))  # fmt: skip
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "1.txt").write_text("no step")
+    assert writes.look() == {"written": "1.txt"}
+    for number, name in enumerate(("model/log.txt", "outputs/out/step_9.pt", "model/checkpoint-6/optimizer.pt"), 1):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, ns=(0, 2 * 10**18 + number))
+        assert writes.look() == {}, "no checkpoint, a copy, and one that is not whole"
+    (tmp_path / "model/checkpoint-6/trainer_state.json").write_text("{}")
+    assert writes.look() == {"kept": "{model_dir}/checkpoint-6", "step": 6}
+
+
 def test_the_launcher_tells_of_it_at_the_end_at_the_latest(tmp_path: Path):
     script = (
         "import os\n"
