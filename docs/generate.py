@@ -56,7 +56,7 @@ SPEC_HEAD = """\
 # The job file
 
 YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are reported at once, each with its line. Any value can be set on the command line: `--set resources.use_spot=true`.
-`cloudtrain init` writes a job file whose first line points an editor at the schema (`cloudtrain init --schema` prints it).
+`cloudtrain init` writes a job file whose first line points an editor at the schema (`cloudtrain init --schema` prints it). A *value* in the tables is text, a number, true or false, and arrives as it was written.
 
 ## entrypoint
 
@@ -318,14 +318,15 @@ def _type(value: dict[str, Any], whole: dict[str, Any]) -> str:
         return f"`{value['const']}`"
     if choices := value.get("anyOf") or value.get("allOf") or value.get("oneOf"):
         if {choice.get("type") for choice in choices} == {"string", "integer", "number", "boolean"}:
-            return "text, a number, true or false"
+            return "value"
         kinds = dict.fromkeys(_type(choice, whole) for choice in choices if choice.get("type") != "null")
         return " or ".join(kinds)
     kind = value.get("type", "any")
     most = value.get("maximum", value.get("maxItems", value.get("maxProperties")))
-    bound = "" if most is None else f" (at most {most:,})"
+    bound = "" if most is None else f" (≤ {most:,})"
     if kind == "array":
-        return f"list of {_type(value.get('items', {}), whole)}{bound}"
+        inner = _type(value.get("items", {}), whole)
+        return f"list of {'values' if inner == 'value' else inner}{bound}"
     if kind == "object":
         inner = value.get("additionalProperties")
         return (f"name: {_type(inner, whole)}" if isinstance(inner, dict) else "mapping") + bound
