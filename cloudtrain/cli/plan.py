@@ -84,13 +84,16 @@ def command(
 
 
 def describe_refusal(plan: Plan) -> str:
-    """Return why a submit from this machine would refuse a plan, as it would say it; "" where it would not."""
+    """Return why a submit from this machine would refuse a plan, as it would say it; "" where it would not, and on a platform."""
     from cloudtrain.backends import registry
     from cloudtrain.errors import BadJob, BadRequest
     from cloudtrain.job import targets
 
+    backend = registry.create_for(plan, targets.home())
+    if not backend.traits.own_machines:
+        return ""  # its preflight needs credentials, and a plan none
     try:
-        registry.create_for(plan, targets.home()).preflight(plan)
+        backend.preflight(plan)
     except BadJob as error:
         return "; ".join(str(problem) for problem in error.problems)
     except BadRequest as error:
