@@ -112,11 +112,12 @@ class KeptLog(Log):
             self.copy = (self._copy, 0)
 
     def forget(self) -> None:
-        if self._copy is not None:
-            self.copy = None
-            del self._sinks[1:]
-            os.close(self._copy)
-            self._copy = None
+        with self._lock:  # another thread may be writing a line to it
+            if self._copy is not None:
+                self.copy = None
+                del self._sinks[1:]
+                os.close(self._copy)
+                self._copy = None
 
 
 class PlainLog(Log):

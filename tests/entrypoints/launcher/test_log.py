@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher.log import MAX_LINE, Log, Splitter, cut
+from launcher.log import MAX_LINE, KeptLog, Log, Splitter, cut
+from launcher.sink import Sink
 
 from tests.entrypoints.launching import Attempt
 
@@ -109,6 +111,24 @@ def test_the_log_goes_on_where_a_killed_writer_left_it(tmp_path: Path):
     again.close()
     again.say("never")
     assert "never" not in (tmp_path / "log").read_text()
+
+
+def test_a_copy_stays_open_while_another_thread_writes_a_line_to_it(monkeypatch: pytest.MonkeyPatch):
+    """Its number may be another file's as soon as it is closed."""
+    log = KeptLog(os.open(os.devnull, os.O_WRONLY))
+    put, forgets, written = Sink.put, threading.Thread(target=log.forget), []
+
+    def slowly(sink: Sink, *line: object) -> None:
+        if not written:
+            forgets.start()
+            forgets.join(0.1)
+        put(sink, *line)
+        written.append(os.fstat(sink.descriptor))
+
+    monkeypatch.setattr(Sink, "put", slowly)
+    log.say("a line")
+    forgets.join()
+    assert len(written) == 2 and log.copy is None
 
 
 def test_a_full_disk_loses_nothing_that_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
