@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view import options, runs, summary, terminal
 from cloudtrain.errors import UnknownRun
 from cloudtrain.job.units import format_number
 
@@ -63,6 +63,8 @@ def command(
     selected = _find_runs(run_ids)
     for run in selected:
         run.refresh()
+        if unread := summary.describe_unread(run):
+            terminal.note(f"note: {run.run_id}: {unread}")
     summaries = {run.run_id: run.store.curves.summary(run.run_id, rank) for run in selected}
     errors = [_explain_missing(run, name, rank, [row.name for row in summaries[run.run_id]]) for run in selected]
     if as_json or as_csv:

@@ -113,6 +113,7 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("created", record.created_at),
             ("started", status.started_at or ""),
             ("ended", status.ended_at or ""),
+            ("metrics", summary.describe_unread(run)),
             ("metrics", summary.describe_not_finite(run)),
             ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
             ("forecast", progress.describe_forecast(attempts, run.store.home)),

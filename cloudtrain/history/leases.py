@@ -112,11 +112,11 @@ class Leases(History):
         return released
 
     def orphans(self) -> list[str]:
-        """Return the runs that have not ended and whose watcher, on this host, has died or hangs."""
+        """Return the runs that have not ended, or whose log is unread, and whose watcher on this host has died or hangs."""
         moment = self.clock.now()
         query = (
             "SELECT run_id, owner, expires_at FROM leases JOIN runs USING (run_id)"
-            f" WHERE state NOT IN ({placeholders(_FINAL)}) AND substr(identity, 1, ?) != ?"
+            f" WHERE (state NOT IN ({placeholders(_FINAL)}) OR run_id IN unread_runs) AND substr(identity, 1, ?) != ?"
         )
         with self.database.read() as db:
             rows = db.execute(query, (*_FINAL, len(ATTACHED), ATTACHED)).fetchall()

@@ -245,7 +245,7 @@ class History:
         }
 
     def is_unread(self, run_id: str) -> bool:
-        """Return whether a run is attached, and its log and metrics were not copied since its state was read."""
+        """Return whether a run's state is in the history before the rest of its log and metrics, which are still read."""
         with self.database.read() as db:
             return db.execute("SELECT 1 FROM unread_runs WHERE run_id = ?", (run_id,)).fetchone() is not None
 

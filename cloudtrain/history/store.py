@@ -194,8 +194,13 @@ class Store(Leases):
                 )  # fmt: skip
                 db.execute(f"INSERT OR IGNORE INTO unread_runs SELECT run_id {mine}", (plan.run_id, identity))
 
+    def mark_unread(self, run_id: str) -> None:
+        """Note that the log of a run that has ended is not read to its end."""
+        with self.database.write() as db:
+            db.execute("INSERT OR IGNORE INTO unread_runs VALUES (?)", (run_id,))
+
     def mark_read(self, run_id: str) -> None:
-        """Note that the log and the metrics of an attached run are in the history."""
+        """Note that the log and the metrics of a run are in the history."""
         with self.database.write() as db:
             db.execute("DELETE FROM unread_runs WHERE run_id = ?", (run_id,))
 

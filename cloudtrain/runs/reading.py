@@ -181,7 +181,7 @@ def read_attempt(
             except Unreachable:
                 if not lost:
                     raise
-        if state.final or not follow:
+        if not follow or (state.final and not store.is_unread(attempt.run_id)):  # else more comes into the spool
             _raise_without_answer(store, attempt, state)
             return
         refresher.tick()

@@ -66,6 +66,8 @@ class RunResults(RunState):
     def metrics(self, name: str | None = None, *, rank: int | None = 0) -> list[MetricRow]:
         """Return the points of all curves, or of one, in the order in which they were logged.
 
+        Of a run that has ended it waits until its log is read to the end.
+
         Args:
             name: A metric, such as `loss`.
             rank: Points of this rank; None for all ranks. If rank 0 did not log a metric, the lowest rank that did counts.
@@ -73,7 +75,7 @@ class RunResults(RunState):
         Returns:
             Rows with step, name, value, at, attempt, rank and epoch.
         """
-        self.refresh()
+        self.read_rest()
         return self.store.metrics(self.run_id, name, rank)
 
     def plot(self, *names: str, rank: int | None = 0, over: Literal["step", "epoch", "time"] = "step") -> Any:
@@ -92,7 +94,7 @@ class RunResults(RunState):
         """
         from cloudtrain.report import plots
 
-        self.refresh()
+        self.read_rest()
         return plots.curves(self.store, [self.run_id], names, rank=rank, over=over)
 
     def report(self, path: str | Path, *, rank: int | None = 0) -> Path:
@@ -111,7 +113,8 @@ class RunResults(RunState):
         """
         from cloudtrain.report import nearest, page
 
-        ended = self.refresh(lambda _: None).state.final
+        self.read_rest()
+        ended = self.record.status.state.final
         missing = nearest.describe(self.logs(raw=True)) if ended and not self.store.curves.ranks(self.run_id) else ()
         return page.write(
             self.store, self.run_id, Path(path), verdict=self.verdict(), log=self.logs(raw=True), rank=rank,

@@ -60,7 +60,7 @@ class RunState:
         """
         record = self.record
         final = record.status.state.final
-        if self.store.database.read_only or (final and not (record.attached and self.store.is_unread(self.run_id))):
+        if self.store.database.read_only or (final and not self.store.is_unread(self.run_id)):
             return record.status
         errors: list[CloudtrainError] = []
         if record.attached:
@@ -81,6 +81,13 @@ class RunState:
         for error in errors:
             complain(error) if complain else print(f"{self.run_id}: {error}", file=sys.stderr)  # noqa: T201 - as promised
         return self.record.status
+
+    def read_rest(self) -> None:
+        """Block until the log and the metrics of a run that has ended are in the history; of a live run look once."""
+        ended = self.refresh().state.final
+        while ended and self.store.is_unread(self.run_id) and self.store.watched(self.run_id):
+            self.store.clock.sleep(0.1)
+        self.refresh()  # where its watcher has died meanwhile
 
     def unanswered(self) -> str:
         """Return when the platform was last asked and since when it gives no answer; "" where it answered."""

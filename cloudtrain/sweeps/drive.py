@@ -82,7 +82,7 @@ class Driver:
             elif trial.deleted:
                 self.history.end_trial(self.sweep_id, trial.number, None)
                 moved = True
-            elif trial.state is not None and trial.state.final:
+            elif trial.state is not None and trial.state.final and not self.store.is_unread(trial.run_id):
                 self._end(trial, trials)
                 moved = True
         if moved:

@@ -20,10 +20,12 @@ from cloudtrain.events import State
 from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
+from cloudtrain.nodes.process import Process
 from cloudtrain.runs import reading
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
@@ -108,6 +110,25 @@ class Follower(Thread):
     def run(self) -> None:
         for line in Run(self.run_id, Store(self.home)).logs(follow=True):
             self.seen.append(line.text)
+
+
+def test_a_follower_reads_the_rest_of_a_log_whose_run_has_succeeded(run: Run, monkeypatch):
+    monkeypatch.setattr(watch_module, "REST_S", 0.0)
+    Platform.say(handle(run), *(f"line {number}" for number in range(7000)))
+    Platform.finish(handle(run))
+    followers: list[Follower] = []
+
+    def lease() -> bool:
+        if run.store.is_unread(run.run_id) and not followers:
+            followers.append(Follower(run))
+            wait_for(lambda: len(followers[0].seen) >= 4000, "the lines so far")
+            followers[0].join(0.5)  # one that takes them for all has ended by then
+        return True
+
+    assert run.store.lease(run.run_id, Process.here(), 60)
+    Watcher(run.store, run.run_id, lease=lease).look()
+    followers[0].join(WAIT_S)
+    assert followers[0].seen == [f"line {number}" for number in range(7000)]
 
 
 def test_a_line_is_fetched_once_for_the_watcher_and_all_followers(run, platform):

@@ -16,6 +16,7 @@ from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending.retry import capacity_pause_s
 from cloudtrain.runs.watching import notify
+from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
@@ -61,6 +62,63 @@ def test_what_was_said_just_before_the_end_is_not_lost(submitter, job):
     MemoryBackend.finish(newest(run))
     watch(run)
     assert [row.step for row in run.metrics("loss")] == list(range(5000))
+
+
+def long_run(submitter, job, monkeypatch, ended: State = State.SUCCEEDED) -> Run:
+    """Return a run whose attempt has ended, and whose log takes longer to read than an end waits for."""
+    monkeypatch.setattr(watch_module, "REST_S", 0.0)
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), *(events.format("metric", {"step": n, "loss": float(n)}) for n in range(7000)))
+    MemoryBackend.finish(newest(run), ended, 0 if ended is State.SUCCEEDED else 1)
+    return run
+
+
+def test_a_success_is_stored_before_a_long_rest_of_its_log(submitter, job, monkeypatch, cli, told):
+    run, seen, shown = long_run(submitter, job, monkeypatch), [], []
+
+    def lease() -> bool:
+        points = len(run.store.metrics(run.run_id, "loss"))
+        seen.append((points, run.record.status.state.value, run.store.is_unread(run.run_id)))
+        if points == 6000:
+            shown.extend(cli(command, run.run_id)[1:] for command in ("ls", "show", "metrics"))
+        return True
+
+    assert run.store.lease(run.run_id, Process.here(), 60), "a reader finds that somebody watches"
+    Watcher(run.store, run.run_id, lease=lease).look()
+    assert [each for each in seen if 0 < each[0] < 7000] == [
+        (2000, "QUEUED", False),
+        (4000, "SUCCEEDED", True),
+        (6000, "SUCCEEDED", True),
+    ]
+    ls, show, metrics = ("".join(texts) for texts in shown)
+    assert "SUCCEEDED" in ls and "SUCCEEDED" in show
+    for text in (show, metrics):
+        assert "the log is still being read; points so far are up to step 5,999" in text
+    assert len(run.metrics("loss")) == 7000 and not run.store.is_unread(run.run_id)
+    assert "still being read" not in cli("show", run.run_id)[1] and told == [("a1", "end")]
+
+
+def test_a_killed_watcher_leaves_the_rest_of_a_log_to_the_next(submitter, job, monkeypatch, told):
+    run = long_run(submitter, job, monkeypatch)
+
+    def lease() -> bool:
+        if run.store.is_unread(run.run_id):
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(run.store, run.run_id, lease=lease).look()
+    assert run.record.status.state is State.SUCCEEDED and len(run.store.metrics(run.run_id)) < 7000 and told == []
+    MemoryBackend.finish(newest(run), State.LOST, None)  # what the platform says meanwhile counts no more
+    assert len(run.metrics("loss")) == 7000, "a reader reads the rest where nobody watches"
+    assert run.state is State.SUCCEEDED and len(run.attempts) == 1 and told == [("a1", "end")]
+
+
+def test_a_failure_waits_for_its_log_which_says_why(submitter, job, monkeypatch):
+    run = long_run(submitter, job, monkeypatch, State.FAILED)
+    states = []
+    Watcher(run.store, run.run_id, lease=lambda: states.append(run.record.status.state.final) or True).look()
+    assert states and not any(states[:3]) and run.state is State.FAILED
 
 
 @pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])

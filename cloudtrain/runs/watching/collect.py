@@ -48,10 +48,19 @@ class Collector:
         self._spools: dict[str, Spool | None] = {}
         self.idle: set[str] = set()  # attempts that have reported idle GPUs
 
-    def read_log(self, store: Store, attempt: AttemptRecord, backend: Backend, *, ended: bool = False) -> bool:
+    def read_log(
+        self,
+        store: Store,
+        attempt: AttemptRecord,
+        backend: Backend,
+        *,
+        ended: bool = False,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> bool:
         """Store what is new in an attempt's log; blocking. Return whether the launcher said that its state changes.
 
-        `ended`: nothing more will come.
+        `ended`: nothing more will come. `go_on` is asked after each batch that is no last one: where it is False the rest
+        is left, and more is to come soon.
         """
         changes = False
         if attempt.cursor is None:
@@ -80,6 +89,9 @@ class Collector:
             changes = changes or any(event.kind in ("state", "result") for event in others)
             if any(event.kind == "alarm" and event.data.get("idle") for event in others):
                 self.idle.add(attempt.attempt_id)
+            if len(batch) == BATCH and not go_on():
+                changes = True
+                break
         if ended and (points := metrics.rest()):
             store.record(attempt.attempt_id, metrics=points)
         if spool := self._spools.get(attempt.attempt_id):

@@ -69,13 +69,25 @@ class AttemptEnds:
                 return False
         return self._end(run, attempt, status, backend)
 
+    def store_end(self, attempt: AttemptRecord, status: Status) -> None:
+        """Store the end of a run that has succeeded before its log is read to the end; `_end` does the rest."""
+        if self.store.is_unread(self.run_id):
+            return
+        self.store.mark_unread(self.run_id)  # first: a watcher that is killed in between reads the log all the same
+        status = self._with_times(attempt, status)
+        self.store.record(attempt.attempt_id, status=status)
+        self.store.set_status(self.run_id, status)
+
+    def _with_times(self, attempt: AttemptRecord, status: Status) -> Status:
+        # What was seen while it ran counts too: afterwards a platform may have forgotten when its nodes began.
+        started = min((at for at in (attempt.status.started_at, status.started_at) if at), default=None)
+        return replace(status, started_at=started, ended_at=status.ended_at or now(self.store.clock))
+
     def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, and start the next attempt where one is due, else store the run's end."""
         if run.cancel_requested and attempt.handle is None:
             status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now(self.store.clock))
-        # What was seen while it ran counts too: afterwards a platform may have forgotten when its nodes began.
-        started = min((at for at in (attempt.status.started_at, status.started_at) if at), default=None)
-        status = replace(status, started_at=started, ended_at=status.ended_at or now(self.store.clock))
+        status = self._with_times(attempt, status)
         # What is left of a lost one must not run beside the next attempt, on another platform least of all.
         lost = status.state is State.LOST and attempt.handle is not None
         if lost and not self.cancel(backend, attempt.handle or "") and retry.has_candidates(attempt.plan):
@@ -109,6 +121,8 @@ class AttemptEnds:
             used = spend.total(self.store.attempts(self.run_id), self.store.home)
             if not used.unpriced_s:
                 self.store.set_cost(self.run_id, used.usd)
+        if self.store.is_unread(self.run_id):
+            self.store.mark_read(self.run_id)
         self._notify(attempt, status, final=True)
         if status.state is State.CANCELLED and attempt.handle is not None:
             self._delete_cancelled(attempt, attempt.handle, backend)

@@ -30,6 +30,7 @@ from cloudtrain.runs.watching.pace import NOTICE_S, Pace
 from cloudtrain.runs.watching.spool import Spool
 
 LEASE_S = 30.0
+REST_S = 1.0  # how long a state waits for the log: of a live run it is asked again, a success is stored before the rest
 NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
 
 
@@ -84,7 +85,7 @@ class Watcher(AttemptEnds):
         """
         while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
             run, attempt = self._newest()
-            if run.status.state.final:
+            if self._is_over(run):
                 self.store.release(self.run_id, self.me)
                 return run.status
             backend = self._backend(attempt)
@@ -125,7 +126,7 @@ class Watcher(AttemptEnds):
         """
         self.log_was_read = False
         run, attempt = self._newest()
-        if run.status.state.final:
+        if self._is_over(run):
             return Look.ENDED
         if (
             attempt.handle is None
@@ -196,6 +197,8 @@ class Watcher(AttemptEnds):
                 self.send_due, moved = waiting.advance(self.store, run, attempt, may_send=self._may_send)
                 return moved
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
+        if run.status.state.final:  # the rest of its log is unread, because a watcher was killed
+            status = run.status
         # `cloudtrain cancel` may have died after storing the request and before calling the platform.
         to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
         if to_cancel and self.cancel(backend, attempt.handle):
@@ -206,7 +209,7 @@ class Watcher(AttemptEnds):
         if status.state.final:
             self._ended()
         if not self._log_is_complete:  # after the status: when that is final, the log is whole now
-            self._read_log(attempt, backend, ended=status.state.final)
+            self._read_log(attempt, backend, status)
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             why = self.store.why_cancelled(self.run_id)
             status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")
@@ -240,14 +243,26 @@ class Watcher(AttemptEnds):
         self.pace(attempt, backend).answered(True)
         return status
 
-    def _read_log(self, attempt: AttemptRecord, backend: Backend, *, ended: bool = False) -> None:
-        pace = self.pace(attempt, backend)
-        if self.collector.read_log(self.store, attempt, backend, ended=ended):
+    def _read_log(self, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> None:
+        pace, began = self.pace(attempt, backend), self.store.clock.monotonic()
+        ended = status is not None and status.state.final
+
+        def go_on() -> bool:
+            if self.store.clock.monotonic() - began < REST_S:
+                return True
+            if status and status.state is State.SUCCEEDED:
+                self.store_end(attempt, status)
+            return ended
+
+        if self.collector.read_log(self.store, attempt, backend, ended=ended, go_on=go_on):
             pace.expect_change()
         if attempt.attempt_id in self.collector.idle:
             self.collector.idle.discard(attempt.attempt_id)
             self._notify(attempt, None, final=False)
         pace.read()
+
+    def _is_over(self, run: RunRecord) -> bool:
+        return run.status.state.final and (run.attached is not None or not self.store.is_unread(self.run_id))
 
     def _newest(self) -> tuple[RunRecord, AttemptRecord]:
         return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
