@@ -24,6 +24,8 @@ OTHERS = {
     ("nodes/ssh_command.py", "ssh"),
     ("cli/__init__.py", "ssh"),  # a command of others
     ("cli/init.py", "sagemaker"),  # --from FILE converts a call of its SDK
+    ("cli/init.py", "slurm"),  # and a batch script
+    ("job/sbatch.py", "slurm"),
     ("backends/google.py", "vertex"),  # extras of pip
     ("backends/output_files.py", "sagemaker"),
     # Lists of prices are named so; their readers are still here and not with their providers.

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from cloudtrain.source import secrets
-
-if TYPE_CHECKING:
-    from cloudtrain.backends.api import Backend
 
 # What the interpreter and every program need; it holds no credential, and a process may begin with it.
 BASE = (
@@ -37,11 +33,6 @@ POINTERS = (
     "SLURM_CLUSTERS", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*",
     *BASE,
 )  # fmt: skip
-
-
-def patterns_of(backend: type[Backend]) -> tuple[str, ...]:
-    """Return the patterns of the variables that a backend's calls read."""
-    return CALLS if backend.variables is None else backend.variables
 
 
 def select(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:

@@ -94,7 +94,8 @@ class ExactlyOnce(Planner):
 
         Making an SDK's client costs more than its calls.
         """
-        patterns = environment.patterns_of(registry.backend_class(plan.backend))
+        patterns = registry.backend_class(plan.backend).variables
+        patterns = environment.CALLS if patterns is None else patterns
         shell = environment.select(os.environ, ("HOME", *patterns)) if patterns else {}
         made_of = plan.backend, (plan.job.get("options") or {}).get(plan.backend), shell
         if self._sender is None or self._sender[0] != made_of:

@@ -99,7 +99,8 @@ class Worker:
 
 def patterns_of(backend: str) -> tuple[str, ...]:
     """Return the patterns of the variables that a backend's calls read."""
-    return environment.patterns_of(registry.backend_class(backend))
+    patterns = registry.backend_class(backend).variables
+    return environment.CALLS if patterns is None else patterns
 
 
 def serve(home: Path) -> None:
