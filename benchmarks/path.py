@@ -5,7 +5,7 @@
 `sys.setprofile` sees every call of the thread that submits; what other packages, the launcher and the watcher do is not
 counted. A module's body counts as a function, an import that leads into another file as a move. Only files with code
 count: an __init__.py with a docstring alone does not. SageMaker is our simulator. With --list the files are printed
-in the order in which they are entered, and no result is kept.
+in the order in which they are entered, and no result is kept. tests/test_path.py holds BOUND.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 from measure import report, table
 
 TARGETS = ("local", "sagemaker")
-AIM = 35  # files of a submit on `local`; 45 at 53b05dd
+AIM = {"local": 45, "sagemaker": 65}
+BOUND = {"local": 63, "sagemaker": 85}  # of tests/test_path.py: lower it with the number, and never raise it
 JOB = """
 name: bench
 source: .
@@ -60,7 +61,7 @@ def main() -> int:
         for counts in [[lines for _, lines in path["files"]]]
     ]
     body = table(rows, ["a submit on", "files with code", "their lines", "functions", "moves between files"])
-    gates = [("files, local", len(found["local"]["files"]), AIM)] if "local" in found else []
+    gates = [(f"files, {target}", len(path["files"]), AIM[target]) for target, path in found.items()]
     return report("path", "The files that one submit enters", body, gates)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import placeholders
 

@@ -230,8 +230,7 @@ def find_keys(job: JobModel) -> list[Problem]:
 
 
 def _credential_kind(path: str, text: str) -> str:
-    from cloudtrain.source.plain_values import named_value, url_password
-    from cloudtrain.source.secrets import search
+    from cloudtrain.source.secrets import named_value, search, url_password
 
     if kinds := search(text.encode("utf-8", "surrogateescape")):
         return kinds[0][1]

@@ -1,4 +1,4 @@
-"""Keeps credentials out of bundles: names and contents that are refused by default.
+"""Keeps credentials out of bundles and job files: names and contents that are refused by default.
 
 entrypoints/launcher/credentials.py has the list, which a job's kept files pass too. A refusal names file, line and kind,
 never the credential.
@@ -6,6 +6,7 @@ never the credential.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -15,6 +16,14 @@ from cloudtrain.source import limits
 from cloudtrain.source.files import SHOWN, shown
 from cloudtrain.source.ignore import matches
 from cloudtrain.source.node_code import module
+
+_SECRET_NAME = re.compile(
+    r"(?i)(?:^|_)(?:token|secret|passwd|password|credentials?|(?:api|access|secret|private|auth)_?key)$"
+)
+_PASSWORD_NAME = re.compile(r"(?i)passw(?:d|ord)$")
+_WORD = re.compile(r"[A-Za-z0-9_+/=.~!#%^&*:-]+")
+_PLACEHOLDER = re.compile(r"(?i)example|x{4}|\*{3}|change_?me|placeholder|dummy|^your|^my[-_]|^test")
+TOKEN_LENGTH, PASSWORD_LENGTH = 16, 8  # shorter values are taken for settings
 
 
 class Finding(NamedTuple):
@@ -83,3 +92,24 @@ def _part(noun: str, findings: Sequence[Finding]) -> list[str]:
     more = [f"and {len(locations) - SHOWN} more"] if len(locations) > SHOWN else []
     head = f"{noun} in {files} file{'s' * (files != 1)}:"
     return ["\n  ".join([head, *locations[:SHOWN], *more])]
+
+
+def url_password(text: str) -> str:
+    """Return the kind of credential where a text has a URL with a user's password, or an empty string."""
+    return "a password in a URL" if credentials().has_url_password(text) else ""
+
+
+def named_value(name: str, value: str) -> str:
+    """Return the kind of credential where a name ends as secrets do and the value may be one, or an empty string.
+
+    Settings pass: short values, words without digits, paths, URLs, placeholders.
+    """
+    if not _SECRET_NAME.search(name) or not _WORD.fullmatch(value) or _PLACEHOLDER.search(value):
+        return ""
+    shortest = PASSWORD_LENGTH if _PASSWORD_NAME.search(name) else TOKEN_LENGTH
+    varied = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value) and len(set(value)) > shortest // 2
+    is_path = value.startswith(("/", "~", ".", "s3:", "gs:")) or "://" in value
+    is_pointer = re.match(r"(?:env|file|k8s|aws-secretsmanager|gcp-secretmanager):", value)
+    if len(value) < shortest or not varied or is_path or is_pointer:
+        return ""
+    return f"a value under the name {name}"

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.errors import BadJob, UnknownBackend
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.source.plain_values import named_value, url_password
+from cloudtrain.source.secrets import named_value, url_password
 
 
 @pytest.mark.parametrize("text", ["https://u:" + "T0K3N@idx.acme.org/simple", "postgres://:" + "s3cr3t@db/runs"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.backends.sagemaker import client, limits, queue, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
 from cloudtrain.backends.sagemaker.fields import add_options, check_options

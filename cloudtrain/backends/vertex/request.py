@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import machines
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.backends.vertex import bootstrap
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.notes import Fact, say, without
+from cloudtrain.backends.plan import Fact, say, without
 from cloudtrain.errors import BadJob, BadRequest, BadSource, Problem, UnknownBackend
 from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.job.units import duration_s, usd

@@ -19,9 +19,9 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, rules, targets
-from cloudtrain.runs.planning import candidates, cap, keys, policies, script_needs, upstream
+from cloudtrain.runs.planning import candidates, cap, keys, policies, upstream
 from cloudtrain.runs.planning.checks import table
-from cloudtrain.runs.planning.checks.case import Case
+from cloudtrain.runs.planning.checks.case import Case, fit_script
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.files import RESERVED
 from cloudtrain.source.texts import Texts
@@ -179,7 +179,7 @@ class Planner:
         """Return the plan of a job over a bundle: of a run with a new id or that of `key`, or of the attempt after `earlier`."""
         names = [file.path for file in bundle.files]
         source = Texts(Path(bundle.source), names, resolved.job.entrypoint)
-        bound, found = script_needs.fit(resolved.job.bind(names), source, resolved.backend)
+        bound, found = fit_script(resolved.job.bind(names), source, resolved.backend)
         labels = self._labels(bound, bundle)
         if key is not None:
             labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends import machines, registry
 from cloudtrain.backends.api import Feature
-from cloudtrain.backends.notes import Fact, Note
+from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.errors import Problem
 from cloudtrain.job import launchers, placeholders, sbatch, targets
 from cloudtrain.runs.planning import output_audit, upstream

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Paths
-from cloudtrain.backends.notes import Fact, without
+from cloudtrain.backends.plan import Fact, without
 from cloudtrain.errors import Problem
 from cloudtrain.job import launchers, sbatch
 from cloudtrain.source import options
