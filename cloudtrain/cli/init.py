@@ -276,6 +276,8 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
 
 def _spot_lines(entrypoint: str, script: str, target: str | None) -> list[str]:
     """Return the lines of a script that writes into `out` and resumes from there, on a spot machine where there are any."""
+    from cloudtrain.backends import registry
+
     args = (
         '[--output_dir, out, --save_steps, "500", --save_total_limit, "2"]'
         if TRAINING_ARGUMENTS.search(script)
@@ -287,7 +289,7 @@ def _spot_lines(entrypoint: str, script: str, target: str | None) -> list[str]:
         f"args: {args}",
         *([RESUME_LINE] if RESUMES.search(script) else []),
         f"resources: {spot}"
-        if target not in (None, "local")
+        if target not in (None, registry.DEFAULT)
         else f"resources: {{}}                  # on a cloud: {spot}",
         _target_line(target),
     ]
