@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from .environment import Prepared
 from .log import Log
+from .resume import has_files
 from .sink import incomplete
 from .status import Status, stamp
 from .world.outcome import EXIT_RESUMABLE, Outcome, launcher_code
@@ -39,7 +40,9 @@ def report(outcome: Outcome, log: Log, prepared: Prepared | None) -> dict[str, A
     reason = log.masks.apply(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
     if outcome.state != "SUCCEEDED" and reason:
         log.say(reason)
-    remarks = {"not_kept": text} if prepared and (text := prepared.keeper.not_kept) else {}
+    remarks: dict[str, Any] = {"not_kept": text} if prepared and (text := prepared.keeper.not_kept) else {}
+    if prepared and not has_files(*prepared.folders.values()):
+        remarks["has_results"] = False
     if lost := log.settle():
         remarks["incomplete"] = incomplete(lost)
     log.event(

@@ -43,6 +43,7 @@ def test_a_script_runs_and_its_end_is_recorded(tmp_path: Path):
         assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
         assert attempt.events("result") == [
             {"kind": "result", "code": 0, "state": "SUCCEEDED", "by": "script", "failed_rank": None, "reason": ""}
+            | {"has_results": False}
         ]
         assert [line[0] for line in attempt.lines()] == list(range(len(attempt.lines())))
 

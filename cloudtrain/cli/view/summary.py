@@ -415,6 +415,10 @@ def _has_results(run: Run) -> bool:
     """Return whether there may be something to fetch."""
     record = run.record
     folder = run.store.home / "runs" / run.run_id
+    newest = run.attempts[-1].attempt_id
+    ended = [event.data for event in run.store.events(run.run_id, "result") if event.attempt == newest]
+    if ended and all(data.get("has_results") is False for data in ended):
+        return False
     if not registry.traits(record.backend).in_place or record.job.get("output"):
         return True
     return any(

@@ -23,7 +23,17 @@ KINDS = ("status", "state", "world", "checkpoint", "alarm", "result")
 USES = ("exec", "stack", "forward")  # by a person, from this history
 MAX_LINES = 30  # of events
 BAR_WIDTH = 24  # columns
-_PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "versions", "not_kept", "incomplete")
+_PRINTED_ELSEWHERE = (
+    "hostname",
+    "pid",
+    "node_rank",
+    "platform",
+    "python",
+    "versions",
+    "not_kept",
+    "incomplete",
+    "has_results",
+)
 
 
 def print_timeline(run: Run) -> None:
