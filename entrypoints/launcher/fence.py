@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Optional
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
 
 FOLDER = "epochs"
 
 
 def create(path: str, text: str) -> bool:
     """Create a file with a text; False where there is one already. It has its name when it is whole. Raises OSError."""
+    import tempfile  # only here: it costs every job some milliseconds
+
     handle, partial = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "w") as file:
