@@ -68,9 +68,6 @@ def main(parse: Callable[[Sequence[str]], Arguments] = parse, prepare: Any = Non
 
 def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.ParallelismPlan, prepare: Any = None) -> int:
     """Train and return the exit code; `prepare(arguments, inputs)` makes another task than the arguments name."""
-    import accelerate
-    import torch
-    import transformers
     from accelerate.utils import set_seed
     from trainer import mfu, publish, trackers
     from trainer import model as models
@@ -79,7 +76,6 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     from trainer.checkpoints.manager import CheckpointManager
     from trainer.checkpoints.state import TrainingState, set_random_state
     from trainer.data import documents, tasks
-    from trainer.data.samples import GlobalBatches, accumulation, loader
     from trainer.evaluation import describe, evaluate
     from trainer.loop import Loop
     from trainer.metrics import Meter, MetricsLogger
@@ -104,23 +100,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     # -----------------------------------------------------------------------------------------------------------------
     # Data
     task = strategy.task = (prepare or tasks.prepare)(arguments, context.inputs)
-    batching: dict[str, Any] = {
-        "per_device": arguments.per_device_train_batch_size,
-        "accumulation": accumulation(arguments, plan.data_ranks),
-        "world": plan.data_ranks,  # the others take the samples of one of these
-        "rank": plan.data_rank(context.rank),
-        "full": plan.pipeline > 1,
-    }
     pinned = accelerator.device.type == "cuda"
-    batches: Any
-    if arguments.streaming:
-        batches = feed = task.stream(**batching)
-    else:
-        batches = GlobalBatches(
-            len(task.train), seed=arguments.seed, drop_last=arguments.dataloader_drop_last, **batching
-        )
-        workers = arguments.dataloader_num_workers
-        feed = loader(task.train, workers, pinned, batch_sampler=batches, collate_fn=task.collate)
+    batches, feed = feed_of(task, arguments, plan, context.rank, pinned)
     if batches.steps_per_epoch == 0:
         raise Unsupported(
             f"{len(task.train)} samples are fewer than one batch of {batches.global_batch}, and the last is dropped"
@@ -151,19 +132,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         model, strategy.optimizer, schedule, accelerator.scaler, strategy.parts_kept, plan.described, strategy.tied
     )
 
-    facts = strategy.describe()
-    versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}
-    counts: dict[str, Any] = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
-    if (use := mfu.use(work, strategy.device, facts["mixed_precision"], arguments.dtype)) is not None:
-        counts |= {"flops_per_token": use.work.token, "flops_per_pair": use.work.pair, "peak_flops": use.peak}
-    logger.event("world", versions=versions, **counts, **facts)
+    sizes = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
     logger.say(f"data: {task.described}")
-    in_dtype = "" if arguments.dtype == "float32" else f" in {arguments.dtype}"
-    logger.say(
-        f"model: {model_type}, {parameters:,} parameters{in_dtype}, {facts['parameters_per_rank'][0]:,} of them on rank 0"
-        f"{'' if learned == parameters else f', {learned:,} of them learn'}; "
-        f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
-    )
+    use = report_world(strategy, arguments, plan, logger, work, {"type": model_type, **sizes})
 
     # -----------------------------------------------------------------------------------------------------------------
     # Checkpoints, what is reported, and where an earlier attempt left off
@@ -216,9 +187,10 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         return best.enough
 
     loop = Loop(
-        strategy, schedule, batches, feed, meter, logger, manager, context.rank == 0, total_steps, save, report,
-        arguments.logging_steps, arguments.logging_first_step, every_steps, every_s, arguments.max_grad_norm,
-        evaluate_when_due,
+        strategy, batches, feed, schedule=schedule, meter=meter, logger=logger, manager=manager, main=context.rank == 0,
+        total_steps=total_steps, save=save, report=report, logging_steps=arguments.logging_steps,
+        log_first=arguments.logging_first_step, every_steps=every_steps, every_s=every_s,
+        max_grad_norm=arguments.max_grad_norm, evaluate=evaluate_when_due,
     )  # fmt: skip
     resumed = manager.resume(training)
     model_folder = Path(context.model_dir)
@@ -265,13 +237,11 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     divergence.end()
     save()  # for a run whose steps were all done before
     manager.wait()
-    scores = evaluate(strategy, held_out) if held_out is not None else {}
-    if scores:
-        logger.metrics(loop.step, **scores)
-        if best.keeps and not best.update(scores) and manager.go_back(best.checkpoint, training):
-            scores = evaluate(strategy, held_out)
-            logger.metrics(loop.step, **scores)
-            logger.say(f"loaded the checkpoint with the best evaluation, {best.checkpoint}")
+    scores: dict[str, float] = {}
+    if held_out is not None:
+        scores = final_scores(
+            strategy, held_out, best, lambda: manager.go_back(best.checkpoint, training), logger, loop.step
+        )
     if arguments.torch_compile:
         logger.say(f"model compiled by torch.compile with {arguments.torch_compile_backend}: {models.graphs()} graphs")
     place = task.tokenizer, model_folder, manager.epoch, manager.check_current
@@ -279,29 +249,60 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         trained = write_model(strategy, arguments, place)
     except publish.Unwritten as error:
         raise Ended(f"{error}; {manager.last_good}: make room, then run `cloudtrain resume`") from None
-    # Of a model in parts all ranks write the samples together.
     if trained is not None and task.generates and arguments.sample_tokens > 0:
-        samples = [
-            {"prompt": prompt, "text": task.generate(trained, prompt, arguments.sample_tokens, arguments.seed)}
-            for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
-        ]
-        logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))
-        logger.table(loop.step, "samples", samples)
+        write_samples(task, trained, arguments, logger, loop.step)
     if context.rank == 0:
         logger.table(loop.step, "predictions", task.table)
-        if scores:
-            before, legend = (
-                ("", "") if first_loss is None else (f"{first_loss:.3f} -> ", "  (before -> after training)")
-            )
-            logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}{legend}")
-        logger.say(f"model saved in {model_folder}")
-        if arguments.push_to_hub:
-            logger.say(
-                f"model uploaded to {publish.push(model_folder, arguments.hub_model_id, arguments.hub_private_repo)}"
-            )
+        say_results(arguments, scores, first_loss, model_folder, logger)
     manager.check_ranks()  # a start that was replaced meanwhile does not end as a success
     trackers.finish(accelerator)
     return collectives.leave(0)
+
+
+def report_world(
+    strategy: Any, arguments: Arguments, plan: mesh.ParallelismPlan, logger: Any, work: Any, model: dict[str, Any]
+) -> Any:
+    """Log the model, the ranks and the versions; return how the FLOPs are counted, None where that is not known."""
+    import accelerate
+    import torch
+    import transformers
+    from trainer import mfu
+
+    facts = strategy.describe()
+    versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}
+    counts = {name: value for name, value in model.items() if name != "type"}
+    if (use := mfu.use(work, strategy.device, facts["mixed_precision"], arguments.dtype)) is not None:
+        counts |= {"flops_per_token": use.work.token, "flops_per_pair": use.work.pair, "peak_flops": use.peak}
+    logger.event("world", versions=versions, **counts, **facts)
+    in_dtype = "" if arguments.dtype == "float32" else f" in {arguments.dtype}"
+    learn = (
+        "" if model["parameters_learned"] == model["parameters"] else f", {model['parameters_learned']:,} of them learn"
+    )
+    logger.say(
+        f"model: {model['type']}, {model['parameters']:,} parameters{in_dtype}, "
+        f"{facts['parameters_per_rank'][0]:,} of them on rank 0{learn}; "
+        f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
+    )
+    return use
+
+
+def feed_of(task: Any, arguments: Arguments, plan: mesh.ParallelismPlan, rank: int, pinned: bool) -> tuple[Any, Any]:
+    """Return the place in the data (GlobalBatches or StreamBatches) and this rank's micro-batches from there on."""
+    from trainer.data.samples import GlobalBatches, accumulation, loader
+
+    batching: dict[str, Any] = {
+        "per_device": arguments.per_device_train_batch_size,
+        "accumulation": accumulation(arguments, plan.data_ranks),
+        "world": plan.data_ranks,  # the others take the samples of one of these
+        "rank": plan.data_rank(rank),
+        "full": plan.pipeline > 1,
+    }
+    if arguments.streaming:
+        stream = task.stream(**batching)
+        return stream, stream
+    batches = GlobalBatches(len(task.train), seed=arguments.seed, drop_last=arguments.dataloader_drop_last, **batching)
+    workers = arguments.dataloader_num_workers
+    return batches, loader(task.train, workers, pinned, batch_sampler=batches, collate_fn=task.collate)
 
 
 def write_model(strategy: Any, arguments: Arguments, place: Any) -> Any:
@@ -328,6 +329,45 @@ def write_model(strategy: Any, arguments: Arguments, place: Any) -> Any:
             trained = lora.merged(trained)
         publish.save(trained, *place)
     return trained
+
+
+def final_scores(
+    strategy: Any, held_out: Any, best: Any, go_back: Callable[[], bool], logger: Any, step: int
+) -> dict[str, float]:
+    """Return the scores of the trained model; the best checkpoint is loaded before where it is better. Collective."""
+    from trainer.evaluation import evaluate
+
+    scores: dict[str, float] = evaluate(strategy, held_out)
+    if scores:
+        logger.metrics(step, **scores)
+        if best.keeps and not best.update(scores) and go_back():
+            scores = evaluate(strategy, held_out)
+            logger.metrics(step, **scores)
+            logger.say(f"loaded the checkpoint with the best evaluation, {best.checkpoint}")
+    return scores
+
+
+def say_results(arguments: Arguments, scores: Any, first_loss: float | None, folder: Path, logger: Any) -> None:
+    """Print the scores and where the model is, and upload it where that is asked for."""
+    from trainer import publish
+    from trainer.evaluation import describe
+
+    if scores:
+        before, legend = ("", "") if first_loss is None else (f"{first_loss:.3f} -> ", "  (before -> after training)")
+        logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}{legend}")
+    logger.say(f"model saved in {folder}")
+    if arguments.push_to_hub:
+        logger.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
+
+
+def write_samples(task: Any, trained: Any, arguments: Arguments, logger: Any, step: int) -> None:
+    """Log what the trained model writes after each prompt; of a model in parts all ranks write together."""
+    samples = [
+        {"prompt": prompt, "text": task.generate(trained, prompt, arguments.sample_tokens, arguments.seed)}
+        for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
+    ]
+    logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))
+    logger.table(step, "samples", samples)
 
 
 def one_loss(strategy: Any, task: Any) -> Any:

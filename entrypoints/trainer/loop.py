@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import runtime
@@ -21,9 +21,10 @@ class Loop:
     """What train.py trains with; `step` counts what is done, those of earlier attempts included."""
 
     strategy: Strategy
-    schedule: Any  # of the learning rate
     batches: Any  # the place in the data: GlobalBatches or StreamBatches
     feed: Iterable[Any]  # this rank's micro-batches, from that place on
+    _: KW_ONLY
+    schedule: Any  # of the learning rate
     meter: Meter
     logger: MetricsLogger
     manager: CheckpointManager
