@@ -28,6 +28,7 @@ class Document:
     value: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)  # what is wrong in it, but leaves the rest readable
+    notes: list[str] = field(default_factory=list)  # what of it has no effect, for the plan
 
     @classmethod
     def of(cls, value: Any, file: str, lines: Mapping[Path, int] | None = None) -> Self:

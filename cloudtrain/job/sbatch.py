@@ -243,6 +243,7 @@ _VARIABLES = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "CLOUDTRAIN_NUM_NODES"),
     **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), "CLOUDTRAIN_NODE_RANK"),
 }
+_HARDWARE = {"gpus-per-node", "gpus-per-task", "gpus", "gres", "cpus-per-task", "mem", "ntasks", "ntasks-per-node"}
 
 
 def fit_backend(whole: Document, backend: str, site: Sequence[str] = ()) -> None:
@@ -272,6 +273,10 @@ def fit_backend(whole: Document, backend: str, site: Sequence[str] = ()) -> None
         hint = f"submit to a Slurm target, or write a job file: {page('From sbatch')}"
         whole.problems.append(Problem(message, "run", hint, mark.file, (mark.line or 0) + error.line))
         return
+    only = sorted(options.keys() - {"directives"} | given.keys() - _HARDWARE)
+    whole.notes += notes(body)
+    if only:
+        whole.notes.append(f"without effect on {backend}: {', '.join(f'--{name}' for name in only)} of #SBATCH lines")
     for name in ("run", "compat"):
         del whole.value[name]
     for name, value in keys.pop("env").items():

@@ -233,3 +233,12 @@ def test_a_script_with_directives_is_no_plain_script(cli, tmp_path: Path):
         code, out, said = cli("plan", *words)
         assert "job.sh has #SBATCH lines, which have no effect here: submit that file itself" in out, (out, said)
     assert "#SBATCH" not in "".join(cli("plan", "prepare.sh")[1:])
+
+
+def test_elsewhere_the_plan_names_each_line_without_effect(cli, tmp_path: Path):
+    lines = "#SBATCH --output=x.out\n#SBATCH --partition=gpu\n#SBATCH --mail-user=a@b.c\n"
+    (tmp_path / "job.sbatch").write_text(HEADER.format(1, 2) + lines + "srun python train.py\n")
+    code, out, said = cli("plan", "job.sbatch", "-t", "local")
+    assert code == 0, said
+    assert "#SBATCH --output=x.out has no effect" in out
+    assert "without effect on local: --mail-user, --partition of #SBATCH lines" in out

@@ -138,7 +138,9 @@ class Planner:
         if problems:
             raise BadJob(found.located(problems))
         ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
-        return Resolved(ready, resolution.target, resolution.backend, governed, resolution.target_prices)
+        return Resolved(
+            ready, resolution.target, resolution.backend, governed, resolution.target_prices, resolution.document.notes
+        )
 
     def package(self, resolved: Resolved) -> Bundle:
         """Return the bundle of a job's source, made or found below the home."""
@@ -180,6 +182,7 @@ class Planner:
         names = [file.path for file in bundle.files]
         source = Texts(Path(bundle.source), names, resolved.job.entrypoint)
         bound, found = fit_script(resolved.job.bind(names), source, resolved.backend)
+        found += resolved.notes
         labels = self._labels(bound, bundle)
         if key is not None:
             labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
@@ -237,12 +240,14 @@ class Resolved:
         backend: str,
         governed: policies.Governed | None = None,
         target_prices: bool = False,
+        notes: Sequence[str] = (),
     ) -> None:
         self.job = job
         self.governed = governed
         self.target = target
         self.backend = backend
         self.target_prices = target_prices
+        self.notes = notes
 
 
 def run_id(name: str, key: str | None = None) -> str:
