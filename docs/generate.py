@@ -127,12 +127,23 @@ A target also takes `usd_per_hour` and `priced_as` ([costs](../cost.md)). An opt
 """
 
 
+KEYS_HEAD = """\
+# Keys by backend
+
+Every backend takes the keys that are not in this table. It refuses a job with a key that it lacks before anything is sent,
+and names the key; the plan says which keys have no effect. [The job file](../spec.md) explains them.
+`sagemaker-local` and `vertex-local` build the platform's request, and reserve nothing of this machine for `resources`.
+`limits.max_wait` counts on a backend that does not end a wait itself where a job has several targets or GPU types.
+"""
+
+
 def main() -> int:
     """Write what is not current, or with --check return 1 when one is not current."""
     pages = {
         "cli.md": cli_page(),
         "spec.md": spec_page(),
         "reference/options.md": options_page(),
+        "reference/keys.md": keys_page(),
         "reference/trainer.md": trainer.page(WRITTEN),
         "tables-evidence.md": tables.page(WRITTEN),
         "cost.md": limits.page(),
@@ -253,6 +264,41 @@ def options_page() -> str:
             whole["required"] = [*whole.get("required", ()), *required]
         parts += ["", f"## {name}", "", *_table({**whole, "properties": rows}, whole)]
     return "\n".join(parts) + "\n"
+
+
+def keys_page() -> str:
+    """Return the table of the keys that not every backend has, from the backends' features and traits."""
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import Feature, Paths
+
+    kinds = {name: registry.backend_class(name) for name in registry.BUILT_IN}
+    rows = {key: [("yes" if feature in kind.features else "refused") for kind in kinds.values()]
+            for feature, key in {
+                Feature.MULTI_NODE: "num_nodes",
+                Feature.MIN_NODES: "min_nodes",
+                Feature.SPOT: "resources.use_spot",
+                Feature.INSTANCE_TYPES: "resources.instance_type",
+                Feature.IMAGES: "image",
+                Feature.ENV_SECRETS: "secrets, env:NAME",
+                Feature.FILE_SECRETS: "secrets, file:PATH",
+                Feature.KUBERNETES_SECRETS: "secrets, k8s:SECRET/KEY",
+                Feature.LOCAL_PATHS: "inputs and output, a path",
+                Feature.OBJECT_STORES: "inputs and output, s3:// or gs://",
+            }.items()}  # fmt: skip
+    waits = ["yes" if Feature.MAX_WAIT in kind.features else "several targets" for kind in kinds.values()]
+    rows["limits.max_wait"] = waits
+    paths = rows["inputs and output, a path"]
+    for at, kind in enumerate(kinds.values()):
+        if kind.traits.paths is Paths.OUTPUT_HERE:
+            paths[at] = "output alone"
+    for key in ("cpus", "memory", "disk_gb"):
+        rows[f"resources.{key}"] = ["no effect" if key in kind.traits.ignores else "yes" for kind in kinds.values()]
+    lines = ["| key |", "| --- |"]
+    lines = [
+        f"{line} {' | '.join(cells)} |" for line, cells in zip(lines, (list(kinds), ["---"] * len(kinds)), strict=True)
+    ]
+    lines += [f"| `{key}` | {' | '.join(cells)} |" for key, cells in rows.items()]
+    return "\n".join([KEYS_HEAD.rstrip(), "", WRITTEN, "", *lines]) + "\n"
 
 
 def _object(part: dict[str, Any]) -> dict[str, Any]:

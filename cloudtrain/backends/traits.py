@@ -28,6 +28,7 @@ class Traits:
         shared_files: all nodes and attempts of a target see the same files.
         packs: the platform packs `model` and `outputs`, and its copy of the checkpoints is as
             cloudtrain.backends.checkpoints describes.
+        ignores: keys of `resources` that have no effect, because nothing is reserved; a plan says so.
         script_variables: the key of the job that asks for such variables, "sm_env" or "aip_env", where the platform
             sets them itself; "" elsewhere.
         client: what pip installs beside cloudtrain for a submission, "" where nothing is needed.
@@ -43,6 +44,7 @@ class Traits:
     in_place: bool = False
     shared_files: bool = False
     packs: bool = False
+    ignores: tuple[str, ...] = ()
     script_variables: str = ""
     client: str = ""
     ci: str = ""

@@ -37,7 +37,7 @@ class LocalBackend(Backend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    traits = Traits(Paths.HERE, in_place=True, own_machines=True, shell=True)
+    traits = Traits(Paths.HERE, in_place=True, ignores=("cpus", "memory", "disk_gb"), own_machines=True, shell=True)
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()
     features = frozenset(
@@ -105,7 +105,7 @@ class LocalBackend(Backend):
             for rank in range(manifest.nodes)
         ]
         notes = manifests.gpu_notes(job, "this machine") + manifests.without_effect(
-            job, self.name, "cpus", "memory", "disk_gb"
+            job, self.name, *self.traits.ignores
         )
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes run as groups of processes on this machine")

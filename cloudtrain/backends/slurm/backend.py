@@ -54,7 +54,9 @@ class SlurmBackend(Backend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
-    traits = Traits(Paths.NODES, own_machines=True, shared_files=True, client="asyncssh", shell=True)
+    traits = Traits(
+        Paths.NODES, ignores=("disk_gb",), own_machines=True, shared_files=True, client="asyncssh", shell=True
+    )
     poll_s = 5.0  # slurmctld serves everybody
     features = frozenset(
         {
@@ -115,7 +117,7 @@ class SlurmBackend(Backend):
                 *request.plan_notes(self.folder, manifest, restarts, slices),
                 *request.gpu_notes(job, self.site_options),
                 *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
-                *without_effect(job, self.name, "disk_gb"),
+                *without_effect(job, self.name, *self.traits.ignores),
             ),
         )
 

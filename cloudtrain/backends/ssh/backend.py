@@ -52,7 +52,9 @@ class SshBackend(Backend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
-    traits = Traits(Paths.NODES, own_machines=True, client="asyncssh", shell=True)
+    traits = Traits(
+        Paths.NODES, ignores=("cpus", "memory", "disk_gb"), own_machines=True, client="asyncssh", shell=True
+    )
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open
@@ -106,7 +108,7 @@ class SshBackend(Backend):
         if problems:
             raise BadJob(problems)
         notes = gpu_notes(job, "its machine, of those that no other run holds") + without_effect(
-            job, self.name, "cpus", "memory", "disk_gb"
+            job, self.name, *self.traits.ignores
         )
         if len(self.machines) > manifest.nodes:
             notes.append(
