@@ -18,6 +18,7 @@ SSH = (
 )
 SLURM = ("lab/test_lab.py", "backends/slurm/test_backend.py", "backends/slurm/test_statuses.py")
 LAB = (*SSH, *SLURM, "nodes/test_ssh.py")
+RESULTS = "backends/results/test_results.py::test_the_next_attempt_resumes_and_all_comes_home"
 THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
 
 # What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
@@ -32,8 +33,18 @@ TABLE = {
     "cloudtrain/backends/sagemaker/": (
         "backends/sagemaker/test_quickstart.py::test_quickstart_survives_the_loss_of_its_spot_machines",
     ),
-    "cloudtrain/backends/slurm/": (*SLURM, "backends/slurm/test_login.py", "backends/slurm/test_placement.py"),
-    "cloudtrain/backends/ssh/": (*SSH, "backends/ssh/test_delivery.py", "nodes/test_ssh.py"),
+    "cloudtrain/backends/slurm/": (
+        *SLURM,
+        f"{RESULTS}[slurm-loop-out]",
+        "backends/slurm/test_login.py",
+        "backends/slurm/test_placement.py",
+    ),
+    "cloudtrain/backends/ssh/": (
+        *SSH,
+        f"{RESULTS}[ssh-loop-out]",
+        "backends/ssh/test_delivery.py",
+        "nodes/test_ssh.py",
+    ),
     "cloudtrain/backends/vertex/": (
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
