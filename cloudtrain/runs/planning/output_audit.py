@@ -95,7 +95,8 @@ def _add(job: Mapping[str, Any], row: Mapping[str, Any]) -> None:
 
 def _output(job: Mapping[str, Any]) -> OutputFiles:
     output = str(job["output"])
-    for backend, options in (job.get("options") or {}).items() if "://" in output else ():
+    of_its_backend = list((job.get("options") or {}).items())[:1]
+    for backend, options in of_its_backend if "://" in output else ():
         if options and (files := registry.backend_class(backend).open_output(output, options)):
             return files
     return opened(output)

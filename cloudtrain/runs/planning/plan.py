@@ -137,7 +137,9 @@ class Planner:
         ]
         if problems:
             raise BadJob(found.located(problems))
-        ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
+        own = {resolution.backend: options}  # the first one; the others are for a move to their platforms
+        others = {name: given for name, given in found.options.items() if name not in own}
+        ready = found.model_copy(update={"options": own | others, "target": resolution.target})
         return Resolved(
             ready, resolution.target, resolution.backend, governed, resolution.target_prices, resolution.document.notes
         )

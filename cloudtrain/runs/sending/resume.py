@@ -35,6 +35,7 @@ CHANGES = (
     "limits", "resources", "num_nodes", "min_nodes", "processes_per_node", "parallelism", "options", "image", "env",
     "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env",
 )  # fmt: skip
+_PRICE = ("usd_per_hour", "priced_as")  # of a machine, in `resources`
 LIVE = "cancel it on the machine that submitted it; a run without output for an hour is LOST and can be resumed here"
 
 
@@ -160,7 +161,7 @@ def plan_next(
         and registry.traits(plan.backend).packs != registry.traits(newest.backend).packs
     ):
         notes.append(f"files that `keep` names are not copied to {resolved.target}; only checkpoints are")
-    return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
+    return plan, bundle, [*notes, *_left_out(earlier, plan), *_alone(newest, plan), *_layout(newest, plan)]
 
 
 def describe_start(store: Store, plan: Plan) -> str:
@@ -184,30 +185,42 @@ def describe_start(store: Store, plan: Plan) -> str:
 
 
 def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the newest attempt's job as it can be resolved for a target, and what of it does not go along.
+    """Return the job as it can be resolved for a target, and what of it does not go along.
 
+    Where the run was before, its options, image and machines are those of that attempt. Elsewhere they are those of the
+    first attempt, without what is of its own platform: attempts in between have left out what their platforms lack.
     The options of an attempt that was submitted elsewhere are those of another machine's target.
     """
-    newest, notes = earlier[-1].plan, []
+    notes: list[str] = []
     own = [attempt.plan for attempt in earlier if not (attempt.handle or "").startswith(ATTACHED)]
     same = next((plan for plan in reversed(own) if plan.target == target), None)
-    data["options"] = dict(same.job.get("options") or {}) if same else {}
-    if same is None:
-        backend = resolve(Job.from_dict(data | {"options": {}}), target=target, backends=registry.Names()).backend
-        kind = registry.backend_class(backend)
-        resources = dict(data.get("resources") or {})
-        if resources.get("instance_type") and (
-            Feature.INSTANCE_TYPES not in kind.features or backend != newest.backend
-        ):
-            notes.append(
-                f"{resources.pop('instance_type')} is a machine type of {newest.target}: it is ignored on {target}"
-            )
-        if data.get("image") and Feature.IMAGES not in kind.features:
-            notes.append(f"target {target} uses no containers: the image {data.pop('image')} is ignored there")
-        for name in ("usd_per_hour", "priced_as"):  # of the other target's machines
-            resources.pop(name, None)
-        data["resources"] = resources
+    if same:
+        written = (same.price or {}).get("source") == "resources.usd_per_hour"  # else it is the target's
+        resources = {name: value for name, value in same.job["resources"].items() if written or name not in _PRICE}
+        return data | {"options": same.job["options"], "image": same.job.get("image"), "resources": resources}, notes
+    first = own[0] if own else earlier[-1].plan
+    job = first.job if own else data
+    options = {name: value for name, value in (job.get("options") or {}).items() if own and name != first.backend}
+    data |= {"image": job.get("image"), "resources": dict(job.get("resources") or {}), "options": options}
+    backend = resolve(Job.from_dict(data | {"options": {}}), target=target, backends=registry.Names()).backend
+    kind, resources = registry.backend_class(backend), data["resources"]
+    if resources.get("instance_type") and (Feature.INSTANCE_TYPES not in kind.features or backend != first.backend):
+        notes.append(f"{resources.pop('instance_type')} is a machine type of {first.target}: it is ignored on {target}")
+    if data.get("image") and Feature.IMAGES not in kind.features:
+        notes.append(f"target {target} uses no containers: the image {data.pop('image')} is ignored there")
+    for name in _PRICE:  # of the other target's machines
+        resources.pop(name, None)
     return data, notes
+
+
+def _left_out(earlier: Sequence[AttemptRecord], plan: Plan) -> list[str]:
+    """Return which options of another target of the same platform an attempt does not have."""
+    newest = earlier[-1].plan
+    if newest.backend != plan.backend or newest.target == plan.target:
+        return []
+    old, new = ((each.job.get("options") or {}).get(each.backend) or {} for each in (newest, plan))
+    left = ", ".join(f"options.{plan.backend}.{name}" for name in old if name not in new)
+    return [f"{left} of {newest.target} are not used on {plan.target}"] if left else []
 
 
 def _alone(old: Plan, new: Plan) -> list[str]:
