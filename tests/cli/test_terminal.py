@@ -52,9 +52,12 @@ def test_clean_leaves_nothing_that_a_terminal_obeys(text):
     assert clean(left) == left
 
 
+SHOWN_AS_ESCAPES = "[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]"
+
+
 @given(st.text())
 def test_clean_keeps_what_is_harmless(text):
-    if not set(text) & {*OBEYED, "\u2028", "\u2029"}:
+    if not set(text) & {*OBEYED, "\u2028", "\u2029"} and not re.search(SHOWN_AS_ESCAPES, text):
         assert clean(text) == text
 
 
@@ -154,3 +157,8 @@ def test_json_on_a_terminal(monkeypatch, capsys, colour):
     shown = capsys.readouterr().out
     assert ("\x1b[36m" in shown) == colour and "\x9b" not in shown
     assert json.loads(re.sub(r"\x1b\[\d+m", "", shown)) == told
+
+
+def test_direction_marks_and_zero_width_characters_are_shown_as_escapes():
+    assert clean("a\u202eb\u200bc\ufeff\u2066d") == "a\\u202eb\\u200bc\\ufeff\\u2066d"
+    assert clean("né\t日本") == "né\t日本"
