@@ -56,8 +56,7 @@ class Submission:
             if lease := control.read("lease"):
                 return str(lease["dseq"])
             s3.upload_once(self._aws, bundle.path, bucket, key)
-            found = self.deployment(plan.attempt_id)
-        dseq, manifest = found or self._create(plan, control, bucket, key)
+        dseq, manifest = self.deployment(plan.attempt_id) or self._create(plan, control, bucket, key)
         return self._accept_bid(plan, control, dseq, manifest)
 
     def deployment(self, attempt_id: str) -> tuple[str, str] | None:

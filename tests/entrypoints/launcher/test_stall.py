@@ -192,8 +192,8 @@ def test_gpus_are_idle_while_none_is_used_and_it_is_reported_once():
     assert not report(1820, 0, 0), "once"
     clock.sleep(1e6)
     assert usage.gpus_idle_s == 1810, "where nothing is reported nothing is known"
-    assert not report(2000, 5, 0) and usage.gpus_idle_s == 0
-    assert report(4000, 0, 0), "again after it was used"
+    assert not report(1_010_000, 5, 0) and usage.gpus_idle_s == 0
+    assert report(1_012_000, 0, 0), "again after it was used"
 
 
 def test_an_attempt_whose_gpu_is_never_used_ends(tmp_path):
