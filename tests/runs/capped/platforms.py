@@ -96,7 +96,10 @@ class SageMaker(Platform):
         patch.setattr(training_job.TrainingJob, "_upload", lambda _: None)
         self.backend = SagemakerBackend(self.options, folder, clock)
         self.backend.aws = SimpleNamespace(
-            region="us-east-1", clock=clock, call=lambda _, operation, **values: getattr(self, operation)(**values)
+            region="us-east-1",
+            clock=clock,
+            call=lambda _, operation, **values: getattr(self, operation)(**values),
+            check_credentials=lambda: None,
         )
         self.backend._jobs = DescribedJobs(self.backend.aws)
         for name, result in (("_check_account", None), ("_check_account_is", None), ("images", {})):
