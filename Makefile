@@ -22,9 +22,9 @@ setup: $(STAMP) ## virtual environment with the pinned dependencies
 $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cloudtrain needs Python 3.11 or newer; set PYTHON, for example to python3.12")'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) hatchling editables setuptools
 	@test "$$(uname)" != Linux || command -v nvidia-smi >/dev/null || \
 	  $(PIP) --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null || true
-	$(PIP) hatchling editables setuptools
 	$(PIP) --no-build-isolation -e '.[train]'
 	@touch $@
 
