@@ -65,7 +65,7 @@ class Backend(ABC):
         poll_s: seconds between two calls of `status`.
         follow_s: seconds between two reads of a followed log. The watcher then reads for all and keeps a copy. With 0 the
             log is a file on this machine, which is not copied. With None every reader calls `logs(follow=True)` itself.
-        logs_per_s: so many nodes' logs of a group are read a second where nobody follows them.
+        logs_per_s: so many nodes' logs of a group are read a second while no reader follows them.
         group: attempts whose backends have the same group (account, region, project, cluster, namespace, host) may be asked
             in one call of `statuses`. It comes from the options alone, so who has several credentials keeps these apart as
             well. "": each is asked by `status`.

@@ -91,7 +91,7 @@ class LazyGroup(click.Group):
         if args and args[0] in RENAMED:
             new = RENAMED[args[0]]
             click.echo(
-                f"cloudtrain {args[0]} is now `cloudtrain {' '.join(new)}`; the old name goes in the next release",
+                f"cloudtrain {args[0]} is now `cloudtrain {' '.join(new)}`; the old name is removed in the next release",
                 err=True,
             )
             args = [*new, *args[1:]]

@@ -45,7 +45,7 @@ def create(path: str, text: str) -> bool:
 def numbers(names: Iterable[str], ending: str = ".json") -> list[int]:
     """Return the numbers of the claims among names."""
     stems = (name[: len(name) - len(ending)] for name in names if name.endswith(ending))
-    return [int(stem) for stem in stems if stem.isdigit()]
+    return [int(stem) for stem in stems if stem.isdecimal()]
 
 
 def newest(checkpoints: str) -> int:

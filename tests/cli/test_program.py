@@ -108,7 +108,10 @@ def test_help_describes_24_commands_and_names_the_rare_ones(cli, words):
 def test_an_old_name_works_and_says_the_new_one(cli, old, new):
     shown = cli(old, "--help")
     assert shown.code == 0 and f"Usage: cloudtrain {new[0]}" in shown.out
-    assert shown.err == f"cloudtrain {old} is now `cloudtrain {' '.join(new)}`; the old name goes in the next release\n"
+    assert (
+        shown.err
+        == f"cloudtrain {old} is now `cloudtrain {' '.join(new)}`; the old name is removed in the next release\n"
+    )
 
 
 def test_every_reading_command_takes_json():

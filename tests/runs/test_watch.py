@@ -110,7 +110,7 @@ def test_a_killed_watcher_leaves_the_rest_of_a_log_to_the_next(submitter, job, m
         Watcher(run.store, run.run_id, lease=lease).look()
     assert run.record.status.state is State.SUCCEEDED and len(run.store.metrics(run.run_id)) < 7000 and told == []
     MemoryBackend.finish(newest(run), State.LOST, None)  # what the platform says meanwhile counts no more
-    assert len(run.metrics("loss")) == 7000, "a reader reads the rest where nobody watches"
+    assert len(run.metrics("loss")) == 7000, "a reader reads the rest without a watcher"
     assert run.state is State.SUCCEEDED and len(run.attempts) == 1 and told == [("a1", "end")]
 
 

@@ -192,7 +192,7 @@ class Mailbox:
 
 
 def call(path: str, message: Message, timeout_s: float = WAIT_S) -> Message | None:
-    """Send a message to a watcher and return its answer; None where nobody answers. Blocking."""
+    """Send a message to a watcher and return its answer; None without an answer. Blocking."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError, ValueError):
         connection.settimeout(timeout_s)
         with _short(Path(path)) as address:

@@ -156,7 +156,7 @@ def _carried(base: Plan, old: Plan, saved: bool) -> Plan:
 def why_withdrawn(store: Store, attempt: AttemptRecord, status: Status) -> str:
     """Return why a request for machines is to be withdrawn for the next candidate; "" where it may go on.
 
-    The decision is stored as the event `capacity` of an attempt that has not ended: who watches next goes on with it.
+    The decision is stored as the event `capacity` of an attempt that has not ended: the next watcher continues with it.
     """
     if not has_candidates(attempt.plan):
         return ""

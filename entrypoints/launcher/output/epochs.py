@@ -45,4 +45,4 @@ def newest_on_sagemaker(store: Store) -> int:
     if scheme(store.uri) != "s3":
         return 0
     attempts = (name.partition("/")[0].rpartition("-a")[2] for name in store.list(HISTORY))
-    return max((int(number) for number in attempts if number.isdigit()), default=0)
+    return max((int(number) for number in attempts if number.isdecimal()), default=0)

@@ -134,4 +134,4 @@ def _machine() -> str:
 
 def _is_dead(process: str) -> bool:
     pid, _, started = process.partition(" ")
-    return processes.HAS_PROC and pid.isdigit() and str(processes.start_ticks(int(pid))) != started
+    return processes.HAS_PROC and pid.isdecimal() and str(processes.start_ticks(int(pid))) != started

@@ -66,3 +66,8 @@ def test_records_that_cannot_be_read_still_take_their_number(tmp_path: Path):
 )
 def test_the_history(starts: list[int], origins: dict, limits: dict):
     assert fence.history(starts, origins) == limits
+
+
+def test_a_name_whose_digits_are_no_number_is_passed_over():
+    """Others write into a shared folder of checkpoints, and int() refuses some digits."""
+    assert fence.numbers(["00000002.json", "².json", "x.json"]) == [2]
