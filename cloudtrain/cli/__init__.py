@@ -21,7 +21,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "init": "Write a job file for a script, or for the shared trainer.",
         "plan": "Print what would be submitted, and submit nothing.",
         "fit": "Show on which GPUs a training fits, and how to use less memory.",
-        "package": "Show how much of a source would be packaged, or which files.",
         "doctor": "Check this machine and a target for problems.",
         "image": "Build and push the image of the shared trainer.",
         "permissions": "Print the least permissions that a target needs.",
@@ -35,7 +34,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "sweep": "Run a job many times with different hyperparameters.",
         "cancel": "Cancel runs, and stop all their processes, containers and pods.",
         "rm": "Delete runs here, on hosts and platforms; not files in buckets.",
-        "prune": "Delete old runs with their files, or packaged sources.",
     },
     "Inspect runs": {
         "ls": "List runs, the newest first.",
@@ -61,8 +59,13 @@ SECTIONS: dict[str, dict[str, str]] = {
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 # not listed in `cloudtrain --help`, which names them in one line
-RARE = ("package", "doctor", "image", "permissions", "prices", "costs", "audit", "prune", "attach", "mark")
-RENAMED = {"watch": ("wait", "--foreground"), "schema": ("init", "--schema")}  # one release long
+RARE = ("doctor", "image", "permissions", "prices", "costs", "audit", "attach", "mark")
+RENAMED = {  # one release long
+    "watch": ("wait", "--foreground"),
+    "schema": ("init", "--schema"),
+    "package": ("plan", "--files"),
+    "prune": ("rm", "--ended"),
+}
 ELSEWHERE = {  # what other tools call it
     "status": "show", "ps": "ls", "list": "ls", "stop": "cancel", "kill": "cancel", "launch": "submit", "run": "submit",
     "queue": "ls", "describe": "show", "download": "fetch", "start": "submit", "apply": "submit",

@@ -36,7 +36,8 @@ def command(
     """Set the title, note, tags or star of runs, or archive them.
 
     Without options it prints their title, note and tags. `cloudtrain ls is:archived` lists archived runs. `cloudtrain
-    prune` keeps runs with a star. `cloudtrain prune --older 30d` without a filter deletes archived runs too.
+    rm --ended` and `rm --older` keep runs with a star. `cloudtrain rm --older 30d` without a filter deletes archived
+    runs too.
 
     \b
     cloudtrain mark tiny-lm-261125 --tag baseline --star

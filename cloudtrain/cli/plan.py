@@ -1,18 +1,24 @@
-"""cloudtrain plan: show what a submit would send (dry run)."""
+"""cloudtrain plan: show what a submit would send (dry run), or which files."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.cli.view.jobs import JobInput, parse_job_words
+from cloudtrain.cli.view.jobs import JOB_FILES, JobInput, parse_job_words
 from cloudtrain.cli.view.summary import print_manifest, print_plan
+from cloudtrain.errors import BadRequest, BadSource
+from cloudtrain.job.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from cloudtrain.source.files import File
 
 
 @options.command()
@@ -31,6 +37,14 @@ from cloudtrain.cli.view.summary import print_manifest, print_plan
     is_flag=True,
     help="Print manifests for `kubectl apply --server-side -f -` (Kubernetes), or the SDL (Akash).",
 )
+@click.option(
+    "--files",
+    "--list",
+    "list_files",
+    is_flag=True,
+    help="List only the files that would be packaged, with sizes. JOB may be a folder.",
+)
+@click.option("--why", metavar="FILE", help="Print only why this file is packaged, or why it is not.")
 def command(
     words: options.JobWords,
     target: str | None,
@@ -40,6 +54,8 @@ def command(
     force: bool,
     verbose: bool,
     manifests: bool,
+    list_files: bool,
+    why: str | None,
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
@@ -50,6 +66,10 @@ def command(
     submit sends the package that this command stored; files that you change later are not in it. Where that package
     was deleted, submit packages the folder again and refuses a changed source (exit code 2).
 
+    In a git repository, all files are packaged that git does not ignore, new files too; elsewhere all files that no
+    .gitignore excludes. Files that .cloudtrainignore excludes never are. Credentials, Git-LFS pointers and files that
+    are too large are refused, unless the job file allows them by allow_secrets, allow_pointers or allow_large.
+
     The exit code is 2 when the job, source or target is wrong, or a policy refuses the job. It is 2 too when a job
     of the shared trainer does not fit on its GPUs. It is 0 when only this machine lacks what the job needs, such as
     a GPU for the target local: plan then prints that submit would refuse the job here.
@@ -58,7 +78,11 @@ def command(
     cloudtrain plan                      the job.yaml here
     cloudtrain plan job.yaml -t prod -o plan.json
     cloudtrain plan train.py --json -- --lr 1e-4
+    cloudtrain plan --files
+    cloudtrain plan src --why data/big.bin
     """
+    if list_files or why is not None:
+        return _print_files(words, why, as_json)
     plan, files = _make_plan(parse_job_words(words), target, key, force)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
@@ -81,6 +105,73 @@ def command(
             print_manifest(plan)
         _print_request(plan.request, verbose)
     return 0
+
+
+# -- the files --------------------------------------------------------------------------------------------------------
+
+
+def _print_files(words: options.JobWords, why: str | None, as_json: bool) -> int:
+    """Print the files of a source, or why one of them is packaged or not; returns the exit code."""
+    from cloudtrain.job import homes, targets
+    from cloudtrain.source import bundle as source
+
+    folder, trainer, allowed = _resolve_source(words)
+    if why is not None:
+        explanation = source.why(folder, why, **allowed)
+        if as_json:
+            terminal.print_json({"path": why, "why": explanation})
+        else:
+            terminal.print_lines(explanation)
+        return 0
+    try:
+        with suppress(OSError):  # Bundle.make says what is wrong
+            homes.make_home(targets.home())
+        bundle = source.Bundle.make(folder, targets.home() / "bundles", trainer=trainer, **allowed)
+    except BadSource:
+        if not as_json:  # the whole list helps to fix what was refused
+            _print_list(source.list_files(folder))
+        raise
+    if as_json:
+        listed = [{"path": file.path, "size": file.size} for file in bundle.files]
+        terminal.print_json({**bundle.to_dict(), "source": bundle.source, "files": listed})
+        return 0
+    _print_list(bundle.files)
+    size = format_size(sum(file.size for file in bundle.files))
+    packed = f"{format_count(len(bundle.files), 'file')}, {size}, {format_size(bundle.size_bytes)} packed"
+    terminal.print_lines(f"{bundle.source}  {packed}")
+    commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
+    terminal.print_pairs([("sha256", bundle.sha256), ("commit", commit or ""), ("archive", str(bundle.path))])
+    return 0
+
+
+def _print_list(files: Sequence[File]) -> None:
+    for file in files:
+        terminal.print_lines(f"{file.size:>12,}  {file.path}")
+
+
+def _resolve_source(words: options.JobWords) -> tuple[Path, bool, dict[str, list[str]]]:
+    """Return the source folder, whether the shared trainer goes along, and the exceptions that the job allows.
+
+    Raises BadRequest where there is no folder.
+    """
+    path = Path(words.job or ".")
+    if path.is_dir() and (words.job or not any(Path(name).is_file() for name in JOB_FILES)):
+        return path, False, {}
+    if words.job and not path.suffix and not path.exists():
+        raise BadRequest(f"there is no file or folder {path}", "give a folder, a job file or a script")
+    job_input = parse_job_words(words)
+    if isinstance(job_input, Plan):
+        raise BadRequest("the files of a plan are packaged already", "give a folder or a job file")
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
+
+    job = targets.resolve(job_input.job, job_input.sets, backends=registry.names()).job
+    if "://" in job.source:
+        raise BadRequest(f"the source is not a folder: {job.source}", "run cloudtrain plan to see its commit and files")
+    return Path(job.source), job.runs_trainer, job.exceptions
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def describe_refusal(plan: Plan) -> str:

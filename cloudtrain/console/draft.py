@@ -35,7 +35,7 @@ _SOURCE_KEYS = ("source", "entrypoint", "environment", "allow_secrets", "allow_l
 
 @dataclass(frozen=True)
 class Listing:
-    """The files that a source would send, as `cloudtrain package --list` shows them."""
+    """The files that a source would send, as `cloudtrain plan --files` shows them."""
 
     root: str
     files: Sequence[File]

@@ -307,30 +307,29 @@ def test_the_shared_trainer_knows_what_init_writes(cli, tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-c", script, *argv[1:]], check=True, cwd=entrypoints)
 
 
-# -- package ----------------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_package_list_json(cli, project):
     (project / "data").mkdir()
     (project / "data" / "x.txt").write_text("four")
-    data = cli("package", "--list", "--json").json
-    assert list(data) == ["sha256", "files"]
+    data = cli("plan", "--files", "--json").json
     assert {"path": "data/x.txt", "size": 4} in data["files"]
     assert data["sha256"] == cli("plan", "train.py", "--json").json["bundle"]["sha256"]
-    assert cli("package", ".", "--json").json["files"] == 2
+    assert len(cli("plan", ".", "--files", "--json").json["files"]) == 2
 
 
 def test_package_for_people(cli, project):
-    shown = cli("package", "--list")
+    shown = cli("plan", "--files")
     assert "train.py" in shown.out and "1 files" not in shown.out and "sha256" in shown.out
 
 
 def test_package_says_why(cli, project):
     (project / ".cloudtrainignore").write_text("*.bin\n")
     (project / "big.bin").write_text("x")
-    out = cli("package", "--why", "big.bin").out
+    out = cli("plan", "--why", "big.bin").out
     assert "big.bin" in out and ".cloudtrainignore" in out
-    assert cli("package", "--why", "train.py", "--json").json["path"] == "train.py"
+    assert cli("plan", "--why", "train.py", "--json").json["path"] == "train.py"
 
 
 def test_package_of_a_job_is_its_source(cli, project, tmp_path):
@@ -338,7 +337,7 @@ def test_package_of_a_job_is_its_source(cli, project, tmp_path):
     (project / "src" / "train.py").write_text("print(1)\n")
     (project / "job.yaml").write_text("source: src\nentrypoint: train.py\n")
     for words in ([], ["job.yaml"], ["src"]):
-        assert [file["path"] for file in cli("package", *words, "--list", "--json").json["files"]] == ["train.py"]
+        assert [file["path"] for file in cli("plan", *words, "--files", "--json").json["files"]] == ["train.py"]
 
 
 TOKEN = "hf_" + "aB3" * 12
@@ -348,17 +347,17 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}
 def test_package_refuses_credentials_in_one_screen_and_the_list_is_still_shown(cli, project):
     (project / "conf.py").write_text(f"\ntoken = '{TOKEN}'\n")
     (project / "model.bin").write_text(POINTER)
-    for words in (["package"], ["plan", "train.py"], ["submit", "train.py"], ["package", "--list"]):
+    for words in (["plan", "train.py"], ["submit", "train.py"], ["plan", "--files"]):
         shown = cli(*words)
         assert shown.code == 2
         assert "credentials in 1 file:\n  conf.py:2  Hugging Face token" in shown.err
         assert "Git-LFS pointers instead of the files in 1 file:\n  model.bin:1" in shown.err
         assert "allow_secrets:" in shown.err and "git lfs pull" in shown.err
         assert TOKEN not in shown.out + shown.err
-        assert ("       " in shown.out and "model.bin" in shown.out) is ("--list" in words)
-    assert "conf.py:2" in cli("package", "--list", "--json").json["error"]
-    assert "refused: line 2: Hugging Face token" in cli("package", "--why", "conf.py").out
-    assert "refused: it is a Git-LFS pointer" in cli("package", "--why", "model.bin").out
+        assert ("       " in shown.out and "model.bin" in shown.out) is ("--files" in words)
+    assert "conf.py:2" in cli("plan", "--files", "--json").json["error"]
+    assert "refused: line 2: Hugging Face token" in cli("plan", "--why", "conf.py").out
+    assert "refused: it is a Git-LFS pointer" in cli("plan", "--why", "model.bin").out
 
 
 def test_what_the_job_allows_is_packaged(cli, project):
@@ -366,8 +365,8 @@ def test_what_the_job_allows_is_packaged(cli, project):
     (project / "model.bin").write_text(POINTER)
     text = "entrypoint: train.py\nallow_secrets: [conf.py]\nallow_pointers: ['*.bin']\n"
     (project / "job.yaml").write_text(text)
-    assert cli("package", "--list").code == 0
-    assert "refused" not in cli("package", "--why", "conf.py").out
+    assert cli("plan", "--files").code == 0
+    assert "refused" not in cli("plan", "--why", "conf.py").out
     plan = cli("plan", "--json").json
     assert plan["job"]["allow_secrets"] == ["conf.py"] and plan["job"]["allow_pointers"] == ["*.bin"]
     assert cli("plan", "--set", "allow_secrets=[nothing]").code == 2
@@ -420,7 +419,7 @@ def test_a_large_file_is_named_with_its_size_and_allowed_by_a_setting(cli, proje
     (project / "weights.bin").write_bytes(b"\0" * 2_500_000)
     shown = cli("plan", "train.py")
     assert shown.code == 2 and "1 file over 2 MB:\n     2.5 MB  weights.bin" in shown.err
-    assert "it has 2.5 MB, and 2 MB are the most" in cli("package", "--why", "weights.bin").out
+    assert "it has 2.5 MB, and 2 MB are the most" in cli("plan", "--why", "weights.bin").out
     assert cli("plan", "train.py", "--set", "allow_large=[weights.bin]").code == 0
 
 

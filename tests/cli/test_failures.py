@@ -261,7 +261,7 @@ BAD = [
     (["doctor", "nowhere"], "nowhere", "local"),
     (["init", "nowhere.py"], "there is no script nowhere.py", ""),
     (["init", "-o", "nowhere/job.yaml"], "there is no folder nowhere", ""),
-    (["package", "nowhere"], "there is no file or folder nowhere", "give a folder"),
+    (["plan", "nowhere", "--files"], "there is no file or folder nowhere", "give a folder"),
     (["init", "--schema", "-o", "nowhere/x.json"], "nowhere/x.json", ""),
 ]
 
@@ -332,7 +332,7 @@ def test_a_closed_output_is_no_error(project):
 
 
 @pytest.mark.parametrize("moment", ["no time", "2026-11-20T00:00:00", ""])
-@pytest.mark.parametrize("words", [("ls",), ("prune", "--older", "30d", "--dry-run"), ("costs",)])
+@pytest.mark.parametrize("words", [("ls",), ("rm", "--older", "30d", "--dry-run"), ("costs",)])
 def test_one_run_with_a_damaged_time_does_not_hide_the_others(cli, home, words, moment):
     store = Store(home)
     for run_id in ("bad-261120-101500-ab3d", "good-261120-101501-ab3d"):

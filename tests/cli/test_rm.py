@@ -1,4 +1,4 @@
-"""`rm` and `prune`: what they print, refuse and delete; a deleted run stays deleted after a repair."""
+"""`rm`: what they print, refuse and delete; a deleted run stays deleted after a repair."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_sizes_are_shown_and_nothing_is_deleted_without_a_yes(store: Store, cli)
     assert (shown.code, rows(store, OLD) > 0) == (0, True)
     assert f"5 MB  {store.home / 'runs' / OLD}" in shown.out and shown.out.endswith("\n1 run, 5 MB\n")
     assert cli("rm", OLD, NEW, "--dry-run").out.endswith("\n2 runs, 10 MB\n")
-    assert cli("prune", "--older", "30d", "--dry-run").out.endswith("\n1 run, 5 MB\n")
+    assert cli("rm", "--older", "30d", "--dry-run").out.endswith("\n1 run, 5 MB\n")
     refused = cli("rm", OLD)
     assert refused.code == 2 and "1 run, 5 MB: nothing was deleted" in refused.err and "--yes" in refused.err
     assert (store.home / "runs" / OLD / "model" / "weights").exists()
@@ -58,15 +58,15 @@ def test_a_host_that_cannot_be_reached_has_the_advice_to_delete_here(store: Stor
         raise Unreachable("root@10.0.0.5 cannot be reached: Connection refused")
 
     monkeypatch.setattr(remove, "find_remains", unreachable)
-    shown = cli("prune", "--older", "30d", "--dry-run")
+    shown = cli("rm", "--older", "30d", "--dry-run")
     assert shown.code == 5 and "cannot be reached" in shown.err and "--here deletes only what is on this" in shown.err
 
 
 def test_minutes_are_named_because_m_could_be_months(store: Store, cli):
-    shown = cli("prune", "--older", "1m", "--dry-run")
+    shown = cli("rm", "--older", "1m", "--dry-run")
     assert shown.code == 0 and "--older 1m is 1 minute; a month is no unit: write 30d" in shown.err
-    assert "minute" not in cli("prune", "--older", "30d", "--dry-run").err
-    refused = cli("prune", "--older", "1mo", "--dry-run")
+    assert "minute" not in cli("rm", "--older", "30d", "--dry-run").err
+    refused = cli("rm", "--older", "1mo", "--dry-run")
     assert refused.code == 2 and "a month is no unit: write 30d" in refused.err
 
 
@@ -102,13 +102,13 @@ def test_a_live_run_is_refused_and_the_others_go(store: Store, cli, monkeypatch:
 
 
 def test_prune_takes_what_ended_longer_ago_and_no_live_run(store: Store, cli):
-    shown = cli("prune", "--older", "30d", "--dry-run", "--json")
+    shown = cli("rm", "--older", "30d", "--dry-run", "--json")
     assert [(row["run_id"], row["deleted"]) for row in shown.rows] == [(OLD, False)] and rows(store, OLD) > 0
-    pruned = cli("prune", "--older", "30d", "--yes", "--json")
+    pruned = cli("rm", "--older", "30d", "--yes", "--json")
     assert ([row["run_id"] for row in pruned.rows], pruned.code, pruned.err) == ([OLD], 0, "")
     assert (rows(store, OLD), rows(store, NEW) > 0, rows(store, LIVE) > 0) == (0, True, True)
-    assert "no run ended" in cli("prune", "--older", "30d", "--yes").out
-    assert cli("prune", "--older", "soon").code == 2
+    assert "no run ended" in cli("rm", "--older", "30d", "--yes").out
+    assert cli("rm", "--older", "soon").code == 2
 
 
 def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, store: Store, cli):
@@ -125,23 +125,25 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, store: Store, cli):
 
 def test_prune_keeps_a_star_what_is_excepted_and_takes_a_filter(store: Store, cli):
     marks.write(store, OLD, star=True)
-    kept = cli("prune", "--older", "30d", "--yes", "--json")
+    kept = cli("rm", "--older", "30d", "--yes", "--json")
     assert (kept.code, kept.rows, rows(store, OLD) > 0) == (0, [], True)
     assert f"1 run with a star ({OLD})" in kept.err and "--include-starred" in kept.err
-    assert cli("prune", "--older", "30d", "--include-starred", "--dry-run", "--json").rows[0]["run_id"] == OLD
+    assert cli("rm", "--older", "30d", "--include-starred", "--dry-run", "--json").rows[0]["run_id"] == OLD
     marks.write(store, OLD, star=False, tag=["x"])
-    assert cli("prune", "--older", "30d", "--except", OLD, "--dry-run", "--json").rows == []
+    assert cli("rm", "--older", "30d", "--except", OLD, "--dry-run", "--json").rows == []
     marks.write(store, LIVE, tag=["x"])
-    assert [row["run_id"] for row in cli("prune", "tag:x", "--dry-run", "--json").rows] == [OLD], "live runs stay"
-    assert cli("prune", "tagg:x", "--yes").code == 2 and cli("prune", "--older", "1s", "--force").code == 2
-    assert "no ended run matches" in cli("prune", "tag:y", "--yes").out
+    assert [row["run_id"] for row in cli("rm", "--ended", "tag:x", "--dry-run", "--json").rows] == [OLD], (
+        "live runs stay"
+    )
+    assert cli("rm", "--ended", "tagg:x", "--yes").code == 2 and cli("rm", "--older", "1s", "--force").code == 2
+    assert "no ended run matches" in cli("rm", "--ended", "tag:y", "--yes").out
 
 
 def test_prune_by_age_takes_archived_runs_and_a_filter_leaves_them(store: Store, cli):
     assert cli("mark", OLD, "--archive").code == 0
-    assert [row["run_id"] for row in cli("prune", "--older", "30d", "--dry-run", "--json").rows] == [OLD]
-    assert OLD not in cli("prune", "state:ended", "--older", "30d", "--dry-run", "--json").out
-    archived = cli("prune", "state:ended", "is:archived", "--dry-run", "--json")
+    assert [row["run_id"] for row in cli("rm", "--older", "30d", "--dry-run", "--json").rows] == [OLD]
+    assert OLD not in cli("rm", "--ended", "state:ended", "--older", "30d", "--dry-run", "--json").out
+    archived = cli("rm", "--ended", "state:ended", "is:archived", "--dry-run", "--json")
     assert [row["run_id"] for row in archived.rows] == [OLD]
 
 

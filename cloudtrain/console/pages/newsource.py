@@ -1,4 +1,4 @@
-"""The step Source of a new job: the files that are packaged, as `cloudtrain package --list` shows them."""
+"""The step Source of a new job: the files that are packaged, as `cloudtrain plan --files` shows them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class SourceStep:
                             with ui.element("td").classes("ct-number"):
                                 ui.label(format_size(file.size))
         if len(listing.files) > MAX_FILES:
-            ui.label(f"and {len(listing.files) - MAX_FILES:,} more: cloudtrain package --list prints all").classes(
+            ui.label(f"and {len(listing.files) - MAX_FILES:,} more: cloudtrain plan --files prints all").classes(
                 "ct-dim ct-small"
             )
 
