@@ -1,25 +1,24 @@
 """The command of every container: fetch the source, run the launcher, report its end, then idle until the lease is closed.
 
-The image needs no cloudtrain: standard library only, Python 3.9 or newer. It must not contain "$(": Kubernetes expands
-it. A container that exits is started again, and the lease is billed all the same. So the command idles after the end, and
-a container that finds the mark of an earlier start reports that it was restarted instead of training again.
+A container that exits is started again, and the lease is billed all the same. So the command idles after the end, and a
+container that finds the mark of an earlier start reports that it was restarted instead of training again.
 """
 
 from __future__ import annotations
 
+from cloudtrain.backends.fetch_program import FETCH
+
 URLS = "CLOUDTRAIN_AKASH_URLS"  # JSON: presigned URLs of `source`, `given`, `began` (GET and PUT) and `end`
-DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # of the uncompressed tar
 INLINE = "CLOUDTRAIN_AKASH_SOURCE_"  # and a number: the source in base64, of an SDL that is sent by hand
 GIVEN = "CLOUDTRAIN_AKASH_SECRETS"  # of such an SDL: names of variables that hold secrets, by commas
 
-COMMAND = r"""
-import base64, gzip, hashlib, io, json, os, shutil, signal, socket, subprocess, sys, tarfile, tempfile, threading, time
-import urllib.error, urllib.request
-E = dict(os.environ)
+COMMAND = (
+    FETCH
+    + r"""import signal, socket, subprocess, threading
 urls = json.loads(E.pop("CLOUDTRAIN_AKASH_URLS", "") or "{}")
 names = [name for name in E.pop("CLOUDTRAIN_AKASH_SECRETS", "").split(",") if name]
 by_hand = {"env:" + name: E.pop(name) for name in names if name in E}
-into = os.path.join(tempfile.gettempdir(), "cloudtrain", E["CLOUDTRAIN_ATTEMPT_ID"])
+into = os.path.join(tempfile.gettempdir(), "cloudtrain", E["CLOUDTRAIN_ATTEMPT_ID"], "source")
 stopped, child, tail = [], [], bytearray()
 def stop(number, frame):
     stopped.append(number)
@@ -59,12 +58,9 @@ def refuse(why):
     print(why, flush=True)
     report(78, why, "refused")
     idle()
-def source():
-    pieces, number = [], 0
-    while "CLOUDTRAIN_AKASH_SOURCE_%d" % number in E:
-        pieces.append(E.pop("CLOUDTRAIN_AKASH_SOURCE_%d" % number))
-        number += 1
-    return base64.b64decode("".join(pieces)) if pieces else ask("source")
+pieces = []
+while "CLOUDTRAIN_AKASH_SOURCE_%d" % len(pieces) in E:
+    pieces.append(E.pop("CLOUDTRAIN_AKASH_SOURCE_%d" % len(pieces)))
 try:
     seen = ask("seen") if "seen" in urls else None
     if seen:
@@ -74,32 +70,20 @@ try:
     if stopped:
         sys.exit(0)
     ask("began", b"1")
-    packed = source()
     given = json.loads(ask("given") or b"{}") or {"secrets": by_hand}
 except (OSError, ValueError) as error:
     refuse("the job cannot be fetched: %s" % error)
 try:
-    digest = hashlib.sha256()
-    with gzip.open(io.BytesIO(packed)) as tar:
-        for piece in iter(lambda: tar.read(1 << 20), b""):
-            digest.update(piece)
-    if digest.hexdigest() != E["CLOUDTRAIN_SOURCE_SHA256"]:
-        refuse("the source is not what its digest says")
-    shutil.rmtree(os.path.join(into, "source"), ignore_errors=True)
-    os.makedirs(into, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-        tar.extractall(os.path.join(into, "source"))
-except (OSError, EOFError, gzip.zlib.error, tarfile.TarError) as error:
-    refuse("the source cannot be unpacked: %s" % error)
-del packed
+    fetch("data:;base64," + "".join(pieces) if pieces else urls.get("source", ""), into)
+except (OSError, ValueError) as error:
+    refuse("the source cannot be fetched: %s" % error)
 if int(E["CLOUDTRAIN_NUM_NODES"]) > 1:
     own = E.get("CLOUDTRAIN_POD_IP") or socket.gethostbyname(socket.gethostname())
     first = own if E["CLOUDTRAIN_NODE_RANK"] == "0" else E.get("NODE_0_SERVICE_HOST") or "node-0"
     E["CLOUDTRAIN_HOST"], E["CLOUDTRAIN_CONTROL"] = own, first + ":29380"
 E["CLOUDTRAIN_STDIN"] = "1"
 launcher = subprocess.Popen(
-    [sys.executable, ".cloudtrain/launch.py"], cwd=os.path.join(into, "source"), env=E, stdin=subprocess.PIPE,
+    [sys.executable, ".cloudtrain/launch.py"], cwd=into, env=E, stdin=subprocess.PIPE,
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 child.append(launcher)
 if stopped:
@@ -127,3 +111,4 @@ code = launcher.returncode
 report(code if code >= 0 else 128 - code, "")
 idle()
 """
+)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import fetch_program
 from cloudtrain.backends.akash import container, sdl
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BadRequest, Problem
@@ -98,7 +99,7 @@ class Request:
         shared |= {
             "CLOUDTRAIN_NUM_NODES": str(self.manifest.nodes),
             "CLOUDTRAIN_KEEP_LOG": "1",  # the platform's own log has no cursor: it is read from the output
-            container.DIGEST: bundle.sha256,
+            fetch_program.DIGEST: bundle.sha256,
         }
         return [
             {**shared, "CLOUDTRAIN_NODE_RANK": str(node), container.URLS: URLS % node}

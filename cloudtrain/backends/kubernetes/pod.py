@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.kubernetes import init_container, security
+from cloudtrain.backends import fetch_program
+from cloudtrain.backends.kubernetes import security
 from cloudtrain.backends.kubernetes.jobset import child_name
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, INSTANCE_TYPE, UNPACK
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
@@ -140,9 +141,9 @@ class Pod:
     def _unpack_container(self) -> dict[str, Any]:
         """Return the init container that unpacks the source before the launcher starts. It gets no secrets."""
         env = {
-            init_container.SOURCE: self.source or f"{SOURCE}/source.tar.gz",
-            init_container.DIGEST: self.digest,
-            init_container.WORK: WORK,
+            fetch_program.SOURCE: self.source or f"{SOURCE}/source.tar.gz",
+            fetch_program.DIGEST: self.digest,
+            fetch_program.WORK: WORK,
         }
         mounts: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}]
         if self.source is None:
@@ -155,7 +156,7 @@ class Pod:
         return {
             "name": UNPACK,
             "image": self._image,
-            "command": [self._python, "-c", init_container.COMMAND],
+            "command": [self._python, "-c", fetch_program.UNPACK],
             "env": [{"name": name, "value": value} for name, value in env.items()],
             "resources": {kind: values for kind, values in resources.items() if values},
             "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -173,7 +174,7 @@ class Pod:
         return {
             "name": CONTAINER,
             "image": self._image,
-            "command": [self._python, f"{WORK}/{init_container.LAUNCHER}"],
+            "command": [self._python, f"{WORK}/{fetch_program.LAUNCHER}"],
             "env": self._env(),
             "resources": self._resources(),
             "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -4,7 +4,7 @@
     gs://<bucket>/<prefix>/<run>/                checkpoints, outputs and model of the run
 
 One worker pool has the primary replica, a second one all others, as the API requires. Every replica runs the same
-command, which fetches the bundle and execs the launcher (bootstrap.py).
+command, which fetches the bundle and execs the launcher (fetch_program.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import machines
+from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
-from cloudtrain.backends.vertex import bootstrap
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
 from cloudtrain.nodes import paths
@@ -149,7 +148,7 @@ class Request:
             )
         pool["containerSpec"] = {
             "imageUri": image,
-            "command": [options.get("python") or "python3", "-c", bootstrap.FROM_CLOUD_STORAGE],
+            "command": [options.get("python") or "python3", "-c", fetch_program.LAUNCH],
             "env": [{"name": name, "value": value} for name, value in self._environment(bundle).items()],
         }
         return [pool, {**pool, "replicaCount": count - 1}] if count > 1 else [pool]
@@ -161,8 +160,8 @@ class Request:
             self._add_problem("args", error.message, error.hint)
             env = {}
         env |= {
-            bootstrap.SOURCE: f"gs://{self.source['bucket']}/{self.source['object']}",
-            bootstrap.DIGEST: bundle.sha256,
+            fetch_program.SOURCE: f"gs://{self.source['bucket']}/{self.source['object']}",
+            fetch_program.DIGEST: bundle.sha256,
         }
         if self._run_folder:
             env |= {"CLOUDTRAIN_RUN_DIR": self._run_folder, "CLOUDTRAIN_RUN_DIR_SHARED": "1"}

@@ -325,7 +325,7 @@ def test_a_source_that_is_another_one(live: Ground) -> None:
     live.store.put(str(plan.request["source"]["uri"]).removeprefix("s3://bucket/"), other.path.read_bytes())
     status = ended(live, live.backend().submit(plan, bundle))
     assert (status.state, status.exit_code) == (State.FAILED, 78)
-    assert status.reason == "node 0: the source is not what its digest says"
+    assert status.reason == "node 0: the source cannot be fetched: its content is not what its name says"
 
 
 # -- secrets -------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.kubernetes import fetch_pod, init_container, rules
+from cloudtrain.backends import fetch_program
+from cloudtrain.backends.kubernetes import fetch_pod, rules
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.backends.kubernetes.request import MAX_INLINE_BYTES, Request, kubectl_manifests
 from cloudtrain.backends.manifest import Manifest
@@ -118,7 +119,7 @@ def test_golden(case: str):
     text = json.dumps({**found.to_dict(), "notes": found.notes}, indent=2)
     for piece in pieces:
         text = text.replace(piece, "${manifest}")
-    text = text.replace(json.dumps(init_container.COMMAND), '"${podstart}"') + "\n"
+    text = text.replace(json.dumps(fetch_program.UNPACK), '"${podstart}"') + "\n"
     golden = GOLDEN / f"{case}.json"
     if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
@@ -242,7 +243,7 @@ def test_our_variables_survive_every_overlay():
 
 
 def test_kubernetes_would_expand_nothing_in_the_command():
-    assert "$(" not in init_container.COMMAND
+    assert "$(" not in fetch_program.UNPACK
 
 
 # -- the command of the pod -------------------------------------------------------------------------------------------
@@ -264,17 +265,17 @@ def packed(folder: Path, launcher: str) -> tuple[Path, str]:
 def test_the_pod_unpacks_its_source_and_runs_the_launcher(tmp_path: Path, whole: bool):
     path, digest = packed(tmp_path, "import os, sys; print(os.getpid()); sys.exit(41)")
     names = {
-        init_container.SOURCE: path,
-        init_container.DIGEST: digest if whole else "0" * 64,
-        init_container.WORK: tmp_path / "work",
+        fetch_program.SOURCE: path,
+        fetch_program.DIGEST: digest if whole else "0" * 64,
+        fetch_program.WORK: tmp_path / "work",
     }
     env = {"PATH": os.environ["PATH"], **{name: str(value) for name, value in names.items()}}
     first = subprocess.run(
-        [sys.executable, "-c", init_container.COMMAND], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", fetch_program.UNPACK], env=env, capture_output=True, text=True, timeout=120
     )
     if whole:
         assert (first.returncode, first.stdout) == (0, ""), first.stderr
-        launcher = [sys.executable, str(tmp_path / "work" / init_container.LAUNCHER)]
+        launcher = [sys.executable, str(tmp_path / "work" / fetch_program.LAUNCHER)]
         with subprocess.Popen(launcher, env=env, stdout=subprocess.PIPE, text=True) as pod:
             said, _ = pod.communicate(timeout=120)
         assert (pod.returncode, said.split()) == (41, [str(pod.pid)]), "no shell in between: SIGTERM reaches it"

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import machines
+from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.vertex import bootstrap
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle, File
@@ -105,7 +104,7 @@ def test_golden(case: str):
     text = json.dumps({**built.to_dict(), "price": built.price, "notes": built.notes}, indent=2)
     for piece in numbered:
         text = text.replace(piece, "${manifest}")
-    text = text.replace(json.dumps(bootstrap.FROM_CLOUD_STORAGE), '"${bootstrap}"') + "\n"
+    text = text.replace(json.dumps(fetch_program.LAUNCH), '"${bootstrap}"') + "\n"
     golden = GOLDEN / f"{case}.json"
     if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
         golden.write_text(text)
@@ -195,10 +194,10 @@ def test_the_bootstrap_reads_through_the_mount(tmp_path: Path):
         "TMPDIR": str(tmp_path),
         "CLOUDTRAIN_GCS_MOUNT": str(tmp_path / "gcs"),
         "CLOUDTRAIN_ATTEMPT_ID": "run-a1",
-        bootstrap.SOURCE: "gs://bucket/src/x.tar.gz",
-        bootstrap.DIGEST: digest,
+        fetch_program.SOURCE: "gs://bucket/src/x.tar.gz",
+        fetch_program.DIGEST: digest,
     }
-    command = [sys.executable, "-c", bootstrap.FROM_CLOUD_STORAGE]
+    command = [sys.executable, "-c", fetch_program.LAUNCH]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (41, str(tmp_path / "cloudtrain" / "run-a1" / "source")), (
         done.stderr
