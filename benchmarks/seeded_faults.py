@@ -1,10 +1,11 @@
-"""Which of ten seeded faults do the quick tests catch? One fault in each of ten packages, at a place chosen by a seed.
+"""Which of forty seeded faults do the tests catch? At places chosen by a seed, over all packages.
 
-    python benchmarks/seeded_faults.py [--seed N] [--all] [PLACE ...]
+    python benchmarks/seeded_faults.py [--seed N] [--count N] [--tier N] [--work FOLDER] [PLACE ...]
 
 A fault negates the condition of an `if` or `while`, or drops a call whose result nobody uses. It is made in a copy of the
-tree. The tests of `make test` beside that package run until one fails (--all: all of `make test`). That one must pass
-without the fault. A fault that survives is for a person to judge: would a user on one machine have met it?
+tree. One run of the tests up to that tier, with a mark at each fault, says which tests come by. Then each fault is made alone,
+and the tests that came by it run, the lower tiers first, until one fails. That one must pass without the fault. With --work
+the copy stays there, and so does what that run has written. A fault that survives is for a person to judge.
 """
 
 from __future__ import annotations
@@ -18,27 +19,42 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from measure import ROOT, report, table
 
+sys.path.insert(0, str(ROOT))
+from tests.extent import tier_of_name
+
 SEED = 20
-PLACES = {  # a file or folder -> the tests beside it
-    "cloudtrain/job": ("tests/job", "tests/golden", "tests/runs/test_submit.py"),
-    "cloudtrain/source": ("tests/source", "tests/runs/test_submit.py", "tests/test_usage.py"),
-    "cloudtrain/nodes": ("tests/nodes", "tests/backends/local", "tests/cli/test_submit.py", "tests/runs"),
-    "cloudtrain/backends/local": ("tests/backends/local", "tests/cli/test_submit.py", "tests/runs"),
-    "cloudtrain/history": ("tests/history", "tests/runs", "tests/cli"),
-    "cloudtrain/diagnosis": ("tests/diagnosis", "tests/cli"),
-    "cloudtrain/runs/sending/send.py": ("tests/runs",),
-    "cloudtrain/runs/sending/outcomes.py": ("tests/runs",),
-    "cloudtrain/runs/submit.py": ("tests/runs", "tests/cli/test_submit.py"),
-    "cloudtrain/cli": ("tests/cli", "tests/runs"),
-    "entrypoints/launcher": ("tests/entrypoints/launcher", "tests/entrypoints", "tests/backends/local"),
-}
-BOUND_S = 1800.0  # a fault that makes the tests hang is caught, too
+COUNT = 40
+BACKENDS = ("akash", "attached", "kubernetes", "local", "sagemaker", "slurm", "ssh", "vertex")
+FIRST = ("job", "source", "nodes", "history", "diagnosis", "runs", "cli", "console", "backends")
+SECOND = ("forecast", "metrics", "policy", "report", "simulators", "sweeps", "testing", "training")
+PLACES = [  # the second round of faults begins again with the first place
+    *(f"cloudtrain/backends/{name}" for name in BACKENDS),
+    *(f"cloudtrain/{name}" for name in FIRST),
+    *(f"cloudtrain/runs/{name}" for name in ("planning", "sending", "watching", "submit.py")),
+    *(f"cloudtrain/{name}" for name in SECOND),
+    *(f"entrypoints/launcher{name}" for name in ("", "/output", "/prepare", "/world")),
+    *(f"entrypoints/trainer{name}" for name in ("", "/checkpoints", "/data", "/strategies")),
+    *(f"entrypoints/{name}" for name in ("runtime.py", "train.py")),
+]
+BOUND_S = 3600.0  # for the tests of one fault
+MARKS = """
+import os
+_seen = set()
+def mark(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+    if (number, test) not in _seen:
+        _seen.add((number, test))
+        end = os.open({reached!r}, os.O_WRONLY | os.O_APPEND)
+        os.write(end, f"{{number}} {{test}}\\n".encode())
+        os.close(end)
+"""
 
 
 class Fault(NamedTuple):
@@ -75,23 +91,66 @@ def find_faults(file: Path) -> Iterator[Fault]:
         yield Fault(file, part.lineno, f"{what} `{shown[:60]}`", begin, end, text)
 
 
-def choose_fault(place: str, seed: int) -> Fault:
+def choose_fault(place: str, seed: str) -> Fault:
     """Return the fault of a place: each possible one is as likely as any other."""
     path = ROOT / place
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     return random.Random(f"{seed} {place}").choice([fault for file in files for fault in find_faults(file)])
 
 
-def run_tests(tree: Path, tests: tuple[str, ...]) -> str:
-    """Run quick tests of a tree until one fails; return its id, "" where all pass."""
+def tests_that_come_by(faults: Sequence[Fault], work: Path, tier: str) -> dict[int, list[str]]:
+    """Run all tests with a mark at each fault; return the tests by the fault's number, the lower tiers first.
+
+    A process that a test has started writes the test's name too, where it has its environment.
+    """
+    tree, reached = work / "marked", work / "reached.txt"
+    if not reached.exists():
+        copy_tree(tree)
+        reached.touch()
+        reached.chmod(0o666)  # a test runs some code as another user
+        (work / "fault_marks.py").write_text(MARKS.format(reached=str(reached)))
+        for file in {fault.file for fault in faults}:
+            (tree / file.relative_to(ROOT)).write_bytes(
+                marked(file.read_bytes(), [(n, f) for n, f in enumerate(faults) if f.file == file], work)
+            )
+        run_tests(tree, "--tier", tier, "--maxfail=1000000", "tests")
+    found: dict[int, set[str]] = defaultdict(set)
+    for line in reached.read_text().splitlines():
+        number, _, test = line.partition(" ")
+        if test:
+            found[int(number)].add(test)
+    return {number: sorted(tests, key=lambda test: (tier_of(test), test)) for number, tests in found.items()}
+
+
+def marked(source: bytes, faults: Sequence[tuple[int, Fault]], work: Path) -> bytes:
+    """Return a file with a mark at each of its faults."""
+    for number, fault in sorted(faults, key=lambda each: -each[1].begin):
+        piece = source[fault.begin : fault.end]
+        source = source[: fault.begin] + b"(_mark(%d), %s)[1]" % (number, piece) + source[fault.end :]
+    lines = source.splitlines(keepends=True)
+    first = next(
+        node.lineno
+        for node in ast.parse(source).body
+        if not (isinstance(node, ast.Expr) or (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
+    )
+    imports = f"import sys as _sys; _sys.path.append({str(work)!r}); from fault_marks import mark as _mark\n"
+    return b"".join([*lines[: first - 1], imports.encode(), *lines[first - 1 :]])
+
+
+def tier_of(test: str) -> int:
+    return tier_of_name(test.removeprefix("tests/"))
+
+
+def run_tests(tree: Path, *words: str) -> str:
+    """Run tests of a tree until one fails; return its id, "" where all pass."""
     # PYTHONPATH: the tree's own package goes before the one that is installed; commands started by tests inherit it.
     env = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tier", "1", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", *words]
     command.append(f"--basetemp={tree.parent / 'tmp'}")
     try:
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=BOUND_S)
     except subprocess.TimeoutExpired:
-        return "they hang"
+        return f"(not known after {BOUND_S:.0f} s)"
     if done.returncode in (0, 5):
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
@@ -109,32 +168,44 @@ def copy_tree(to: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--all", action="store_true", help="run all of `make test` for each fault")
-    parser.add_argument("places", nargs="*", default=list(PLACES), metavar="PLACE", help=", ".join(PLACES))
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--tier", choices=("0", "1", "2", "3"), default="2", help="tests up to this tier")
+    parser.add_argument("--work", type=Path, help="a folder that keeps which tests come by")
+    parser.add_argument("places", nargs="*", default=PLACES, metavar="PLACE", help=", ".join(PLACES))
     given = parser.parse_args()
-    rows, caught = [], 0
+    faults = []
+    for number in range(given.count):
+        turn, place = divmod(number, len(given.places))
+        faults.append(choose_fault(given.places[place], f"{given.seed} {turn}"))
     with tempfile.TemporaryDirectory(prefix="cloudtrain-faults-") as folder:
-        Path(folder).chmod(0o755)  # a test reads it as another user
-        tree = Path(folder) / "tree"
+        work = (given.work or Path(folder)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        work.chmod(0o755)  # a test reads it as another user
+        tests = tests_that_come_by(faults, work, given.tier)
+        tree = work / "tree"
         copy_tree(tree)
-        for place in given.places:
-            fault = choose_fault(place, given.seed)
+        rows, caught = [], [0, 0, 0, 0]
+        for number, fault in enumerate(faults):
             name = fault.file.relative_to(ROOT)
             source = fault.file.read_bytes()
+            near = [test for test in tests.get(number, []) if tier_of(test) <= int(given.tier)]
             (tree / name).write_bytes(source[: fault.begin] + fault.text + source[fault.end :])
-            failed = run_tests(tree, ("tests",) if given.all else PLACES[place])
+            failed = run_tests(tree, *near) if near else "(no test comes by)"
             (tree / name).write_bytes(source)
-            if "::" in failed and run_tests(tree, (failed,)):
+            if "::" in failed and run_tests(tree, failed):
                 failed = f"(fails without the fault, too: {failed})"
-            caught += bool(failed) and not failed.startswith("(")
+            if failed and not failed.startswith("("):
+                caught[tier_of(failed)] += 1
             rows.append(
                 (f"`{name}:{fault.line}`", fault.what.replace("|", "\\|"), failed.removeprefix("tests/") or "-")
             )
             print(*rows[-1], flush=True)
-    if set(given.places) != set(PLACES):
+    title = f"Seeded faults, seed {given.seed}: {sum(caught)} of {len(rows)} caught"
+    said = [f"by tier {tier}: {count}" for tier, count in enumerate(caught) if count]
+    print(title, *said, sep="\n")
+    if given.places != PLACES:
         return 0
-    body = table(rows, ("place", "fault", "caught by"))
-    return report("seeded_faults", f"Seeded faults, seed {given.seed}: {caught} of {len(rows)} caught", body, [])
+    return report("seeded_faults", title, table(rows, ("place", "fault", "caught by")), [])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -186,6 +187,33 @@ def processes_of(folder: Path) -> list[str]:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             found.append(f"{entry.name}: {command[:200]}")
     return found
+
+
+def run_bounded(
+    command: list[str], home: Path, bound_s: float = 2 * WAIT_S, **options
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; where it hangs, fail with the stacks of it and of every other process of its home."""
+    env = {**options.pop("env", os.environ), "PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, **pipes, **options) as child:
+        try:
+            out, err = child.communicate(timeout=bound_s)
+        except subprocess.TimeoutExpired:
+            for pid in [child.pid, *_pids_of(home)]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+            out, err = child.communicate()
+            wait_for(lambda: not list(_pids_of(home)), "the end of what printed its stacks")
+            logs = [f"--- {path}\n{path.read_text(errors='replace')[-20_000:]}" for path in home.rglob("*.log")]
+            pytest.fail("\n".join([f"{command} hangs", out, err, *logs]))
+    return subprocess.CompletedProcess(command, child.returncode, out, err)
+
+
+def _pids_of(home: Path) -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"CLOUDTRAIN_HOME={home}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
 
 
 def require(program: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from tests.backends.kubernetes.clusters import Ground, ground
 from tests.backends.sagemaker.test_local_docker import docker  # noqa: F401 - a fixture
 from tests.backends.vertex.test_local import shared_home  # noqa: F401 - a fixture
-from tests.conftest import WAIT_S, wait_for
+from tests.conftest import run_bounded, wait_for
 
 PAGE = (Path(__file__).parents[1] / "docs" / "scripts.md").read_text()
 SECRET = "a-key-of-nobody"
@@ -135,13 +134,11 @@ def brought_home(title: str, project: Path, *target: str, home: Path | None = No
         (project / "job.yaml").write_text(case.job.replace("s3://bucket/texts", str(project.parent / "texts")))
     program, verb, *words = case.command
     assert (program, verb) == ("cloudtrain", "submit")
-    env = {**os.environ, "WANDB_API_KEY": SECRET, **({"CLOUDTRAIN_HOME": str(home)} if home else {})}
+    home = home or Path(os.environ["CLOUDTRAIN_HOME"])
+    env = {**os.environ, "WANDB_API_KEY": SECRET, "CLOUDTRAIN_HOME": str(home)}
 
     def run(*words: str) -> str:
-        command = [sys.executable, "-m", "cloudtrain", *words]
-        done = subprocess.run(
-            command, cwd=project, env=env, capture_output=True, text=True, timeout=3 * WAIT_S, check=False
-        )
+        done = run_bounded([sys.executable, "-m", "cloudtrain", *words], home, cwd=project, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

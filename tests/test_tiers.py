@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import WATCH
+from tests.conftest import WATCH, run_bounded
 from tests.extent import is_later, tier_of, tier_of_name
 from tests.sample import LAB, TABLE, changed_files, long_tests
 
@@ -76,6 +76,18 @@ def test_a_thread_that_an_earlier_test_left_is_not_the_tests_doing(request):
         go.set()
         thread.join()
     assert died == []
+
+
+def test_a_command_that_hangs_fails_with_the_stacks_of_all_processes_of_its_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path))
+    beside = "def simulated(): time.sleep(600)\nimport time; print('up', flush=True); simulated()"
+    command = "def asked(): time.sleep(600)\nimport time; asked()"
+    with open(tmp_path / "simulator.log", "w") as log:
+        words = [sys.executable, "-X", "faulthandler", "-c", beside]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as other:
+            other.stdout.readline()
+            with pytest.raises(pytest.fail.Exception, match=r"(?s)in asked.*simulator\.log.*in simulated"):
+                run_bounded([sys.executable, "-c", command], tmp_path, bound_s=2)
 
 
 def test_the_most_specific_name_counts(monkeypatch):

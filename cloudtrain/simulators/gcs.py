@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -249,7 +248,7 @@ class Storage:
             except ApiError:
                 part.unlink()
                 raise
-            generation, now = self._next_generation(), time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+            generation, now = self._next_generation(), SYSTEM.utc().strftime("%Y-%m-%dT%H:%M:%S.000Z")
             meta = {
                 "kind": "storage#object",
                 "id": f"{bucket}/{fields['name']}/{generation}",
