@@ -26,26 +26,23 @@ SERVERS = {
 }
 CLIENT = """
 import json, pathlib, sys, time
-from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.store.gcs import Gcs
+from cloudtrain.backends.store.s3 import S3
 kind, url, way, path, out = sys.argv[1:]
 path, out = pathlib.Path(path), pathlib.Path(out)
 if kind == "s3":
     aws = Aws("sagemaker", "us-east-1", None, url)
     aws.client("s3")
-    upload = lambda: s3.upload_once(aws, path, "bucket", f"run/{path.name}")
-    fetch = lambda: s3.download_prefix(aws, f"s3://bucket/run/{path.name}", out)
+    objects = S3(aws, f"s3://bucket/run/{path.name}/")
     if way == "make":
         aws.call("s3", "create_bucket", Bucket="bucket")
         sys.exit()
 else:
-    bucket = Bucket(GoogleApi("r", lambda: url), "bucket")
-    upload = lambda: bucket.upload_once(path, f"run/{path.name}/m")
-    fetch = lambda: bucket.download_prefix(f"run/{path.name}/", out)
+    objects = Gcs(GoogleApi("r", lambda: url), f"gs://bucket/run/{path.name}/")
 begin = time.perf_counter()
-upload() if way == "upload" else fetch()
+objects.add("m", path) if way == "upload" else objects.bring("", out)
 took = time.perf_counter() - begin
 peak = pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
 print(json.dumps([took, int(peak) / 1024]))

@@ -105,7 +105,7 @@ def ours(name: str, top_only: bool = False) -> frozenset[str]:
 def family(name: str) -> str:
     """Return the provider of a module below backends/ or simulators/, "" for what they share."""
     parts = name.split(".")
-    return parts[1] if parts[0] in ("backends", "simulators") and len(parts) > 2 else ""
+    return parts[1] if parts[0] in ("backends", "simulators") and len(parts) > 2 and parts[1] != "store" else ""
 
 
 def edges(*, top_only: bool = False) -> set[tuple[str, str]]:

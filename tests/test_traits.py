@@ -27,7 +27,7 @@ OTHERS = {
     ("cli/init.py", "slurm"),  # and a batch script
     ("job/sbatch.py", "slurm"),
     ("backends/google.py", "vertex"),  # extras of pip
-    ("backends/output_files.py", "sagemaker"),
+    ("backends/store/open.py", "sagemaker"),
     # Lists of prices are named so; their readers are still here and not with their providers.
     *(
         (f"forecast/{name}.py", provider)

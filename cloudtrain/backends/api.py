@@ -30,7 +30,7 @@ from cloudtrain.events import LogLine, Status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cloudtrain.backends.output_files import OutputFiles
+    from cloudtrain.backends.store.files import Files
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -151,7 +151,7 @@ class Backend(ABC):
         return cls.traits.writes_here
 
     @classmethod
-    def open_output(cls, uri: str, options: Mapping[str, Any]) -> OutputFiles | None:
+    def open_output(cls, uri: str, options: Mapping[str, Any]) -> Files | None:
         """Return an output in a store with the credentials that options name, None where they name none."""
         return None
 

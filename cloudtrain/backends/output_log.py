@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from cloudtrain.backends.output_files import NotRead, OutputFiles, report
 from cloudtrain.backends.records import MOST_TEXT
+from cloudtrain.backends.store.files import Files, NotRead, report
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
@@ -32,7 +32,7 @@ class _Stream:
     sizes: dict[int, int] = field(default_factory=dict)
 
 
-def log_lines(files: OutputFiles, folder: str, after: str | None = None) -> Iterator[LogLine]:
+def log_lines(files: Files, folder: str, after: str | None = None) -> Iterator[LogLine]:
     """Yield the lines of all nodes behind a cursor, by time, in order on each node; blocking.
 
     Args:
@@ -55,7 +55,7 @@ def log_lines(files: OutputFiles, folder: str, after: str | None = None) -> Iter
         yield LogLine(at, node, rank, seq, text, ",".join(cursor_texts.values()))
 
 
-def _streams(files: OutputFiles, folder: str) -> dict[int, list[_Stream]]:
+def _streams(files: Files, folder: str) -> dict[int, list[_Stream]]:
     """Return the starts of every node, each with its pieces, up to MOST_LOG bytes."""
     streams: dict[tuple[int, str], _Stream] = {}
     whole = 0
@@ -72,7 +72,7 @@ def _streams(files: OutputFiles, folder: str) -> dict[int, list[_Stream]]:
 
 
 def _node(
-    files: OutputFiles, folder: str, node: int, streams: list[_Stream], cursor: tuple[str, int] | None
+    files: Files, folder: str, node: int, streams: list[_Stream], cursor: tuple[str, int] | None
 ) -> Iterator[tuple[str, int, int, int, str, str, int]]:
     """Yield the lines of one node behind a place, with the place behind each."""
     for index, stream in enumerate(streams):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import events
 from cloudtrain.backends import registry
-from cloudtrain.backends.output_files import NotRead, report
+from cloudtrain.backends.store.files import NotRead, report
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, Point, Row
 from cloudtrain.history import event_files

@@ -20,10 +20,12 @@ from urllib.parse import quote
 import pytest
 
 import cloudtrain
-from cloudtrain.backends import download, s3
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.store import download, gcs
+from cloudtrain.backends.store.files import Objects
+from cloudtrain.backends.store.gcs import Gcs
+from cloudtrain.backends.store.s3 import S3 as S3Objects
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, DiskError
 from cloudtrain.simulators.gcs import Storage
@@ -100,7 +102,8 @@ class Place:
             self.put, self._close = self._s3.put, self._s3.close
             self.delete = lambda name: self._s3._client.delete_object(Bucket="bucket", Key=name) and None
             self.proxy = Proxy(self._s3.url)
-            self.aws = Aws("sagemaker", "us-east-1", None, self.proxy.url, VirtualClock())
+            aws = Aws("sagemaker", "us-east-1", None, self.proxy.url, VirtualClock())
+            self.objects: Objects = S3Objects(aws, "s3://bucket")
         else:
             storage = Storage(folder / "storage")
             storage.create_bucket("bucket")
@@ -109,12 +112,10 @@ class Place:
             self.delete = lambda name: self._delete(f"{server.url}/storage/v1/b/bucket/o/{quote(name, safe='')}")
             self._close = server.close
             self.proxy = Proxy(server.url)
-            self.bucket = Bucket(GoogleApi("r", lambda: self.proxy.url, VirtualClock()), "bucket")
+            self.objects = Gcs(GoogleApi("r", lambda: self.proxy.url, VirtualClock()), "gs://bucket")
 
-    def fetch(self, into: Path, prefix: str = "run/") -> int:
-        if self.kind == "s3":
-            return s3.download_prefix(self.aws, f"s3://bucket/{prefix}", into)
-        return self.bucket.download_prefix(prefix, into)
+    def fetch(self, into: Path) -> int:
+        return download.download_all(self.objects.objects("run"), into)
 
     def _delete(self, address: str) -> None:
         if len(self.proxy.ranges) == 1:
@@ -291,7 +292,7 @@ def upload_parts(place: Place, key: str, sizes: list[int], **more: str) -> None:
 @pytest.mark.parametrize("sizes", [[8 << 20], [5 << 20, 3 << 20], [6 << 20, 2 << 20]])
 def test_objects_of_several_parts_are_verified_too(stored: Place, tmp_path: Path, sizes: list[int]):
     upload_parts(stored, "run/m", sizes)
-    (one,) = s3.list_objects(stored.aws, "s3://bucket/run/")
+    (one,) = stored.objects.objects("run")
     assert one.version.endswith(f'-{len(sizes)}"')
     (tmp_path / "m").write_bytes(DATA)
     assert one.verify(tmp_path / "m") is True
@@ -300,8 +301,6 @@ def test_objects_of_several_parts_are_verified_too(stored: Place, tmp_path: Path
 
 
 def test_a_crc_of_cloud_storage_is_verified_where_there_is_no_md5(tmp_path: Path):
-    from cloudtrain.backends import gcs
-
     (tmp_path / "m").write_bytes(b"123456789")
     assert gcs._verify({"crc32c": "4waSgw=="}, tmp_path / "m") is True  # the check value of the algorithm, E3069283
     assert gcs._verify({"crc32c": "4waSgA=="}, tmp_path / "m") is False
@@ -310,7 +309,7 @@ def test_a_crc_of_cloud_storage_is_verified_where_there_is_no_md5(tmp_path: Path
 
 def test_the_crc_that_boto3_adds_is_verified(stored: Place, tmp_path: Path):
     stored._s3._client.put_object(Bucket="bucket", Key="run/m", Body=DATA, ChecksumAlgorithm="CRC32")
-    (one,) = s3.list_objects(stored.aws, "s3://bucket/run/")
+    (one,) = stored.objects.objects("run")
     (tmp_path / "m").write_bytes(DATA[:-1] + b"?")
     assert one.verify(tmp_path / "m") is False
     assert download.digest(Path(tmp_path / "m"), "crc32") != download.digest(Path(__file__), "crc32")
@@ -330,9 +329,9 @@ def test_an_archive_is_continued_and_leaves_nothing_behind(stored: Place, tmp_pa
     stored.proxy.change = lambda body: body[: 3 << 20]
     into = tmp_path / "out" / "model"
     into.parent.mkdir()
-    s3.download_archive(stored.aws, "s3://bucket/run/model.tar.gz", into)
+    stored.objects.bring_archive("run/model.tar.gz", into)
     assert files(tmp_path / "out") == {"model/weights": DATA, "model/deep/config": DATA}
-    s3.download_archive(stored.aws, "s3://bucket/run/none.tar.gz", tmp_path / "out" / "none")
+    stored.objects.bring_archive("run/none.tar.gz", tmp_path / "out" / "none")
     assert not (tmp_path / "out" / "none").exists()
 
 
@@ -369,16 +368,16 @@ def test_a_limit_of_file_sizes_is_reported_alike(place: Place, tmp_path: Path):
     """In a process of its own, for the limit is the process's."""
     place.put("run/m", DATA)
     fetch = (
-        f"s3.download_prefix(Aws('sagemaker', 'us-east-1', None, {place.proxy.url!r}), 's3://bucket/run/', into)"
+        f"S3(Aws('sagemaker', 'us-east-1', None, {place.proxy.url!r}), 's3://bucket/run/').bring('', into)"
         if place.kind == "s3"
-        else f"Bucket(GoogleApi('r', lambda: {place.proxy.url!r}), 'bucket').download_prefix('run/', into)"
+        else f"Gcs(GoogleApi('r', lambda: {place.proxy.url!r}), 'gs://bucket/run').bring('', into)"
     )
     script = f"""
 import pathlib, resource, signal
-from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.store.gcs import Gcs
+from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import DiskError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))

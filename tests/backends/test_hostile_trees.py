@@ -17,9 +17,11 @@ import pytest
 from launcher.errors import Refused
 from launcher.prepare import inputs
 
-from cloudtrain.backends import checkpoints, download, s3
-from cloudtrain.backends.download import StoredObject
-from cloudtrain.backends.output_files import opened
+from cloudtrain.backends import checkpoints
+from cloudtrain.backends.store import download
+from cloudtrain.backends.store.download import StoredObject
+from cloudtrain.backends.store.open import opened
+from cloudtrain.backends.store.s3 import S3 as S3Objects
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.nodes.rpc import LocalAgent
 from cloudtrain.nodes.transfer import download_folder
@@ -63,8 +65,8 @@ def fetch_archive(tree: Tree, remote: Path, into: Path) -> None:
     pack(tree, remote / "model.tar.gz")
     found = stored(f".{into.name}.tar.gz", (remote / "model.tar.gz").read_bytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s3, "_look_up", lambda *_: found)
-        s3.download_archive(None, "s3://bucket/model.tar.gz", into)  # type: ignore[arg-type]
+        patch.setattr(S3Objects, "look_up", lambda *_: found)
+        S3Objects(None, "s3://bucket").bring_archive("model.tar.gz", into)  # type: ignore[arg-type]
 
 
 @contextmanager

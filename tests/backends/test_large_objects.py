@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import download, s3
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.gcs import Bucket
+from cloudtrain.backends.store import download, s3
+from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.errors import BackendError
 from cloudtrain.source.folder_writer import folder_writer
 from tests.backends.test_download import DATA, Place, stored  # noqa: F401 - a fixture
@@ -26,9 +26,9 @@ def large(tmp_path: Path) -> Path:
 
 def test_a_file_over_5_gb_is_uploaded_in_parts(large: Path, monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
-    monkeypatch.setattr(s3, "exists", lambda *_: False)
+    monkeypatch.setattr(s3.S3, "exists", lambda *_: False)
     monkeypatch.setattr(Aws, "call", lambda self, service, operation, **values: calls.append(operation))
-    s3.upload_once(Aws("sagemaker", None, None, None), large, "bucket", "key")
+    assert s3.S3(Aws("sagemaker", None, None, None), "s3://bucket").add("key", large) is True
     assert calls == ["upload_file"], "PutObject takes 5 GB"
 
 
@@ -45,8 +45,8 @@ def test_a_download_over_5_gb_is_asked_for_in_parts(large: Path, tmp_path: Path)
 def test_a_large_bundle_is_uploaded_in_parts_and_once(stored: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     monkeypatch.setattr(s3, "ONE_REQUEST", 1000)
     (tmp_path / "bundle").write_bytes(DATA * 3)
-    for _ in range(2):
-        s3.upload_once(stored.aws, tmp_path / "bundle", "bucket", "code/bundle")
+    assert stored.objects.add("code/bundle", tmp_path / "bundle") is True
+    assert stored.objects.add("code/bundle", tmp_path / "bundle") is False
     assert stored._s3.objects()["code/bundle"] == DATA * 3
     uploads = [method for method, key in stored._s3.changes if key == "code/bundle"]
     assert sorted(uploads) == ["POST", "POST", "PUT", "PUT", "PUT"], "one upload of three parts"
@@ -57,16 +57,16 @@ def test_an_upload_in_parts_that_is_refused_is_a_sentence(stored: Place, tmp_pat
     (tmp_path / "bundle").write_bytes(DATA * 2)
     stored._s3.refuse = "code/"
     with pytest.raises(BackendError, match="AWS denies s3:PutObject"):
-        s3.upload_once(stored.aws, tmp_path / "bundle", "bucket", "code/bundle")
+        stored.objects.add("code/bundle", tmp_path / "bundle")
 
 
 def test_a_bucket_whose_name_has_the_word_bucket_is_no_missing_one(tmp_path: Path):
     made = Place("gs", tmp_path)
     try:
         (tmp_path / "bundle").write_bytes(DATA)
-        assert made.bucket.upload_once(tmp_path / "bundle", "src/x") is True
-        assert made.bucket.upload_once(tmp_path / "bundle", "src/x") is False
+        assert made.objects.add("src/x", tmp_path / "bundle") is True
+        assert made.objects.add("src/x", tmp_path / "bundle") is False
         with pytest.raises(BackendError, match="the bucket none-such does not exist"):
-            Bucket(made.bucket._api, "none-such").exists("x")
+            Gcs(made.objects._api, "gs://none-such").look_up("x")  # type: ignore[attr-defined]
     finally:
         made.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import output_files
 from cloudtrain.backends.local.backend import LocalBackend
+from cloudtrain.backends.store import files as stored_files
 from cloudtrain.console import artifacts, runrows
 from cloudtrain.errors import BadRequest
 from cloudtrain.history.store import Store
@@ -81,7 +81,7 @@ def output(tmp_path: Path, home: Path, cli) -> Path:
         write_run(tmp_path / "team", run_id)
     assert cli("attach", "--all", tmp_path / "team").code == 0
     assert [cli("attach", tmp_path / "team" / run_id).code for run_id in (GOOD, EVIL)] == [0, 0]
-    output_files._REPORTED.clear()
+    stored_files._REPORTED.clear()
     return tmp_path / "team"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudtrain.backends import s3
 from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.akash.secret import read_key
 from cloudtrain.backends.aws import Aws
+from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import CloudtrainError, Problem
 
 
@@ -26,7 +26,7 @@ def check(console: Console, aws: Aws, options: Mapping[str, Any]) -> list[Proble
     except CloudtrainError as error:
         problems.append(Problem(error.message, "options.akash.api_key", error.hint))
     if store := str(options.get("store") or ""):
-        checks.append(lambda: next(iter(s3.list_objects(aws, f"{store.rstrip('/')}/akash/doctor/")), None))
+        checks.append(lambda: next(S3(aws, store).objects("akash/doctor"), None))
     for look in checks:
         try:
             look()

@@ -12,9 +12,10 @@ from cloudtrain.backends.akash.control import Control
 from cloudtrain.backends.akash.status import Seen, judge
 from cloudtrain.backends.akash.submit import Submission, open_lease
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.output_log import START
 from cloudtrain.backends.records import parse_record
+from cloudtrain.backends.store.files import Files
+from cloudtrain.backends.store.open import opened
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State, Status
 
@@ -55,7 +56,7 @@ class Attempts:
         lease = self.control(attempt_id).read("lease")
         return lease if lease and lease["dseq"] == dseq else None
 
-    def files(self, lease: Mapping[str, Any]) -> OutputFiles:
+    def files(self, lease: Mapping[str, Any]) -> Files:
         """Return the files of the run's output."""
         return opened(str(lease["output"]), self._aws)
 

@@ -11,14 +11,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import s3
 from cloudtrain.backends.akash import bids, container, groups
 from cloudtrain.backends.akash.client import Console, refused
-from cloudtrain.backends.akash.control import MOST_DAYS, Control, presigned
+from cloudtrain.backends.akash.control import Control
 from cloudtrain.backends.akash.request import fill
 from cloudtrain.backends.akash.sdl import usd_per_hour
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.manifest import env_secrets
+from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import BackendError, NoCapacity, NotReached, Unreachable, before_sending, first_request
 from cloudtrain.job import units
 
@@ -51,12 +51,12 @@ class Submission:
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         """Return the dseq of the attempt's deployment, which has a lease and its manifest."""
         control = self._control(plan.attempt_id)
-        bucket, _, key = str(plan.request["source"]["uri"]).removeprefix("s3://").partition("/")
+        source = S3(self._aws, str(plan.request["source"]["uri"]))
         with before_sending():
             if lease := control.read("lease"):
                 return str(lease["dseq"])
-            s3.upload_once(self._aws, bundle.path, bucket, key)
-        dseq, manifest = self.deployment(plan.attempt_id) or self._create(plan, control, bucket, key)
+            source.add("", bundle.path)
+        dseq, manifest = self.deployment(plan.attempt_id) or self._create(plan, control, source)
         return self._accept_bid(plan, control, dseq, manifest)
 
     def deployment(self, attempt_id: str) -> tuple[str, str] | None:
@@ -71,9 +71,9 @@ class Submission:
 
     # -- the deployment ------------------------------------------------------------------------------------------------
 
-    def _create(self, plan: Plan, control: Control, bucket: str, key: str) -> tuple[str, str]:
+    def _create(self, plan: Plan, control: Control, source: S3) -> tuple[str, str]:
         """Create the deployment and return its dseq and manifest."""
-        sdl = self._filled(plan, control, bucket, key)
+        sdl = self._filled(plan, control, source)
         manifest = groups.manifest_json(sdl)
         intent = {"hash": groups.manifest_hash(manifest), "manifest": manifest}
         number = len(control.intents())
@@ -105,9 +105,9 @@ class Submission:
             raise Unreachable(message, lookup_error.hint) from None
         return None
 
-    def _filled(self, plan: Plan, control: Control, bucket: str, key: str) -> dict[str, Any]:
+    def _filled(self, plan: Plan, control: Control, source: S3) -> dict[str, Any]:
         """Return the plan's SDL with presigned URLs; values of secrets go through the store, not through the SDL."""
-        seconds = min(int(plan.request["deadline_s"]) + SPARE_S, MOST_DAYS * 86400)
+        seconds = int(plan.request["deadline_s"]) + SPARE_S
         given = {"secrets": env_secrets(plan)}
         if given["secrets"]:
             control.delete("given")
@@ -115,7 +115,7 @@ class Submission:
         values = {}
         for node in range(int(plan.manifest["nodes"])):
             urls = {
-                "source": presigned(self._aws, bucket, key, "GET", seconds),
+                "source": source.url("", "GET", seconds),
                 "seen": control.url(f"began-{node}", "GET", seconds),
                 "began": control.url(f"began-{node}", "PUT", seconds),
                 "end": control.url(f"end-{node}", "PUT", seconds),

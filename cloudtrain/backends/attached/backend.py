@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.backends.api import FETCHABLE, Backend, Feature
 from cloudtrain.backends.attached.run import AttachedRun, attempt_of, newest_attempt, run_names
-from cloudtrain.backends.output_files import OutputFiles, opened
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
+from cloudtrain.backends.store.files import Files
+from cloudtrain.backends.store.open import opened
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.events import LogLine, State, Status
@@ -31,7 +32,7 @@ class AttachedBackend(Backend):
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._runs: dict[str, AttachedRun] = {}
-        self._outputs: dict[str, OutputFiles] = {}  # of teams: one client for all their runs
+        self._outputs: dict[str, Files] = {}  # of teams: one client for all their runs
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -119,7 +120,7 @@ class AttachedBackend(Backend):
             "run this command on the machine that submitted the run",
         )
 
-    def _output(self, uri: str) -> OutputFiles:
+    def _output(self, uri: str) -> Files:
         if uri not in self._outputs:
             self._outputs[uri] = opened(uri)
         return self._outputs[uri]

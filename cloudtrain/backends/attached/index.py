@@ -10,7 +10,7 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from cloudtrain.backends.output_files import OutputFiles
+from cloudtrain.backends.store.files import Files
 from cloudtrain.errors import BackendError
 
 FOLDER = ".index"
@@ -21,7 +21,7 @@ _NAME = re.compile(r"new/[\w.-]{1,250}\.json|packed/\d-[0-9a-f]{32}\.jsonl")
 Version = tuple[int, str, bool]
 
 
-def read_index(files: OutputFiles) -> dict[str, bytes]:
+def read_index(files: Files) -> dict[str, bytes]:
     """Return run id -> the newest record of each run that had ended; {} without an index that can be read. Blocking."""
     newest: dict[str, tuple[Version, bytes]] = {}
     done: set[str] = set()

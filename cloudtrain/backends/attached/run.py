@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudtrain.backends.checkpoints import HISTORIES, name_here
-from cloudtrain.backends.output_files import NotRead, OutputFiles, opened, report
 from cloudtrain.backends.output_log import START, log_lines
 from cloudtrain.backends.plan import AttachedAttempt
 from cloudtrain.backends.records import build_attempt, parse_newest, parse_record
+from cloudtrain.backends.store.files import Files, NotRead, Objects, report
+from cloudtrain.backends.store.open import opened
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
@@ -24,12 +25,12 @@ RUN_ID = re.compile(r"[a-z][a-z0-9-]{0,80}")
 _RECORD = re.compile(rf"([a-z][a-z0-9-]{{0,80}})-a([1-9]\d{{0,3}})/({START})/run\.json")
 
 
-def run_names(files: OutputFiles) -> list[str]:
+def run_names(files: Files) -> list[str]:
     """Return the names of the runs below a team's output, unsorted; blocking. Raises BackendError."""
     return [name for name in files.folders() if RUN_ID.fullmatch(name)]
 
 
-def newest_attempt(files: OutputFiles, run_id: str) -> AttachedAttempt | None:
+def newest_attempt(files: Files, run_id: str) -> AttachedAttempt | None:
     """Return the newest attempt of a run below an output, as its run.json has it, in one to three reads; None without one.
 
     Raises NotRead, where one is not read and there is no other.
@@ -48,7 +49,7 @@ def newest_attempt(files: OutputFiles, run_id: str) -> AttachedAttempt | None:
     return None
 
 
-def attempt_of(files: OutputFiles, run_id: str, data: bytes) -> AttachedAttempt | None:
+def attempt_of(files: Files, run_id: str, data: bytes) -> AttachedAttempt | None:
     """Return the attempt of a run's newest record; None for a record that is none of this run."""
     found = parse_newest(data, run_id)
     if found is None:
@@ -62,7 +63,7 @@ class AttachedRun:
     """The history of one run at a URI. Every call blocks; raises BackendError, BadRequest."""
 
     def __init__(self, uri: str) -> None:
-        self.files: OutputFiles = opened(uri.removesuffix("/run.json"), may_be_link=False)
+        self.files: Files = opened(uri.removesuffix("/run.json"), may_be_link=False)
         self.uri = self.files.uri
         self._bases: dict[str, str] = {}  # attempt id -> one of HISTORIES; another one than "" is SageMaker's
 
@@ -139,11 +140,8 @@ class AttachedRun:
         for name in what:
             moved = name == "checkpoints" and any(self._bases.values())
             self.files.bring(name, into / name, name_here if moved else str)
-        archived = self._bases.get(attempt_id) and self.uri.startswith("s3://")
-        if archived:  # by SageMaker itself (backends/sagemaker/request.py)
-            from cloudtrain.backends import s3
-
-            aws = self.files.aws  # type: ignore[attr-defined]
+        if self._bases.get(attempt_id) and isinstance(self.files, Objects):
+            # Packed by SageMaker itself (backends/sagemaker/request.py)
             for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
                 if name in what:
-                    s3.download_archive(aws, f"{self.uri}/{attempt_id}/output/{archive}", into / name)
+                    self.files.bring_archive(f"{attempt_id}/output/{archive}", into / name)

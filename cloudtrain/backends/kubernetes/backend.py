@@ -26,6 +26,7 @@ from cloudtrain.backends.api import (
     TimeLimit,
     Traits,
 )
+from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
@@ -39,8 +40,8 @@ from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPU
 from cloudtrain.backends.kubernetes.permissions import build_role
 from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
-from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
+from cloudtrain.backends.store.open import Clients, s3_endpoint
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem, before_sending
 from cloudtrain.events import LogLine, Status
@@ -90,12 +91,12 @@ class KubernetesBackend(Backend):
         self.group = f"kubernetes {'/'.join([*cluster, self._options['namespace']])}"
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         self._api = KubeApi(*connection_options, clock=clock)
-        self._store = KubeStore()
+        self._stores = Clients(Aws("kubernetes", None, None, s3_endpoint()))
         self._jobs = KubeJobs(self._api, self.poll_s, str(options.get("kind") or "job"))
         self._list = KubeList(self._api, self._jobs)
         self._doctor = KubeDoctor(self._api, self._options)
         self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
-        self._logs = KubeLogs(self._api, self._jobs, self._store, self._volumes, self.poll_s)
+        self._logs = KubeLogs(self._api, self._jobs, self._stores, self._volumes, self.poll_s)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -171,7 +172,7 @@ class KubernetesBackend(Backend):
         bundle_base64 = ""
         if plan.request["source"]:
             with before_sending():
-                self._store.upload_bundle(bundle, str(plan.request["source"]))
+                self._stores.bucket(str(plan.request["source"])).add("", bundle.path)
         else:
             bundle_base64 = base64.b64encode(bundle.path.read_bytes()).decode()
         return self._jobs.submit(plan.request, bundle_base64)
@@ -236,7 +237,9 @@ class KubernetesBackend(Backend):
                 "set output in the job file, to a bucket or to a mount path of options.kubernetes.volumes, and run the job again",
             )
         if "://" in base:
-            self._store.download(base, what, into)
+            into.mkdir(parents=True, exist_ok=True)
+            for folder in what:
+                self._stores.bucket(base).bring(folder, into / folder)
         else:
             self._volumes.download(job, base, what, into)
         return into

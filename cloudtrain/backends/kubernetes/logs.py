@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.http import ANSWER_BYTES
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.log_merge import LogMerger, NodeLog, PodStart
 from cloudtrain.backends.kubernetes.names import CONTAINER, OUTPUT, UNPACK
 from cloudtrain.backends.kubernetes.status import container_state, creation_order, get_annotations, node_rank, status_of
-from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
+from cloudtrain.backends.store.open import Clients
 from cloudtrain.errors import BackendError
 from cloudtrain.events import LogLine
 
@@ -24,8 +25,8 @@ Object = dict[str, Any]
 class KubeLogs:
     """Reads the logs of Jobs of one kubeconfig context. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: KubeApi, jobs: KubeJobs, store: KubeStore, volumes: KubeVolumes, pause_s: float) -> None:
-        self._api, self._jobs, self._store, self._volumes, self._pause_s = api, jobs, store, volumes, pause_s
+    def __init__(self, api: KubeApi, jobs: KubeJobs, stores: Clients, volumes: KubeVolumes, pause_s: float) -> None:
+        self._api, self._jobs, self._stores, self._volumes, self._pause_s = api, jobs, stores, volumes, pause_s
         # Job's uid -> the vanished pod for which its volume was read last
         self._volume_read_for: dict[str, str | None] = {}
         # Job's uid -> path below its output -> text, for logs saved on a volume
@@ -127,7 +128,8 @@ class KubeLogs:
         base = get_annotations(job).get(OUTPUT, "")
         prefix = f"logs/{job['metadata']['name']}/node-{node.node}/"
         if "://" in base:
-            return {name: f"{base}/{prefix}{name}/" for name in self._store.list_folders(f"{base}/{prefix}")}
+            names = sorted(self._stores.bucket(f"{base}/{prefix}").folders())
+            return {name: f"{base}/{prefix}{name}/" for name in names}
         if not base or not include_volumes:
             return {}
         texts = self._logs_on_volume(job, base, node.pod.uid)
@@ -136,7 +138,10 @@ class KubeLogs:
 
     def _saved_log_text(self, job: Object, prefix: str) -> str:
         if "://" in prefix:
-            return self._store.read_log(prefix)
+            files = self._stores.bucket(prefix)
+            return b"".join(files.read(name, ANSWER_BYTES) or b"" for name in sorted(files.sizes(""))).decode(
+                "utf-8", "replace"
+            )
         texts = self._volume_logs[job["metadata"]["uid"]]
         return "".join(texts[path] for path in sorted(texts) if path.startswith(prefix))
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.download import StoredObject, download_all
 from cloudtrain.backends.kubernetes import fetch_pod
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.status import container_state, pod_reason
+from cloudtrain.backends.store.download import StoredObject, download_all
 from cloudtrain.errors import BackendError
 
 START_S = 600.0  # timeout for the pod to start: a node may have to be added, the image pulled

@@ -54,8 +54,8 @@ from cloudtrain.source import provenance
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cloudtrain.backends.output_files import OutputFiles
     from cloudtrain.backends.sagemaker.logs import Position
+    from cloudtrain.backends.store.files import Files
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -97,10 +97,10 @@ class SagemakerBackend(Backend):
         return SagemakerOptions
 
     @classmethod
-    def open_output(cls, uri: str, options: Mapping[str, Any]) -> OutputFiles | None:
+    def open_output(cls, uri: str, options: Mapping[str, Any]) -> Files | None:
         if not uri.startswith("s3://"):
             return None
-        from cloudtrain.backends.output_files import opened
+        from cloudtrain.backends.store.open import opened
 
         return opened(uri, Aws(cls.name, options.get("region"), options.get("profile"), options.get("endpoint")))
 
@@ -294,20 +294,20 @@ class SagemakerBackend(Backend):
             ) from None
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        from cloudtrain.backends import checkpoints, s3
+        from cloudtrain.backends import checkpoints
+        from cloudtrain.backends.store.s3 import S3
 
         job = self._job(handle)
         if job is None:
             raise BackendError(f"SageMaker has no training job {handle.rpartition('/')[2]}")
         into.mkdir(parents=True, exist_ok=True)
-        output = f"{job['OutputDataConfig']['S3OutputPath']}/{job['TrainingJobName']}/output"
+        output = S3(self.aws, f"{job['OutputDataConfig']['S3OutputPath']}/{job['TrainingJobName']}/output")
         for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
             if name in what:
-                s3.download_archive(self.aws, f"{output}/{archive}", into / name)
+                output.bring_archive(archive, into / name)
         checkpoints_uri = (job.get("CheckpointConfig") or {}).get("S3Uri")
         if "checkpoints" in what and checkpoints_uri:
-            there = into / "checkpoints"
-            s3.download_prefix(self.aws, f"{checkpoints_uri}/", there, named=checkpoints.name_here)
+            S3(self.aws, checkpoints_uri).bring("", into / "checkpoints", checkpoints.name_here)
         return into
 
     def packed(self, plan: Plan, what: str) -> str:
@@ -320,9 +320,10 @@ class SagemakerBackend(Backend):
         return f"{output['S3OutputPath']}/{plan.request['TrainingJobName']}/output/{archive}"
 
     def packed_digest(self, uri: str) -> str:
-        from cloudtrain.backends.output_files import digest_objects
+        from cloudtrain.backends.store.files import digest_objects
+        from cloudtrain.backends.store.s3 import S3
 
-        return digest_objects(self.aws, uri)
+        return digest_objects(S3(self.aws, uri).at_uri())
 
     def check(self) -> list[Problem]:
         from cloudtrain.backends.sagemaker import doctor

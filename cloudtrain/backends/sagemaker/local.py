@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import images, s3
+from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Backend, Feature, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.sagemaker.request import OBJECT
+from cloudtrain.backends.store.s3 import S3
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem
 from cloudtrain.events import LogLine, State, Status
@@ -88,9 +89,9 @@ class SagemakerLocalBackend(Backend):
         source = plan.request["InputDataConfig"][-1]["DataSource"].get("S3DataSource")
         if source is None:
             return False
-        bucket, _, prefix = source["S3Uri"].removeprefix("s3://").partition("/")
-        if not s3.exists(self.aws, bucket, prefix + OBJECT):
-            s3.upload_once(self.aws, bundle.path, bucket, prefix + OBJECT)
+        store = S3(self.aws, source["S3Uri"])
+        if not store.exists(OBJECT):
+            store.add(OBJECT, bundle.path)
         return True
 
     def find(self, attempt_id: str) -> str | None:

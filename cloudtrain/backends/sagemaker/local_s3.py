@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws
+from cloudtrain.backends.store.download import download_all
+from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import BackendError, DiskError
 
 ARCHIVES = (("model", "model.tar.gz"), ("outputs", "output.tar.gz"))
@@ -46,7 +49,7 @@ class LocalS3:
                 into = self._inputs / name
                 into.mkdir(parents=True, exist_ok=True)
                 try:
-                    count = s3.download_prefix(self._aws, source["S3Uri"], into, stop)
+                    count = download_all(S3(self._aws, source["S3Uri"]).at_uri(), into, stop)
                 except DiskError as error:
                     raise BackendError(f"the input {name} cannot be downloaded: {error.message}", error.hint) from None
                 if not count:
@@ -61,7 +64,17 @@ class LocalS3:
         for name, archive in ARCHIVES:
             folder = run / name
             if output.startswith("s3://") and folder.is_dir() and any(folder.iterdir()):
-                s3.upload_archive(self._aws, folder, f"{output}/{request['TrainingJobName']}/output/{archive}")
+                self._upload_archive(folder, f"{output}/{request['TrainingJobName']}/output/{archive}")
+
+    def _upload_archive(self, folder: Path, uri: str) -> None:
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder.parent) as file:
+                with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+                    archive.add(folder, arcname=".")
+                file.flush()
+                S3(self._aws, uri).write("", Path(file.name))
+        except OSError as error:
+            raise BackendError(f"{folder} cannot be packed: {error.strerror}", "free some disk space") from None
 
     def remove_inputs(self) -> None:
         """Remove the downloaded inputs."""

@@ -22,22 +22,21 @@ def upload(aws: Aws, plan: Plan, bundle: Bundle, home: Path, kms_key: str | None
 
     `home` remembers which bundles were uploaded from this machine.
     """
-    from cloudtrain.backends import s3
+    from cloudtrain.backends.store.s3 import S3
 
     encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
     for channel in plan.request["InputDataConfig"]:
         if channel["ChannelName"] not in (CHANNEL, MANIFEST_CHANNEL):
             continue
-        bucket, _, folder = channel["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://").partition("/")
+        store = S3(aws, channel["DataSource"]["S3DataSource"]["S3Uri"], encryption, pause_s)
         if channel["ChannelName"] == MANIFEST_CHANNEL:
-            content = manifest_object(Manifest.from_dict(plan.manifest)).encode()
-            aws.call("s3", "put_object", Bucket=bucket, Key=folder + MANIFEST_FILE, Body=content, **encryption)
+            store.write(MANIFEST_FILE, manifest_object(Manifest.from_dict(plan.manifest)).encode())
             continue
-        marker = home / "sagemaker" / "uploaded" / bucket / bundle.sha256
+        marker = home / "sagemaker" / "uploaded" / store.bucket / bundle.sha256
         try:
-            if marker.exists() and s3.exists(aws, bucket, folder + OBJECT):  # by an earlier submit from this machine
+            if marker.exists() and store.exists(OBJECT):  # by an earlier submit from this machine
                 continue
-            s3.upload_once(aws, bundle.path, bucket, folder + OBJECT, pause_s, **encryption)
+            store.add(OBJECT, bundle.path)
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
         except OSError as error:

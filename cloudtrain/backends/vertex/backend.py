@@ -23,9 +23,9 @@ from cloudtrain.backends.api import (
     TimeLimit,
     Traits,
 )
-from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.vertex.gpus import count_gpus
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.limits import time_limit
@@ -233,7 +233,7 @@ class VertexBackend(CustomJobsBackend):
         return self._jobs.find("doctor-a1")
 
     def _has_bucket(self) -> object:
-        return Bucket(self._api, str(self._options["bucket"])).exists("doctor")
+        return Gcs(self._api, f"gs://{self._options['bucket']}").look_up("doctor")
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi, api_error
 from cloudtrain.backends.http import Answer
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import FoundAttempt
 from cloudtrain.backends.shell import Shell
+from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import JobLogs, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
@@ -71,7 +71,7 @@ class CustomJobs:
         with before_sending():
             if (handle := self.find(attempt_id)) is not None:
                 return handle
-            Bucket(self._api, request["source"]["bucket"]).upload_once(bundle.path, request["source"]["object"])
+            Gcs(self._api, f"gs://{request['source']['bucket']}").add(request["source"]["object"], bundle.path)
         by_sdk = client == "sdk" and has_sdk()
         lost = False
         for turn in range(CREATES):
@@ -323,10 +323,9 @@ class CustomJobs:
         if job is None:
             raise BackendError(f"the Vertex AI job {handle} no longer exists", "its results may still be in the bucket")
         base = str(job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"])
-        name, _, prefix = base.removeprefix("gs://").partition("/")
         into.mkdir(parents=True, exist_ok=True)
         for folder in what:
-            Bucket(self._api, name).download_prefix(f"{prefix.rstrip('/')}/{folder}/", into / folder)
+            Gcs(self._api, base).bring(folder, into / folder)
         return into
 
 

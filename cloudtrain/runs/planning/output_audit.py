@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.output_files import NotRead, OutputFiles, opened, report
+from cloudtrain.backends.store.files import Files, NotRead, report
+from cloudtrain.backends.store.open import opened
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import is_shallow, short_reason
 from cloudtrain.history import audit
@@ -93,7 +94,7 @@ def _add(job: Mapping[str, Any], row: Mapping[str, Any]) -> None:
     _output(job).add(name, (json.dumps(row) + "\n").encode())
 
 
-def _output(job: Mapping[str, Any]) -> OutputFiles:
+def _output(job: Mapping[str, Any]) -> Files:
     output = str(job["output"])
     of_its_backend = list((job.get("options") or {}).items())[:1]
     for backend, options in of_its_backend if "://" in output else ():

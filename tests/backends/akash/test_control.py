@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
-from cloudtrain.backends.akash.control import Control, presigned
+from cloudtrain.backends.akash.control import Control
 from cloudtrain.backends.aws import Aws
+from cloudtrain.backends.store.s3 import S3 as S3Objects
 from tests.stores import S3, running
 
 KEY, SECRET = "AKIANODES0", "secret-of-nodes-0"
@@ -45,7 +46,7 @@ def test_urls_are_signed_with_version_4_over_the_host_alone(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    url = presigned(Aws("akash", region, None, endpoint), "bucket", "ct/run a/end-0", method, 10**9)
+    url = S3Objects(Aws("akash", region, None, endpoint), "s3://bucket/ct/run a").url("end-0", method, 10**9)
     values = dict(parse_qsl(urlsplit(url).query))
     assert urlsplit(url).netloc == host and values["X-Amz-SignedHeaders"] == "host"
     assert values["X-Amz-Expires"] == str(7 * 86400), "more is refused"

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from cloudtrain import events
-from cloudtrain.backends import output_files, output_log
+from cloudtrain.backends import output_log
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.attached.run import AttachedRun
-from cloudtrain.backends.output_files import opened
+from cloudtrain.backends.store.files import bounded
+from cloudtrain.backends.store.open import opened
 from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
@@ -281,7 +282,7 @@ def test_what_arrives_too_slowly_is_not_read():
             yield b"x"
 
     with pytest.raises(CloudtrainError, match="arrives too slowly: 61 bytes in 61 s"):
-        output_files._bounded(drip(), 1 << 20, "s3://bucket/run.json", clock)
+        bounded(drip(), 1 << 20, "s3://bucket/run.json", clock)
 
 
 def test_who_is_silent_for_long_is_lost_and_may_come_back(tmp_path: Path):

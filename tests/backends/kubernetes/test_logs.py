@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -66,7 +66,7 @@ class Pod:
 
 @dataclass
 class Place:
-    """A cluster with one Job of one node, and its output; what stands for KubeApi and KubeStore too."""
+    """A cluster with one Job of one node, and its output; what stands for KubeApi and the store too."""
 
     pods: list[Pod] = field(default_factory=list)
     output: str = "gs://bucket/out"
@@ -93,12 +93,18 @@ class Place:
         found = [pod for pod in self.pods if pod.uid == uid and pod.there]
         return Answer(200, {}, found[0].log.encode()) if found else Answer(404, {}, b"")
 
-    def list_folders(self, base: str) -> list[str]:
+    def bucket(self, uri: str) -> Place:
+        return replace(self, output=uri)
+
+    def folders(self) -> list[str]:
         return [pod.folder for pod in self.pods if pod.kept and pod.phase not in ("Pending", "Running")]
 
-    def read_log(self, place: str) -> str:
-        (pod,) = [pod for pod in self.pods if place.rstrip("/").endswith(pod.folder)]
-        return pod.log
+    def sizes(self, _: str) -> dict[str, int]:
+        return {"0": 1}
+
+    def read(self, _: str, most: int) -> bytes:
+        (pod,) = [pod for pod in self.pods if self.output.rstrip("/").endswith(pod.folder)]
+        return pod.log.encode()
 
     def look(self, after: str | None = None) -> tuple[list[str], str | None]:
         """Return what a new reader is told behind a cursor, and its own."""

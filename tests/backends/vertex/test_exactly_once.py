@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import gcs
+from cloudtrain.backends.store import gcs
 from cloudtrain.backends.vertex import jobs
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.job.job import Job
@@ -106,8 +106,8 @@ def test_a_large_upload_goes_on_where_it_broke_off(paper: Bench, tmp_path: Path,
     data = bytes(range(256)) * 5000
     (tmp_path / "large").write_bytes(data)
     paper.simulator.faults.append(Fault("PUT", UPLOAD, status, skip=2, after=after))
-    there = gcs.Bucket(paper.backend()._api, "local")
-    assert there.upload_once(tmp_path / "large", "src/large") is True
+    there = gcs.Gcs(paper.backend()._api, "gs://local")
+    assert there.add("src/large", tmp_path / "large") is True
     assert paper.simulator.storage.read("local", "src/large") == data
-    assert there.upload_once(tmp_path / "large", "src/large") is False
+    assert there.add("src/large", tmp_path / "large") is False
     assert paper.simulator.server.received_bytes < len(data) + (600 << 10), "it began anew"

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +47,7 @@ class StoredObject:
         modified_ns: Becomes the file's time. A file with this time and size is not downloaded again.
         read: Yields the bytes from the first to the last, both included; raises ChangedError, BackendError.
         verify: Returns whether a file has the checksum that the store knows; None if it knows none.
-        refresh: Returns the object as it is now, None if it is gone.
+        refresh: Returns the object as it is now, under any name; None if it is gone.
     """
 
     name: str
@@ -156,6 +156,7 @@ class _Download:
                 if self._fetch_version(newest, pool):
                     return
                 newest = stored.refresh()
+                newest = newest and replace(newest, name=stored.name)
             raise BackendError(
                 f"{stored.uri} differs from the stored file after the download ({TRIES} tries)", "run fetch again later"
             )
