@@ -132,7 +132,9 @@ KEYS_HEAD = """\
 
 Every backend takes the keys that are not in this table. It refuses a job with a key that it lacks before anything is sent,
 and names the key; the plan says which keys have no effect. [The job file](../spec.md) explains them.
-`sagemaker-local` and `vertex-local` build the platform's request, and reserve nothing of this machine for `resources`.
+A field such as `InstanceType` is what the key becomes in the platform's request; *yes* means that cloudtrain's own code on the
+machines carries it out, and *cloudtrain* that the client or the launcher does. `vertex-local` builds the same request as `vertex`
+and reserves nothing of this machine.
 `limits.max_wait` counts on a backend that does not end a wait itself where a job has several targets or GPU types.
 """
 
@@ -267,37 +269,21 @@ def options_page() -> str:
 
 
 def keys_page() -> str:
-    """Return the table of the keys that not every backend has, from the backends' features and traits."""
+    """Return the table of the keys that not every backend has, from the backends' traits."""
     from cloudtrain.backends import registry
-    from cloudtrain.backends.api import Feature, Paths
+    from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Paths
+    from cloudtrain.job import platform_keys
 
-    kinds = {name: registry.backend_class(name) for name in registry.BUILT_IN}
-    rows = {key: [("yes" if feature in kind.features else "refused") for kind in kinds.values()]
-            for feature, key in {
-                Feature.MULTI_NODE: "num_nodes",
-                Feature.MIN_NODES: "min_nodes",
-                Feature.SPOT: "resources.use_spot",
-                Feature.INSTANCE_TYPES: "resources.instance_type",
-                Feature.IMAGES: "image",
-                Feature.ENV_SECRETS: "secrets, env:NAME",
-                Feature.FILE_SECRETS: "secrets, file:PATH",
-                Feature.KUBERNETES_SECRETS: "secrets, k8s:SECRET/KEY",
-                Feature.LOCAL_PATHS: "inputs and output, a path",
-                Feature.OBJECT_STORES: "inputs and output, s3:// or gs://",
-            }.items()}  # fmt: skip
-    waits = ["yes" if Feature.MAX_WAIT in kind.features else "several targets" for kind in kinds.values()]
-    rows["limits.max_wait"] = waits
-    paths = rows["inputs and output, a path"]
-    for at, kind in enumerate(kinds.values()):
-        if kind.traits.paths is Paths.OUTPUT_HERE:
-            paths[at] = "output alone"
-    for key in ("cpus", "memory", "disk_gb"):
-        rows[f"resources.{key}"] = ["no effect" if key in kind.traits.ignores else "yes" for kind in kinds.values()]
-    lines = ["| key |", "| --- |"]
-    lines = [
-        f"{line} {' | '.join(cells)} |" for line, cells in zip(lines, (list(kinds), ["---"] * len(kinds)), strict=True)
-    ]
-    lines += [f"| `{key}` | {' | '.join(cells)} |" for key, cells in rows.items()]
+    kinds = [registry.backend_class(name).traits for name in registry.BUILT_IN]
+    paths = {Paths.NONE: "refused", Paths.OUTPUT_HERE: "output alone"}
+    rows = {"inputs and output, a path": [paths.get(traits.paths, "yes") for traits in kinds]}
+    lacking = dict.fromkeys(platform_keys.every(), "refused") | dict.fromkeys(platform_keys.SHARED, "cloudtrain")
+    for key, without in {**lacking, "limits.max_wait": "several targets"}.items():
+        said = {None: without, HONOURED: "yes", NO_EFFECT: NO_EFFECT}
+        fields = [traits.keys.get(key) for traits in kinds]
+        rows[f"`{key}`"] = [said.get(field, f"`{field}`") for field in fields]
+    lines = [f"| key | {' | '.join(registry.BUILT_IN)} |", f"| --- |{' --- |' * len(kinds)}"]
+    lines += [f"| {key} | {' | '.join(cells)} |" for key, cells in rows.items()]
     return "\n".join([KEYS_HEAD.rstrip(), "", WRITTEN, "", *lines]) + "\n"
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloudtrain.backends import registry
+from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
 from cloudtrain.errors import BadJob
+from cloudtrain.job import platform_keys
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.testing.memory import MemoryBackend
@@ -69,3 +74,116 @@ def test_a_path_is_not_taken_for_one_of_this_machine_on_a_backend_that_does_not_
     monkeypatch.delattr(MemoryBackend, "output_is_here")
     with pytest.raises(BadJob, match="is on the machines of memory"):
         Planner().plan(job)
+
+
+def asked_about(call: ast.Call) -> str:
+    """Return the question about a backend's class or attributes that a call is; "" for another one."""
+    if not (isinstance(call.func, ast.Name) and call.func.id in ("isinstance", "issubclass", "hasattr", "getattr")):
+        return ""
+    subject, *more = map(ast.unparse, call.args)
+    named = subject.lower().rpartition(".")[2].strip("_()")
+    found = (
+        named in ("backend", "backend_class", "kind")
+        and "str" not in more
+        or any("Backend" in each and "Unknown" not in each for each in more)
+    )
+    return ast.unparse(call) if found else ""
+
+
+def test_no_module_asks_what_a_backend_is():
+    found = {
+        (path.relative_to(ROOT).as_posix(), question)
+        for path in ROOT.rglob("*.py")
+        if path.parent.name != "suite"  # of the contract: what it is given must be a backend
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and (question := asked_about(node))
+    }
+    assert found == set()
+
+
+def test_a_key_that_a_backend_does_not_name_is_refused(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    MemoryBackend.install()
+    (tmp_path / "train.py").write_text("")
+    resources = {"cpus": 4, "memory": "8GB", "disk_gb": 10, "accelerators": "A100:1"}
+    job = Job(name="mine", source=str(tmp_path), entrypoint="train.py", target="memory", resources=resources)
+    Planner().plan(job)
+    taken = {"resources.accelerators": HONOURED, "resources.disk_gb": NO_EFFECT}
+    monkeypatch.setattr(MemoryBackend, "traits", Traits(keys=taken))
+    with pytest.raises(BadJob) as error:
+        Planner().plan(job)
+    assert [problem.path for problem in error.value.problems] == ["resources.cpus", "resources.memory"]
+
+
+ROLE = "arn:aws:iam::123456789012:role/train"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "akash": {"store": "s3://bucket/akash", "image": "registry/any:1", "max_usd_per_hour": 1.0},
+    "kubernetes": {"image": "registry/any:1", "spot_selector": {"spot": "true"}},
+    "sagemaker": {"role": ROLE, "bucket": "bucket", "region": "us-east-1", "image": "registry/any:1"},
+    "slurm": {"folder": "/shared", "spot_partition": "spot"},
+    "vertex": {"project": "project", "bucket": "bucket", "image": "registry/any:1"},
+    "vertex-local": {},
+}
+# key -> a job that uses it, and what it has in common with one that does not
+USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "num_nodes": ({"num_nodes": 3}, {}),
+    "min_nodes": ({"min_nodes": 2}, {"num_nodes": 3}),
+    "image": ({"image": "registry/other:2"}, {}),
+    "resources.accelerators": ({"resources": {"accelerators": "A100:8"}}, {}),
+    "resources.use_spot": ({"resources": {"use_spot": True}}, {}),
+    "resources.disk_gb": ({"resources": {"disk_gb": 321}}, {}),
+    "resources.cpus": ({"resources": {"cpus": 33}}, {}),
+    "resources.memory": ({"resources": {"memory": "111GB"}}, {}),
+    "secrets.k8s": ({"secrets": {"TOKEN": "k8s:name/key"}}, {}),
+    "limits.max_runtime": ({"limits": {"max_runtime": "7h"}}, {}),
+    "limits.max_wait": ({"limits": {"max_wait": "3h"}}, {}),
+    "retry.max_attempts": ({"retry": {"max_attempts": 4, "on_events": ["lost", "preempted"]}}, {}),
+}
+TYPES = {
+    "sagemaker": "ml.g5.48xlarge",
+    "kubernetes": "any",
+    "vertex": "n2-standard-32",
+    "vertex-local": "n2-standard-32",
+}
+WAITING: dict[str, dict[str, Any]] = {"sagemaker": {"resources": {"use_spot": True}},
+                                      "vertex": {"options": {"vertex": {"strategy": "FLEX_START"}}}}  # fmt: skip
+MAPPED = [
+    (name, key, field)
+    for name in registry.BUILT_IN
+    for key, becomes in registry.backend_class(name).traits.keys.items()
+    for field in [becomes]
+    if field not in (HONOURED, NO_EFFECT)
+]
+
+
+def values(request: Any, field: str) -> Iterator[str]:
+    """Yield what a request has in its fields of a name, or in options such as --nodes."""
+    if isinstance(request, dict):
+        for name, value in request.items():
+            yield from [json.dumps(value)] if name == field else values(value, field)
+    elif isinstance(request, list):
+        for value in request:
+            yield from values(value, field)
+    elif isinstance(request, str) and field.startswith("--") and request.partition("=")[0] in field.split(", "):
+        yield request
+
+
+@pytest.mark.parametrize(("name", "key", "field"), MAPPED)
+def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, name: str, key: str, field: str):
+    (tmp_path / "train.py").write_text("")
+    use, common = USES[key] if key in USES else ({"resources": {"instance_type": TYPES[name]}}, {})
+    if key == "limits.max_wait":
+        common = WAITING.get(name, {})
+    keys = {"name": "mine", "source": str(tmp_path), "entrypoint": "train.py", "target": name, **common}
+
+    def planned(**more: Any) -> list[str]:
+        plan = Planner(name, **OPTIONS.get(name, {})).plan(Job(**keys | more))
+        return list(values(json.loads(json.dumps(plan.request)), field))
+
+    assert planned() != planned(**use)
+
+
+def test_the_traits_name_keys_of_the_job_file():
+    known = {*platform_keys.every(), *platform_keys.SHARED}
+    for name in registry.BUILT_IN:
+        assert registry.backend_class(name).traits.keys.keys() <= known, name

@@ -1,4 +1,4 @@
-"""The base class of a backend, Backend, and Feature, with Plan (plan.py). An author imports all from here.
+"""The base class of a backend, Backend, with Plan (plan.py) and Traits (traits.py). An author imports all from here.
 
 A backend converts a Job into the exact request of its platform (`plan`, pure) and sends it (`submit`). Afterwards it
 finds, watches, cancels and fetches the attempt by its handle, a string that another process can use as well. It never
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,23 +35,6 @@ if TYPE_CHECKING:
 
 FETCHABLE = ("model", "outputs", "checkpoints")
 WORKDIR = "workdir"  # what a script left in its working directory, where the backend offers it
-
-
-class Feature(StrEnum):
-    """What a backend supports; a job that needs more is refused before anything is uploaded."""
-
-    MULTI_NODE = "more than one node"
-    MIN_NODES = "fewer nodes than asked for (min_nodes)"
-    SPOT = "spot capacity (resources.use_spot)"
-    ENV_SECRETS = "secrets from the client's environment (env:NAME)"
-    KUBERNETES_SECRETS = "secrets of a Kubernetes cluster (k8s:SECRET/KEY)"
-    FILE_SECRETS = "secrets from a file on the node (file:PATH)"
-    LOCAL_PATHS = "inputs and output that are paths of this machine"
-    OBJECT_STORES = "inputs and output in an object store (s3://, gs://)"
-    IMAGES = "container images (image)"
-    WORKDIR = "the working directory (fetch --what workdir)"
-    MAX_WAIT = "a limit to the wait for machines (limits.max_wait)"
-    INSTANCE_TYPES = "instance types (resources.instance_type)"
 
 
 class Backend(ABC):
@@ -84,7 +66,6 @@ class Backend(ABC):
     calls_per_s: float = 50.0
     lost_after_s: float | None = None
     variables: tuple[str, ...] | None = None
-    features: frozenset[Feature] = frozenset()
     traits: Traits = Traits()
 
     @abstractmethod

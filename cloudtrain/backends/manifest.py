@@ -261,12 +261,6 @@ def check_gpus(plan: Plan) -> None:
 # -- resources and secrets -------------------------------------------------------------------------------------------------------
 
 
-def without_effect(job: Job, backend: str, *keys: str) -> list[str]:
-    """Return the note of a plan on resources that a job names and a backend reserves nowhere."""
-    named = [f"resources.{key}" for key in keys if getattr(job.resources, key) is not None]
-    return [f"{', '.join(named)}: without effect on {backend}, which does not reserve resources"] if named else []
-
-
 def unset_secrets(plan: Plan) -> str:
     """Return which secrets have no source but environment variables that this process does not have; "" for none."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+# What `Traits.keys` says of a key, beside the name of the platform's own field that it becomes.
+HONOURED = ""  # it means what the job file's page says
+NO_EFFECT = "no effect"  # it changes nothing; a plan says so
 
 
 class Paths(StrEnum):
@@ -21,14 +26,17 @@ class Traits:
 
     Attributes:
         paths: whose files the paths of a job name.
+        keys: the platform keys of a job (cloudtrain.job.platform_keys) that it takes: HONOURED, NO_EFFECT, or the field
+            of the platform's request that the key becomes. A job with another one is refused. Of the keys that cloudtrain
+            carries out itself, those that the platform does.
         own_machines: its machines are this one, or others of your own: without accounts, regions, rented machines and
             images of a registry.
         in_place: its ranks are plain processes of this machine: what they write anywhere stays where it is, and
             `<home>/runs/<run>` has the results of a run without `output`.
+        workdir: `fetch` copies the working directory of the ranks, when it is asked for.
         shared_files: all nodes and attempts of a target see the same files.
         packs: the platform packs `model` and `outputs`, and its copy of the checkpoints is as
             cloudtrain.backends.checkpoints describes.
-        ignores: keys of `resources` that have no effect, because nothing is reserved; a plan says so.
         script_variables: the key of the job that asks for such variables, "sm_env" or "aip_env", where the platform
             sets them itself; "" elsewhere.
         client: what pip installs beside cloudtrain for a submission, "" where nothing is needed.
@@ -40,11 +48,12 @@ class Traits:
     """
 
     paths: Paths = Paths.NONE
+    keys: Mapping[str, str] = field(default_factory=dict)
     own_machines: bool = False
     in_place: bool = False
+    workdir: bool = False
     shared_files: bool = False
     packs: bool = False
-    ignores: tuple[str, ...] = ()
     script_variables: str = ""
     client: str = ""
     ci: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import Facts, Feature
+from cloudtrain.backends.api import Facts
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
 
@@ -143,7 +143,7 @@ def _images(wanted: list[str], plan: Plan, facts: Facts, backend: Backend) -> Fo
 
 
 def _spot(wanted: bool, plan: Plan, facts: Facts, backend: Backend) -> Found:
-    if Feature.SPOT in backend.features and not (plan.job.get("resources") or {}).get("use_spot"):
+    if "resources.use_spot" in backend.traits.keys and not (plan.job.get("resources") or {}).get("use_spot"):
         yield "resources.use_spot", "is false; the policy requires spot machines", "write resources: {use_spot: true}"
 
 

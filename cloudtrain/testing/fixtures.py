@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.clock import SYSTEM
 from cloudtrain.events import MARK, LogLine, Status
+from cloudtrain.job import platform_keys
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing import machine
@@ -122,10 +123,10 @@ class ContractFixtures:
         for handle in handles:
             backend.cancel(handle)
 
-    def require(self, backend: Backend, feature: Feature) -> None:
-        """Skip the test where the backend does not offer a feature."""
-        if feature not in backend.features:
-            pytest.skip(f"it does not offer {feature}")
+    def require(self, backend: Backend, key: str) -> None:
+        """Skip the test where the backend does not take a key of the job."""
+        if key not in backend.traits.keys:
+            pytest.skip(f"it does not offer {platform_keys.describe(key)}")
 
     def until_final(self, backend: Backend, handle: str) -> Status:
         deadline = SYSTEM.monotonic() + WAIT_S

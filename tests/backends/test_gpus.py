@@ -97,7 +97,8 @@ def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, h
 
 
 @pytest.mark.parametrize(("backend", "ignored"), [("local", "cpus, memory, disk_gb"), ("ssh", "cpus, memory, disk_gb"),
-                                                  ("slurm", "disk_gb"), ("kubernetes", "")])  # fmt: skip
+                                                  ("slurm", "disk_gb"), ("kubernetes", ""),
+                                                  ("sagemaker-local", "cpus, memory, disk_gb")])  # fmt: skip
 def test_the_plan_says_which_resources_have_no_effect(project, backend: str, ignored: str):  # noqa: F811
     (project / "train.py").write_text("")
     found = [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.traits import Traits
 from cloudtrain.errors import BackendError, BadJob, BadRequest, UnknownBackend
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -94,7 +95,7 @@ def test_unknown_backend_and_options_are_refused(job, source):
 
 
 def test_all_problems_with_the_backend_at_once(job, monkeypatch):
-    monkeypatch.setattr(MemoryBackend, "features", frozenset())
+    monkeypatch.setattr(MemoryBackend, "traits", Traits())
     wrong = job.replace(
         num_nodes=2, image="a/b", output="s3://b/p", secrets={"T": "env:T"}, resources={"use_spot": True}
     )

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import Feature
 from cloudtrain.events import State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
@@ -97,7 +96,7 @@ def job_for(job: Mapping[str, Any], first: str, target: str) -> dict[str, Any]:
         resources.pop("usd_per_hour", None)
     options = {name: value for name, value in job["options"].items() if name != TARGETS[first] or target == first}
     kept = {**job, "resources": resources, "options": options}
-    if target != first and Feature.IMAGES not in kind.features:
+    if target != first and "image" not in kind.traits.keys:
         kept.pop("image", None)
     return kept
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from cloudtrain_attic import AtticBackend
 
-from cloudtrain.backends.api import Feature, Plan, Shell, Traits
+from cloudtrain.backends.api import Plan, Shell, Traits
 from cloudtrain.backends.manifest import env_secrets
+from cloudtrain.backends.traits import HONOURED
 from cloudtrain.errors import BackendError
 from cloudtrain.events import Status
 from cloudtrain.nodes import directory
@@ -20,8 +21,7 @@ from cloudtrain.source.bundle import Bundle
 class Reference(AtticBackend):
     """Runs one node as real processes of this machine; the mutants inherit from it."""
 
-    features = frozenset({Feature.ENV_SECRETS})
-    traits = Traits(shell=True)
+    traits = Traits(keys={"secrets.env": HONOURED}, shell=True)
     group, calls_per_s = "attic", 10.0
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.akash import container, doctor, logs
 from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.akash.jobs import Attempts
-from cloudtrain.backends.akash.request import Request, fill
+from cloudtrain.backends.akash.request import KEYS, Request, fill
 from cloudtrain.backends.akash.submit import Submission
-from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Plan, TimeLimit, Traits
 from cloudtrain.backends.aws import Aws
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, BadRequest, Problem
@@ -43,9 +43,7 @@ class AkashBackend(Backend):
     poll_s = follow_s = POLL_S
     logs_per_s = 2.0
     variables = ("AKASH_*", "AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
-    features = frozenset(
-        {Feature.MULTI_NODE, Feature.ENV_SECRETS, Feature.OBJECT_STORES, Feature.IMAGES, Feature.MAX_WAIT}
-    )
+    traits = Traits(keys=KEYS)
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options = dict(options)

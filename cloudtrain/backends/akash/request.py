@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import fetch_program
 from cloudtrain.backends.akash import container, sdl
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.traits import HONOURED
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
 from cloudtrain.source import provenance
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
 
 START_S = 1800  # for image pulls before a start and uploads after an end, until the watcher closes a lease by itself
 URLS = "${urls of node %d}"  # in the plan; presigned URLs are made by `submit`
+
+
+KEYS = {
+    "num_nodes": "services",
+    "image": "image",
+    "resources.accelerators": "gpu",
+    "resources.disk_gb": "storage",
+    "resources.cpus": "cpu",
+    "resources.memory": "memory",
+    "secrets.env": HONOURED,
+    "limits.max_wait": HONOURED,
+}
 
 
 class Request:

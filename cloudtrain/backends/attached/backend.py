@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudtrain.backends.api import FETCHABLE, Backend, Feature
+from cloudtrain.backends.api import FETCHABLE, Backend
 from cloudtrain.backends.attached.run import AttachedRun, attempt_of, newest_attempt, run_names
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.backends.store.files import Files
@@ -27,7 +27,6 @@ class AttachedBackend(Backend):
 
     name = "attached"
     poll_s = 5.0
-    features: frozenset[Feature] = frozenset()
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock

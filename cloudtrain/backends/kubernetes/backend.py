@@ -17,7 +17,6 @@ from cloudtrain.backends.api import (
     FETCHABLE,
     Backend,
     Facts,
-    Feature,
     FoundAttempt,
     Paths,
     Plan,
@@ -38,7 +37,7 @@ from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.permissions import build_role
-from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
+from cloudtrain.backends.kubernetes.request import KEYS, Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.backends.store.open import Clients, s3_endpoint
@@ -61,7 +60,7 @@ class KubernetesBackend(Backend):
 
     name = "kubernetes"
     traits = Traits(
-        Paths.NODES, ci="write the cluster's address and authority into it, and let its identity in", shell=True
+        Paths.NODES, KEYS, ci="write the cluster's address and authority into it, and let its identity in", shell=True
     )
     poll_s = follow_s = POLL_S
     calls_per_s = CALLS_PER_S
@@ -70,18 +69,6 @@ class KubernetesBackend(Backend):
         "KUBECONFIG", "KUBERNETES_*", "AWS_*", "BOTO_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "AZURE_*",
         "STORAGE_EMULATOR_HOST", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME", "PATH",
     )  # fmt: skip
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.OBJECT_STORES,
-            Feature.KUBERNETES_SECRETS,
-            Feature.LOCAL_PATHS,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-            Feature.MAX_WAIT,
-        }
-    )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self._workdir = {"namespace": "default", **options}, workdir

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Backend, Feature, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Backend, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.local.bytecode import link_bytecode
+from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, Status
@@ -33,24 +34,17 @@ if TYPE_CHECKING:
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 
 
+KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
+KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
+
+
 class LocalBackend(Backend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    traits = Traits(Paths.HERE, in_place=True, ignores=("cpus", "memory", "disk_gb"), own_machines=True, shell=True)
+    traits = Traits(Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, shell=True)
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()
-    features = frozenset(
-        {
-            Feature.WORKDIR,
-            Feature.MULTI_NODE,
-            Feature.MIN_NODES,
-            Feature.ENV_SECRETS,
-            Feature.FILE_SECRETS,
-            Feature.LOCAL_PATHS,
-            Feature.OBJECT_STORES,
-        }
-    )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -104,9 +98,7 @@ class LocalBackend(Backend):
             }
             for rank in range(manifest.nodes)
         ]
-        notes = manifests.gpu_notes(job, "this machine") + manifests.without_effect(
-            job, self.name, *self.traits.ignores
-        )
+        notes = manifests.gpu_notes(job, "this machine")
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes run as groups of processes on this machine")
         return Plan(

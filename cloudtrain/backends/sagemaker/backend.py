@@ -21,7 +21,6 @@ from cloudtrain.backends.api import (
     FETCHABLE,
     Backend,
     Facts,
-    Feature,
     FoundAttempt,
     ImageRegistry,
     Plan,
@@ -69,13 +68,17 @@ class SagemakerBackend(Backend):
 
     name = "sagemaker"
     traits = Traits(
-        packs=True, script_variables="sm_env", client="boto3", ci="allow {role} to CI", prices=True, shell=True
+        keys=request.KEYS,
+        packs=True,
+        script_variables="sm_env",
+        client="boto3",
+        ci="allow {role} to CI",
+        prices=True,
+        shell=True,
     )
     poll_s = 10.0
     variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S
-    features = frozenset({Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES,
-                          Feature.MAX_WAIT})  # fmt: skip
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self.workdir = dict(options), workdir

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Backend, Feature, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, Backend, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
-from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.sagemaker.request import OBJECT
 from cloudtrain.backends.store.s3 import S3
 from cloudtrain.clock import SYSTEM, Clock
@@ -39,9 +38,10 @@ class SagemakerLocalBackend(Backend):
     """Runs training jobs as containers of this machine."""
 
     name = "sagemaker-local"
-    traits = Traits(Paths.HERE, own_machines=True, packs=True, script_variables="sm_env", shell=True)
+    traits = Traits(
+        Paths.HERE, local_request.KEYS, own_machines=True, packs=True, script_variables="sm_env", shell=True
+    )
     poll_s = 0.1
-    features = SagemakerBackend.features | {Feature.LOCAL_PATHS}
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self.workdir = dict(options), workdir

@@ -25,6 +25,7 @@ from cloudtrain.backends.sagemaker.request import (
     container_command,
     toolkit_hyperparameters,
 )
+from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
 
@@ -33,6 +34,18 @@ if TYPE_CHECKING:
 
 IMAGE = "cloudtrain-train:cpu"  # built by images/build.sh
 S3_HINT = "options.sagemaker-local.s3: true lets this machine download and upload it with its own credentials"
+
+
+KEYS = {
+    "num_nodes": "InstanceCount",
+    "image": "TrainingImage",
+    "resources.accelerators": "CLOUDTRAIN_GPUS",
+    "resources.cpus": NO_EFFECT,
+    "resources.memory": NO_EFFECT,
+    "resources.disk_gb": NO_EFFECT,
+    "resources.use_spot": NO_EFFECT,
+    "resources.instance_type": NO_EFFECT,
+}
 
 
 def build_request(
@@ -96,10 +109,6 @@ def build_request(
     }
     if gpus:
         request["Environment"] = {"CLOUDTRAIN_GPUS": ",".join(map(str, range(gpus)))}
-    if job.resources.use_spot:
-        notes.append("local mode has no spot machines: use_spot is ignored")
-    if job.resources.instance_type:
-        notes.append(f"each host is a container on this machine, not {job.resources.instance_type}")
     if options.get("image") is None and job.image is None:
         notes.append(
             f"the image is {IMAGE}; build it once with images/build.sh of cloudtrain's repository, or set image to another one"

@@ -83,6 +83,21 @@ class BuiltRequest:
         )
 
 
+KEYS = {
+    "num_nodes": "InstanceCount",
+    "image": "TrainingImage",
+    "resources.accelerators": "InstanceType",
+    "resources.use_spot": "EnableManagedSpotTraining",
+    "resources.disk_gb": "VolumeSizeInGB",
+    "resources.cpus": "InstanceType",
+    "resources.memory": "InstanceType",
+    "resources.instance_type": "InstanceType",
+    "limits.max_runtime": "MaxRuntimeInSeconds",
+    "limits.max_wait": "MaxWaitTimeInSeconds",
+    "retry.max_attempts": "MaximumRetryAttempts",
+}
+
+
 def build_request(
     job: Job,
     run_id: str,

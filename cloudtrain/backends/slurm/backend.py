@@ -18,7 +18,6 @@ from cloudtrain.backends.api import (
     FETCHABLE,
     Backend,
     Facts,
-    Feature,
     FoundAttempt,
     Paths,
     Plan,
@@ -26,7 +25,7 @@ from cloudtrain.backends.api import (
     TimeLimit,
     Traits,
 )
-from cloudtrain.backends.manifest import Manifest, without_effect
+from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.gpus import count_gpus
@@ -54,20 +53,8 @@ class SlurmBackend(Backend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
-    traits = Traits(
-        Paths.NODES, ignores=("disk_gb",), own_machines=True, shared_files=True, client="asyncssh", shell=True
-    )
+    traits = Traits(Paths.NODES, request.KEYS, own_machines=True, shared_files=True, client="asyncssh", shell=True)
     poll_s = 5.0  # slurmctld serves everybody
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.MIN_NODES,
-            Feature.SPOT,
-            Feature.FILE_SECRETS,
-            Feature.LOCAL_PATHS,
-            Feature.OBJECT_STORES,
-        }
-    )
 
     # A site that limits its users' calls refills 2 a second by default, after a burst of 30 (rl_refill_rate and
     # rl_bucket_size of SlurmctldParameters, https://slurm.schedmd.com/slurm.conf.html, 2026-11-23). Half of that.
@@ -117,7 +104,6 @@ class SlurmBackend(Backend):
                 *request.plan_notes(self.folder, manifest, restarts, slices),
                 *request.gpu_notes(job, self.site_options),
                 *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
-                *without_effect(job, self.name, *self.traits.ignores),
             ),
         )
 

@@ -23,6 +23,7 @@ from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm.script import batch_script
 from cloudtrain.backends.slurm.slices import Slices
+from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
 
@@ -65,6 +66,20 @@ def arguments_problem(arguments: Sequence[str], command: str, reserved: Sequence
         if is_long and (ours := next((option for option in reserved if option.startswith(name)), "")):
             return f"{text!r} cannot be given: cloudtrain sets --{ours} itself"
     return None
+
+
+KEYS = {
+    "num_nodes": "--nodes",
+    "min_nodes": "--nodes",
+    "resources.accelerators": "--gpus-per-node",
+    "resources.use_spot": "--partition, --qos",
+    "resources.disk_gb": NO_EFFECT,
+    "resources.cpus": "--cpus-per-task",
+    "resources.memory": "--mem",
+    "secrets.file": HONOURED,
+    "limits.max_runtime": "--time",
+    "retry.max_attempts": "--requeue",
+}
 
 
 def build_request(

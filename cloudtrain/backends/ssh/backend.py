@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Backend, Feature, FoundAttempt, Paths, Plan, Shell, TimeLimit, Traits
-from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
+from cloudtrain.backends.api import FETCHABLE, Backend, FoundAttempt, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
 from cloudtrain.backends.ssh.machines import (
@@ -26,6 +26,7 @@ from cloudtrain.backends.ssh.machines import (
     raise_first,
 )
 from cloudtrain.backends.ssh.request import build_request
+from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
@@ -48,30 +49,22 @@ TAIL_S = 0.2  # how often followed logs are asked for
 DIRECTORY = "~/.cloudtrain"
 
 
+KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
+KEYS |= {"limits.max_wait": HONOURED}
+KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
+
+
 class SshBackend(Backend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
-    traits = Traits(
-        Paths.NODES, ignores=("cpus", "memory", "disk_gb"), own_machines=True, client="asyncssh", shell=True
-    )
+    traits = Traits(Paths.NODES, KEYS, own_machines=True, client="asyncssh", shell=True)
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open
     follow_s = TAIL_S
     lost_after_s: float = LOST_AFTER_S
     variables = ("SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of a ProxyCommand
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.MIN_NODES,
-            Feature.ENV_SECRETS,
-            Feature.FILE_SECRETS,
-            Feature.LOCAL_PATHS,
-            Feature.OBJECT_STORES,
-            Feature.MAX_WAIT,
-        }
-    )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -107,9 +100,7 @@ class SshBackend(Backend):
             problems.append(Problem(message, "num_nodes", "add machines, or lower num_nodes"))
         if problems:
             raise BadJob(problems)
-        notes = gpu_notes(job, "its machine, of those that no other run holds") + without_effect(
-            job, self.name, *self.traits.ignores
-        )
+        notes = gpu_notes(job, "its machine, of those that no other run holds")
         if len(self.machines) > manifest.nodes:
             notes.append(
                 f"the first {manifest.nodes} of {len(self.machines)} machines in options.ssh.hosts that can be reached are used"

@@ -15,7 +15,6 @@ from cloudtrain.backends.api import (
     FETCHABLE,
     Backend,
     Facts,
-    Feature,
     FoundAttempt,
     Plan,
     Requirement,
@@ -30,7 +29,7 @@ from cloudtrain.backends.vertex.gpus import count_gpus
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.limits import time_limit
 from cloudtrain.backends.vertex.permissions import build_permissions
-from cloudtrain.backends.vertex.request import Request
+from cloudtrain.backends.vertex.request import KEYS, Request
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, CloudtrainError, Problem, install_command
 from cloudtrain.events import LogLine, Status
@@ -60,16 +59,6 @@ class CustomJobsBackend(Backend):
         "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "GCE_*", "AWS_*", "STORAGE_EMULATOR_HOST", "*_PROXY", "*_proxy",
         "*_CA_BUNDLE", "SSL_CERT_*", "HOME",
     )  # fmt: skip
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.OBJECT_STORES,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-            Feature.MAX_WAIT,
-        }
-    )
 
     def __init__(self, options: Mapping[str, Any], jobs: CustomJobs) -> None:
         self._options, self._jobs = options, jobs
@@ -139,7 +128,8 @@ class VertexBackend(CustomJobsBackend):
     """Runs jobs as custom jobs of a Google Cloud project."""
 
     name = "vertex"
-    traits = Traits(script_variables="aip_env", client="google-auth", ci="allow the Workload Identity provider in it to CI",
+    traits = Traits(keys=KEYS, script_variables="aip_env", client="google-auth",
+                    ci="allow the Workload Identity provider in it to CI",
                     account="project", prices=True, shell=True)  # fmt: skip
     poll_s = follow_s = POLL_S
     logs_per_s = LOGS_PER_S

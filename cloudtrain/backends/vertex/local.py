@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Paths, Plan, Shell, Traits
+from cloudtrain.backends.api import FETCHABLE, Paths, Plan, Shell, Traits
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
+from cloudtrain.backends.vertex.request import KEYS
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.simulators.vertex import server
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 POLL_S = 0.1
+KEYS_HERE = {key: field for key, field in KEYS.items() if key != "limits.max_wait"}  # it has no FLEX_START
 
 
 class VertexLocalBackend(CustomJobsBackend):
     """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
-    traits = Traits(Paths.OUTPUT_HERE, own_machines=True, script_variables="aip_env", shell=True)
-    features = CustomJobsBackend.features | {Feature.LOCAL_PATHS}
+    traits = Traits(Paths.OUTPUT_HERE, KEYS_HERE, own_machines=True, script_variables="aip_env", shell=True)
     poll_s = POLL_S
     calls_per_s = logs_per_s = 100.0
 

@@ -51,6 +51,21 @@ _NAMES = {
 _RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 
 
+KEYS = {
+    "num_nodes": "replicaCount",
+    "image": "imageUri",
+    "resources.accelerators": "acceleratorType",
+    "resources.use_spot": "strategy",
+    "resources.disk_gb": "bootDiskSizeGb",
+    "resources.cpus": "machineType",
+    "resources.memory": "machineType",
+    "resources.instance_type": "machineType",
+    "limits.max_runtime": "timeout",
+    "limits.max_wait": "maxWaitDuration",
+    "retry.max_attempts": "disableRetries",
+}
+
+
 class Request:
     """The request of one attempt: `parent`, `custom_job`, `source` and `manifest`, with problems and notes."""
 

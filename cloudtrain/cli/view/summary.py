@@ -392,9 +392,8 @@ def not_kept_rows(run: Run) -> list[tuple[str, str]]:
 
 def workdir_command(run: Run) -> list[str]:
     """Return the command that copies the script's working directory, in a list; [] where the backend cannot."""
-    from cloudtrain.backends.api import Feature
 
-    if run.record.attached or Feature.WORKDIR not in registry.backend_class(run.record.backend).features:
+    if run.record.attached or not registry.traits(run.record.backend).workdir:
         return []
     return [f"cloudtrain fetch {run.run_id} -o {run.run_id}/ --what workdir copies the script's working directory"]
 

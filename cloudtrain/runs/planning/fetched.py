@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import checkpoints, registry
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
+from cloudtrain.backends.api import FETCHABLE, WORKDIR
 from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.runs.planning import attempts
 
@@ -78,9 +78,9 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
     newest = accepted[-1]
     assert newest.handle is not None
     backend = attempts.backend_of(newest.plan, store.home, newest.handle, clock=store.clock)
-    if WORKDIR in what and Feature.WORKDIR not in backend.features:
+    if WORKDIR in what and not backend.traits.workdir:
         hint = "add keep: [out] to the job: then fetch can copy the files of that folder from every backend"
-        raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
+        raise BadRequest(f"{backend.name} does not offer the working directory (fetch --what workdir)", hint)
     with owned(folder, run.run_id):
         try:
             fetched = backend.fetch(newest.handle, folder, tuple(what))

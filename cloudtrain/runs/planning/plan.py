@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.backends.api import Backend, Paths, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.job import homes, rules, targets
+from cloudtrain.job import homes, platform_keys, rules, targets
 from cloudtrain.runs.planning import candidates, cap, keys, policies, upstream
 from cloudtrain.runs.planning.checks import table
 from cloudtrain.runs.planning.checks.case import Case, fit_script
@@ -277,45 +277,35 @@ def label(text: str) -> str:
 
 def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     """Return what the job wants and the backend cannot do."""
-    sources = {source.partition(":")[0] for secret in job.secrets.values() for source in secret}
-    only_k8s = any(all(source.startswith("k8s:") for source in secret) for secret in job.secrets.values())
-    uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | (
-        {"output": job.output} if job.output else {}
-    )
-    wants = [
-        (Feature.MULTI_NODE, job.num_nodes > 1, "num_nodes"),
-        (Feature.MIN_NODES, job.min_nodes is not None, "min_nodes"),
-        (Feature.SPOT, job.resources.use_spot, "resources.use_spot"),
-        (Feature.IMAGES, job.image is not None, "image"),
-        (Feature.INSTANCE_TYPES, job.resources.instance_type is not None, "resources.instance_type"),
-        (Feature.ENV_SECRETS, "env" in sources, "secrets"),
-        (Feature.FILE_SECRETS, "file" in sources, "secrets"),
-        (Feature.KUBERNETES_SECRETS, only_k8s, "secrets"),
-    ]
-    for path, uri in uris.items():
-        remote = "://" in uri and not uri.startswith("file://")
-        wants.append((Feature.OBJECT_STORES if remote else Feature.LOCAL_PATHS, True, path))
-    return [
-        Problem(f"the backend {kind.name} does not offer {feature}", path, _instead(feature, kind))
-        for feature, wanted, path in wants
-        if wanted and feature not in kind.features
-    ]
-
-
-def _instead(feature: Feature, kind: type[Backend]) -> str:
-    """Return what to write where a backend does not offer something; "" where there is no replacement."""
-    if feature is Feature.KUBERNETES_SECRETS:
-        return "name another source, or a second one for this backend: [k8s:SECRET/KEY, aws-secretsmanager:NAME]"
-    if feature is Feature.ENV_SECRETS:
-        if Feature.KUBERNETES_SECRETS in kind.features:
-            return "use a secret of the cluster, k8s:SECRET/KEY, or aws-secretsmanager:NAME or gcp-secretmanager:NAME"
-        stores = "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
-        return (
-            "put it into a file with mode 600 on the node and write file:PATH"
-            if Feature.FILE_SECRETS in kind.features
-            else stores
+    problems = [
+        Problem(
+            f"the backend {kind.name} does not offer {platform_keys.describe(key)}",
+            "secrets" if key.startswith("secrets.") else key,
+            _instead(key, kind),
         )
-    if feature is Feature.SPOT:
+        for key in platform_keys.in_use(job)
+        if key not in kind.traits.keys
+    ]
+    if kind.traits.paths is Paths.NONE:
+        message = f"the backend {kind.name} does not offer inputs and output that are paths of this machine"
+        places = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | {"output": job.output or "s3://"}
+        problems += [
+            Problem(message, path) for path, uri in places.items() if "://" not in uri or uri.startswith("file://")
+        ]
+    return problems
+
+
+def _instead(key: str, kind: type[Backend]) -> str:
+    """Return what to write where a backend does not take a key; "" where there is no replacement."""
+    if key == "secrets.k8s":
+        return "name another source, or a second one for this backend: [k8s:SECRET/KEY, aws-secretsmanager:NAME]"
+    if key == "secrets.env":
+        if "secrets.k8s" in kind.traits.keys:
+            return "use a secret of the cluster, k8s:SECRET/KEY, or aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        if "secrets.file" in kind.traits.keys:
+            return "put it into a file with mode 600 on the node and write file:PATH"
+        return "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+    if key == "resources.use_spot":
         return "add --set resources.use_spot=false, or choose another target (-t)"
     return ""
 

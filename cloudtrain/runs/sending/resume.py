@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.backends.api import Plan
 from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
@@ -204,9 +204,11 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
     data |= {"image": job.get("image"), "resources": dict(job.get("resources") or {}), "options": options}
     backend = resolve(Job.from_dict(data | {"options": {}}), target=target, backends=registry.Names()).backend
     kind, resources = registry.backend_class(backend), data["resources"]
-    if resources.get("instance_type") and (Feature.INSTANCE_TYPES not in kind.features or backend != first.backend):
+    if resources.get("instance_type") and (
+        "resources.instance_type" not in kind.traits.keys or backend != first.backend
+    ):
         notes.append(f"{resources.pop('instance_type')} is a machine type of {first.target}: it is ignored on {target}")
-    if data.get("image") and Feature.IMAGES not in kind.features:
+    if data.get("image") and "image" not in kind.traits.keys:
         notes.append(f"target {target} uses no containers: the image {data.pop('image')} is ignored there")
     for name in _PRICE:  # of the other target's machines
         resources.pop(name, None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends import shell
-from cloudtrain.backends.api import Backend, Feature
+from cloudtrain.backends.api import Backend
 from cloudtrain.errors import BackendError
 from cloudtrain.testing.fixtures import ContractFixtures
 from cloudtrain.testing.suite.hostile import HOSTILE
@@ -81,7 +81,7 @@ class InsideContract(ContractFixtures):
         assert b"no-such-program: No such file or directory" in done.err
 
     def test_each_node_has_its_ranks(self, backend: Backend, start_with_shell: Any) -> None:
-        self.require(backend, Feature.MULTI_NODE)
+        self.require(backend, "num_nodes")
         handle = start_with_shell(WAITS, num_nodes=2, processes_per_node=2)
         self.until_line(backend, handle, "waits", 4)
         ranks = [self.inside(backend, handle, "exec", "-", "-", "sh", "-c", "echo $RANK", node=node) for node in (0, 1)]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.api import Backend, Feature
+from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
 
 
 class NodesContract(ContractFixtures):
-    """What a backend with `Feature.MULTI_NODE` promises."""
+    """What a backend with `num_nodes` promises."""
 
     def test_ranks_over_two_nodes(self, backend: Backend, start: Any) -> None:
-        self.require(backend, Feature.MULTI_NODE)
+        self.require(backend, "num_nodes")
         names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK"
         script = f"import json, os\nprint(json.dumps([int(os.environ[n]) for n in '{names}'.split()]))\n"
         handle = start(script, num_nodes=2, processes_per_node=2)
@@ -25,7 +25,7 @@ class NodesContract(ContractFixtures):
         assert seen == [(0, 0, 0, 0, 4, 2, 0), (0, 1, 1, 1, 4, 2, 0), (1, 2, 2, 0, 4, 2, 1), (1, 3, 3, 1, 4, 2, 1)]
 
     def test_one_failing_node_ends_the_attempt(self, backend: Backend, start: Any) -> None:
-        self.require(backend, Feature.MULTI_NODE)
+        self.require(backend, "num_nodes")
         handle = start(
             "import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(23)\ntime.sleep(600)\n", num_nodes=2
         )
@@ -35,7 +35,7 @@ class NodesContract(ContractFixtures):
 
     @pytest.mark.train
     def test_a_collective_over_two_nodes(self, backend: Backend, start: Any) -> None:
-        self.require(backend, Feature.MULTI_NODE)
+        self.require(backend, "num_nodes")
         script = (
             "import torch, torch.distributed as dist\n"
             "dist.init_process_group('gloo')\n"

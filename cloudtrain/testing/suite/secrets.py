@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.api import Backend, Feature
+from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
 from cloudtrain.testing.machine import ProcessSearch, files_with, forms
 
 
 class SecretsContract(ContractFixtures):
-    """What a backend with `Feature.ENV_SECRETS` promises."""
+    """What a backend with `secrets.env` promises."""
 
     @pytest.fixture
     def secret(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> str:
         """A value of the environment variable CONTRACT_SECRET that nobody else has."""
-        self.require(backend, Feature.ENV_SECRETS)
+        self.require(backend, "secrets.env")
         value = f's3cr3t {random.getrandbits(64):016x}+"of the suite"'
         monkeypatch.setenv("CONTRACT_SECRET", value)
         return value

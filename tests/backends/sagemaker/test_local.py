@@ -65,8 +65,7 @@ def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None
     source = f"file://{folder}/a1/code/source.tar.gz"
     assert channels == {"texts": f"file://{tmp_path}", "one": f"file://{tmp_path}/x.jsonl", "cloudtrain": source}
     assert "EnableManagedSpotTraining" not in request and "MaxWaitTimeInSeconds" not in request["StoppingCondition"]
-    notes = " ".join(plan.notes)
-    assert "use_spot is ignored" in notes and "not ml.m5.xlarge" in notes and IMAGE in notes
+    assert IMAGE in " ".join(plan.notes)
     orders = [json.loads(piece) for piece in request["HyperParameters"].values()]
     assert Manifest.decode(orders).inputs["one"]["file"] == "x.jsonl"
 

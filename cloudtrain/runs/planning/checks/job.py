@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import machines, registry
-from cloudtrain.backends.api import Feature
-from cloudtrain.backends.plan import Fact, Note
+from cloudtrain.backends.plan import Fact, Note, say
+from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
-from cloudtrain.job import launchers, placeholders, sbatch, targets
+from cloudtrain.job import launchers, placeholders, platform_keys, sbatch, targets
 from cloudtrain.runs.planning import output_audit, upstream
 
 if TYPE_CHECKING:
@@ -49,13 +49,23 @@ def idle_gpus(case: Case) -> Iterator[str]:
 def unlimited_wait(case: Case) -> Iterator[str]:
     """Say where the platform does not end a wait for machines."""
     job, name = case.job, case.plan.backend
-    if not job.limits.max_wait or Feature.MAX_WAIT in registry.backend_class(name).features:
+    if not job.limits.max_wait or "limits.max_wait" in registry.traits(name).keys:
+        return
+    if say(case.plan.notes, Fact.WAIT_UNLIMITED):
         return
     text = f"{name} itself does not end a wait for machines: limits.max_wait needs several targets or GPUs"
     if job.num_nodes > 1:
         between = "limits.max_wait bounds only how long nodes wait for each other"
         text = f"{name} does not end a wait for machines: {between}"
     yield Note(text, Fact.WAIT_UNLIMITED)
+
+
+def without_effect(case: Case) -> Iterator[str]:
+    """Name the resources that the backend reserves nowhere."""
+    keys = registry.traits(case.plan.backend).keys
+    used = platform_keys.in_use(case.job)
+    if named := [key for key, becomes in keys.items() if becomes == NO_EFFECT and key in used]:
+        yield f"{', '.join(named)}: without effect on {case.plan.backend}, which does not reserve resources"
 
 
 def unknown_gpu(case: Case) -> Iterator[str]:

@@ -22,6 +22,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     source.separate_trainings,
     source.copies,
     job.unlimited_wait,
+    job.without_effect,
     job.unknown_gpu,
     # What was chosen for the job, and what its platform does.
     job.set_by_policies,
