@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,8 @@ def asked_about(call: ast.Call) -> str:
         return ""
     subject, *more = map(ast.unparse, call.args)
     named = subject.lower().rpartition(".")[2].strip("_()")
-    found = (
-        named in ("backend", "backend_class", "kind")
-        and "str" not in more
-        or any("Backend" in each and "Unknown" not in each for each in more)
-    )
+    about = named in ("backend", "backend_class", "kind") and "str" not in more
+    found = about or any(re.search(r"\b(?!Unknown)\w*Backend\b", each) for each in more)
     return ast.unparse(call) if found else ""
 
 
