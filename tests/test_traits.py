@@ -34,13 +34,6 @@ OTHERS = {
     ("job/sbatch.py", "slurm"),
     ("backends/google.py", "vertex"),  # extras of pip
     ("backends/store/open.py", "sagemaker"),
-    # Lists of prices are named so; their readers are still here and not with their providers.
-    *(
-        (f"forecast/{name}.py", provider)
-        for name in ("network", "offers", "prices", "refresh")
-        for provider in ("sagemaker", "vertex")
-    ),
-    ("forecast/price_lists.py", "vertex"),
 }
 
 

@@ -29,6 +29,7 @@ from cloudtrain.events import LogLine, Status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.price_lists import Downloads, Offer
     from cloudtrain.backends.store.files import Files
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
@@ -186,6 +187,24 @@ class Backend(ABC):
     def machine(self, plan: Plan) -> str:
         """Return each node's machine type as provider/region/name, "" where it is not known. Pure."""
         return ""
+
+    @classmethod
+    def read_prices(cls, provider: str, region: str, key: str, downloads: Downloads) -> Offer:
+        """Read the prices of machines in a region (`cloudtrain prices refresh`); blocking.
+
+        Args:
+            provider: of the list: this backend, or `traits.rents`.
+            region: of the machines.
+            key: of an API for prices, "" without.
+            downloads: reads addresses, with bounds.
+
+        Raises:
+            BackendError: the answer is not such a list, or too large.
+            Unreachable: no answer, or too slow.
+        """
+        from cloudtrain.backends.price_lists import read_catalogue
+
+        return read_catalogue(downloads, provider, region).offer()
 
     def facts(self, plan: Plan) -> Facts:
         """Return to which account, region and machines a plan goes; policies are checked against it. Pure."""

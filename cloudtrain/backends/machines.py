@@ -56,10 +56,15 @@ class Machine:
         return {"usd_per_hour": self.usd_per_hour, "as_of": self.price_date, "source": self.price_source}
 
 
-@cache
 def load(platform: str) -> tuple[Machine, ...]:
     """Return a platform's machine types in the order of its table; blocking (one small file)."""
-    with open(FOLDER / platform / "machines.csv", encoding="utf-8", newline="") as file:
+    return read(FOLDER / platform / "machines.csv")
+
+
+@cache
+def read(path: Path) -> tuple[Machine, ...]:
+    """Return the machine types of a table; blocking (one small file)."""
+    with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return tuple(
         Machine(

@@ -85,6 +85,14 @@ def traits(name: str) -> Traits:
         return Traits()
 
 
+def priced_by(provider: str) -> type[Backend] | None:
+    """Return the backend whose machines a price list's provider has, None for a provider that no backend describes."""
+    for name in [provider] if provider in Names() else Names():
+        if {provider} & {name, traits(name).rents} and traits(name).prices:
+            return backend_class(name)
+    return None
+
+
 def create(name: str, options: Mapping[str, Any], home: Path, clock: Clock = SYSTEM) -> Backend:
     """Return a backend with validated options; its folder is `<home>/runs`."""
     return backend_class(name)(options, home / "runs", **_clock_of(clock))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 # What `Traits.keys` says of a key, beside the name of the platform's own field that it becomes.
 HONOURED = ""  # it means what the job file's page says
@@ -43,7 +44,11 @@ class Traits:
         ci: what a person does so that a job of GitHub or GitLab logs in with its identity token; "" where none can.
             cloudtrain/cli/ci has how it logs in, below `#? NAME`.
         account: its option that names who pays.
-        prices: there are prices for its machines: `Backend.machine` names them as price lists do.
+        prices: the region of the prices in its table of machines; "" where its machines have none. `Backend.machine` names
+            them as price lists do: NAME/REGION/MACHINE.
+        machines: its table of machines, a CSV file as cloudtrain.backends.machines describes; None without.
+        rents: another provider of price lists whose machines that table describes too.
+        machine_prefix: what its names of machines have before those of `rents`.
         shell: `Backend.shell` can start a program beside a rank, or names an address where a person can.
     """
 
@@ -58,7 +63,10 @@ class Traits:
     client: str = ""
     ci: str = ""
     account: str = "account"
-    prices: bool = False
+    prices: str = ""
+    machines: Path | None = None
+    rents: str = ""
+    machine_prefix: str = ""
     shell: bool = False
 
     @property

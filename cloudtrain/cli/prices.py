@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.backends import registry
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError
 from cloudtrain.forecast import prices
@@ -140,15 +141,15 @@ def _offers(home: Path, names: tuple[str, ...], target: str | None) -> Iterator[
     from cloudtrain.forecast import offers
 
     if target:
-        region = prices.SHIPPED.get(target)
+        region = registry.traits(target).prices
         found = [f"{target}/{region}"] if region else list(_of_targets(target))
         if not found:
             hint = "name one, as in sagemaker/us-east-1; usd_per_hour of a target is its own price"
             raise BadRequest(f"the target {target} has no price list", hint)
         names = (*names, *found)
-    defaults = [f"{provider}/{region}" for provider, region in prices.SHIPPED.items()]
+    defaults = [f"{name}/{region}" for name in registry.names() if (region := registry.traits(name).prices)]
     for name in _wanted(home, names, defaults):
-        if name.split("/")[0] not in prices.SHIPPED and prices.load(home, name) is None:
+        if not registry.traits(name.split("/")[0]).prices and prices.load(home, name) is None:
             raise BadRequest(f"the list {name} is not stored", f"run cloudtrain prices refresh {name}")
         yield from offers.of_list(home, name)
 
@@ -219,8 +220,8 @@ def _of_targets(only: str | None = None) -> Iterator[str]:
         if only not in (None, name):
             continue
         options = target.options.value
-        region = options.get("region") or prices.SHIPPED.get(target.backend)
-        if target.backend in prices.SHIPPED and re.fullmatch(PRICE_LIST, f"{target.backend}/{region}"):
+        region = options.get("region") or registry.traits(target.backend).prices
+        if registry.traits(target.backend).prices and re.fullmatch(PRICE_LIST, f"{target.backend}/{region}"):
             yield f"{target.backend}/{region}"
         elif match := re.match(PRICE_LIST + "/", str(options.get("priced_as", ""))):
             yield match[0].rstrip("/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cloudtrain.backends import machines
+from cloudtrain.forecast.offers import machines_of
 
 
 class Band(NamedTuple):
@@ -59,10 +59,10 @@ def network(machine: str) -> Band | None:
     """Return the bytes per second of a machine type's network, one direction; None where the tables do not have it."""
     provider, _, name = machine.partition("/")
     name = name.partition("/")[2].partition("+")[0]
-    table = {"sagemaker": "sagemaker", "aws": "sagemaker", "vertex": "vertex", "gcp": "vertex"}.get(provider)
-    found = machines.find_machine(machines.load(table), f"ml.{name}" if provider == "aws" else name) if table else None
+    known = machines_of(provider)
+    found = known.get(name) or next((each for each in known.values() if each.name == name), None)
     gbps = float(found.more.get("network_gbps") or 0) if found else 0.0
     if not found or not gbps:
         return None
-    rdma = found.more.get("efa") == "1" or (table == "vertex" and gbps >= _RDMA_GBPS)
+    rdma = found.more["efa"] == "1" if "efa" in found.more else gbps >= _RDMA_GBPS
     return Band(*(share * gbps / 8 * GB for share in (REACHED if rdma else ETHERNET)))

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.backends import machines
+from cloudtrain.backends import machines, registry
 from cloudtrain.backends.machines import Machine
 from cloudtrain.forecast import prices
-
-# The table that describes a provider's machines, and what its names begin with: AWS's g5.xlarge is SageMaker's ml.g5.xlarge.
-_TABLES = {"sagemaker": ("sagemaker", ""), "vertex": ("vertex", ""), "aws": ("sagemaker", "ml."), "gcp": ("vertex", "")}
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,25 @@ class MachineOffer:
     estimate: str  # what an estimated price is derived from; "" for an exact one
 
 
+def machines_of(provider: str) -> dict[str, Machine]:
+    """Return the machine types of a price list's provider that a platform's table has, by their names in the list."""
+    kind = registry.priced_by(provider)
+    if kind is None or kind.traits.machines is None:
+        return {}
+    prefix = "" if kind.name == provider else kind.traits.machine_prefix
+    return {machines.priced_name(each).removeprefix(prefix): each for each in machines.read(kind.traits.machines)}
+
+
 def of_list(home: Path, name: str) -> Iterator[MachineOffer]:
-    """Yield the machine types of a list and, of SageMaker and Vertex AI, of the platform's table; blocking (small files)."""
+    """Yield the machine types of a list and, where it is a platform's own, of its table; blocking (small files)."""
     provider = name.split("/")[0]
-    table, prefix = _TABLES.get(provider, ("", ""))
-    known = {machines.priced_name(each).removeprefix(prefix): each for each in machines.load(table)} if table else {}
+    kind = registry.priced_by(provider)
+    known = machines_of(provider)
     stored = prices.load(home, name)
     listed = set(stored.usd_per_hour) if stored else set()
-    for machine in sorted(listed | set(known) if provider in prices.SHIPPED else listed):
-        yield _offer(home, name, machine, known.get(machine), provider in prices.SHIPPED)
+    shipped = kind is not None and kind.name == provider
+    for machine in sorted(listed | set(known) if shipped else listed):
+        yield _offer(home, name, machine, known.get(machine), shipped)
 
 
 def _offer(home: Path, name: str, machine: str, facts: Machine | None, shipped: bool) -> MachineOffer:

@@ -13,19 +13,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import registry
+from cloudtrain.backends.price_lists import is_price
 from cloudtrain.clock import SYSTEM
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.job.job import Job
 
-SHIPPED = {
-    "sagemaker": "us-east-1",
-    "vertex": "us-central1",
-}  # region of the prices in backends/<provider>/machines.csv
 OLD_DAYS = 30
 HOUR_S = 3600.0
-HIGHEST_USD = 10_000.0  # of one machine and hour; what costs more is an error of the list
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,6 @@ def _read(path: Path, _changed_ns: int) -> PriceList:
     return PriceList(usd_per_hour=prices, **data)
 
 
-def is_price(usd: object) -> bool:
-    """Return whether a number can be the price of a machine for an hour."""
-    return isinstance(usd, int | float) and not isinstance(usd, bool) and 0 < usd < HIGHEST_USD
-
-
 def stored_lists(home: Path) -> Iterator[PriceList]:
     """Yield the stored lists, by name."""
     for path in sorted((home / "prices").glob("*+*.json")):
@@ -111,7 +103,7 @@ def listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Path
         return dict(shipped) if shipped else None
     provider, region, machine = named.split("/", 2)
     price = dict(shipped) if shipped else None
-    home_region = SHIPPED.get(provider)
+    home_region = registry.traits(provider).prices
     if price and region != home_region:
         price["estimate"] = f"the price of {home_region}"
     stored = load(home, f"{provider}/{region}") if home else None

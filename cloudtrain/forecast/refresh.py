@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
+from cloudtrain.backends import registry
+from cloudtrain.backends.price_lists import BadList, read_catalogue
 from cloudtrain.clock import SYSTEM
-from cloudtrain.forecast import download, price_lists
-from cloudtrain.forecast.price_lists import BadList, Offer
+from cloudtrain.forecast import download
 from cloudtrain.forecast.prices import PriceList, file_of, load
 from cloudtrain.source.atomic import new_file
-
-# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-the-aws-price-list-bulk-api.html (2026-11-23)
-AWS = "https://pricing.us-east-1.amazonaws.com"
-# https://cloud.google.com/billing/v1/how-tos/catalog-api; the service is Vertex AI (2026-11-23)
-GOOGLE = "https://cloudbilling.googleapis.com"
-VERTEX_SERVICE = "C7E2-9256-1C43"
-PAGE_SIZE, MOST_PAGES = 1000, 100
-# github.com/skypilot-org/skypilot-catalog, written every seven hours (2026-11-23). It has no licence: read, never shipped.
-SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 
 
 def refresh(home: Path, name: str, google_key: str = "") -> PriceList:
@@ -44,37 +33,10 @@ def refresh(home: Path, name: str, google_key: str = "") -> PriceList:
 
 def _read(name: str, google_key: str) -> PriceList:
     provider, _, region = name.partition("/")
-    estimate = ""
-    if provider == "sagemaker":
-        url = f"{AWS}/offers/v1.0/aws/AmazonSageMaker/current/{region}/index.csv"
-        offer = price_lists.read_sagemaker(download.lines(url), region)
-        source = f"AWS's price list {offer.version}".rstrip()
-    elif provider == "vertex" and google_key:
-        url = f"{GOOGLE}/v1/services/{VERTEX_SERVICE}/skus?currencyCode=USD&pageSize={PAGE_SIZE}"
-        offer = price_lists.read_vertex(_pages(url, google_key), region)
-        source = "Google's Billing Catalog"
+    kind = registry.priced_by(provider)
+    if kind:
+        offer = kind.read_prices(provider, region, google_key, download)
     else:
-        catalogue = "gcp" if provider == "vertex" else provider
-        url = f"{SKYPILOT}/{catalogue}/vms.csv"
-        offer = price_lists.read_catalogue(download.lines(url), region, catalogue)
-        source = "SkyPilot's catalogue"
-        if provider == "vertex":
-            offer = price_lists.estimate_vertex(offer.usd_per_hour)
-            estimate = f"{price_lists.VERTEX_FACTOR} times Compute Engine's price"
-    return _listed(name, offer, source, estimate, url)
-
-
-def _listed(name: str, offer: Offer, source: str, estimate: str, url: str) -> PriceList:
-    return PriceList(name, offer.usd_per_hour, source, SYSTEM.utc().date().isoformat(), estimate, url)
-
-
-def _pages(url: str, key: str) -> Iterator[Any]:
-    """Yield the pages of Google's catalogue; the key goes in a header, so that no address has it."""
-    token = ""
-    for _ in range(MOST_PAGES):
-        page = download.page(url + (f"&pageToken={quote(token, safe='')}" if token else ""), {"X-Goog-Api-Key": key})
-        yield page
-        token = str(page.get("nextPageToken") or "") if isinstance(page, dict) else ""
-        if not token:
-            return
-    raise BadList(f"Google's catalogue has more than {MOST_PAGES} pages")
+        offer = read_catalogue(download, provider, region).offer()
+    today = SYSTEM.utc().date().isoformat()
+    return PriceList(name, offer.usd_per_hour, offer.source, today, offer.estimate, offer.url)

@@ -7,9 +7,9 @@ import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cloudtrain.backends.vertex import prices
 from cloudtrain.cli import main
 from cloudtrain.cli import prices as command
-from cloudtrain.forecast import refresh
 from tests.backends.test_http import send
 from tests.forecast.test_refresh import GOOD, provider
 
@@ -49,7 +49,7 @@ def test_the_lists_that_the_page_names_can_be_asked_for(tmp_path: Path, monkeypa
     assert len(lines) == 2 and command._wanted(tmp_path, tuple(lines)) == sorted(lines)
     table = {row.split("/")[0] for row in re.findall(r"`([a-z]+/)REGION`", PAGE)}
     assert table == {"sagemaker", "vertex", "aws", "gcp", "runpod"}
-    assert f"{refresh.price_lists.VERTEX_FACTOR} times Compute Engine's price" in PAGE
+    assert f"{prices.FACTOR} times Compute Engine's price" in PAGE
 
 
 def test_the_target_on_the_page_has_its_price(tmp_path: Path, monkeypatch, capsys):

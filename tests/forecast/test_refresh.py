@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import machines
+from cloudtrain.backends import machines, price_lists
+from cloudtrain.backends.sagemaker import prices as sagemaker
+from cloudtrain.backends.vertex import prices as vertex
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError
 from cloudtrain.forecast import download, prices, refresh
@@ -63,8 +65,8 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Reply], list
 
         def replace(reply: Reply) -> list[dict[str, str]]:
             url, received = stack.enter_context(serving(reply))
-            for name in ("AWS", "GOOGLE", "SKYPILOT"):
-                monkeypatch.setattr(refresh, name, url)
+            for module, name in ((sagemaker, "AWS"), (vertex, "GOOGLE"), (price_lists, "SKYPILOT")):
+                monkeypatch.setattr(module, name, url)
             return received
 
         yield replace
@@ -166,7 +168,7 @@ def test_an_answer_that_is_no_list_leaves_the_stored_one(case: str, provider, ho
 
 
 def test_nobody_there_leaves_the_stored_list(home: Path, monkeypatch, capsys):
-    monkeypatch.setattr(refresh, "AWS", "http://127.0.0.1:1")
+    monkeypatch.setattr(sagemaker, "AWS", "http://127.0.0.1:1")
     before = store(home, LIST, {"ml.g5.2xlarge": 1.5})
     assert main(["prices", "refresh"]) == 5, "without a name: the lists that are stored"
     assert "cannot be reached" in capsys.readouterr().err and prices.file_of(home, LIST).read_bytes() == before

@@ -97,7 +97,7 @@ def test_unknown_backend_and_options_are_refused(job, source):
 def test_all_problems_with_the_backend_at_once(job, monkeypatch):
     monkeypatch.setattr(MemoryBackend, "traits", Traits())
     wrong = job.replace(
-        num_nodes=2, image="a/b", output="s3://b/p", secrets={"T": "env:T"}, resources={"use_spot": True}
+        num_nodes=2, image="a/b", output="/data/runs", secrets={"T": "env:T"}, resources={"use_spot": True}
     )
     with pytest.raises(BadJob) as error:
         Submitter("memory", watch=False).submit(wrong)

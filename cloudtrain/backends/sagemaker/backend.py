@@ -53,6 +53,7 @@ from cloudtrain.source import provenance
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.price_lists import Downloads, Offer
     from cloudtrain.backends.sagemaker.logs import Position
     from cloudtrain.backends.store.files import Files
     from cloudtrain.job.job import Job
@@ -73,7 +74,10 @@ class SagemakerBackend(Backend):
         script_variables="sm_env",
         client="boto3",
         ci="allow {role} to CI",
-        prices=True,
+        prices="us-east-1",
+        machines=Path(__file__).with_name("machines.csv"),
+        rents="aws",
+        machine_prefix="ml.",
         shell=True,
     )
     poll_s = 10.0
@@ -127,6 +131,14 @@ class SagemakerBackend(Backend):
         resources = plan.request["ResourceConfig"]
         first = (resources.get("InstanceGroups") or [resources])[0]
         return f"sagemaker/{self._options.get('region') or ''}/{first['InstanceType']}"
+
+    @classmethod
+    def read_prices(cls, provider: str, region: str, key: str, downloads: Downloads) -> Offer:
+        if provider != cls.name:
+            return super().read_prices(provider, region, key, downloads)
+        from cloudtrain.backends.sagemaker import prices
+
+        return prices.read_prices(downloads, region)
 
     def facts(self, plan: Plan) -> Facts:
         return fields.find_facts(plan.request, self._options)

@@ -37,6 +37,7 @@ from cloudtrain.events import LogLine, Status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.price_lists import Downloads, Offer
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -130,7 +131,8 @@ class VertexBackend(CustomJobsBackend):
     name = "vertex"
     traits = Traits(keys=KEYS, script_variables="aip_env", client="google-auth",
                     ci="allow the Workload Identity provider in it to CI",
-                    account="project", prices=True, shell=True)  # fmt: skip
+                    account="project", prices="us-central1",
+                    machines=Path(__file__).with_name("machines.csv"), rents="gcp", shell=True)  # fmt: skip
     poll_s = follow_s = POLL_S
     logs_per_s = LOGS_PER_S
 
@@ -160,6 +162,14 @@ class VertexBackend(CustomJobsBackend):
         if "disableRetries" in plan.request["customJob"]["jobSpec"]["scheduling"]:
             notes.append("Vertex AI does not restart failed jobs, because retry.max_attempts is 1")
         return replace(plan, notes=tuple(notes))
+
+    @classmethod
+    def read_prices(cls, provider: str, region: str, key: str, downloads: Downloads) -> Offer:
+        from cloudtrain.backends.vertex import prices
+
+        if provider == cls.name:
+            return prices.read_prices(downloads, region, key)
+        return prices.read_compute_engine(downloads, region)
 
     def preflight(self, plan: Plan) -> None:
         self._api.check_credentials()
