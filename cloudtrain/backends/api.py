@@ -156,6 +156,11 @@ class Backend(ABC):
         """Return options that the account's settings show (`cloudtrain init`); raises MissingExtra alone."""
         return {}
 
+    @classmethod
+    def ci_values(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return what the lines of `traits.ci` name between two @; by default the texts among a target's options."""
+        return {name: value for name, value in options.items() if isinstance(value, str) and value}
+
     def preflight(self, plan: Plan) -> None:
         """Raise BadRequest with every reason why an attempt cannot run that can be seen from here. It changes nothing.
 

@@ -41,8 +41,7 @@ class Traits:
         script_variables: the key of the job that asks for such variables, "sm_env" or "aip_env", where the platform
             sets them itself; "" elsewhere.
         client: what pip installs beside cloudtrain for a submission, "" where nothing is needed.
-        ci: what a person does so that a job of GitHub or GitLab logs in with its identity token; "" where none can.
-            cloudtrain/cli/ci has how it logs in, below `#? NAME`.
+        ci: the file with the lines by which a job of GitHub or GitLab logs in, as cloudtrain/cli/view/ci.py reads it.
         account: its option that names who pays.
         prices: the region of the prices in its table of machines; "" where its machines have none. `Backend.machine` names
             them as price lists do: NAME/REGION/MACHINE.
@@ -61,7 +60,7 @@ class Traits:
     packs: bool = False
     script_variables: str = ""
     client: str = ""
-    ci: str = ""
+    ci: Path | None = None
     account: str = "account"
     prices: str = ""
     machines: Path | None = None

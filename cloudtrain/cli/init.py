@@ -134,7 +134,6 @@ def _print_schema(output: str | None) -> int:
 
 
 def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, force: bool) -> int:
-    from cloudtrain.backends import registry
     from cloudtrain.cli.view import ci
     from cloudtrain.job import targets
     from cloudtrain.policy import find
@@ -142,18 +141,8 @@ def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, for
     if not job.is_file():
         raise BadRequest(f"there is no job file {job}", "cloudtrain init writes one; -o names another")
     resolved = targets.resolve(job, target=target)
-    options = resolved.options
-    role = str(options.get("role") or "").split(":")
-    place = ci.Place(
-        resolved.backend,
-        account=str(options.get("account") or (role[4] if len(role) > 5 else "")),
-        region=str(options.get("region") or ""),
-        project=str(options.get("project") or ""),
-        server=str(options.get("server") or ""),
-        context=str(options.get("context") or ""),
-        wheel=wheel or _installed_from(),
-        pinned_policy=bool(find.configured(job.absolute().parent)),
-    )
+    pinned = bool(find.configured(job.absolute().parent))
+    place = ci.Place(resolved.backend, resolved.options, wheel or _installed_from(), pinned)
     root = next((up for up in (Path.cwd(), *Path.cwd().parents) if (up / ".git").exists()), Path.cwd())
     path = root / ci.PATHS[system]
     if os.path.lexists(path) and not force:
@@ -163,15 +152,11 @@ def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, for
         raise BadRequest(
             f"a CI file cannot name {name}", "rename it: letters, digits, . _ - and /, below the repository"
         )
-    if place.context and not re.fullmatch(r"[\w.:/@-]+", place.context):
-        raise BadRequest(
-            f"a CI file cannot name the context {place.context}", "rename it: letters, digits, . _ : / @ -"
-        )
+    text = place.build(system, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, ci.build(system, name, place))
+    _write(path, text)
     terminal.print_lines(f"{os.path.relpath(path)}  plans each change, and trains each commit on main")
-    todo = registry.traits(place.backend).ci.format(role=place.role)
-    todo = todo and f"{todo}, see {page('how/ci')}"
+    todo = place.todo and f"{place.todo}, see {page('how/ci')}"
     missing = (
         ""
         if place.wheel

@@ -27,9 +27,9 @@ from tests.conftest import WAIT_S, wait_for
 
 BIN = Path(sys.executable).parent
 PLACES = {
-    "sagemaker": ci.Place("sagemaker", "123456789012", "eu-west-1", pinned_policy=True),
-    "vertex": ci.Place("vertex", project="acme"),
-    "kubernetes": ci.Place("kubernetes", server="https://1.2.3.4", context="prod", wheel="cloudtrain==0.1.0"),
+    "sagemaker": ci.Place("sagemaker", {"account": "123456789012", "region": "eu-west-1"}, pinned_policy=True),
+    "vertex": ci.Place("vertex", {"project": "acme"}),
+    "kubernetes": ci.Place("kubernetes", {"server": "https://1.2.3.4", "context": "prod"}, "cloudtrain==0.1.0"),
     "local": ci.Place("local"),
 }
 SCHEMAS = {"github": "vendor.github-workflows", "gitlab": "vendor.gitlab-ci"}
@@ -52,13 +52,13 @@ def check(system: str, text: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("system", ci.PATHS)
 @pytest.mark.parametrize("backend", PLACES)
 def test_schemas_and_zizmor_accept_it(system: str, backend: str, tmp_path: Path):
-    code, said = check(system, ci.build(system, "job.yaml", PLACES[backend]), tmp_path)
+    code, said = check(system, PLACES[backend].build(system, "job.yaml"), tmp_path)
     assert code == 0, said
-    assert "secret" not in ci.build(system, "job.yaml", PLACES[backend]).lower(), "no long-lived key"
+    assert "secret" not in PLACES[backend].build(system, "job.yaml").lower(), "no long-lived key"
 
 
 def test_the_checkers_find_what_is_wrong(tmp_path: Path):
-    good = ci.build("github", "job.yaml", PLACES["sagemaker"])
+    good = PLACES["sagemaker"].build("github", "job.yaml")
     for fault in (
         (re.search(r"aws-actions/\S+", good)[0], "aws-actions/configure-aws-credentials@v6.2.3"),
         ("runs-on: ubuntu-latest", "run-on: ubuntu-latest"),
@@ -66,7 +66,7 @@ def test_the_checkers_find_what_is_wrong(tmp_path: Path):
     ):
         assert fault[0] in good
         assert check("github", good.replace(*fault), tmp_path)[0] != 0, fault
-    good = ci.build("gitlab", "job.yaml", PLACES["sagemaker"])
+    good = PLACES["sagemaker"].build("gitlab", "job.yaml")
     assert check("gitlab", good.replace("when: always", "when: often"), tmp_path)[0] != 0
 
 
@@ -217,7 +217,7 @@ def test_the_run_of_a_key_is_cancelled_from_another_machine(tmp_path: Path, monk
 def test_botocore_takes_the_identity_of_gitlab(tmp_path: Path, monkeypatch):
     import botocore.session
 
-    made = yaml.safe_load(ci.build("gitlab", "job.yaml", PLACES["sagemaker"]))
+    made = yaml.safe_load(PLACES["sagemaker"].build("gitlab", "job.yaml"))
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     token = tmp_path / "token"
@@ -235,7 +235,7 @@ def test_botocore_takes_the_identity_of_gitlab(tmp_path: Path, monkeypatch):
 def test_google_auth_takes_the_identity_of_gitlab(tmp_path: Path):
     from google.auth import identity_pool
 
-    variables = yaml.safe_load(ci.build("gitlab", "job.yaml", PLACES["vertex"]))["train"]["variables"]
+    variables = yaml.safe_load(PLACES["vertex"].build("gitlab", "job.yaml"))["train"]["variables"]
     config = json.loads(variables["GOOGLE_IDENTITY"])
     (tmp_path / "token").write_text("a.b.c")
     made = identity_pool.Credentials.from_info({**config, "credential_source": {"file": str(tmp_path / "token")}})
@@ -277,7 +277,7 @@ def test_kubernetes_clients_take_the_identity_of_ci(system: str, tmp_path: Path,
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"http://127.0.0.1:{server.server_port}/token?api-version=2")
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "of-the-job")
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
-    made = yaml.safe_load(ci.build(system, "job.yaml", PLACES["kubernetes"]))
+    made = yaml.safe_load(PLACES["kubernetes"].build(system, "job.yaml"))
     if system == "github":
         (step,) = (step for step in made["jobs"]["train"]["steps"] if "cluster" in step.get("name", ""))
         env, text = step["env"], step["run"]
@@ -323,9 +323,8 @@ def test_the_page_lets_this_identity_into_a_cluster():
     page = (Path(__file__).parents[2] / "docs" / "how" / "ci.md").read_text()
     files = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL))
     (trusted,) = yaml.safe_load(files["authentication.yaml"])["jwt"]
-    assert (
-        trusted["issuer"]["audiences"] == ["kubernetes"]
-        and "audience=kubernetes" in (ci.TEMPLATES / "github.yml").read_text()
+    assert trusted["issuer"]["audiences"] == ["kubernetes"] and "audience=kubernetes" in PLACES["kubernetes"].build(
+        "github", "job.yaml"
     )
     binding = yaml.safe_load(files["binding.yaml"])
     kubernetes_validate.validate(binding, "1.37", strict=True)

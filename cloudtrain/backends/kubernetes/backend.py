@@ -59,9 +59,7 @@ class KubernetesBackend(Backend):
     """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
 
     name = "kubernetes"
-    traits = Traits(
-        Paths.NODES, KEYS, ci="write the cluster's address and authority into it, and let its identity in", shell=True
-    )
+    traits = Traits(Paths.NODES, KEYS, ci=Path(__file__).with_name("ci.yml"), shell=True)
     poll_s = follow_s = POLL_S
     calls_per_s = CALLS_PER_S
     # A credential plugin of the kubeconfig (gke-gcloud-auth-plugin, aws) sees them all.

@@ -73,7 +73,7 @@ class SagemakerBackend(Backend):
         packs=True,
         script_variables="sm_env",
         client="boto3",
-        ci="allow {role} to CI",
+        ci=Path(__file__).with_name("ci.yml"),
         prices="us-east-1",
         machines=Path(__file__).with_name("machines.csv"),
         rents="aws",
@@ -131,6 +131,15 @@ class SagemakerBackend(Backend):
         resources = plan.request["ResourceConfig"]
         first = (resources.get("InstanceGroups") or [resources])[0]
         return f"sagemaker/{self._options.get('region') or ''}/{first['InstanceType']}"
+
+    @classmethod
+    def ci_values(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
+        role = str(options.get("role") or "").split(":")
+        known = {
+            "account": options.get("account") or (role[4] if len(role) > 5 else ""),
+            "region": options.get("region"),
+        }
+        return super().ci_values(known)
 
     @classmethod
     def read_prices(cls, provider: str, region: str, key: str, downloads: Downloads) -> Offer:

@@ -130,7 +130,7 @@ class VertexBackend(CustomJobsBackend):
 
     name = "vertex"
     traits = Traits(keys=KEYS, script_variables="aip_env", client="google-auth",
-                    ci="allow the Workload Identity provider in it to CI",
+                    ci=Path(__file__).with_name("ci.yml"),
                     account="project", prices="us-central1",
                     machines=Path(__file__).with_name("machines.csv"), rents="gcp", shell=True)  # fmt: skip
     poll_s = follow_s = POLL_S
