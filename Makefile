@@ -6,7 +6,8 @@ DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.ready
 PIP = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN) # of pytest
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+TIMES = 1
+PYTEST = $(BIN)/python -m pytest -n $$(($(TIMES) * $(WORKERS))) --dist worksteal
 KIND ?= cpu
 unexport PYTHONDONTWRITEBYTECODE # where it is set, each worker compiles all tests at each start
 
@@ -42,6 +43,7 @@ test-quick: $(STAMP) ## tier 0: tests of decisions, which start no process and w
 test: $(STAMP) ## tier 1: the quick tests and a real local process for each behaviour
 	$(PYTEST) --tier 1 tests
 
+test-all test-sample: TIMES = 2 # half of their time is waiting, for platforms and processes
 test-all: $(STAMP) ## tier 2: contract suites on simulators, the console, the trainer's matrix, pages too
 	$(PYTEST) --durations 100 --durations-min 2 --tier 2 tests
 

@@ -62,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in chosen]
         items[:] = [item for item in items if item in chosen]
         config.hook.pytest_deselected(items=left_out)
+        scale_examples(items, {"0": 0.3, "3": 10.0}.get(wanted, 1.0))
     yield
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1:
@@ -72,6 +73,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for kind in kinds
             for item in kind[part * len(kind) // count : (part + 1) * len(kind) // count]
         ]
+
+
+def scale_examples(items: list[pytest.Item], factor: float) -> None:
+    """Let hypothesis draw fewer or more examples than a test names, but for the long draws of tier 3."""
+    functions = {getattr(item.obj, "__func__", item.obj) for item in items if tier_of(item) < 3}
+    for function in functions:
+        if given := getattr(function, "_hypothesis_internal_use_settings", None):
+            count = max(int(given.max_examples * factor), 10)
+            function._hypothesis_internal_use_settings = type(given)(given, max_examples=count)
 
 
 def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 Graph = dict[str, set[str]]
@@ -19,13 +20,28 @@ def name_of(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def import_statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Return the import statements of a file, and of each whether it is in a function."""
+
+    def below(nodes: Iterable[ast.AST], inside: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+        for node in nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node, inside
+            elif not isinstance(node, ast.expr):
+                within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield from below(ast.iter_child_nodes(node), within)
+
+    return list(below(ast.parse(path.read_text()).body, False))
+
+
 def imported(path: Path, root: Path) -> Iterator[tuple[str, str]]:
     """Yield module and name of each import of a file; the name is "" in `import module`."""
     package = name_of(path, root).split(".")[: None if path.name == "__init__.py" else -1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node, _ in import_statements(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package[: len(package) + 1 - node.level] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             yield from ((module, alias.name) for alias in node.names)

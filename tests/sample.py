@@ -18,11 +18,13 @@ SSH = (
 )
 SLURM = ("lab/test_lab.py", "backends/slurm/test_backend.py", "backends/slurm/test_statuses.py")
 LAB = (*SSH, *SLURM, "nodes/test_ssh.py")
+STRATEGIES = "entrypoints/trainer/strategies"
 RESULTS = "backends/results/test_results.py::test_the_next_attempt_resumes_and_all_comes_home"
 THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
 
 # What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
 TABLE = {
+    "benchmarks/gpu": ("entrypoints/test_gpu_benchmark.py",),
     "cloudtrain/backends/akash/": ("backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",),
     "cloudtrain/backends/attached/": ("runs/test_attach_resume.py::test_the_older_attempt_is_harmless",),
     "cloudtrain/backends/kubernetes/": (
@@ -49,8 +51,20 @@ TABLE = {
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
     "cloudtrain/nodes/": LAB,
+    "cloudtrain/training/": (
+        "test_training.py::test_dictionaries_train_a_synthetic_model_and_hooks_are_heard",
+        "test_training.py::test_the_first_failing_rank_is_shown_and_recovered_from",
+    ),
+    "docs/how/evaluate.md": ("test_task_pages.py::test_a_model_is_trained_evaluated_tuned_and_compared",),
     "entrypoints/launch": (*LAB, f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
+    "entrypoints/trainer/data/": (
+        "entrypoints/trainer/data/test_token_cache.py::test_memory_does_not_grow_with_the_text",
+    ),
+    "entrypoints/trainer/strategies/": (
+        f"{STRATEGIES}/test_strategies.py::test_a_strategy_equals_one_process[fsdp x tp]",
+        f"{STRATEGIES}/test_memory.py::test_no_rank_holds_the_whole_model[zero3]",
+    ),
     "tests/lab/": LAB,
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import circle, files, graph
+from tests.imports import circle, files, graph, import_statements
 
 ROOT = Path(__file__).parents[1]
 # A package imports its own layer and those before it.
@@ -70,17 +70,12 @@ def imports(path: Path, *, top_only: bool = False) -> Iterator[str]:
 
     `top_only` leaves out what functions import.
     """
-
-    def statements(nodes) -> Iterator[ast.AST]:
-        for node in nodes:
-            yield node
-            if not (top_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-                yield from statements(ast.iter_child_nodes(node))
-
-    for node in statements(ast.parse(path.read_text()).body):
+    for node, in_function in import_statements(path):
+        if top_only and in_function:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        elif node.module and node.level == 0:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

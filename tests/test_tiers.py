@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import WATCH, run_bounded
-from tests.extent import is_later, tier_of, tier_of_name
+from tests.extent import TIERS, is_later, tier_of, tier_of_name
 from tests.sample import LAB, TABLE, changed_files, long_tests
 
 
@@ -103,6 +103,16 @@ def test_the_most_specific_name_counts(monkeypatch):
     )
     assert [tier_of_name(name) for name in names] == [3, 2, 1, 2, 0]
     assert is_later("a/b/test_c.py", 0) and not is_later("a/b/test_c.py", 1) and not is_later("z.py", 0)
+
+
+def test_the_tables_name_tests_that_are_there():
+    missing = []
+    for name in {*TIERS, *(name for names in TABLE.values() for name in names)}:
+        path, *inside = name.partition("[")[0].split("::")
+        file = Path(__file__).parent / path
+        there = file.exists() and all(f" {part}(" in file.read_text() for part in inside[:1])  # a class inherits tests
+        missing += [] if there else [name]
+    assert missing == []
 
 
 def git(root: Path, *words: str, date: str = "2020-01-01T00:00:00Z") -> None:

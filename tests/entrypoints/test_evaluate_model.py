@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.entrypoints.training import Warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "entrypoints" / "evaluate_model.py"
@@ -54,6 +57,13 @@ def language_model(folder: Path, dropout: float = 0.5) -> Any:
 
 
 def run(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script in a process that has imported transformers; both outputs are one text."""
+    log = folder / "evaluation.log"
+    code = Warm([str(SCRIPT), *map(str, words)], dict(os.environ), log, folder).wait(500)
+    return subprocess.CompletedProcess(words, code, log.read_text(), log.read_text())
+
+
+def run_cold(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
 
@@ -274,7 +284,7 @@ def test_a_local_task_of_the_harness_runs_without_network(tmp_path, monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     words = ("--model", "model", "--include_path", "tasks")
-    found = results(run(*words, "--tasks", "products", folder=tmp_path))[0]
+    found = results(run_cold(*words, "--tasks", "products", folder=tmp_path))[0]
     # As plain transformers code: the choice whose tokens have the higher probability behind the question.
     made, right = tokenizer(), 0
     for row in rows:
@@ -287,7 +297,7 @@ def test_a_local_task_of_the_harness_runs_without_network(tmp_path, monkeypatch)
         right += scores[1] > scores[0] if row["answer"] else scores[0] > scores[1]
     assert found == {"eval/products/acc": pytest.approx(right / len(rows))}
     assert 0 < right < len(rows)
-    assert "there is no task nothing" in refusal(run(*words, "--tasks", "nothing", folder=tmp_path))
+    assert "there is no task nothing" in refusal(run_cold(*words, "--tasks", "nothing", folder=tmp_path))
 
 
 def test_no_file_of_the_entrypoints_hides_a_package_of_the_harness():

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2000)  # seven processes that import torch and compile
 def test_the_cpu_form_of_the_gpu_benchmark_measures_every_contender() -> None:
     command = [sys.executable, "benchmarks/gpu.py", "--cpu", "--json", "--rounds", "0", "--steps", "3"]

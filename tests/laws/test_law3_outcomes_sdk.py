@@ -61,7 +61,7 @@ def sequences(sdk: Path, folder: Path, count: int, figure) -> None:
 
 @pytest.mark.timeout(1200)
 def test_the_estimator_loses_answers(sdk, tmp_path, figure):
-    sequences(sdk, tmp_path, NORMAL // 4, figure)
+    sequences(sdk, tmp_path, NORMAL // 2, figure)
 
 
 @pytest.mark.long

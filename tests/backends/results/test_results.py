@@ -65,14 +65,13 @@ CASES = {
     "checkpointing": Script("Accelerate", TO_FOLDER, "step_4/random_states_0.pkl", OF_ACCELERATE, GIVEN),
     "lit": Script("Lightning", TO_FOLDER, "last.ckpt", OF_LIGHTNING),
 }  # fmt: skip
-QUICK = ("local", "kubernetes", "sagemaker", "vertex-local", "akash")
-
-
-def is_sample(place: str, script: str, folder: str) -> bool:
-    """Return whether a case runs with every change; the others are `long`."""
-    if script == "loop":
-        return place in QUICK and folder in ("out", "{model_dir}")
-    return (place, script, folder) == ("vertex-local", "trainer_last", "out")
+SAMPLE = {  # runs with every change; the others are `long`
+    ("local", "loop", "{model_dir}"),
+    ("kubernetes", "loop", "out"),
+    ("sagemaker", "loop", "{model_dir}"),
+    ("vertex-local", "trainer_last", "out"),
+    ("akash", "loop", "out"),
+}
 
 
 ALL = [
@@ -81,7 +80,7 @@ ALL = [
         script,
         folder,
         id=f"{place}-{script}-{folder}",
-        marks=() if is_sample(place, script, folder) else pytest.mark.long,
+        marks=() if (place, script, folder) in SAMPLE else pytest.mark.long,
     )
     for place in PLACES
     for script in CASES

@@ -196,7 +196,7 @@ def test_experts_that_transformers_packs_are_read_whole(tmp_path: Path, capsys: 
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in made.state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_hold_their_parts_and_nothing_else(tmp_path: Path):
     """Four processes: the memory that each start adds is its own part and one tensor, drawn and read from files."""
     script = Path(__file__).with_name("starting.py")

@@ -56,10 +56,10 @@ CASES = {
     "tp": case(2, "DTensor", "tensor", share=0.51, batch=4, tp_size=2),
     "pp interleaved": case(2, "PipelineStage", share=0.65, batch=4, pp_size=2, virtual_stages=2),
     "cp": case(2, "DistributedDataParallel", batch=4, cp_size=2),
-    "fsdp x tp": case(4, "FSDP2", "shard", "tensor", share=0.26, strategy="fsdp", tp_size=2),
     "dp x pp": case(4, "PipelineStage(FSDP2)", share=0.65, strategy="ddp", pp_size=2),
 }
 LONG = {
+    "fsdp x tp": case(4, "FSDP2", "shard", "tensor", share=0.26, strategy="fsdp", tp_size=2),
     "hsdp": case(4, "FSDP2", "shard", share=0.51, batch=1, strategy="hsdp", dp_replicate_size=2),
     "zero1": case(2, "DeepSpeedEngine", strategy="zero1"),
     "zero2": case(2, "DeepSpeedEngine", strategy="zero2"),

@@ -163,9 +163,9 @@ LAYOUTS = {
 }
 ELASTIC = [  # written by the first, read by each of the others
     ("pp 2", ["none"]),
-    ("fsdp 2", ["none", "pp 2"]),
+    ("fsdp 2", ["pp 2"]),
     ("ddp 3", ["ddp 2"]),  # a node is lost, and min_nodes allows to go on
-    pytest.param("fsdp 2", ["fsdp 1", "fsdp 4", "tp 2", "fsdp x tp", "ddp 2"], marks=pytest.mark.long),
+    pytest.param("fsdp 2", ["none", "fsdp 1", "fsdp 4", "tp 2", "fsdp x tp", "ddp 2"], marks=pytest.mark.long),
     pytest.param("pp 2", ["fsdp 2", "tp 2", "fsdp x pp", "ddp 2"], marks=pytest.mark.long),
     pytest.param("ddp 2", ["none", "fsdp 2", "tp 2", "pp 2"], marks=pytest.mark.long),
     pytest.param("fsdp x tp", ["none", "ddp 2", "fsdp 2", "tp 2", "pp 2"], marks=pytest.mark.long),
