@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import CloudtrainError, NoCapacity, Unreachable
-from cloudtrain.events import State, Status
+from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job import units
 from cloudtrain.runs.run import Run
@@ -78,18 +78,25 @@ class Fleet:
     def now(self) -> float:
         return self.clock.now()
 
-    def _mortal(self, write):
+    def _mortal(self, write, after: bool = True):
         def mortal(*arguments, **named):
-            self.kill_after -= 1
-            if self.kill_after == 0:
-                raise Killed
+            self.reach_point()
             written = write(*arguments, **named)
-            self.kill_after -= 1
-            if self.kill_after == 0:
-                raise Killed
+            if after:  # not where it has only begun a transaction
+                self.reach_point()
             return written
 
         return mortal
+
+    def reach_point(self) -> None:
+        """The client gets to one of the points between which it may die."""
+        self.kill_after -= 1
+        if self.kill_after == 0:
+            raise Killed
+
+    def lines(self, name: str) -> list[LogLine] | None:
+        """Return what an attempt has printed; None where the test says it to its platform."""
+        return None
 
     def chance(self, share: float) -> bool:
         return self.draw is not None and self.draw.random() < share
@@ -97,6 +104,15 @@ class Fleet:
     def live(self) -> list[str]:
         """Return the attempts that a platform has and that have not ended, pending ones too."""
         return [name for name, life in self.lives.items() if self.now < life.ends_at]
+
+    def live_beside(self, run_id: str) -> list[str]:
+        """Return the attempts of a run that have not ended on their platform."""
+        return [name for name in self.live() if name.rpartition("-a")[0] == run_id]
+
+    def admit(self, name: str) -> None:
+        """Assert that a platform may take an attempt: no other one of its run is there."""
+        beside = self.live_beside(name.rpartition("-a")[0])
+        assert beside == [], f"{name} beside {beside}"
 
     def begin(self, name: str) -> Life:
         if not self.draw:
@@ -167,11 +183,22 @@ class Site(MemoryBackend):
                 return plan.attempt_id
             if self.name in self.fleet.refuses or self.fleet.chance(0.35):
                 raise NoCapacity(f"{self.name} has no such machines")
-            assert self.fleet.live() == [], f"{plan.attempt_id} on {self.name} beside {self.fleet.live()}"
+            self.fleet.admit(plan.attempt_id)
             self.attempts[plan.attempt_id] = SubmittedAttempt(plan)
             self.fleet.lives[plan.attempt_id] = self.fleet.begin(plan.attempt_id)
             self.fleet.sent.append((self.name, plan.attempt_id))
         return plan.attempt_id
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        if (lines := self.fleet.lines(handle)) is None:
+            yield from super().logs(handle, follow=follow, after=after)
+            return
+        with self._asked():
+            yield from lines[int(after or 0) :]
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        with self._asked():
+            return {handle: self.fleet.status(handle) for handle in handles if not self.fleet.chance(0.1)}
 
     def find(self, attempt_id: str) -> str | None:
         with self._asked():

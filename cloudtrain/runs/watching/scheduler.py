@@ -138,7 +138,7 @@ class Multiplexer:
         wanted = [entry.run_id for entry in self.runs.values() if not entry.leased]
         if wanted:
             self._lease_tried_at = self._clock.monotonic()
-            for run_id in self.store.lease_all(wanted, self.me, LEASE_S):
+            for run_id in sorted(self.store.lease_all(wanted, self.me, LEASE_S)):
                 self._begin(self.runs[run_id])
             for entry in [self.runs[run_id] for run_id in wanted if run_id in self.runs]:
                 if not entry.leased and self._clock.monotonic() - entry.wanted > GIVE_UP_S:

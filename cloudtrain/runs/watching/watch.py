@@ -285,6 +285,23 @@ def _known_end(text: str, attempt_id: str) -> Status | None:
     return Status(**{**fields, "state": State(fields["state"])}) if fields and ended == attempt_id else None
 
 
+def send_next(store: Store, run_id: str, owner: Process, end: str) -> None:
+    """Look at one run for its watcher and send its next attempt; `end` is how the watcher saw the newest one end."""
+    if not store.lease(run_id, owner, LEASE_S):
+        return  # another watcher has taken over, and sends it itself
+    looks, before = Watcher(store, run_id, owner), store.attempts(run_id)[-1]
+    status = _known_end(end, before.attempt_id)
+    # The watcher has read the log before it noted the end. A machine that was lost would not answer here.
+    while (
+        looks.look(status, log_is_complete=status is not None) is Look.MOVED
+        and store.attempts(run_id)[-1].handle is None
+    ):
+        status = None
+    newest = store.attempts(run_id)[-1].plan
+    if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process
+        handover.start(store, newest)
+
+
 def main() -> int:
     """Look at one run once and send its next attempt: `python -m cloudtrain.runs.watching.watch RUN HOME WATCHER`.
 
@@ -297,21 +314,10 @@ def main() -> int:
     os.environ.update(json.loads(variables or "{}"))  # in memory only: /proc shows what a process began with
     try:
         store = Store(Path(home))
-        owner = Process.parse(rest[0]) if rest else None
-        if owner is None:
+        if owner := Process.parse(rest[0]) if rest else None:
+            send_next(store, run_id, owner, end)
+        else:
             handover.start(store, store.attempts(run_id)[-1].plan)
-        elif store.lease(run_id, owner, LEASE_S):  # else another watcher has taken over, and sends it itself
-            looks, before = Watcher(store, run_id, owner), store.attempts(run_id)[-1]
-            status = _known_end(end, before.attempt_id)
-            # The watcher has read the log before it noted the end. A machine that was lost would not answer here.
-            while (
-                looks.look(status, log_is_complete=status is not None) is Look.MOVED
-                and store.attempts(run_id)[-1].handle is None
-            ):
-                status = None
-            newest = store.attempts(run_id)[-1].plan
-            if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process
-                handover.start(store, newest)
     except CloudtrainError as error:
         watch_log.write(f"{run_id}: {error}")
         return error.exit_code

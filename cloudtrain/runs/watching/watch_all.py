@@ -54,29 +54,37 @@ class HomeWatcher:
         self._sweeping = False
         self._homeless: set[str] = set()  # runs whose worker died
         self._died_at = 0.0
-        self._elected_at = self._orphans_at = 0.0
+        self._elected_at = self._live_at = self._orphans_at = 0.0
         self._history = _identity(self.store.database.path)
 
     def run(self, messages: Sequence[Message]) -> None:
         """Watch until no run is live, another process is elected, or the history is gone; blocking."""
-        while self._win(list(messages)):
-            self._serve()
-            self.store.resign(self.me)
-            if self._mailbox:
-                self._mailbox.close()
-            if self._is_gone() or self._replaced:
-                self._runs.release()
-                return
-            self._runs.turn(0.1)  # a run may have come at the last moment
-            messages = [{"do": "watch", "run": run_id, "environ": environ, "own": True, "sources": []}
-                        for run_id, environ in self._environs.items()]  # fmt: skip
-            self._runs.release()
+        while self.win(list(messages)):
+            while self.step(1.0):
+                pass
+            messages = self.leave()
             if not messages:
                 return
 
+    def leave(self) -> list[Message]:
+        """Give up the election and the runs; return those that have come at the last moment, to be elected again."""
+        self.store.resign(self.me)
+        if self._mailbox:
+            self._mailbox.close()
+        messages: list[Message] = []
+        if not (self._is_gone() or self._replaced):
+            self._runs.turn(0.1)
+            messages = self._known_runs()
+        self._runs.release()
+        return messages
+
+    def _known_runs(self) -> list[Message]:
+        return [{"do": "watch", "run": run_id, "environ": environ, "own": True, "sources": []}
+                for run_id, environ in self._environs.items()]  # fmt: skip
+
     # -- the election -------------------------------------------------------------------------------------------------
 
-    def _win(self, messages: list[Message]) -> bool:
+    def win(self, messages: list[Message]) -> bool:
         """Get elected and take the runs, or hand them to the winner and return False."""
         end = self.store.clock.monotonic() + ELECTION_S
         while self.store.clock.monotonic() < end:
@@ -84,7 +92,7 @@ class HomeWatcher:
             self._mailbox = Mailbox(self.home / "watcher", name, self._receive)
             holder = self.store.elect(self.me, handover.own_version(), str(self._mailbox.path), LEASE_S)
             if holder.owner == str(self.me):
-                self._elected_at = self.store.clock.monotonic()
+                self._elected_at = self._live_at = self.store.clock.monotonic()
                 (self.home / handover.STARTING).unlink(missing_ok=True)
                 for message in messages:
                     self._watch(message)
@@ -114,20 +122,22 @@ class HomeWatcher:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        live_at = self.store.clock.monotonic()
-        while not (self._replaced or self._is_gone()) and self.store.clock.monotonic() - live_at < LINGER_S:
-            self._runs.safe_turn(1.0)
-            try:
-                if not self._is_elected():
-                    self._replaced = True
-                    return
-                self._take_orphans()
-                self._care_for_workers()
-            except StoreError as error:  # a full disk, another process that locks it for long
-                watch_log.write(error)
-            if self._environs or self._sweeping:
-                live_at = self.store.clock.monotonic()
+    def step(self, longest_s: float) -> bool:
+        """Do what is due, once; blocking for `longest_s` seconds at the most. False when there is nothing left to do here."""
+        if self._environs or self._sweeping:
+            self._live_at = self.store.clock.monotonic()
+        if self._replaced or self._is_gone() or self.store.clock.monotonic() - self._live_at >= LINGER_S:
+            return False
+        self._runs.safe_turn(longest_s)
+        try:
+            if not self._is_elected():
+                self._replaced = True
+                return False
+            self._take_orphans()
+            self._care_for_workers()
+        except StoreError as error:  # a full disk, another process that locks it for long
+            watch_log.write(error)
+        return True
 
     def _is_gone(self) -> bool:
         """Return whether the history is no longer there: SQLite would go on with a file that was removed."""
@@ -255,8 +265,7 @@ class HomeWatcher:
                 self._fill(message["run"], message["environ"])
             elif message["do"] == "stop":
                 self._replaced = True
-                return {"runs": [{"do": "watch", "run": run_id, "environ": environ, "own": True, "sources": []}
-                                 for run_id, environ in self._environs.items()]}  # fmt: skip
+                return {"runs": self._known_runs()}
         except Exception:
             traceback.print_exc()
             return {"ok": False}
