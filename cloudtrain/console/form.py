@@ -1,6 +1,6 @@
 """The model of the form New job: parse a job file into fields, edit them as text, write the job file again.
 
-Keys without a field are kept as they were written. A value that was not edited keeps its text.
+Keys without a field are kept as they were written. A value that was not edited keeps its text, and the file its comments.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ JOB_FILE = "job.yaml"
 class Form:
     """The values of one job file; its relative paths start at `folder`."""
 
-    def __init__(self, table: Table, folder: Path, head: str = "", *, comments: bool = False) -> None:
+    def __init__(self, table: Table, folder: Path, written: tuple[str, Table] | None = None) -> None:
         self.table = table
         self.folder = folder
-        self.head = head  # the comment lines at the head of the file
-        self.comments = comments  # whether the file has other comments, which are lost
+        self.written = written  # the file's text and values, as they were opened
         self.problems: dict[KeyPath, list[Problem]] = {}  # of typed texts that cannot be parsed
 
     @classmethod
@@ -46,11 +45,10 @@ class Form:
         if document.problems:
             raise BadJob(document.problems)
         text = path.read_text("utf-8-sig")
-        head = "" if text.lstrip().startswith("{") else str(_match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)*", text))
-        rest = text[len(head) :]
+        written = None if text.lstrip().startswith("{") else (text, jobtext.from_document(document))
         short = {("parallelism", "auto"): Table([("strategy", "auto")])}
         table = Table((key, short.get((key, str(node)), node)) for key, node in jobtext.from_document(document))
-        return cls(table, folder, head, comments=bool(re.search(r"(?m)(^|\s)#", rest)))
+        return cls(table, folder, written)
 
     @classmethod
     def of_job(cls, data: Mapping[str, Any], folder: Path) -> Form:
@@ -68,7 +66,7 @@ class Form:
 
     def text(self) -> str:
         """Return the text of the job file."""
-        return jobtext.dump(self.table, self.head)
+        return jobtext.edit(*self.written, self.table) if self.written else jobtext.dump(self.table)
 
     def document(self) -> tuple[Document, Path]:
         """Return the parsed job file and its folder; raises BadJob for typed texts that cannot be parsed."""

@@ -1,4 +1,4 @@
-"""Parse a job file into nodes that keep the written text, and write it as YAML 1.2 again.
+"""Parse a job file into nodes that keep the written text, and write it as YAML 1.2 again, with its comments.
 
 A node is a str, a `Plain` scalar (number, true, false or null, with its written text), a list of nodes, or a `Table`:
 ordered pairs, which keep duplicate keys so that they can be reported.
@@ -6,6 +6,7 @@ ordered pairs, which keep duplicate keys so that they can be reported.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -62,9 +63,102 @@ def format_node(node: Node) -> str:
     return _flow(node)
 
 
-def dump(table: Table, head: str = "") -> str:
-    """Return the job file's text, after the comment lines `head`."""
-    return head + ("\n".join(_block(table, "")) + "\n" if table else "{}\n")
+def dump(table: Table) -> str:
+    """Return the text of a job file."""
+    return "\n".join(_block(table, "")) + "\n" if table else "{}\n"
+
+
+def edit(text: str, before: Table, after: Table) -> str:
+    """Return the text of a job file with other values: what is equal keeps its comments and how it was written.
+
+    A file whose anchors would change several values at once is written anew, without comments.
+
+    Args:
+        text: the file.
+        before: its values, in its order.
+        after: the new values.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if before == after:
+        return text
+    writer = YAML()
+    writer.width = 1 << 20  # no line is broken
+    writer.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    try:
+        root = writer.compose(text)
+        if root is None or not after:  # it has, or will have, comments only
+            stream.write("".join(line for line in text.splitlines(keepends=True) if line.lstrip().startswith("#")))
+            stream.write(dump(after))
+        else:
+            _edit(root, before, after)
+            writer.serialize(root, stream)
+        edited = stream.getvalue()
+        return edited if from_document(yaml.read(edited)) == after else dump(after)
+    except YAMLError:
+        return dump(after)
+
+
+def _edit(node: Any, before: Table, after: Table) -> None:
+    """Give a mapping of ruamel.yaml other values. Comment lines below a value are about the next key, and stay above it."""
+    from ruamel.yaml import YAML
+
+    old: dict[str, tuple[Any, Any]] = {
+        name: (pair, value) for pair, (name, value) in zip(node.value, before, strict=True)
+    }
+    below = [_take_lines(value) for _, value in node.value]
+    above = dict(zip([*list(old)[1:], None], below, strict=True))
+    pairs = []
+    for name, value in after:
+        (key, inner), was = old.get(name, ((None, None), None))
+        if value and was and isinstance(value, Table) and isinstance(was, Table):
+            _edit(inner, was, value)
+        elif key is None or value != was:
+            fresh_key, fresh = YAML().compose(dump(Table([(name, value)]))).value[0]
+            if key is not None:
+                [*_ends(fresh)][-1].comment = [*_ends(inner)][-1].comment
+            key, inner = key or fresh_key, fresh
+        if lines := above.get(name):
+            key.comment = [None, [_comment(lines)]]
+        pairs.append((key, inner))
+    node.value = pairs
+    if lines := above[None]:
+        last = [*_ends(pairs[-1][1])][-1]
+        last.comment = [_comment((last.comment[0].value if last.comment else "\n") + lines), None]
+
+
+def _ends(node: Any) -> Iterator[Any]:
+    """Yield a value and the last values in it, down to the scalar or flow collection that it ends with."""
+    yield node
+    while not isinstance(node.value, str) and node.value and not node.flow_style:
+        node = node.value[-1][-1] if isinstance(node.value[-1], tuple) else node.value[-1]
+        yield node
+
+
+def _take_lines(node: Any) -> str:
+    """Take the comment lines below a value away from it; the comment on its last line stays."""
+    lines = ""
+    for end in _ends(node):
+        if len(end.comment or ()) > 2:  # of a collection that ends with one on its last line
+            lines = "".join(token.value for token in end.comment[2]) + lines
+            end.comment = end.comment[:2]
+    if end.comment and end.comment[0]:
+        behind, _, below = end.comment[0].value.partition("\n")
+        lines = below + lines
+        if behind:
+            end.comment[0].value = f"{behind}\n"
+        else:
+            end.comment = None
+    return lines
+
+
+def _comment(text: str) -> Any:
+    from ruamel.yaml.error import CommentMark
+    from ruamel.yaml.tokens import CommentToken
+
+    return CommentToken(text, CommentMark(0), None)
 
 
 def items(node: list[Any]) -> list[Node]:

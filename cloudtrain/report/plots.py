@@ -6,8 +6,8 @@ import colorsys
 import html
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +62,41 @@ def curves(
         labels: Names of the runs, their ids without.
         stored: The metrics that there are, where the caller knows them.
     """
+    chosen = _choose(store, run_ids, names, rank, stored)
+    figure = new_grid([escape_name(name) for name in chosen])
+    owners = [(run_id, of) for run_id in run_ids for of in (store.curves.ranks(run_id) if rank is None else [rank])]
+    for number, (run_id, of) in enumerate(owners):
+        label = escape_name((labels or {}).get(run_id, run_id))
+        group = label if rank is not None else f"{label} rank {of}" if len(run_ids) > 1 else f"rank {of}"
+        along, placed = _axis(store, run_id, of, over)
+        in_legend = len(owners) > 1
+        for at, name in enumerate(chosen):
+            points, lost = split_lost(_placed(store.curves.points(run_id, name, most, of), over) if placed else [])
+            if not points and (rank is None or over in ("epoch", "tokens") or len(run_ids) > 1):
+                continue
+            place = {"row": at // 2 + 1, "col": at % 2 + 1}
+            curve = _Curve(points, lost, along, group, colour_of(number), {"legendgroup": group, **place})
+            _draw_below(figure, curve, bands=bands, smoothing=smoothing)
+            values = smooth([point.value for point in points], smoothing)
+            figure.add_scatter(
+                x=curve.across(points), y=[_drawn(value) for value in values], name=group, **_epochs(points, over),
+                mode=mode_of(points), line={"color": curve.colour, "width": 1.5},
+                hoverlabel={"bordercolor": curve.colour}, showlegend=in_legend, **curve.at,
+            )  # fmt: skip
+            in_legend = False
+            _mark_not_finite(figure, curve)
+    if log:
+        figure.update_yaxes(type="log")
+    if log_x:
+        figure.update_xaxes(type="log")
+    figure.update_xaxes(title_text=TITLES[over], title_standoff=4)
+    return fit_axes(figure)
+
+
+def _choose(
+    store: Store, run_ids: Sequence[str], names: Sequence[str], rank: int | None, stored: Sequence[str] | None
+) -> list[str]:
+    """Return the metrics to draw, in their order; raises BadRequest where there is none."""
     if stored is None:
         stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id, rank)))
     chosen = [name for name in stored if not names or name in names]
@@ -71,65 +106,75 @@ def curves(
             f"there is no metric {wanted}" if wanted else "there are no metrics",
             f"the metrics are {', '.join(stored)}" if stored else "no metric has been reported yet",
         )
-    figure = new_grid([escape_name(name) for name in chosen])
-    owners = [(run_id, of) for run_id in run_ids for of in (store.curves.ranks(run_id) if rank is None else [rank])]
-    in_legend: set[int] = set()
-    for number, (run_id, of) in enumerate(owners):
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One curve of a figure: its points, their places on the axis, and how it is drawn."""
+
+    points: Sequence[Point]
+    lost: Sequence[Sequence[Point]]
+    along: Callable[[Point], float]
+    group: str
+    colour: str
+    at: Mapping[str, Any]  # row, column and group of the legend
+
+    def across(self, points: Sequence[Point]) -> list[float]:
+        """Return the places of points on the axis."""
+        return [self.along(point) for point in points]
+
+
+def _axis(store: Store, run_id: str, rank: int, over: Over) -> tuple[Callable[[Point], float], bool]:
+    """Return the function that gives a point of a run its place on the axis, and whether it has one."""
+    if over == "tokens":
+        tokens = _tokens(store, run_id, rank)
+        return (lambda point: _between(tokens, point.step)), bool(tokens)
+    if over == "time":
         record = store.find(run_id)
-        begin = _seconds(record.status.started_at or record.created_at) if over == "time" else 0.0
-        tokens = _tokens(store, run_id, of) if over == "tokens" else ()
-        along_axis = partial(_along, over=over, begin=begin, tokens=tokens)
-        for at, name in enumerate(chosen):
-            all_points = store.curves.points(run_id, name, most, of)
-            if over == "epoch":
-                all_points = [point for point in all_points if point.epoch is not None]
-            points, lost = split_lost(all_points if over != "tokens" or tokens else [])
-            if not points and (rank is None or over in ("epoch", "tokens") or len(run_ids) > 1):
-                continue
-            along = [along_axis(point) for point in points]
-            cell = {"row": at // 2 + 1, "col": at % 2 + 1}
-            label = escape_name((labels or {}).get(run_id, run_id))
-            group = label if rank is not None else f"{label} rank {of}" if len(run_ids) > 1 else f"rank {of}"
-            look = {"legendgroup": group, "showlegend": len(owners) > 1 and number not in in_legend}
-            in_legend.add(number)
-            colour = colour_of(number)
-            for part in lost:
-                figure.add_scatter(
-                    x=[along_axis(point) for point in part], y=[_drawn(point.value) for point in part],
-                    name=f"{group}, lost", mode=mode_of(part), opacity=LOST_OPACITY, showlegend=False,
-                    legendgroup=group, line={"color": colour, "width": 1}, **cell,
-                )  # fmt: skip
-            if bands and any(point.points > 1 for point in points):
-                band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-                figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **cell)
-                figure.add_scatter(
-                    x=along, y=[_drawn(point.lowest) for point in points], fill="tonexty",
-                    fillcolor=_faint(colour), **band, **cell,
-                )  # fmt: skip
-            if smoothing:
-                figure.add_scatter(
-                    x=along, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
-                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=group, **cell,
-                )  # fmt: skip
-            values = smooth([point.value for point in points], smoothing)
-            figure.add_scatter(
-                x=along, y=[_drawn(value) for value in values], name=group, **_epochs(points, over),
-                mode=mode_of(points), line={"color": colour, "width": 1.5}, hoverlabel={"bordercolor": colour},
-                **look, **cell,
-            )  # fmt: skip
-            if gone := [point for point in points if not math.isfinite(point.value)]:
-                floor = min((point.lowest for point in points if math.isfinite(point.lowest)), default=1.0)
-                figure.add_scatter(
-                    x=[along_axis(point) for point in gone], y=[floor] * len(gone), mode="markers", showlegend=False,
-                    marker={"symbol": "x", "size": 7, "color": colour}, legendgroup=group,
-                    name=f"{group}, not finite", hovertemplate="NaN or infinite", **cell,
-                )  # fmt: skip
-    if log:
-        figure.update_yaxes(type="log")
-    if log_x:
-        figure.update_xaxes(type="log")
-    figure.update_xaxes(title_text=TITLES[over], title_standoff=4)
-    return fit_axes(figure)
+        begin = _seconds(record.status.started_at or record.created_at)
+        return (lambda point: _seconds(point.at) - begin), True
+    return (lambda point: point.epoch or 0.0 if over == "epoch" else point.step), True
+
+
+def _placed(points: Sequence[Point], over: Over) -> Sequence[Point]:
+    """Return the points that have a place on the axis."""
+    return [point for point in points if point.epoch is not None] if over == "epoch" else points
+
+
+def _draw_below(figure: Any, curve: _Curve, *, bands: bool, smoothing: float) -> None:
+    """Draw what is under a curve: lost parts, the band of its values, and the values themselves where it is smoothed."""
+    points, across = curve.points, curve.across(curve.points)
+    for part in curve.lost:
+        figure.add_scatter(
+            x=curve.across(part), y=[_drawn(point.value) for point in part], name=f"{curve.group}, lost",
+            mode=mode_of(part), opacity=LOST_OPACITY, showlegend=False, line={"color": curve.colour, "width": 1},
+            **curve.at,
+        )  # fmt: skip
+    if bands and any(point.points > 1 for point in points):
+        band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+        place = {key: value for key, value in curve.at.items() if key != "legendgroup"}
+        figure.add_scatter(x=across, y=[_drawn(point.highest) for point in points], **band, **place)
+        figure.add_scatter(
+            x=across, y=[_drawn(point.lowest) for point in points], fill="tonexty",
+            fillcolor=_faint(curve.colour), **band, **place,
+        )  # fmt: skip
+    if smoothing:
+        figure.add_scatter(
+            x=across, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
+            line={"color": curve.colour, "width": 1}, showlegend=False, **curve.at,
+        )  # fmt: skip
+
+
+def _mark_not_finite(figure: Any, curve: _Curve) -> None:
+    """Mark the places of a curve whose value is NaN or infinite, at the height of its lowest value."""
+    if gone := [point for point in curve.points if not math.isfinite(point.value)]:
+        floor = min((point.lowest for point in curve.points if math.isfinite(point.lowest)), default=1.0)
+        figure.add_scatter(
+            x=curve.across(gone), y=[floor] * len(gone), mode="markers", showlegend=False,
+            marker={"symbol": "x", "size": 7, "color": curve.colour}, name=f"{curve.group}, not finite",
+            hovertemplate="NaN or infinite", **curve.at,
+        )  # fmt: skip
 
 
 def fit_axes(figure: Any) -> Any:
@@ -163,13 +208,6 @@ def _tokens(store: Store, run_id: str, rank: int) -> list[tuple[int, float]]:
     names = [row.name for row in store.curves.summary(run_id, rank) if row.name.rpartition("/")[2] in TOKENS]
     points = store.curves.points(run_id, names[0], MOST, rank) if names else []
     return sorted((point.step, point.value) for point in points if math.isfinite(point.value) and not point.lost)
-
-
-def _along(point: Point, *, over: str, begin: float, tokens: Sequence[tuple[int, float]]) -> float:
-    """Return where a point is on the axis."""
-    if over == "tokens":
-        return _between(tokens, point.step)
-    return _seconds(point.at) - begin if over == "time" else point.epoch or 0.0 if over == "epoch" else point.step
 
 
 def _between(known: Sequence[tuple[int, float]], step: int) -> float:

@@ -118,25 +118,34 @@ hyperparameters:
   lr: 1e-4
   layers: [2, 4]
   optim: {name: adamw, eps: 1.0e-08}
+# one for each
 num_nodes: 2
 resources: {accelerators: "A100:8"}
 """
 
 
-def test_a_file_keeps_its_head_and_its_numbers(tmp_path):
+def test_a_file_keeps_its_comments_and_its_numbers(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(FILE)
     form = Form.load(path)
+    assert form.text() == FILE
     form.set_field(FIELDS["num_nodes"], "4")
+    form.set_field(FIELDS["source"], "src")
     form.set_rows(("hyperparameters",), [*form.rows(("hyperparameters",)), ("dropout", "0.10")])
-    assert form.text() == (
-        "# yaml-language-server: $schema=job.schema.json\n# for the paper\nname: tiny\ntarget: prod\n"
-        "hyperparameters:\n  lr: 1e-4\n  layers: [2, 4]\n  optim:\n    name: adamw\n    eps: 1.0e-08\n"
-        "  dropout: 0.10\nnum_nodes: 4\nresources:\n  accelerators: A100:8\n"
-    )
-    assert form.comments  # the one behind `prod` is told to be lost
-    path.write_text(FILE.replace("          # the cluster", ""))
-    assert not Form.load(path).comments
+    assert form.text() == FILE.replace("num_nodes: 2", "num_nodes: 4").replace(
+        "name: tiny\n", "name: tiny\nsource: src\n"
+    ).replace("1.0e-08}\n", "1.0e-08}\n  dropout: 0.10\n")
+    form.set_field(FIELDS["target"], "")
+    assert "# the cluster" not in form.text() and "# one for each\nnum_nodes: 4" in form.text()
+
+
+def test_a_file_with_anchors_changes_one_value(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("env: &same {A: x}\nlabels: *same\n")
+    form = Form.load(path)
+    form.set_rows(("labels",), [("A", "y")])
+    read = form.document()[0].value
+    assert read == {"env": {"A": "x"}, "labels": {"A": "y"}}
 
 
 def test_a_field_that_is_emptied_is_left_out_with_its_section():

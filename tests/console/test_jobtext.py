@@ -20,6 +20,7 @@ ODD = [
     "\ufeff", "\ufffe", "é", "漢", "\U0001f600", "x" * 2000, "$HOME", "${x}", "<script>alert(1)</script>", "a=b", ".", "..",
 ]  # fmt: skip
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(ODD)
+keys = st.sampled_from(["a", "b", "0", "", "a b", "no", "1e-4"])
 scalars = texts | st.integers() | st.floats() | st.booleans() | st.none()
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=10
@@ -31,10 +32,26 @@ values = st.recursive(
 def test_whatever_is_written_is_read_again(value):
     document = Document.of(value, "x")
     table = jobtext.from_document(document)
-    read = yaml.read(jobtext.dump(table, "# a head\n"), "x")
+    read = yaml.read(jobtext.dump(table), "x")
     assert read.problems == []
     assert repr(read.value) == repr(document.value)  # repr: nan is nan, 1 is not 1.0
     assert jobtext.from_document(read) == table
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(keys, values, max_size=4), st.dictionaries(keys, values, max_size=4), st.data())
+def test_an_edited_file_says_what_it_was_edited_to_and_keeps_its_comments(old, new, data):
+    before, fresh = (jobtext.from_document(Document.of(value, "x")) for value in (old, new))
+    kept = [row for row in before if row[0] not in new and data.draw(st.booleans())]
+    after = Table(data.draw(st.permutations([*kept, *fresh])))
+    lines = [f"# about {number}\n{jobtext.dump(Table([row]))}" for number, row in enumerate(before)]
+    text = "# a head\n\nfirst: 1 # the first\n" + "".join(lines)
+    first = ("first", Plain("1"))
+    edited = jobtext.edit(text, Table([first, *before]), Table([first, *after]))
+    assert jobtext.from_document(yaml.read(edited)) == [first, *after]
+    numbers = [number for number, row in enumerate(before) if row in kept]
+    assert [f"# about {number}" in edited for number in numbers] == [True] * len(numbers)
+    assert "# a head" in edited and "first: 1 # the first" in edited
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.kubernetes.names import INSTANCE_TYPE
@@ -15,20 +16,7 @@ from cloudtrain.backends.kubernetes.pod import BEGIN_S, JOIN_S, UPLOAD_S
 from cloudtrain.backends.plan import Requirement
 from cloudtrain.job import units
 
-API = "admissionregistration.k8s.io/v1"
 GRACE_S = 600  # of limits.grace that a pod's deadline may hold over limits.max_runtime
-# The specs of all pods of a Job or a JobSet.
-PODS = (
-    "has(object.spec.replicatedJobs) ? object.spec.replicatedJobs.map(r, r.template.spec.template.spec)"
-    " : [object.spec.template.spec]"
-)
-# Not what a cancel or the end of an older job changes: it must work under a newer policy too.
-_COMPARED = "(has({0}.spec.replicatedJobs) ? dyn({0}.spec.replicatedJobs) : dyn({0}.spec.template))"
-_LABELS = "(has({0}.metadata.labels) ? {0}.metadata.labels : {{}})"
-CHANGED = " || ".join(
-    ["request.operation == 'CREATE'"]
-    + [f"{text.format('object')} != {text.format('oldObject')}" for text in (_COMPARED, _LABELS)]
-)
 
 
 def build_policy(rules: Sequence[Requirement], options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -47,33 +35,13 @@ def build_policy(rules: Sequence[Requirement], options: Mapping[str, Any]) -> tu
         return [], notes
     namespace = str(options.get("namespace") or "default")
     name = f"cloudtrain-{namespace}"
-    matched = [("batch", "jobs", ["v1"]), ("jobset.x-k8s.io", "jobsets", ["*"])]
-    resources = [
-        {"apiGroups": [group], "apiVersions": versions, "operations": ["CREATE", "UPDATE"], "resources": [plural]}
-        for group, plural, versions in matched
-    ]
-    policy = {
-        "apiVersion": API,
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": name},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": resources},
-            "matchConditions": [{"name": "new-or-changed", "expression": CHANGED}],
-            "variables": [{"name": "pods", "expression": PODS}],
-            "validations": validations,
-        },
-    }
-    binding = {
-        "apiVersion": API,
-        "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": name},
-        "spec": {
-            "policyName": name,
-            "validationActions": ["Deny"],
-            "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
-        },
-    }
+    import yaml
+
+    policy, binding = yaml.safe_load((Path(__file__).parent / "admission.yaml").read_text("utf-8"))
+    policy["metadata"]["name"] = binding["metadata"]["name"] = binding["spec"]["policyName"] = name
+    policy["spec"]["validations"] = validations
+    selector = binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"]
+    selector["kubernetes.io/metadata.name"] = namespace
     return [policy, binding], notes
 
 

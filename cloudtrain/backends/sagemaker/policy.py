@@ -1,4 +1,6 @@
-"""Write IAM policies for the options of a job or a target: the role's trust, the role itself, and who submits. Pure data.
+"""Write IAM policies for the options of a job or a target: the role's trust, the role itself, and who submits.
+
+The statements are in iam.yaml.
 
 Sources (2026-11-23), below https://docs.aws.amazon.com/sagemaker/latest/dg/: sagemaker-roles.html for the role, its VPC and
 its keys; train-remote-debugging.html; docker-containers-adapt-your-own-private-registry-authentication.html; session tags:
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.images import parse_reference
@@ -26,11 +29,8 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
 
 Statement = dict[str, Any]
-JOBS = "CreateTrainingJob AddTags DescribeTrainingJob StopTrainingJob DeleteTrainingJob ListTags"
-QUEUED_JOBS = "DescribeTrainingJob DeleteTrainingJob ListTags"  # of jobs in a queue of AWS Batch
-SHELL = "CreateControlChannel CreateDataChannel OpenControlChannel OpenDataChannel"
-VPC = """CreateNetworkInterface CreateNetworkInterfacePermission DeleteNetworkInterface DeleteNetworkInterfacePermission
-    DescribeNetworkInterfaces DescribeVpcs DescribeDhcpOptions DescribeSubnets DescribeSecurityGroups"""
+# name in iam.yaml -> section and field of the request
+KEYS = {"results_key": ("OutputDataConfig", "KmsKeyId"), "disk_key": ("ResourceConfig", "VolumeKmsKeyId")}
 
 
 def build_policy(kind: str, plan: Plan | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,8 +48,16 @@ def build_policy(kind: str, plan: Plan | None, options: Mapping[str, Any]) -> di
         needs = _Needs(build_request(job, "any", 1, "0" * 64, options).request, job.to_dict(), options)
     else:
         needs = _Needs(plan.request, plan.job, options)
-    statements = {"trust": needs.trust, "role": needs.role, "submit": needs.submit}[kind]()
-    return {"Version": "2012-10-17", "Statement": [each for each in statements if each.get("Resource") != []]}
+    if kind == "trust":
+        actions = ["sts:AssumeRole", *["sts:TagSession"] * ("SessionChainingConfig" in needs.request)]
+        statements = [{"Effect": "Allow", "Principal": {"Service": SERVICE}, "Action": actions}]
+    else:
+        import yaml
+
+        written = yaml.safe_load((Path(__file__).parent / "iam.yaml").read_text("utf-8"))[kind]
+        resources = needs.resources()
+        statements = [filled for each in written if (filled := needs.fill(each, resources))["Resource"]]
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
 @dataclass(frozen=True)
@@ -60,90 +68,58 @@ class _Needs:
     job: Mapping[str, Any]
     options: Mapping[str, Any]
 
-    def trust(self) -> list[Statement]:
-        """Return by what SageMaker may take the role."""
-        actions = ["sts:AssumeRole", *["sts:TagSession"] * ("SessionChainingConfig" in self.request)]
-        return [{"Effect": "Allow", "Principal": {"Service": SERVICE}, "Action": actions}]
+    def fill(self, statement: Statement, resources: Mapping[str, list[str]]) -> Statement:
+        """Return a statement of iam.yaml with the resources that its names stand for, each once."""
+        arns = [arn for name in statement["Resource"] for arn in resources.get(name, [name])]
+        wide = tuple(arn[:-1] for arn in arns if arn.endswith("*"))
+        narrow = [arn for arn in arns if not any(arn.startswith(start) and arn != f"{start}*" for start in wide)]
+        made = {"Sid": statement["Sid"], "Effect": "Allow", **statement, "Resource": list(dict.fromkeys(narrow))}
+        for name in statement["Resource"]:  # IAM knows a key's alias by a condition only
+            if name in KEYS and (alias := self._key(name).rpartition(":")[2]).startswith("alias/"):
+                made["Condition"] = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": alias}}
+        return made
 
-    def role(self) -> list[Statement]:
-        """Return what the job itself may do; a statement without resources is not needed."""
+    def resources(self) -> dict[str, list[str]]:
+        """Return what the names of iam.yaml stand for, nothing for what the request does not need."""
         inputs = [str(item["uri"]) for item in (self.job.get("inputs") or {}).values()]
-        read = [
-            f"{self._own}*",
-            self._output,
-            *(f"{split_prefix(uri)[0]}*" for uri in inputs if uri.startswith("s3://")),
-        ]
+        read = [f"{split_prefix(uri)[0]}*" for uri in inputs if uri.startswith("s3://")]
         registry = self.request["AlgorithmSpecification"].get("TrainingImageConfig") or {}
         login = registry.get("TrainingRepositoryAuthConfig", {}).get("TrainingRepositoryCredentialsProviderArn")
-        return [
-            _allow("Read", "s3:GetObject", *map(self._s3, read)),
-            _allow("Write", "s3:PutObject DeleteObject", self._s3(self._output)),
-            self._list(read),
-            _allow("Log", "logs:CreateLogGroup CreateLogStream PutLogEvents DescribeLogStreams", self._log),
-            _allow("Metrics", "cloudwatch:PutMetricData", "*"),
-            _allow("Image", "ecr:BatchGetImage GetDownloadUrlForLayer BatchCheckLayerAvailability", *self._repository),
-            _allow("Registry", "ecr:GetAuthorizationToken", *["*"] * (not registry)),
-            _allow("RegistryCredentials", "lambda:InvokeFunction", *[login] * bool(login)),
-            self._key("ResultsKey", "kms:Decrypt Encrypt GenerateDataKey", "OutputDataConfig", "KmsKeyId"),
-            self._key("DiskKey", "kms:CreateGrant", "ResourceConfig", "VolumeKmsKeyId"),
-            _allow("Vpc", f"ec2:{VPC}", *["*"] * ("VpcConfig" in self.request)),
-            _allow(
-                "Efs",
-                "elasticfilesystem:DescribeFileSystems DescribeMountTargets",
-                *["*"] * any(uri.startswith("efs://") for uri in inputs),
-            ),
-            _allow("Fsx", "fsx:DescribeFileSystems", *["*"] * any(uri.startswith("fsx://") for uri in inputs)),
-            _allow("Secrets", "secretsmanager:GetSecretValue", *self._secrets()),
-            _allow("Shell", f"ssmmessages:{SHELL}", *["*"] * ("RemoteDebugConfig" in self.request)),
-        ]
-
-    def submit(self) -> list[Statement]:
-        """Return what the credentials need that submit, follow, cancel, fetch and remove jobs."""
-        named = f"arn:{self._partition}:iam::{self._account}:role/{self._role}"
-        role = self._role if self._role.startswith("arn:") else named
         plan = self.request["ResourceConfig"].get("TrainingPlanArn")
-        reserved = [plan, self._arn("sagemaker", "reserved-capacity/*")] * bool(plan)
+        name = str(self.options.get("queue") or "")  # or ARN, of a queue of AWS Batch
+        jobs, queued = self._arn("sagemaker", "training-job/*"), self._arn("batch", "service-job/*")
         experiments = [self._arn("sagemaker", f"experiment{kind}/*") for kind in ("", "-trial", "-trial-component")]
-        return [
-            _allow(
-                "Jobs", f"sagemaker:{QUEUED_JOBS if self._name else JOBS}", self._arn("sagemaker", "training-job/*")
-            ),
-            *self._queue,
-            _allow("ListJobs", "sagemaker:ListTrainingJobs", "*"),
-            _allow("PassRole", "iam:PassRole", role) | _when("StringEquals", "iam:PassedToService", SERVICE),
-            _allow("ReadRole", "iam:GetRole", role),
-            _allow("MachineTypes", "ec2:DescribeInstanceTypes", "*"),
-            _allow("Upload", "s3:PutObject", self._s3(f"{self._own}*")),
-            _allow("Audit", "s3:PutObject", *[self._s3(f"{self._output}/audit/*")] * bool(self.job.get("audit"))),
-            _allow("Fetch", "s3:GetObject", *map(self._s3, [f"{self._own}*", self._output])),
-            self._list([self._own, self._output]),
-            _allow("ReadLog", "logs:DescribeLogStreams GetLogEvents", self._log),
-            _allow("ImageDigest", "ecr:BatchGetImage", *self._repository),
-            self._key("Key", "kms:Decrypt GenerateDataKey", "OutputDataConfig", "KmsKeyId"),
-            _allow("TrainingPlan", "sagemaker:CreateTrainingJob DescribeTrainingPlan", *reserved),
-            _allow(
-                "Experiment",
-                "sagemaker:CreateTrial CreateTrialComponent AssociateTrialComponent",
-                *experiments * ("ExperimentConfig" in self.request),
-            ),
-        ]
-
-    @property
-    def _name(self) -> str:
-        """The name or ARN of the queue of AWS Batch, "" without one."""
-        return str(self.options.get("queue") or "")
-
-    @property
-    def _queue(self) -> list[Statement]:
-        """What a queue needs; its training jobs are created and stopped by AWS Batch's own role."""
-        name = self._name
-        queue = name if name.startswith("arn:") else self._arn("batch", f"job-queue/{name}")
-        jobs = self._arn("batch", "service-job/*")
-        return [
-            _allow("QueueJobs", "batch:SubmitServiceJob TagResource", queue, jobs),
-            _allow("QueuedJobs", "batch:DescribeServiceJob TerminateServiceJob", jobs),
-            _allow("Queue", "batch:ListServiceJobs DescribeJobQueues", "*"),
-        ] * bool(name)
+        return {
+            "own": [self._s3(f"{self._own}*")],
+            "output": [self._s3(self._output)],
+            "inputs": [*map(self._s3, read)],
+            "audit": [self._s3(f"{self._output}/audit/*")] * bool(self.job.get("audit")),
+            "buckets": [*map(self._bucket, (self._own, self._output))],
+            "input_buckets": [*map(self._bucket, read)],
+            "log": [self._arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")],
+            "repository": self._repository,
+            "own_registry": ["*"] * (not registry),
+            "registry_login": [login] * bool(login),
+            "results_key": self._key_arns("results_key"),
+            "disk_key": self._key_arns("disk_key"),
+            "vpc": ["*"] * ("VpcConfig" in self.request),
+            "efs": ["*"] * any(uri.startswith("efs://") for uri in inputs),
+            "fsx": ["*"] * any(uri.startswith("fsx://") for uri in inputs),
+            "secrets": [*self._secrets()],
+            "shell": ["*"] * ("RemoteDebugConfig" in self.request),
+            "jobs": [jobs] * (not name),
+            "jobs_of_queue": [jobs] * bool(name),
+            "queue": [name if name.startswith("arn:") else self._arn("batch", f"job-queue/{name}")] * bool(name),
+            "queued": [queued] * bool(name),
+            "queues": ["*"] * bool(name),
+            "role": [
+                self._role
+                if self._role.startswith("arn:")
+                else f"arn:{self._partition}:iam::{self._account}:role/{self._role}"
+            ],
+            "training_plan": [plan, self._arn("sagemaker", "reserved-capacity/*")] * bool(plan),
+            "experiments": experiments * ("ExperimentConfig" in self.request),
+        }
 
     @property
     def _role(self) -> str:
@@ -165,6 +141,9 @@ class _Needs:
     def _s3(self, uri: str) -> str:
         return uri.replace("s3://", f"arn:{self._partition}:s3:::")
 
+    def _bucket(self, uri: str) -> str:
+        return self._s3("/".join(uri.split("/")[:3]))
+
     @property
     def _own(self) -> str:
         return f"s3://{self.options['bucket']}/{self.options.get('prefix') or 'cloudtrain'}/"
@@ -172,10 +151,6 @@ class _Needs:
     @property
     def _output(self) -> str:
         return f"{self.request['OutputDataConfig']['S3OutputPath'].rpartition('/')[0]}/*"
-
-    @property
-    def _log(self) -> str:
-        return self._arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")
 
     @property
     def _repository(self) -> list[str]:
@@ -192,32 +167,13 @@ class _Needs:
             if store == "aws-secretsmanager":  # it adds a dash and six characters to the name of a secret in its ARN
                 yield name if name.startswith("arn:") else self._arn("secretsmanager", f"secret:{name}-??????")
 
-    def _list(self, uris: list[str]) -> Statement:
-        return _allow("List", "s3:ListBucket", *(self._s3("/".join(uri.split("/")[:3])) for uri in uris))
+    def _key(self, name: str) -> str:
+        """Return a KMS key of the request: an ARN, an id or an alias, "" without one."""
+        section, field = KEYS[name]
+        return str(self.request[section].get(field) or "")
 
-    def _key(self, name: str, actions: str, section: str, field: str) -> Statement:
-        """Return the statement on a KMS key that is an ARN, an id or an alias; IAM knows aliases by a condition only."""
-        key = str(self.request[section].get(field) or "")
-        alias = key.rpartition(":")[2]
-        if alias.startswith("alias/"):
-            of_alias = _when("ForAnyValue:StringEquals", "kms:ResourceAliases", alias)
-            return _allow(name, actions, self._arn("kms", "key/*")) | of_alias
-        arn = key if key.startswith("arn:") else self._arn("kms", f"key/{key}")
-        return _allow(name, actions, *[arn] * bool(key))
-
-
-def _allow(name: str, actions: str, *resources: str) -> Statement:
-    """Return a statement; `actions` are those of one service: "s3:PutObject DeleteObject"."""
-    service, _, operations = actions.partition(":")
-    wide = tuple(arn[:-1] for arn in resources if arn.endswith("*"))
-    narrow = [arn for arn in resources if not any(arn.startswith(start) and arn != f"{start}*" for start in wide)]
-    return {
-        "Sid": name,
-        "Effect": "Allow",
-        "Action": [f"{service}:{operation}" for operation in operations.split()],
-        "Resource": list(dict.fromkeys(narrow)),
-    }
-
-
-def _when(test: str, key: str, value: str) -> Statement:
-    return {"Condition": {test: {key: value}}}
+    def _key_arns(self, name: str) -> list[str]:
+        key = self._key(name)
+        if key.rpartition(":")[2].startswith("alias/"):
+            return [self._arn("kms", "key/*")]
+        return [key if key.startswith("arn:") else self._arn("kms", f"key/{key}")] * bool(key)

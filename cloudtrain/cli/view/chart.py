@@ -5,18 +5,30 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cloudtrain.history.sampling import share
 from cloudtrain.job.units import format_number
 
 COLOURS = ("cyan", "yellow", "green", "red")
 _MARKS = "*o+x#@"
-_FAINT = "·"  # what the next attempt did again
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=^"
 # [row][column] of a dot in a braille cell -> its bit
 _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
+
+class _Letters(NamedTuple):
+    """What a chart is drawn with, beside its curves."""
+
+    corner: str
+    side: str
+    edge: str
+    gone: str  # a value that is not finite
+    faint: str  # what the next attempt did again
+
+
+_LETTERS = {True: _Letters("┤", "│", "└", "×", "·"), False: _Letters("|", "|", "+", "x", ".")}
 Curve = Sequence[tuple[float, float]]
 _GONE = -1  # in place of a cell's bits: a value that is not finite
 _Cell = tuple[int, bool, int]  # number of the curve, whether it is a lost part, bits of the dots
@@ -47,9 +59,8 @@ def chart(
     One curve is drawn in braille dots. Several curves get a colour each, or without colours a mark each. `lost` are parts
     of a curve that are drawn faint, under all curves.
     """
-    finite_curves = {name: _finite(curve) for name, curve in curves.items()}
     layers = [(n, True, _finite(part)) for n, name in enumerate(curves) for part in (lost or {}).get(name, ())]
-    layers += [(number, False, curve) for number, curve in enumerate(finite_curves.values())]
+    layers += [(number, False, _finite(curve)) for number, curve in enumerate(curves.values())]
     points = [point for _, _, curve in layers for point in curve]
     if not points:
         return ["no finite values"]
@@ -57,36 +68,34 @@ def chart(
     across = [*(x for x, _ in points), *(x for _, x in gone)]
     left, right = min(across), max(across)
     low, high = min(y for _, y in points), max(y for _, y in points)
-    fractions = [row / max(height - 1, 1) for row in range(height)]
-    labels = [format_short(high * (1 - fraction) + low * fraction) if high > low else "" for fraction in fractions]
-    labels[height // 2] = labels[height // 2] or format_short(high)
+    labels = _labels(low, high, height)
     margin = max(map(len, labels))
     columns = max(width - margin - 2, 10)
-    dots = _unicode(unicode) and (colours or len(finite_curves) == 1)
+    letters = _LETTERS[_unicode(unicode)]
+    dots = _unicode(unicode) and (colours or len(curves) == 1)
     cells = _draw_cells(layers, (left, right, low, high), columns, height, dots)
-    cross = "×" if _unicode(unicode) else "x"
     for number, x in gone:  # on the axis, where no curve is drawn
         place = (height - 1, int(share(x, left, right) * (columns - 1) + 0.5))
         cells.setdefault(place, (number, False, _GONE))
-    corner, side, edge = ("┤", "│", "└") if _unicode(unicode) else ("|", "|", "+")
     lines = []
     for row in range(height):
-        labelled = row in (0, height // 2, height - 1) and labels[row]
-        text = "".join(
-            _render_cell(cells.get((row, column)), dots, colours, unicode) for column in range(columns)
-        ).rstrip()
-        lines.append(f"{labels[row] if labelled else '':>{margin}} {corner if labelled else side}{text}")
+        text = "".join(_render_cell(cells.get((row, column)), dots, colours, letters) for column in range(columns))
+        label = labels[row] if row in (0, height // 2, height - 1) else ""
+        lines.append(f"{label:>{margin}} {letters.corner if label else letters.side}{text.rstrip()}")
     first, last = format_short(left), format_short(right)
-    lines.append(f"{'':>{margin}} {edge}{first}{last:>{max(columns - len(first), len(last) + 1)}}")
-    if len(finite_curves) > 1:
-        lines += [
-            f"{'':>{margin}}  {_legend(number, dots, colours)} {name}" for number, name in enumerate(finite_curves)
-        ]
-    if gone:
-        lines.append(f"{'':>{margin}}  {cross} values that are not finite")
-    if any(faint for _, faint, _ in layers):
-        lines.append(f"{'':>{margin}}  {_FAINT if _unicode(unicode) else '.'} lost: the next attempt resumed before it")
-    return lines
+    lines.append(f"{'':>{margin}} {letters.edge}{first}{last:>{max(columns - len(first), len(last) + 1)}}")
+    notes = [f"{_legend(number, dots, colours)} {name}" for number, name in enumerate(curves) if len(curves) > 1]
+    notes += [f"{letters.gone} values that are not finite"] * bool(gone)
+    notes += [f"{letters.faint} lost: the next attempt resumed before it"] * any(faint for _, faint, _ in layers)
+    return [*lines, *(f"{'':>{margin}}  {note}" for note in notes)]
+
+
+def _labels(low: float, high: float, height: int) -> list[str]:
+    """Return the number of each row of a chart; where all values are equal, of the middle one alone."""
+    fractions = [row / max(height - 1, 1) for row in range(height)]
+    labels = [format_short(high * (1 - fraction) + low * fraction) if high > low else "" for fraction in fractions]
+    labels[height // 2] = labels[height // 2] or format_short(high)
+    return labels
 
 
 def format_short(value: float) -> str:
@@ -139,14 +148,14 @@ def _dots_between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[in
     return [(x + round((to_x - x) * n / steps), y + round((to_y - y) * n / steps)) for n in range(1, steps + 1)]
 
 
-def _render_cell(cell: _Cell | None, dots: bool, colours: bool, unicode: bool | None) -> str:
+def _render_cell(cell: _Cell | None, dots: bool, colours: bool, letters: _Letters) -> str:
     if cell is None:
         return " "
     number, faint, bits = cell
     if bits == _GONE:
-        return _coloured("×" if _unicode(unicode) else "x", number, colours)
+        return _coloured(letters.gone, number, colours)
     if faint:
-        return _coloured(_FAINT if _unicode(unicode) else ".", number, colours)
+        return _coloured(letters.faint, number, colours)
     return _coloured(chr(0x2800 + bits) if dots else _MARKS[number % len(_MARKS)], number, colours)
 
 

@@ -195,8 +195,7 @@ class ReviewStep:
             self.saved.set_text("")
             shell.notify_error(error)
             return
-        comments_note = "; it does not contain the comments of the opened file" if self.draft.form.comments else ""
-        self.saved.set_text(f"Written to {text.clean(str(path))}{comments_note}.")
+        self.saved.set_text(f"Written to {text.clean(str(path))}.")
         self.name.set_value(self.draft.name)
 
     async def _confirm_overwrite(self, name: str) -> bool:
@@ -204,8 +203,6 @@ class ReviewStep:
 
         with ui.dialog().props('aria-label="Overwrite the file"') as dialog, ui.card():
             ui.label(f"{text.clean(name)} already exists. Overwrite it?")
-            if self.draft.form.comments:
-                ui.label("The comments in the existing file are lost, except those at its top.").classes("ct-dim")
             with ui.element("div").classes("ct-row"):
                 ui.button("Overwrite it", on_click=lambda: dialog.submit(True), color=None).classes("ct-danger")
                 ui.button("Leave it", on_click=lambda: dialog.submit(False), color=None).classes("ct-plain")
