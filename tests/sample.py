@@ -25,7 +25,10 @@ THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resu
 # What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
 TABLE = {
     "benchmarks/gpu": ("entrypoints/test_gpu_benchmark.py",),
-    "cloudtrain/backends/akash/": ("backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",),
+    "cloudtrain/backends/akash/": (
+        "backends/akash/test_backend.py::TestAkash::test_a_collective_over_two_nodes",
+        "backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",
+    ),
     "cloudtrain/backends/attached/": ("runs/test_attach_resume.py::test_the_older_attempt_is_harmless",),
     "cloudtrain/backends/kubernetes/": (
         "backends/kubernetes/test_jobset.py::TestJobSets::test_a_collective_over_two_nodes",
@@ -33,6 +36,7 @@ TABLE = {
     ),
     "cloudtrain/backends/local/": (f"{THIRD_PARTY}[ddp_tutorial-nodes]",),
     "cloudtrain/backends/sagemaker/": (
+        "backends/sagemaker/test_backend.py::TestSagemaker::test_a_collective_over_two_nodes",
         "backends/sagemaker/test_quickstart.py::test_quickstart_survives_the_loss_of_its_spot_machines",
     ),
     "cloudtrain/backends/slurm/": (
@@ -56,6 +60,9 @@ TABLE = {
         "test_training.py::test_the_first_failing_rank_is_shown_and_recovered_from",
     ),
     "docs/how/evaluate.md": ("test_task_pages.py::test_a_model_is_trained_evaluated_tuned_and_compared",),
+    "entrypoints/evaluate": (
+        "entrypoints/test_evaluate_model.py::test_a_local_task_of_the_harness_runs_without_network",
+    ),
     "entrypoints/launch": (*LAB, f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (
