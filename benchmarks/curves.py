@@ -20,16 +20,23 @@ CURVE_S, LIST_S = 0.3, 0.2  # what each may take
 
 def curve(home: Path, run_id: str, points: int) -> None:
     """Write a curve with noise into a run of the history, the fast way: as rows, past the watcher."""
+    from cloudtrain.events import Row
     from cloudtrain.history.store import Store
 
     store = Store(home)
     for first in range(0, points, 100_000):
         rows = [
-            (f"{run_id}-a1", number, number, 5 * math.exp(-number / points * 4) + math.sin(number * 12.9898) / 9)
+            Row(
+                0,
+                number,
+                "2026-11-21T00:00:00Z",
+                number,
+                "loss",
+                5 * math.exp(-number / points * 4) + math.sin(number * 12.9898) / 9,
+            )
             for number in range(first, min(first + 100_000, points))
         ]
-        with store.database.write() as db:
-            db.executemany("INSERT INTO metrics VALUES (?, 0, ?, '2026-11-21T00:00:00Z', ?, 'loss', ?, 0, NULL)", rows)
+        store.record(f"{run_id}-a1", metrics=rows)
 
 
 def main() -> int:

@@ -186,9 +186,11 @@ class Point(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One value of a metric, as the history holds it."""
+    """One value of a metric, as the history holds it: with node, number and time of its line."""
 
-    event: Event  # the line's attempt, node, number and time
+    node: int
+    seq: int
+    at: str
     step: int
     name: str
     value: float
@@ -196,16 +198,22 @@ class Row(NamedTuple):
     epoch: float | None = None
 
 
-def rows(event: Event, points: Iterable[Point], rank: int = 0) -> list[Row]:
-    """Return a rank's points as the history can hold them: a step that is not a number or too large is 0, an epoch that is
-    none is not known, a character that cannot be stored is a question mark. A negative rank is 0."""
+def rows(line: Event | LogLine, points: Iterable[Point], rank: int = 0) -> list[Row]:
+    """Return a rank's points of a line as the history can hold them.
+
+    A step that is not a number or too large is 0, an epoch that is none is not known, a character that cannot be stored is
+    a question mark. A negative rank is 0.
+    """
+    node, seq, at, rank = line.node, line.seq, line.at, max(rank, 0)
     return [
         Row(
-            event,
+            node,
+            seq,
+            at,
             int(step) if abs(step) < STEPS else 0,  # not so for NaN
             name if name.isascii() else name.encode("utf-8", "replace").decode(),
             value,
-            max(rank, 0),
+            rank,
             epoch if epoch is not None and math.isfinite(epoch) else None,
         )
         for step, name, value, epoch in points

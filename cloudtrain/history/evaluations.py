@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cloudtrain.events import Event
-from cloudtrain.history.extremes import ADD_METRIC, summarize
+from cloudtrain.events import Row
 from cloudtrain.history.migrations import BLOCK
+from cloudtrain.history.points import add_points
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
@@ -36,12 +36,7 @@ def write_results(store: Store, run_id: str, results: Sequence[tuple[int, str, f
                 (run_id, name, FIRST, END),
             )
             rows = [
-                (Event(attempt_id, 0, FIRST + place, at, "metric"), step, name, value, 0, None)
+                Row(0, FIRST + place, at, step, name, value)
                 for place, (step, (value, at)) in enumerate(sorted(points.items()))
             ]
-            db.executemany(
-                "INSERT INTO metrics (attempt_id, node, seq, at, step, name, value, rank, epoch)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(attempt_id, event.node, event.seq, event.at, *point) for event, *point in rows],
-            )
-            db.executemany(ADD_METRIC, [(*row, attempt_id) for row in summarize(rows)])
+            add_points(db, attempt_id, rows)

@@ -194,7 +194,7 @@ _TENTH = (
 
 # What lists of runs are filtered and sorted by. A list reads the index, not the rows, which hold whole jobs. `run_values` has
 # labels (`label.NAME`) and hyperparameters (`hp.NAME`, of `--NAME VALUE` in args too), by a trigger; `number` is set where
-# the text is a number. `run_metrics` has the last value of each metric, of the lowest rank, and its extremes (extremes.py).
+# the text is a number. `run_metrics` has the last value of each metric, of the lowest rank, and its extremes (points.py).
 # `marks` is what people write to runs, `views` the queries of lists that they keep.
 _GIVEN = "run_id, CASE WHEN json_valid(job) THEN job ELSE '{}' END AS job"
 _ARGS = "json_each(job, '$.args')"
@@ -310,6 +310,9 @@ _FOURTEENTH = (
     " AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.run_id = runs.run_id AND cursor IS NOT NULL)",
 )
 
+# Points come with their blocks (points.py): the trigger took longer than all other writing.
+_FIFTEENTH = ("DROP TRIGGER metrics_into_curves",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -325,6 +328,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _TWELFTH,
     _THIRTEENTH,
     _FOURTEENTH,
+    _FIFTEENTH,
 )
 
 

@@ -21,6 +21,7 @@ from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history.journal import Entry, Journal, entries_of_folders
 from cloudtrain.history.migrations import FILL_METRICS, migrate
+from cloudtrain.history.points import fill_curves
 from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, attempt_from_row, run_from_row
 from cloudtrain.history.usage import FILL_USAGE
 from cloudtrain.job.units import now
@@ -247,6 +248,8 @@ class _Copy:
         query = "SELECT plan, created_at, handle FROM attempts WHERE run_id NOT IN (SELECT run_id FROM runs)"
         for plan, created_at, handle in self._target.execute(query).fetchall():
             insert(self._target, Entry(Plan.from_json(plan), created_at, handle=handle))
+        for (attempt_id,) in self._target.execute("SELECT DISTINCT attempt_id FROM metrics").fetchall():
+            fill_curves(self._target, attempt_id)
         self._target.execute(FILL_METRICS)
         self._target.execute(FILL_USAGE)
         self._target.execute("COMMIT")

@@ -15,12 +15,11 @@ from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history import audit
 from cloudtrain.history.database import placeholders
-from cloudtrain.history.extremes import ADD_METRIC, summarize
 from cloudtrain.history.file import repaired
 from cloudtrain.history.leases import Leases
+from cloudtrain.history.points import add_points, fill_curves
 from cloudtrain.history.records import ATTEMPTS, RESUMED, AttemptRecord, attempt_from_row, delete_rows
-from cloudtrain.history.usage import ADD_USAGE
-from cloudtrain.history.usage import summarize as summarize_usage
+from cloudtrain.history.usage import ADD_USAGE, summarize
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
@@ -312,24 +311,13 @@ class Store(Leases):
 
         A reason that differs from the stored one becomes an event `status` of the node PLATFORM.
         """
-        points, told = (
-            list(metrics),
-            [(e, (attempt_id, e.node, e.seq, e.at, e.kind, json.dumps(e.data))) for e in events],
-        )
+        told = [(e, (attempt_id, e.node, e.seq, e.at, e.kind, json.dumps(e.data))) for e in events]
         insert = "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)"
         with self.database.write() as db:
             db.executemany(insert, [row for event, row in told if event.kind != "usage"])
             used = [event for event, row in told if event.kind == "usage" and db.execute(insert, row).rowcount > 0]
-            db.executemany(ADD_USAGE, [(*row, attempt_id) for row in summarize_usage(used)])
-            db.executemany(
-                "INSERT OR IGNORE INTO metrics (attempt_id, node, seq, at, step, name, value, rank, epoch)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (attempt_id, event.node, event.seq, event.at, step, name, value, rank, epoch)
-                    for event, step, name, value, rank, epoch in points
-                ],
-            )
-            db.executemany(ADD_METRIC, [(*row, attempt_id) for row in summarize(points)])
+            db.executemany(ADD_USAGE, [(*row, attempt_id) for row in summarize(used)])
+            add_points(db, attempt_id, list(metrics))
             if cursor is not None:
                 db.execute("UPDATE attempts SET cursor = ? WHERE attempt_id = ?", (cursor, attempt_id))
             if status is not None:
@@ -341,6 +329,15 @@ class Store(Leases):
                     f" WHERE attempt_id = ? AND state NOT IN ({placeholders(_FINAL)})",
                     (*_status_columns(status), status.event, attempt_id, *_FINAL),
                 )
+
+    def complete_curves(self, attempt_id: str) -> None:
+        """Add points to the curves that an older cloudtrain stored alone, because it still ran when the schema changed."""
+        stored = "SELECT count(*) FROM metrics WHERE attempt_id = ?1"
+        with self.database.write() as db:
+            if db.execute(
+                f"SELECT ({stored}) != total(points) FROM curves WHERE attempt_id = ?1", (attempt_id,)
+            ).fetchone()[0]:
+                fill_curves(db, attempt_id)
 
     def add_event(self, attempt_id: str, kind: str, data: Mapping[str, Any]) -> None:
         """Add an event that happened here, such as the use of a shell, to those of the node PLATFORM."""

@@ -17,7 +17,7 @@ _HEAD = re.compile(  # `2026-05-18 16:04:46,338 - `, `[rank0]: [titan] `
 )
 _EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *(?:[=:] *)?\d)", re.IGNORECASE)
 _STEP = re.compile(
-    r"(?<![\w/.@-])(?:(global[_ ]?steps?|train[_ ]step|num_updates|total_timesteps)|"
+    r"(?=[bginrstu])(?<![\w/.@-])(?:(global[_ ]?steps?|train[_ ]step|num_updates|total_timesteps)|"
     r"step|(steps)|timesteps?|iterations?|iters?|itr|updates?|batch|round|it)\b"
     r"[\s:=#]*+(?:\.{2,3} ?\()?\[?\s*+(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
     r"(?![\w%]|\.\d|,\d|\s*/\s*s\b)",
@@ -42,7 +42,7 @@ _CONFIGURATION = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"(?:\[|━ )\s*(\d{1,12})\s*/\s*(\d{1,12})(?=[\s\](])")
-_WORDS = r"[A-Za-z_][\w./@'-]*"
+_WORDS = r"[A-Za-z_][\w./@'-]*+"
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|NaN|inf|Infinity)\b"
 _FIELD = re.compile(
     rf"(?<![\w./@'\"-])({_WORDS}(?: {_WORDS}){{0,3}})(?: \([a-z ]+\))?(\s*[:=]\s*|\s{{1,12}})(?:\(|\[(?=[\d.eE+-]{{1,24}}\]))?"
@@ -51,9 +51,8 @@ _FIELD = re.compile(
 )
 _CELL = re.compile(rf"\s*\|\s++([\w/@. -]*[\w/@.-])\s*+\|\s+({_NUMBER})\s*\|\s*$")  # a row of Stable Baselines' table
 _ENDS = re.compile(r"\s*(?:$|[,;|)\](]|- |\s{2}|[A-Za-z_][\w./@-]*\s?[:=\s])")
-_CODE = re.compile(
-    r"(?:Namespace|Arguments|Config)\(|^\s*(?:File \"|assert\b|def |import |raise |usage:|>>> )|\w\([^)]*loss="
-)
+_CODE = re.compile(r"\s*(?:File \"|assert\b|def |import |raise |usage:|>>> )")
+_CALL = re.compile(r"(?:Namespace|Arguments|Config)\(|\w\([^)]*loss=")
 
 
 class Position(NamedTuple):
@@ -102,7 +101,12 @@ def parse_line(text: str) -> Fields:
             continue
         holds = holds or sort is Kind.METRIC or (sort is Kind.WEAK and position.step is not None)
         values[_qualified(name, prefix)] = value / float(whole) if whole else value
-    if not holds or _CODE.search(text) or _is_configuration(text, start, position, settings, len(values)):
+    if (
+        not holds
+        or _CODE.match(text)
+        or ("(" in text and _CALL.search(text))
+        or _is_configuration(text, start, position, settings, len(values))
+    ):
         values = {}
     own = bool(prefix) and position.size > 0 and position.epoch is None
     return Fields(Position(epoch=position.epoch) if own else position, values, own)

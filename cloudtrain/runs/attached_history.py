@@ -81,7 +81,7 @@ def _copy_event_files(store: Store, backend: AttachedBackend, uri: str, run_id: 
                 prefix = folders.setdefault(attempt_id, event_files.TagPrefixes()).prefix(name)
             event = Event(attempt_id, 0, point.seq, point.at, "metric")
             new_rows = events.rows(event, [Point(point.step, prefix + point.name, point.value, point.epoch)])
-            rows.setdefault(attempt_id, []).extend(row for row in new_rows if row[2] not in logged[attempt_id])
+            rows.setdefault(attempt_id, []).extend(row for row in new_rows if row.name not in logged[attempt_id])
         for attempt_id, points in rows.items():
             store.record(attempt_id, metrics=points)
         sizes_read[name] = len(content)

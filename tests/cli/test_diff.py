@@ -51,7 +51,9 @@ def test_a_metric_with_a_results_name_and_one_that_is_not_a_number(cli, two, hom
         (two[1], {"state": 3.0, "reason": 2.0, "ended": inf, "same": nan}),
     ):
         row = Event(store.attempts(run_id)[-1].attempt_id, 0, 1 << 40, "2026-11-22T10:00:00Z", "metric")
-        store.record(row.attempt, metrics=[Row(row, 1, name, value) for name, value in told.items()])
+        store.record(
+            row.attempt, metrics=[Row(row.node, row.seq, row.at, 1, name, value) for name, value in told.items()]
+        )
     shown = cli("diff", *two, "--json")
     found = {
         row["path"]: (row["first"], row["second"]) for row in shown.json["differences"] if row["section"] == "results"

@@ -111,7 +111,9 @@ def store(home) -> Store:
 
 def record(store, seq, step, node=0, **values):
     event = Event("tiny-1-a1", node, seq, "2026-11-21T10:00:01Z", "metric")
-    store.record("tiny-1-a1", metrics=[Row(event, step, name, value) for name, value in values.items()])
+    store.record(
+        "tiny-1-a1", metrics=[Row(event.node, event.seq, event.at, step, name, value) for name, value in values.items()]
+    )
 
 
 def test_the_panel_says_what_the_history_knows(store, monkeypatch):

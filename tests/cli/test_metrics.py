@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import summary
-from cloudtrain.events import Event, Row, State, Status
+from cloudtrain.events import Row, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
@@ -31,7 +31,9 @@ def resumed(home) -> str:
         for rank in (0, 1):
             rows = [
                 Row(
-                    Event(f"r-1-a{attempt}", 0, 100 * rank + n, "t", "metric"),
+                    0,
+                    100 * rank + n,
+                    "t",
                     n,
                     "loss",
                     9.0 - n + 10 * rank,
@@ -103,7 +105,7 @@ def test_a_name_that_is_not_there_is_an_error_that_suggests(cli, resumed):
 
 
 def test_epochs_that_are_not_known_are_said(cli, home, resumed):
-    Store(home).record("r-1-a2", metrics=[Row(Event("r-1-a2", 0, 900, "t", "metric"), 1, "lr", 0.1)])
+    Store(home).record("r-1-a2", metrics=[Row(0, 900, "t", 1, "lr", 0.1)])
     shown = cli("metrics", resumed, "--plot", "--name", "lr", "--over", "epoch")
     assert (shown.code, shown.out) == (0, "") and "its points have no epochs" in shown.err
 
@@ -130,7 +132,7 @@ def test_where_a_loss_became_nan_is_said(cli, home):
     store = Store(home)
     assert store.intend(plan("r-1", 1), identity="i", owner=Process.here())
     values = [7.5, 9.0, float("inf"), float("nan")]
-    store.record("r-1-a1", metrics=[Row(Event("r-1-a1", 0, 20 + n, "t", "metric"), 18 + n, "loss", v, 0)
+    store.record("r-1-a1", metrics=[Row(0, 20 + n, "t", 18 + n, "loss", v, 0)
                                     for n, v in enumerate(values)], status=FINAL)  # fmt: skip
     store.set_status("r-1", FINAL)
     since = "loss is not finite since step 20, log line 22"

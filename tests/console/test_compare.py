@@ -32,7 +32,9 @@ def ids(console) -> list[str]:
         names = METRICS if number < 2 else METRICS[:1]
         points = [
             Row(
-                event,
+                event.node,
+                event.seq,
+                event.at,
                 10 * event.seq,
                 name,
                 1e-5 * (number + event.seq + 1) if name != "train/tokens" else event.seq * 4096.0,

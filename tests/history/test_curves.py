@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.events import Event, Row, State, Status
+from cloudtrain.events import Row, State, Status
 from cloudtrain.history import migrations, not_finite, sampling
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
@@ -31,9 +31,7 @@ def store(home) -> Store:
 
 def write(store: Store, points, attempt="r-a1", name="loss", node=0, rank=0):
     """Write (seq, step, value)."""
-    rows = [
-        Row(Event(attempt, node, seq, f"t{seq:08d}", "metric"), step, name, value, rank) for seq, step, value in points
-    ]
+    rows = [Row(node, seq, f"t{seq:08d}", step, name, value, rank) for seq, step, value in points]
     store.record(attempt, metrics=rows)
 
 
@@ -81,9 +79,18 @@ def test_blocks_are_what_their_points_are(tmp_path_factory, seqs, values, again)
     store = Store(tmp_path_factory.mktemp("home"))
     assert store.intend(plan(), identity="i", owner=Process.here())
     points = [(seq, seq * 3, value) for seq, value in zip(seqs, values, strict=False)]
-    write(store, points)
-    write(store, points[:again])  # a watcher that took over sees lines again
+    write(store, points[:again])
+    write(store, points[again // 2 :])  # a watcher that took over sees lines again, and new ones
     write(store, [(7, 1, 0.5)], name="other", node=1)
+    check(store)
+
+
+def test_points_that_an_older_cloudtrain_stored_alone_come_into_their_blocks(store):
+    """It still ran when the schema was changed, and left the blocks to a trigger that was gone."""
+    write(store, [(seq, seq, 1 / seq) for seq in range(1, 1500)])
+    write_as_before_ranks(store, [(seq, seq, 1 / seq) for seq in range(1500, 3000)])
+    assert store.curves.summary("r")[0].points == 1499
+    store.complete_curves("r-a1")
     check(store)
 
 
@@ -227,11 +234,7 @@ def test_the_last_loss_of_many_runs(store):
 def test_drawing_a_curve_reads_its_blocks_and_not_the_metrics(store):
     """How long it takes is measured by benchmarks/curves.py; here the way to it."""
     for begin in range(0, 300_000, 100_000):
-        with store.database.write() as db:
-            db.executemany(
-                "INSERT INTO metrics VALUES ('r-a1', 0, ?, 't', ?, 'loss', ?, 0, NULL)",
-                [(n, n, float(n % 7)) for n in range(begin, begin + 100_000)],
-            )
+        write(store, [(n, n, float(n % 7)) for n in range(begin, begin + 100_000)])
     with store.database.read() as db:
         asked: list[str] = []
         db.set_trace_callback(asked.append)
@@ -249,7 +252,6 @@ def test_triggers_of_ours_are_all_that_there_are(store):
     write(store, [(1, 1, 1.0)])
     with sqlite3.connect(store.database.path) as db:
         assert [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")] == [
-            "metrics_into_curves",
             "runs_into_values",
         ]
 

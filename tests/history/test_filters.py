@@ -47,7 +47,7 @@ def add(store: Store, run_id: str, losses: list[float], *, rank: int = 0, attemp
     points = []
     for step, loss in enumerate(losses, begin):
         event = Event(f"{run_id}-a{attempt}", 0, step, "2026-11-01T10:00:00Z", "metric", {})
-        points.append(Row(event, step, "loss", loss, rank, None))
+        points.append(Row(event.node, event.seq, event.at, step, "loss", loss, rank, None))
     store.record(f"{run_id}-a{attempt}", metrics=points)
 
 

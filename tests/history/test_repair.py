@@ -57,7 +57,11 @@ def add_run(store: Store, run_id: str) -> None:
     store.accept(plan.attempt_id, str(folder))
     store.acknowledge(run_id)
     events = [Event(plan.attempt_id, 0, number, "2026-11-20T10:15:03Z", "metric") for number in range(200)]
-    store.record(plan.attempt_id, cursor="1", metrics=[Row(event, event.seq, "loss", 0.5) for event in events])
+    store.record(
+        plan.attempt_id,
+        cursor="1",
+        metrics=[Row(event.node, event.seq, event.at, event.seq, "loss", 0.5) for event in events],
+    )
     status = Status(State.SUCCEEDED, 0, "", times["started_at"], times["ended_at"])
     store.record(plan.attempt_id, status=status)
     store.set_status(run_id, status)

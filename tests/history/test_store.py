@@ -99,7 +99,8 @@ def test_a_final_state_is_never_rewritten(store, run):
 def test_seeing_the_same_lines_again_changes_nothing(store, run):
     event = Event("run-1-a1", 0, 7, "t", "metric", {"loss": 1.0})
     for _ in range(2):
-        store.record("run-1-a1", cursor="9", metrics=[Row(event, 5, "loss", 1.0), Row(event, 5, "lr", float("nan"))],
+        points = [Row(0, event.seq, "t", 5, "loss", 1.0), Row(0, event.seq, "t", 5, "lr", float("nan"))]
+        store.record("run-1-a1", cursor="9", metrics=points,
                      events=[replace(event, seq=8, kind="world", data={"world_size": 2})])  # fmt: skip
     rows = store.metrics(run)
     assert [(r.step, r.name, r.seq) for r in rows] == [(5, "loss", 7), (5, "lr", 7)]
@@ -238,7 +239,7 @@ def _writer(home, number, count):
         name = f"w{number}-{n}"
         assert store.intend(plan(name), identity=name, owner=Process.here())
         event = Event(f"{name}-a1", 0, n, "t", "metric")
-        store.record(f"{name}-a1", cursor=str(n), metrics=[Row(event, n, "loss", float(n))])
+        store.record(f"{name}-a1", cursor=str(n), metrics=[Row(event.node, event.seq, event.at, n, "loss", float(n))])
 
 
 def test_many_processes_write_at_once(home):

@@ -44,7 +44,7 @@ def write_run(store: Store, name: str, batches: int = 3) -> None:
     assert store.lease(name, me, 60)
     for batch in range(batches):
         events = [Event(f"{name}-a1", 0, batch * POINTS + n, "t", "metric") for n in range(POINTS)]
-        points = [Row(event, event.seq, "loss", float(event.seq)) for event in events]
+        points = [Row(event.node, event.seq, event.at, event.seq, "loss", float(event.seq)) for event in events]
         store.record(f"{name}-a1", cursor=str((batch + 1) * POINTS), metrics=points)
     store.record(f"{name}-a1", status=Status(State.PREEMPTED, 75, ended_at="t"))
     assert store.next_attempt(plan(name, 2), owner=me)

@@ -63,7 +63,11 @@ def run(home, monkeypatch) -> Run:
               "client": {"host": HOSTILE, "system": "Linux", "python": "3", "cloudtrain": "0"}}  # fmt: skip
     assert store.intend(plan, identity="i", owner=Process.here(), provenance=origin)
     points = [(Event("tiny-1-a1", 0, n, "2026-11-21T10:00:00Z", "metric"), n) for n in range(3000)]
-    rows = [Row(event, step, name, 5 - step / 1000) for event, step in points for name in ("loss", HOSTILE)]
+    rows = [
+        Row(event.node, event.seq, event.at, step, name, 5 - step / 1000)
+        for event, step in points
+        for name in ("loss", HOSTILE)
+    ]
     usage = [
         Event("tiny-1-a1", node, 9000 + n, f"2026-11-21T10:00:{n:02d}Z", "usage",
               {"cpu_percent": 100.0 + n, "rss_bytes": 1 << 30, "gpus": [{"index": 0, "percent": 50, "memory_bytes": 1 << 30}]})
@@ -124,9 +128,7 @@ def test_the_page_asks_nobody_for_anything(run):
 
 def test_points_that_are_not_finite_are_marked(run):
     values = enumerate((3.0, 2.0, float("nan")))
-    rows = [
-        Row(Event(run.attempts[0].attempt_id, 0, 9000 + n, "t", "metric"), n, "bad", value, 0) for n, value in values
-    ]
+    rows = [Row(0, 9000 + n, "t", n, "bad", value, 0) for n, value in values]
     run.store.record(run.attempts[0].attempt_id, metrics=rows)
     figures = [plots.curves(run.store, [run.run_id], [name]) for name in ("bad", "loss")]
     (marked,), none = ([trace for trace in each.data if "not finite" in (trace.name or "")] for each in figures)
@@ -171,11 +173,12 @@ def resumed_run(home) -> Run:
             assert store.next_attempt(plan, owner=Process.here())
         events = [(n, Event(f"again-1-a{attempt}", 0, n, "2026-11-21T10:00:00Z", "metric")) for n in range(first, 8)]
         for rank in (0, 1):
-            rows = [Row(event, n, "loss", 9.0 - n + attempt, rank, n / 2) for n, event in events]
-            later = [replace(row.event, seq=row.event.seq + 100 * (rank + 1)) for row in rows]
+            rows = [
+                Row(event.node, event.seq, event.at, n, "loss", 9.0 - n + attempt, rank, n / 2) for n, event in events
+            ]
             store.record(
                 f"again-1-a{attempt}",
-                metrics=[row._replace(event=event) for row, event in zip(rows, later, strict=True)],
+                metrics=[row._replace(seq=row.seq + 100 * (rank + 1)) for row in rows],
             )
     return Run("again-1", store, watch=False)
 
@@ -200,7 +203,7 @@ def test_figures_have_a_curve_for_each_rank_and_epochs_as_an_axis(home):
     over = run.plot("loss", over="epoch", rank=1)
     assert list(over.data[-1].x) == [n / 2 for n in range(8)] and over.layout.xaxis.title.text == "epoch"
     assert page.render(run.store, run.run_id, None, [], rank=None).count('"name": "rank 1"') == 1
-    run.store.record("again-1-a2", metrics=[Row(Event("again-1-a2", 0, 900, "t", "metric"), 3, "lr", 0.1)])
+    run.store.record("again-1-a2", metrics=[Row(0, 900, "t", 3, "lr", 0.1)])
     assert len(run.plot("lr", over="epoch").data) == 0, "its epochs are not known"
 
 
@@ -259,14 +262,14 @@ def test_a_name_with_quotes_is_shown_with_quotes(run):
     """plotly knows entities for tags and none for a quote: it would show its letters."""
     name = """a "b" <i>'c' & d"""
     event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
-    run.store.record("tiny-1-a1", metrics=[Row(event, 1, name, 1.0)])
+    run.store.record("tiny-1-a1", metrics=[Row(event.node, event.seq, event.at, 1, name, 1.0)])
     (title,) = run.plot(name).layout.annotations
     assert title.text == """a "b" &lt;i&gt;'c' &amp; d"""
 
 
 def test_a_card_stands_numbers_of_any_size(run):
     values = [1.7e308, -1.7e308, float("nan"), 5e-324]
-    rows = [Row(Event("tiny-1-a1", 0, 20_000 + n, "t", "metric"), n, "huge", value) for n, value in enumerate(values)]
+    rows = [Row(0, 20_000 + n, "t", n, "huge", value) for n, value in enumerate(values)]
     run.store.record("tiny-1-a1", metrics=rows)
     card = run._repr_html_()
     assert "huge" in card and 'points="0.0,1.0 53.3,31.0 160.0,16.0"' in card
@@ -291,7 +294,13 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     row = frame.iloc[0]
     assert (row["run_id"], row["state"], row["exit_code"], row["hp.lr"]) == ("tiny-1", "FAILED", 3, "1e-3")
     event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
-    run.store.record("tiny-1-a1", metrics=[Row(event, 1, "state", 7.0), Row(event, 1, "hp.lr", 8.0)])
+    run.store.record(
+        "tiny-1-a1",
+        metrics=[
+            Row(event.node, event.seq, event.at, 1, "state", 7.0),
+            Row(event.node, event.seq, event.at, 1, "hp.lr", 8.0),
+        ],
+    )
     again = listing.runs().to_pandas().iloc[0]
     assert (again["state"], again["metrics.state"]) == ("FAILED", 7.0)
     assert (again["hp.lr"], again["metrics.hp.lr"]) == ("1e-3", 8.0)
@@ -304,7 +313,9 @@ def test_a_comparison_is_one_file_in_which_hostile_names_are_text(run, tmp_path)
     plan = Plan("local", "tiny-2", 1, {"env": "x"}, {"sha256": "0"}, {"secrets": {}, "nodes": 1}, job, "here")
     assert store.intend(plan, identity="j", owner=Process.here())
     events = [Event("tiny-2-a1", 0, n, "2026-11-21T10:00:00Z", "metric") for n in range(3)]
-    store.record("tiny-2-a1", metrics=[Row(event, event.seq, HOSTILE, 1.0) for event in events])
+    store.record(
+        "tiny-2-a1", metrics=[Row(event.node, event.seq, event.at, event.seq, HOSTILE, 1.0) for event in events]
+    )
     run.mark(title=HOSTILE)
     path = comparison.write(store, ["tiny-1", "tiny-2"], tmp_path / "c.html", smoothing=0.5, log=True)
     text = path.read_text()

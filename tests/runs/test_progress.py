@@ -41,7 +41,7 @@ def trained(run: Run, steps: range, total: int | None = 200, pace=lambda step: S
     at, rows = began, []
     for step in steps:
         at += pace(step)
-        rows.append(Row(Event(attempt, 0, 100 + step, format_time(at), "metric"), step, "loss", 1.0, 0))
+        rows.append(Row(0, 100 + step, format_time(at), step, "loss", 1.0, 0))
     run.store.record(attempt, events=events, metrics=rows)
 
 

@@ -114,11 +114,41 @@ def test_a_killed_watcher_leaves_the_rest_of_a_log_to_the_next(submitter, job, m
     assert run.state is State.SUCCEEDED and len(run.attempts) == 1 and told == [("a1", "end")]
 
 
-def test_a_failure_waits_for_its_log_which_says_why(submitter, job, monkeypatch):
+def test_a_failure_is_stored_with_its_verdict_before_the_metrics_of_a_long_log(submitter, job, monkeypatch):
     run = long_run(submitter, job, monkeypatch, State.FAILED)
+    MemoryBackend.say(newest(run), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    seen = []
+
+    def lease() -> bool:
+        verdict = run.store.latest(run.attempts[-1].attempt_id, -1, "verdict")
+        points = len(run.store.metrics(run.run_id, "loss"))
+        seen.append((points, run.record.status.state.value, verdict and verdict.data["label"]))
+        return True
+
+    Watcher(run.store, run.run_id, lease=lease).look()
+    because = run.verdict().label
+    assert "memory" in because
+    assert {each for each in seen if each[2]} == {(points, "FAILED", because) for points in (4000, 6000, 7000)}
+    assert not run.store.is_unread(run.run_id)
+
+
+def test_a_cancelled_run_is_so_before_the_metrics_of_a_long_log(submitter, job, monkeypatch):
+    run, seen = long_run(submitter, job, monkeypatch, State.CANCELLED), []
+    run.store.request_cancel(run.run_id)
+
+    def lease() -> bool:
+        seen.append((len(run.store.metrics(run.run_id, "loss")), run.record.status.state.value))
+        return True
+
+    Watcher(run.store, run.run_id, lease=lease).look()
+    assert (4000, "CANCELLED") in seen and len(run.metrics("loss")) == 7000
+
+
+def test_an_attempt_that_another_follows_is_read_to_its_end_first(submitter, job, monkeypatch):
+    run = long_run(submitter, job.replace(retry={"max_attempts": 2}), monkeypatch, State.PREEMPTED)
     states = []
     Watcher(run.store, run.run_id, lease=lambda: states.append(run.record.status.state.final) or True).look()
-    assert states and not any(states[:3]) and run.state is State.FAILED
+    assert states and not any(states) and len(run.attempts) == 2
 
 
 @pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])

@@ -55,12 +55,15 @@ class Collector:
         backend: Backend,
         *,
         ended: bool = False,
+        events_only: bool = False,
         go_on: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Store what is new in an attempt's log; blocking. Return whether the launcher said that its state changes.
 
-        `ended`: nothing more will come. `go_on` is asked after each batch that is no last one: where it is False the rest
-        is left, and more is to come soon.
+        Args:
+            ended: nothing more will come.
+            events_only: the metrics are left to a second reading, which takes much longer.
+            go_on: asked after each batch that is no last one. Where it is False the rest is left, and more is to come soon.
         """
         changes = False
         if attempt.cursor is None:
@@ -76,23 +79,24 @@ class Collector:
                 marked = events.MARK in line.text  # a call for every line would cost as much as looking for metrics
                 if marked and (parsed := events.parse(line.text)):
                     event = Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed)
-                    if event.kind == "metric":
-                        points += metrics.event_rows(event, line.rank)
-                    else:
+                    if event.kind != "metric":
                         others.append(event)
+                    elif not events_only:
+                        points += metrics.event_rows(event, line.rank)
                 if not (marked and line.text.startswith(events.MARK)):
                     if tail:
                         tail.add(line)
-                    points += metrics.rows(line)
-            store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
+                    if not events_only:
+                        points += metrics.rows(line)
+            cursor = None if events_only else batch[-1].cursor
+            store.record(attempt.attempt_id, cursor=cursor, events=others, metrics=points)
             self._lease()
             changes = changes or any(event.kind in ("state", "result") for event in others)
             if any(event.kind == "alarm" and event.data.get("idle") for event in others):
                 self.idle.add(attempt.attempt_id)
             if len(batch) == BATCH and not go_on():
-                changes = True
-                break
-        if ended and (points := metrics.rest()):
+                return True
+        if ended and not events_only and (points := metrics.rest()):
             store.record(attempt.attempt_id, metrics=points)
         if spool := self._spools.get(attempt.attempt_id):
             spool.touch()
@@ -139,6 +143,8 @@ class Collector:
         from cloudtrain.diagnosis import record
 
         try:
+            if record.load_verdict(store, attempt):
+                return
             tail = self._tails.get(attempt.attempt_id)
             if tail is None:
                 tail, spool = Tail(), self._spools.get(attempt.attempt_id)
@@ -154,6 +160,8 @@ class MetricLines:
 
     def __init__(self, store: Store, attempt: AttemptRecord) -> None:
         self._attempt_id = attempt.attempt_id
+        if attempt.cursor is not None:
+            store.complete_curves(attempt.attempt_id)
         steps = store.curves.last_steps(attempt.run_id)
         epochs = store.curves.last_epochs(attempt.run_id)
         seen = steps.pop(attempt.number, {})
@@ -184,9 +192,10 @@ class MetricLines:
         return [row for rank, points in self._parser.flush() for row in self._rows(self._last[rank], points)]
 
     def _rows(self, line: LogLine, points: list[Point]) -> list[Row]:
-        rank = max(line.rank, 0)
-        points = [point for point in points if self._is_wanted(rank, point.name)]
-        return events.rows(Event(self._attempt_id, line.node, line.seq, line.at, "metric"), points, line.rank)
+        if self._shared_trainer or self._logged:
+            rank = max(line.rank, 0)
+            points = [point for point in points if self._is_wanted(rank, point.name)]
+        return events.rows(line, points, line.rank)
 
     def _is_wanted(self, rank: int, name: str) -> bool:
         if name in self._patterns:

@@ -69,12 +69,20 @@ class AttemptEnds:
                 return False
         return self._end(run, attempt, status, backend)
 
-    def store_end(self, attempt: AttemptRecord, status: Status) -> None:
-        """Store the end of a run that has succeeded before its log is read to the end; `_end` does the rest."""
-        if self.store.is_unread(self.run_id):
+    def store_end(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
+        """Store the end of a run, unless another attempt may follow, before the metrics of a long log are read.
+
+        `_end` does the rest. Of a failure the last lines are read first, which say why.
+        """
+        run = self.store.find(self.run_id)
+        may_follow = not run.cancel_requested and retry.allowed(self.store, attempt.plan, status)
+        if may_follow or status.state is State.LOST or self.store.is_unread(self.run_id):
             return
-        self.store.mark_unread(self.run_id)  # first: a watcher that is killed in between reads the log all the same
         status = self._with_times(attempt, status)
+        if status.failed:
+            self.collector.read_log(self.store, attempt, backend, ended=True, events_only=True)
+            self.collector.diagnose(self.store, attempt, status, backend)
+        self.store.mark_unread(self.run_id)  # first: a watcher that is killed in between reads the log all the same
         self.store.record(attempt.attempt_id, status=status)
         self.store.set_status(self.run_id, status)
 

@@ -30,7 +30,7 @@ from cloudtrain.runs.watching.pace import NOTICE_S, Pace
 from cloudtrain.runs.watching.spool import Spool
 
 LEASE_S = 30.0
-REST_S = 1.0  # how long a state waits for the log: of a live run it is asked again, a success is stored before the rest
+REST_S = 1.0  # how long a state waits for the log: of a live run it is asked again, an end is stored before the rest
 NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
 
 
@@ -208,11 +208,11 @@ class Watcher(AttemptEnds):
         status = retry.ended(attempt, status, withdrawn)
         if status.state.final:
             self._ended()
-        if not self._log_is_complete:  # after the status: when that is final, the log is whole now
-            self._read_log(attempt, backend, status)
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             why = self.store.why_cancelled(self.run_id)
             status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")
+        if not self._log_is_complete:  # after the status: when that is final, the log is whole now
+            self._read_log(attempt, backend, status)
         self.collector.read_files(self.store, attempt, at_once=status.state.final)
         if status.state.final:
             return self.follow_up(run, attempt, status, backend)
@@ -247,15 +247,19 @@ class Watcher(AttemptEnds):
         pace, began = self.pace(attempt, backend), self.store.clock.monotonic()
         ended = status is not None and status.state.final
 
+        is_long = False
+
         def go_on() -> bool:
-            if self.store.clock.monotonic() - began < REST_S:
-                return True
-            if status and status.state is State.SUCCEEDED:
-                self.store_end(attempt, status)
-            return ended
+            nonlocal is_long
+            is_long = self.store.clock.monotonic() - began >= REST_S
+            return not is_long
 
         if self.collector.read_log(self.store, attempt, backend, ended=ended, go_on=go_on):
             pace.expect_change()
+        if is_long and status and ended:
+            attempt = self.store.attempts(self.run_id)[-1]
+            self.store_end(attempt, status, backend)
+            self.collector.read_log(self.store, attempt, backend, ended=True)
         if attempt.attempt_id in self.collector.idle:
             self.collector.idle.discard(attempt.attempt_id)
             self._notify(attempt, None, final=False)
