@@ -97,7 +97,7 @@ def _describe_resume(run: Run, status: Status) -> str:
     if status.state is not State.CANCELLED or run.record.attached or run.attempts[-1].handle is None:
         return ""
     does = "continues it from its newest checkpoint"
-    if not retry.saved(run.store, run.run_id):
+    if not retry.has_checkpoint(run.store, run.run_id):
         does = "starts it from the beginning, as no checkpoint was reported"
     return f"; cloudtrain resume {run.run_id} {does}"
 

@@ -51,14 +51,6 @@ def test_resume_says_where_the_attempt_begins(shell, project, words, says, check
     shell("wait", run_id)
 
 
-def test_a_failure_that_the_source_did_not_cause_names_resume(shell, project):
-    text = "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='hub.example', port=443): Max retries exceeded"
-    (project / "train.py").write_text(f"import sys\nsys.exit({text!r})")
-    ended = shell("submit", "train.py", "--wait")
-    run_id = ended.out.split()[0]
-    assert f"cloudtrain resume {run_id}" in ended.out, ended.out
-
-
 @pytest.mark.parametrize("saved", [False, True])
 def test_cancel_names_resume_and_says_where_it_begins(shell, project, saved):
     script = "import os, pathlib, time\n"

@@ -8,6 +8,7 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.plan import Plan
+from cloudtrain.errors import Problem
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.checks import source
 from cloudtrain.runs.planning.checks.case import Case
@@ -17,8 +18,8 @@ from cloudtrain.source.texts import Texts
 DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
 
 
-def outside(job: Job, folder: Path, backend: str) -> list[str]:
-    plan = Plan(backend, "run", 1, request={}, bundle={}, manifest={}, job={})
+def outside(job: Job, folder: Path, backend: str, request: dict | None = None) -> list[str | Problem]:
+    plan = Plan(backend, "run", 1, request=request or {}, bundle={}, manifest={}, job={})
     made_by = registry.create("local", {}, folder)
     return list(source.results_outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
 
@@ -43,10 +44,41 @@ def outside(job: Job, folder: Path, backend: str) -> list[str]:
 def test_a_folder_for_results_outside_of_the_source_is_named(tmp_path: Path, script: str, keys: dict, named: str):
     (tmp_path / "train.py").write_text(script)
     job = Job(source=tmp_path, entrypoint="train.py", **keys)
-    notes = outside(job, tmp_path, "kubernetes")
-    assert len(notes) == bool(named)
-    assert not named or notes[0].startswith(f"{named} is outside of the script's folder: its files are not copied back")
-    assert not named or notes[0].partition(";")[0].endswith("and the next attempt does not find them")
+    found = outside(job, tmp_path, "kubernetes")
+    assert len(found) == bool(named)
+    if named:
+        text = found[0].message if isinstance(found[0], Problem) else found[0]
+        assert text.startswith(f"{named} is outside of the script's folder: its files are not copied back")
+        assert text.partition(";")[0].endswith("and the next attempt does not find them")
+    assert any(isinstance(each, Problem) for each in found) == bool(keys and named), "a default may be unused"
+
+
+@pytest.mark.parametrize("backend", ["sagemaker", "sagemaker-local", "vertex", "vertex-local", "kubernetes", "akash"])
+def test_a_folder_that_does_not_come_home_is_refused_with_the_way_to_write_it(tmp_path: Path, backend: str):
+    (tmp_path / "train.py").write_text("")
+    job = {"source": tmp_path, "entrypoint": "train.py"}
+    (problem,) = outside(Job(**job, args=["--output_dir", "/tmp/out"]), tmp_path, backend)
+    assert str(problem).startswith("args: --output_dir /tmp/out is outside of the script's folder")
+    assert problem.hint == "write --output_dir out, or set keep: none if nothing of it is needed"
+    (problem,) = outside(Job(**job, hyperparameters={"save_dir": "~/out"}), tmp_path, backend)
+    assert problem.path == "hyperparameters.save_dir"
+    for keys in (
+        {"args": ["--output_dir", "/tmp/out"], "keep": "none"},
+        {"args": ["--logging_dir", "/tmp/logs"]},
+        {"args": ["--output_dir", "/data/x/out"], "output": "/data/x"},
+        {"args": ["--output_dir", "/data/out"], "inputs": {"data": "/data"}},
+    ):
+        (note,) = outside(Job(**job, **keys), tmp_path, backend)
+        assert isinstance(note, str), keys
+
+
+def test_a_folder_on_a_volume_that_the_pods_mount_is_not_refused(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    job = Job(source=tmp_path, entrypoint="train.py", args=["--output_dir", "/data/out"])
+    mounted = {"spec": {"containers": [{"volumeMounts": [{"name": "a", "mountPath": "/data"}]}]}}
+    (note,) = outside(job, tmp_path, "kubernetes", mounted)
+    assert "finds them only on a disk that all nodes share" in note
+    assert isinstance(outside(job, tmp_path, "kubernetes")[0], Problem)
 
 
 def test_an_absolute_folder_may_stay_where_the_next_attempt_finds_it(tmp_path: Path):

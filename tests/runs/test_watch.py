@@ -448,3 +448,18 @@ def test_lines_of_the_shared_trainer_are_for_people(submitter, job):
     MemoryBackend.finish(newest(run))
     watch(run)
     assert [(row.name, row.value) for row in run.metrics()] == [("mine", 3.5)]
+
+
+OUTSIDE = "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='hub.example', port=443): Max retries exceeded"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("state", [State.FAILED, State.TIMED_OUT, State.LOST, State.PREEMPTED, State.CANCELLED])
+def test_resume_is_named_where_it_finds_a_checkpoint(submitter, job, cli, state, saved):
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), *([events.format("checkpoint", {"step": 4})] if saved else []), OUTSIDE)
+    MemoryBackend.finish(newest(run), state, None if state in (State.LOST, State.CANCELLED) else 1)
+    watch(run)
+    shown = cli("show", run.run_id)[1].rpartition("next ")[2]
+    assert (f"cloudtrain resume {run.run_id}" in shown) is saved
+    assert saved or f"cloudtrain rerun {run.run_id}" in shown

@@ -127,6 +127,7 @@ def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
         "fetch": f"cloudtrain fetch {run_id} -o {run_id}/",
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
+        "rerun": f"cloudtrain rerun {run_id}",
         "rerun_fixed": f"cloudtrain rerun {run_id} --source .",
         "evaluate": f"cloudtrain eval {options} ..., with the same options",
         "resume_longer": f"cloudtrain resume {run_id} {options}",
@@ -186,10 +187,12 @@ def next_after(run: Run, status: Status) -> list[str]:
     """Return the names of the commands to run after an end that is no success."""
     if run.record.attached:
         return ["logs", "fetch"]
+    from cloudtrain.runs.sending import retry
+
+    again = "resume" if retry.has_checkpoint(run.store, run.run_id) else "rerun"
     if status.state is State.TIMED_OUT:
-        if (verdict := run.verdict()) is None or verdict.label != "timeout":
-            return ["logs", "resume"]
-        return ["logs", "resume_longer" if run.store.count_events(run.run_id, "checkpoint") else "rerun_longer"]
+        is_limit = (verdict := run.verdict()) is not None and verdict.label == "timeout"
+        return ["logs", f"{again}_longer" if is_limit else again]
     if status.state is State.FAILED and _evaluated_run(run):
         return ["logs", "evaluate"]  # its source was made for it: there is none here to correct
     from cloudtrain.diagnosis.verdict import OUTSIDE
@@ -197,9 +200,9 @@ def next_after(run: Run, status: Status) -> list[str]:
     if status.state is State.FAILED:
         verdict, killed = run.verdict(), (status.exit_code or 0) > SIGNAL
         outside = verdict is not None and verdict.label in OUTSIDE
-        if outside or (killed and run.store.count_events(run.run_id, "checkpoint")):
-            return ["logs", "resume", "rerun_fixed"]  # not by its own fault, or not surely
-    return ["logs", "rerun_fixed" if status.state is State.FAILED else "resume"]
+        if outside or (killed and again == "resume"):
+            return ["logs", again, "rerun_fixed"]  # not by its own fault, or not surely
+    return ["logs", "rerun_fixed" if status.state is State.FAILED else again]
 
 
 def _evaluated_run(run: Run) -> str:

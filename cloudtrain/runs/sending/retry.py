@@ -114,6 +114,12 @@ def saved(store: Store, run_id: str, *, in_folder: bool = False) -> set[str]:
     return {event.attempt for event in events if not (in_folder and "kept" in event.data)}
 
 
+def has_checkpoint(store: Store, run_id: str) -> bool:
+    """Return whether a run's next attempt would find a checkpoint: one was reported, or is here as its run ended soon."""
+    folder = store.home / "runs" / run_id / "checkpoints"
+    return bool(saved(store, run_id)) or (folder.is_dir() and any(folder.iterdir()))
+
+
 def has_candidates(plan: Plan) -> bool:
     """Return whether a run may go elsewhere."""
     return len(candidates.bases(plan)) > 1
