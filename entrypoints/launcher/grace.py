@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from . import processes
 
 LOOK_S = 0.1  # between two looks at the processes
+SERVICE_S = 5.0  # for what a shell started with & to end, after all that trains: a service may answer SIGTERM and stay
 OWN_END_S = 1.0  # for what waited for others to end by itself: it passes on their exit code or their last lines
 SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox")
 # They pass signals on to their child alone, or to its whole group: a shell below them would be killed.
@@ -102,9 +103,11 @@ class _Tree:
             self._leave(child)
 
     def _saves(self, pid: int) -> bool:
-        """Return whether a process handles the signal, and is no service of a Python process that does not and trains."""
+        """Return whether a process handles the signal, and is no service of or beside a Python process that trains."""
         process = self._family[pid]
         if not process.handles or process.program in SHIMS:
+            return False
+        if process.background and not process.program.startswith("python") and any(map(_trains, self._family.values())):
             return False
         parent = self._family.get(process.parent)
         trains = parent is not None and not parent.handles and parent.program.startswith("python")
@@ -147,6 +150,7 @@ class Grace:
         )  # of those: one that ends has no handlers any more, and its children stay its own
         self._stopped: set[int] = set()
         self._held: dict[int, float] = {}
+        self._services_end: float | None = None  # once something in the foreground has been asked
         self.saving = False  # one that has been asked and handles the signal still runs
 
     def look(self, stats: Mapping[int, list[bytes]], now: float) -> None:
@@ -169,6 +173,9 @@ class Grace:
             self._deaf = None  # what ignores it later was asked by us
         asked = {pid for pid in family if self._asked.get(pid) == stats[pid][START]}
         family.update((pid, family[pid]._replace(handles=True)) for pid in asked & self._handlers)
+        if self._services_end is not None and now >= self._services_end:
+            services = [pid for pid in asked if family[pid].background]
+            family.update((pid, family[pid]._replace(handles=False, ignores=True)) for pid in services)
         patient = {pid for pid, at in self._held.items() if now - at < OWN_END_S}
         steps = decide(roots, family, asked, patient)
         for pid in steps.stop:
@@ -187,12 +194,20 @@ class Grace:
         self._seen.update((pid, stats[pid][START]) for pid in family)
         self._left.update(steps.left)
         self._handlers.update(pid for pid in steps.terminate if family[pid].handles)
-        self.saving = any(family[pid].handles for pid in (*asked, *steps.terminate))
+        told = [family[pid] for pid in (*asked, *steps.terminate)]
+        self.saving = any(process.handles for process in told)
+        if any(_trains(process) for process in told):
+            self._services_end = now + SERVICE_S
 
     def _is_ours(self, pid: int, fields: list[bytes]) -> bool:
         """Whether it is the rank's first process, or an orphan of its: of a shell that somebody else ended, for instance."""
         known = self._seen.get(pid, fields[START] if int(fields[SESSION]) == self._root else None)
         return known == fields[START] and pid not in self._left
+
+
+def _trains(process: Process) -> bool:
+    """Return whether a process is what a stop is for, and nothing beside it."""
+    return not process.background and (process.handles or process.program.startswith("python"))
 
 
 def _ask_tasks() -> bool:
@@ -234,7 +249,7 @@ def read_process(pid: int, fields: list[bytes]) -> Process:
         os.path.basename(_link(f"/proc/{pid}/exe")) or name,
         bool((masks[b"SigCgt"] | masks[b"SigBlk"]) & _bit(signal.SIGTERM)) and name != LOADER,
         bool(ignored & _bit(signal.SIGTERM)),
-        bool(ignored & _bit(signal.SIGINT)) and bool(ignored & _bit(signal.SIGQUIT)),
+        bool(ignored & _bit(signal.SIGQUIT)),  # of SIGINT too, but most servers handle that one
         _pipe(pid, 0),
         (_pipe(pid, 1), _pipe(pid, 2)),
     )

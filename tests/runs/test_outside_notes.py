@@ -10,7 +10,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import Problem
 from cloudtrain.job.job import Job
-from cloudtrain.runs.planning.checks import source
+from cloudtrain.runs.planning.checks import results
 from cloudtrain.runs.planning.checks.case import Case
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.texts import Texts
@@ -21,7 +21,7 @@ DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
 def outside(job: Job, folder: Path, backend: str, request: dict | None = None) -> list[str | Problem]:
     plan = Plan(backend, "run", 1, request=request or {}, bundle={}, manifest={}, job={})
     made_by = registry.create("local", {}, folder)
-    return list(source.results_outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
+    return list(results.outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,28 @@ def test_an_absolute_folder_may_stay_where_the_next_attempt_finds_it(tmp_path: P
     for backend in ("ssh", "slurm"):
         (note,) = outside(job, tmp_path, backend)
         assert note.partition(";")[0].endswith("the next attempt finds them only on a disk that all nodes share")
+
+
+@pytest.mark.parametrize(
+    ("script", "keys", "noted"),
+    [
+        ("", {"args": ["--model_name_or_path", "meta-llama/Llama-3.1-8B"]}, True),
+        ("", {"hyperparameters": {"model": "meta-llama/Llama-3.1-8B"}}, True),
+        ("", {"args": ["--model_name_or_path", "meta-llama/Llama-3.1-8B"], "keep_limit": "200GB"}, False),
+        ("", {"args": ["--model_name_or_path", "meta-llama/Llama-3.1-8B"], "keep": "none"}, False),
+        ("from peft import LoraConfig\n", {"args": ["--model_name_or_path", "meta-llama/Llama-3.1-8B"]}, False),
+        ("from peft import LoraConfig\n", {"args": ["--model_name_or_path", "meta-llama/Llama-3.1-70B"]}, True),
+        ("", {"args": ["--model_name_or_path", "gpt2"]}, False),
+        ("", {"args": ["--model_name_or_path", "nobody/knows-this"]}, False),
+    ],
+)
+def test_a_model_larger_than_what_is_copied_back_is_named(tmp_path: Path, script: str, keys: dict, noted: bool):
+    (tmp_path / "train.py").write_text(script)
+    job = {"name": "x", "source": str(tmp_path), "entrypoint": "train.py", "environment": {"requirements": "none"}}
+    notes = [
+        note for note in Planner(home=tmp_path / "home").plan(job | keys).notes if "copied back: set keep_limit" in note
+    ]
+    assert len(notes) == noted
 
 
 def test_a_limit_that_limits_nothing_is_named(tmp_path: Path):

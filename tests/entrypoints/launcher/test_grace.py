@@ -106,6 +106,46 @@ def test_who_ignores_the_signal_only_since_a_scheduler_sent_it_saves(monkeypatch
     assert not stop.saving and sent == [(43, signal.SIGTERM)]
 
 
+@pytest.mark.parametrize("handles", [True, False])
+def test_a_service_that_answers_the_signal_and_stays_has_five_seconds_after_what_trains(monkeypatch, handles):
+    shell_pid, train, service = 41, 42, 43
+    family = {
+        shell_pid: shell(os.getpid()),
+        train: plain(shell_pid, handles=handles),
+        service: script(shell_pid, "redis-server", background=True),
+    }
+    sent = []
+    monkeypatch.setattr(grace, "read_process", lambda pid, _: family[pid])
+    monkeypatch.setattr(processes, "kill", lambda *signals: sent.append(signals))
+
+    def look(now: float) -> bool:
+        fields = {SESSION: "41", THREADS: "1", START: "7"}
+        rows = {pid: {**fields, 1: str(process.parent)} for pid, process in family.items()}
+        stop.look({pid: [row.get(number, "S").encode() for number in range(22)] for pid, row in rows.items()}, now)
+        return stop.saving
+
+    stop = Grace(shell_pid)
+    assert look(0.0) and (service, signal.SIGTERM) in sent and (train, signal.SIGTERM) in sent
+    if handles:
+        assert look(100.0), "it saves for long"
+    ended = 100.0 if handles else 0.0
+    del family[train]
+    assert look(ended + 4.0) and (shell_pid, signal.SIGTERM) not in sent
+    assert not look(ended + 5.5) and (shell_pid, signal.SIGTERM) in sent
+
+
+def test_what_trains_in_the_background_alone_has_the_whole_grace(monkeypatch):
+    family = {41: shell(os.getpid()), 42: script(41, background=True)}
+    monkeypatch.setattr(grace, "read_process", lambda pid, _: family[pid])
+    monkeypatch.setattr(processes, "kill", lambda *_: None)
+    fields = {SESSION: b"41", THREADS: b"1", START: b"7"}
+    stop = Grace(41)
+    for now in (0.0, 1000.0):
+        rows = {pid: {**fields, 1: str(process.parent).encode()} for pid, process in family.items()}
+        stop.look({pid: [row.get(number, b"S") for number in range(22)] for pid, row in rows.items()}, now)
+        assert stop.saving
+
+
 # -- real processes ---------------------------------------------------------------------------------------------------
 
 # Writes how many signals came, after a save of a second; a child, as a data loader's worker, must get none.
@@ -128,6 +168,14 @@ with open(f"{name}.new", "w") as file:
 os.replace(f"{name}.new", f"{name}.saved")
 print("saved", flush=True)
 """
+SERVICE = """\
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGINT, lambda *_: None)
+open(f"{sys.argv[1]}.up", "w").close()
+while True:
+    time.sleep(600)
+"""
 DRIVER = """\
 import subprocess, sys
 done = subprocess.run(["bash", "-c", f"{sys.executable} saver.py {sys.argv[1]}; exit"], stdout=subprocess.PIPE)
@@ -149,6 +197,7 @@ WRAPPERS = {  # name -> what the rank's first process is executed as; wrap.sh sa
     "nohup": f"nohup bash -c '{SAVE}; touch $NAME.after'",
     "timeout": "timeout 600 bash wrap.sh",
     "driver": '"$PYTHON" driver.py $NAME',
+    "service": f"bash -c '\"$PYTHON\" service.py $NAME & until [ -e $NAME.up ]; do sleep 0.1; done; {SAVE}; touch $NAME.after'",
     "deaf-helper": f"bash -c '(trap \"\" TERM; sleep 600) & {SAVE}; touch $NAME.after; wait'",
 }  # fmt: skip
 
@@ -162,6 +211,7 @@ def table(wrappers: dict[str, str]) -> dict[str, str]:
         "table.sh": f"export PYTHON={sys.executable}\ncase $LOCAL_RANK in\n{cases}\nesac\n",
         "wrap.sh": f"{SAVE}\ntouch $NAME.after\n",
         "saver.py": SAVER,
+        "service.py": SERVICE,
         "driver.py": DRIVER,
     }
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import registry
-from cloudtrain.backends.api import Paths
 from cloudtrain.backends.plan import Fact, without
 from cloudtrain.errors import Problem
 from cloudtrain.job import launchers, sbatch
@@ -40,15 +37,6 @@ _JOINS = re.compile(
     r"|flax|tensorflow|transformers|trl|composer|colossalai|megatron|\w*RANK|\w*WORLD_SIZE|MASTER_ADDR|cloudtrain_runtime"
     r"|SLURM_\w+)\b"
 )
-# Options and variables that name a folder for results; a path of a model or of data may be absolute.
-_RESULTS = (
-    r"(?:output|out|save|results?|logging)[_-]?(?:dir|path|folder)|(?:checkpoint|ckpt)s?[_-]?(?:dir|folder)|output"
-)
-_RESULTS_NAME = re.compile(_RESULTS)
-_ELSEWHERE = re.compile(r"/opt/ml/|/dev/null")  # what needs no note
-_RESULTS_DEFAULT = re.compile(
-    rf"""\b(?:{_RESULTS})["']?(?:,[^()\n]{{0,200}}default)?\s{{0,4}}=\s{{0,4}}["'](?:/|~)[^"'\n]{{0,200}}["']"""
-)
 # Our own folder and functions, and what the Trainer, Accelerate, DeepSpeed, Lightning, fairseq and hand-written loops call
 # it. Rather too many than too few: no warning about a script that does resume.
 _RESUMES = re.compile(
@@ -57,54 +45,6 @@ _RESUMES = re.compile(
     re.IGNORECASE,
 )
 LIBRARIES = re.compile(r"\b(?:accelerate|transformers|trl|deepspeed)\b")
-
-
-def results_outside(case: Case) -> Iterator[str | Problem]:
-    """Refuse results that cannot come home: in folders outside of the script's own, but on this machine.
-
-    On machines of the user's own, and below a path that the job's nodes mount, the folder may be on a shared disk; what a
-    script has as a default may be unused. These are notes.
-    """
-    job, texts, traits = case.job, case.source, registry.traits(case.plan.backend)
-    if job.trainer or job.form == "shell" or traits.in_place:
-        return
-    given = {(f"--{name}", str(value)): f"hyperparameters.{name}" for name, value in job.hyperparameters.items()}
-    for word, following in pairwise([*job.argv()[1:], ""]):
-        name, equals, value = word.partition("=")
-        given.setdefault((name, value if equals else following), "args")
-    own_disks = traits.own_machines and traits.paths is Paths.NODES
-    shared = [
-        str(path) for path in (job.output, *(each.uri for each in job.inputs.values()), *_mounts(case.plan.request))
-    ]
-    lost = "is outside of the script's folder: its files are not copied back, and the next attempt"
-    for (name, value), key in given.items():
-        option = name.lstrip("-").rpartition(".")[2]
-        if not value.startswith(("/", "~")) or not _RESULTS_NAME.fullmatch(option) or _ELSEWHERE.search(value):
-            continue
-        if own_disks or any(path.startswith("/") and PurePosixPath(value).is_relative_to(path) for path in shared):
-            yield f"{name} {value} {lost} finds them only on a disk that all nodes share; write {name} out"
-        elif job.keep == "none" or option.startswith("log"):
-            yield f"{name} {value} {lost} does not find them; write {name} out"
-        else:
-            hint = f"write {name} out, or set keep: none if nothing of it is needed"
-            yield Problem(f"{name} {value} {lost} does not find them", key, hint)
-    named = {name.lstrip("-").replace("-", "_") for name, _ in given}
-    match = texts.find(_RESULTS_DEFAULT, (".py",))
-    if match and (default := _RESULTS_NAME.match(match.text)) and default[0] not in named:
-        folder = re.split(r"[\"']", match.text)[-2]
-        again = "finds them only on a disk that all nodes share" if own_disks else "does not find them"
-        if not _ELSEWHERE.search(folder):
-            yield f"{match.place}: {default[0]} {folder} {lost} {again}; write a relative path, such as out"
-
-
-def _mounts(request: object) -> Iterator[str]:
-    """Yield the paths at which a platform's request mounts volumes."""
-    for name, value in request.items() if isinstance(request, Mapping) else ():
-        if name in ("mountPath", "mount") and isinstance(value, str):
-            yield value
-    inner = request.values() if isinstance(request, Mapping) else request if isinstance(request, list) else ()
-    for value in inner:
-        yield from _mounts(value)
 
 
 def unread_directives(case: Case) -> Iterator[str]:
