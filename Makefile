@@ -58,7 +58,7 @@ test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; t
 	$(BIN)/python -m pytest tests/backends/kubernetes/real_kubernetes.py
 
 test-docker: $(STAMP) ## the tests in real containers: needs a running Docker engine and the image of images/build.sh
-	CLOUDTRAIN_REQUIRE="docker,docker-registry,$(CLOUDTRAIN_REQUIRE)" $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/sagemaker tests/backends/test_keep.py tests/backends/test_trainer_image.py tests/test_scripts_page.py
+	CLOUDTRAIN_REQUIRE="docker,docker-registry,$(CLOUDTRAIN_REQUIRE)" $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/sagemaker tests/backends/test_keep.py tests/backends/results tests/backends/test_trainer_image.py tests/test_scripts_page.py
 
 image-cpu: $(STAMP) ## the image of the shared trainer on CPUs, for sagemaker-local and for a registry of yours
 	PYTHON=$(abspath $(BIN)/python) images/build.sh

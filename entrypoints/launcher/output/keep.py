@@ -7,7 +7,6 @@ With `keep: auto` a list of them lies beside the outputs, for the script may hav
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import threading
@@ -17,10 +16,11 @@ from functools import partial
 from ..log import Log
 from . import keep_list
 from .keep_choice import LIMIT, SMALL, Choice, group, state_of
-from .keep_copy import is_gone, remove, replace, size_of
+from .keep_mirrors import Mirrors
 from .keep_patterns import compile_pattern, literal
 from .keep_report import SHOWN, describe, explain_limit, largest, measure, results_option
-from .keep_source import UNKNOWN, Summary, has_changed, survey
+from .keep_restore import NODE, Restore, linkable
+from .keep_source import UNKNOWN, Summary, survey
 from .script_files import (
     OURS,
     checkpoint_of,
@@ -29,15 +29,12 @@ from .script_files import (
     is_result,
     is_saved_state,
     is_storable,
-    is_whole,
     open_for_writing,
 )
 from .written import step_of
 
 EVERY_S = 15.0
 REST = 4  # how many times as long as a search it waits at least: on a file system of a network a search takes minutes
-ROOM = 10**9  # bytes that copies leave free on a disk while the ranks run
-NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
 
 
 class Keeper:
@@ -70,10 +67,11 @@ class Keeper:
         self._is_other, self._first_outputs = node_rank > 0, outputs
         self._leaves_all = self._is_other and has_one_source  # the first node does it
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
-        self._mirrors = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
-        self._mirrored: dict[str, tuple[int, int]] = {}
-        self._borrowed: dict[str, tuple[int, int]] = {}  # the first node's files, as they were given to this one
-        self._absent: set[str] = set()  # mirrored files that the last look has not found
+        folders = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
+        self._mirrors = Mirrors(folders, source, log)
+        self._mark = os.path.join(source, OURS, "began")
+        patterns_of = None if patterns is None else (self._roots, self._is_kept)
+        self._earlier = Restore(self._mirrors, source, outputs, records, node_rank, log, self._mark, patterns_of)
         self._recorded: dict[str, int] = {}  # the list: name -> size
         self._known: set[str] = set()  # all names that were in it
         self._before: dict[str, Summary] | None = None  # what they were in the source, where it had them
@@ -82,10 +80,7 @@ class Keeper:
         self._refused: set[str] = set()  # files that hold credentials, or cannot be read
         self._unreadable: set[str] = set()
         self._search_s = 0.0  # how long the last search took
-        self._lacks_room = False
         self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
-        self._mark = os.path.join(source, OURS, "began")
-        self._is_first = True  # no earlier start has left anything here
         self.not_kept = ""  # what the ranks wrote elsewhere, once they have ended
         self._began_ns = 0
         self._end = threading.Event()
@@ -99,16 +94,20 @@ class Keeper:
     @property
     def has_restored(self) -> bool:
         """Whether earlier starts have left anything, before the ranks begin."""
-        return bool(self._mirrored or self._borrowed) or any(each.has_restored for each in self._beside)
+        return bool(self._mirrors.held or self._earlier.borrowed) or any(each.has_restored for each in self._beside)
 
     @property
     def folders(self) -> list[str]:
         """The folders of the working directory below which checkpoints of earlier starts can lie."""
-        if self._is_first:
+        if self._earlier.is_first:
             return []
-        given = {*self._mirrored, *self._borrowed}
+        given = {*self._mirrors.held, *self._earlier.borrowed}
         roots = {os.path.dirname(at) for at in map(checkpoint_of, given) if at} if self._auto else self._roots
         return [os.path.join(self._source, root) for root in sorted(roots)]
+
+    @property
+    def _disk(self) -> str:
+        return self._first_outputs if os.path.isdir(self._first_outputs) else self._source
 
     def wants(self, name: str) -> bool:
         """Return whether a file below outputs/, wherever that is, is brought to this node."""
@@ -125,86 +124,15 @@ class Keeper:
         return self._is_kept(re.sub(rf"\A{NODE}", "", name))
 
     def restore(self) -> int:
-        """Copy what earlier starts left into the working directory and return how many files; blocking.
-
-        Where no rank has run in this copy of the source yet, a file of the source that they changed is replaced, unless the
-        source has another one by now. What only the first node wrote comes to the others too, where they see its outputs:
-        rank 0 alone saves in most scripts.
-        """
-        is_fresh, count = not os.path.exists(self._mark), sum(each.restore() for each in self._beside)
+        """Copy what earlier starts left into the working directory and return how many files; blocking."""
+        count = sum(each.restore() for each in self._beside)
         if self._leaves_all:
-            names = self._names_in(self._first_outputs, keep_list.read(self._records, 0)[0])
-            self._borrowed = {name: (-1, -1) for name in names if self._auto or not re.match(NODE, name)}
-            self._is_first = is_fresh and not self._borrowed
+            self._earlier.note_first()
             return 0
-        self._recorded, before = keep_list.read(self._records, self._rank)
-        self._before, self._known = before, {*self._recorded}
-        newer: set[str] = set()  # files of the source that replace kept ones
-
-        def is_newer(name: str, before: Mapping[str, Summary] | None) -> bool:
-            if self._auto and is_fresh and name not in self._mirrored and has_changed(self._source, name, before):
-                newer.add(name)
-            return name in newer
-
-        linkable = self._find_linkable(self._recorded)
-        for mirror in self._mirrors:
-            for name in self._names_in(mirror, self._recorded):
-                path = os.path.join(self._source, name)
-                if not self._auto and mirror == self._outputs and not self._is_other and re.match(NODE, name):
-                    continue  # another node's
-                if is_newer(name, before):
-                    continue
-                if name not in self._mirrored and (is_fresh or not os.path.exists(path)):
-                    replace(os.path.join(mirror, name), self._source, name, checkpoint_of(name) in linkable)
-                    # Those that the outputs lack are brought there again; all of them go there when the script removes them.
-                    self._mirrored[name] = state_of(os.stat(path)) if mirror == self._outputs else (-1, -1)
-                    self._reported.add(checkpoint_of(name) or name)
-                    count += 1
-        first, before = keep_list.read(self._records, 0) if self._is_other else ({}, None)
-        of_first = self._names_in(self._first_outputs, first) if self._is_other else ()
-        for name in of_first:
-            if is_newer(name, before):
-                continue
-            absent = name not in self._mirrored and (is_fresh or not os.path.exists(os.path.join(self._source, name)))
-            if absent and not re.match(NODE, name):
-                replace(os.path.join(self._first_outputs, name), self._source, name)
-                self._borrowed[name] = state_of(os.stat(os.path.join(self._source, name)))
-                count += 1
-        if newer:
-            more = f" and {len(newer) - SHOWN} more" if len(newer) > SHOWN else ""
-            self._log.say(
-                f"keep: {', '.join(sorted(newer)[:SHOWN])}{more}: the source's new files are used; what earlier attempts wrote"
-                " stays in the outputs"
-            )
-        self._is_first = is_fresh and not self._mirrored and not self._borrowed
-        if self._auto and not is_fresh:
-            self._mirrored.update(dict.fromkeys(self._find_earlier(), (-1, -1)))
+        count += self._earlier.run()
+        self._recorded, self._before = self._earlier.recorded, self._earlier.before
+        self._known, self._reported = {*self._recorded}, self._earlier.checkpoints
         return count
-
-    def _find_earlier(self) -> list[str]:
-        """Return what earlier starts wrote, or found, in this copy of the source: it is to be brought to the mirrors."""
-        began_ns = os.stat(self._mark).st_ctime_ns
-        names = (name for name in files(self._source, self._roots) if is_result(name) and name not in self._borrowed)
-        return [
-            name
-            for name in names
-            if name not in self._mirrored
-            and (name in self._recorded or os.stat(os.path.join(self._source, name)).st_ctime_ns >= began_ns)
-        ]
-
-    def _names_in(self, folder: str, recorded: Mapping[str, int]) -> Iterator[str]:
-        """Yield the kept files in a mirror, without those of a checkpoint that is not whole there."""
-        if not self._auto:
-            yield from filter(self._is_kept, files(folder, self._roots))
-            return
-        for unit, names in group(recorded).items():
-            sizes = {name: size_of(os.path.join(folder, name)) for name in names}
-            if unit in recorded:  # a file by itself
-                yield from (name for name in names if sizes[name] is not None)
-            elif all(sizes[name] == recorded[name] for name in names) and is_whole(unit, names, recorded) is not False:
-                yield from names
-            elif any(size is not None for size in sizes.values()):
-                self._log.say(f"keep: {unit} is not complete, so it is not copied to the working directory")
 
     def begin(self) -> None:
         """The ranks start: what changes from now on is theirs. Mirrors in the background."""
@@ -235,7 +163,7 @@ class Keeper:
         for each in self._beside:
             each._join()
             if succeeded:
-                each._remove_copies(list(each._mirrored))
+                each._mirrors.remove(each._mirrors.held)
             else:
                 problem = each._look(is_last=True, stopped=stopped) or problem
         return problem
@@ -268,33 +196,33 @@ class Keeper:
         if found is None:
             self._before = None
             return
-        old = self._before if self._before is not None else dict.fromkeys(self._mirrored, UNKNOWN)
-        here = {name: summary for name, summary in found.items() if name not in self._mirrored}
-        self._before = {**here, **{name: summary for name, summary in old.items() if name in self._mirrored}}
+        old = self._before if self._before is not None else dict.fromkeys(self._mirrors.held, UNKNOWN)
+        here = {name: summary for name, summary in found.items() if name not in self._mirrors.held}
+        self._before = {**here, **{name: summary for name, summary in old.items() if name in self._mirrors.held}}
 
     def _look(self, is_last: bool = False, stopped: bool = False) -> str:
         """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
         began = self._log.clock.monotonic()
         problem, present, lost = "", dict(self._find()), {}
         self._search_s = self._log.clock.monotonic() - began
-        chosen = self._choice.choose(present, self._mirrored, is_last) if self._auto else list(present)
+        chosen = self._choice.choose(present, self._mirrors.held, is_last) if self._auto else list(present)
         if self._auto and chosen:
             problem = self._record({name: present[name].st_size for name in chosen})
-        changed = [name for name in chosen if self._mirrored.get(name) != state_of(present[name])]
-        linkable = self._find_linkable(present) if changed else set()
+        changed = [name for name in chosen if self._mirrors.held.get(name) != state_of(present[name])]
+        complete = linkable(present) if changed and self._auto else set()
         for name in changed:
-            path, may_link = os.path.join(self._source, name), checkpoint_of(name) in linkable
+            path, may_link = os.path.join(self._source, name), checkpoint_of(name) in complete
             may_link = may_link or (stopped and present[name].st_size > SMALL)
             try:
                 if self._auto and self._is_refused(name, path):
                     continue
-                if not (is_last or may_link or self._has_room(name, present[name].st_size)):
+                if not (is_last or may_link or self._mirrors.has_room(name, present[name].st_size, self._disk)):
                     continue
                 # Other files than a checkpoint's may have been written again while those before were copied.
                 state = state_of(present[name] if is_last or checkpoint_of(name) else os.stat(path))
                 rests = partial(self._rests, name, state) if self._auto and not is_last else lambda: True
-                if self._copy(path, name, may_link, rests, is_last):
-                    self._mirrored[name] = state
+                if self._mirrors.copy(name, may_link, rests, is_last):
+                    self._mirrors.held[name] = state
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
@@ -304,32 +232,12 @@ class Keeper:
             problem += f"; not copied are {describe(lost)}, {len(lost)} files"
         if self._auto and not self._refused.isdisjoint(changed):  # or their checkpoints would count as incomplete
             problem = (
-                self._record({name: present[name].st_size for name in chosen if name in self._mirrored}) or problem
+                self._record({name: present[name].st_size for name in chosen if name in self._mirrors.held}) or problem
             )
         self._report_checkpoints(changed, present)
-        over = {name for name in self._mirrored if (checkpoint_of(name) or name) in self._choice.over}
-        absent = {name for name in self._mirrored if name not in present}
-        if not problem:
-            for name in over | (absent if is_last else absent & self._absent):
-                if name in over or is_gone(os.path.join(self._source, name)):
-                    self._remove_copies([name])
-        self._absent = absent
+        over = (name for name in self._mirrors.held if (checkpoint_of(name) or name) in self._choice.over)
+        self._mirrors.follow(present, over, is_last, not problem)
         return problem
-
-    def _remove_copies(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self._mirrored[name]
-            for mirror in self._mirrors:
-                remove(os.path.join(mirror, name))
-
-    def _copy(self, path: str, name: str, may_link: bool, rests: Callable[[], bool], is_last: bool) -> bool:
-        """Copy a file to the mirrors, at the end by a link where the disk is full; return whether it rested. Raises OSError."""
-        try:
-            return all(replace(path, mirror, name, may_link, rests) for mirror in self._mirrors)
-        except OSError as error:
-            if not is_last or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return all(replace(path, mirror, name, True, rests) for mirror in self._mirrors)
 
     def _rests(self, name: str, state: tuple[int, int]) -> bool:
         """Return, after a copy, whether nobody wrote to the file meanwhile."""
@@ -343,16 +251,11 @@ class Keeper:
                 status = os.stat(os.path.join(self._source, name))
             except OSError:
                 continue  # the script has removed it meanwhile
-            came = status.st_ctime_ns < self._began_ns or self._borrowed.get(name) == state_of(status)
-            if came and name not in self._mirrored:  # with the source, or from the first node
+            came = status.st_ctime_ns < self._began_ns or self._earlier.borrowed.get(name) == state_of(status)
+            if came and name not in self._mirrors.held:  # with the source, or from the first node
                 continue
             if name not in self._refused and self._is_kept(name):
                 yield name, status
-
-    def _find_linkable(self, names: Mapping[str, object]) -> set[str]:
-        """Return the checkpoints whose files can share their content with copies: no script writes to a complete one."""
-        units = group(names) if self._auto else {}
-        return {unit for unit, inner in units.items() if unit not in names and is_whole(unit, inner, names)}
 
     def _is_refused(self, name: str, path: str) -> bool:
         """Return whether a file that nobody has named is left out, and say so. Raises OSError."""
@@ -369,20 +272,6 @@ class Keeper:
             self._log.say(f"keep: {name if is_storable(name) else ascii(name)} {why} and is not kept")
         return bool(why)
 
-    def _has_room(self, name: str, size: int) -> bool:
-        """Return whether a copy leaves the ranks enough of the disk; the one at the end does not ask."""
-        about = os.statvfs(self._first_outputs if os.path.isdir(self._first_outputs) else self._source)
-        free = about.f_bavail * about.f_frsize
-        if size <= SMALL or not about.f_blocks or free - size >= max(size, ROOM):  # a mount may not know its size
-            return True
-        if not self._lacks_room:
-            self._lacks_room = True
-            self._log.say(
-                f"keep: the disk has too little room for a copy of {name} while the script runs: it is copied at the end, and"
-                " an attempt that loses this node starts without it. Raise resources.disk_gb, or write fewer files"
-            )
-        return False
-
     def _report_checkpoints(self, changed: Sequence[str], present: Mapping[str, object]) -> None:
         """Report checkpoints that have been copied whole, so that others know from where the next attempt can resume."""
         if not self._auto or not changed or self._skips:
@@ -391,13 +280,18 @@ class Keeper:
         for unit in dict.fromkeys(checkpoint_of(name) or name for name in changed):
             is_checkpoint = unit not in present or is_saved_state(unit)
             held = [name for name in units[unit] if name not in self._refused]
-            if is_checkpoint and unit not in self._reported and held and all(name in self._mirrored for name in held):
+            if (
+                is_checkpoint
+                and unit not in self._reported
+                and held
+                and all(name in self._mirrors.held for name in held)
+            ):
                 self._reported.add(unit)
                 self._log.event("checkpoint", kept=unit, **step_of(unit))
 
     def _record(self, names: dict[str, int]) -> str:
         """Write the list of what the mirrors hold from now on, before they do; return "" or what went wrong."""
-        held = {name: size for name, size in self._recorded.items() if name in self._mirrored}
+        held = {name: size for name, size in self._recorded.items() if name in self._mirrors.held}
         names = {**held, **names}
         if names == self._recorded:
             return ""
@@ -419,8 +313,8 @@ class Keeper:
     def _report_rest(self) -> None:
         """Log in one line what is kept without being named, and in one what is not kept."""
         if self._auto:
-            if self._mirrored:
-                sizes = {name: size for name, (size, _) in self._mirrored.items()}
+            if self._mirrors.held:
+                sizes = {name: size for name, (size, _) in self._mirrors.held.items()}
                 self._log.say(f"keep: {describe(sizes)} {'is' if len(sizes) == 1 else 'are'} in the run's outputs")
             self.not_kept = explain_limit(self._choice.over, self._limit)
         elif sizes := measure(self._source, self._wrote_elsewhere):

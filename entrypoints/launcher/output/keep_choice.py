@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from .script_files import checkpoint_of, is_saved_state, is_whole
 from .script_files import open_for_writing as find_writers
 
+State = tuple[int, int]  # a file's size and time of change
 LIMIT = 20 * 10**9  # bytes that `keep: auto` keeps of a node
 SMALL = 1 << 20  # a file below it is kept, whatever else is over the limit
 STILL = 4  # looks for which a checkpoint of an unknown kind has not changed when it counts as whole
@@ -24,9 +25,7 @@ class Choice:
         self.restless: set[str] = set()  # files that the last choice took although they change
         self.over: dict[str, int] = {}  # files and checkpoints that the limit leaves out -> size
 
-    def choose(
-        self, present: Mapping[str, os.stat_result], mirrored: Mapping[str, tuple[int, int]], is_last: bool
-    ) -> list[str]:
+    def choose(self, present: Mapping[str, os.stat_result], mirrored: Mapping[str, State], is_last: bool) -> list[str]:
         """Return the files that are whole and within the limit: complete checkpoints first, the newest before the others."""
         units, ready, writers = group(present), {}, None
         self.restless = set()
@@ -92,5 +91,5 @@ def group(names: Iterable[str]) -> dict[str, list[str]]:
     return units
 
 
-def state_of(status: os.stat_result) -> tuple[int, int]:
+def state_of(status: os.stat_result) -> State:
     return status.st_size, status.st_mtime_ns

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.backends.results.places import open_place
@@ -74,6 +76,7 @@ SAMPLE = {  # runs with every change; the others are `long`
 }
 
 
+NOT_IN_IMAGE = {("sagemaker-local", "lit")}  # images/Dockerfile has no Lightning
 ALL = [
     pytest.param(
         place,
@@ -85,6 +88,7 @@ ALL = [
     for place in PLACES
     for script in CASES
     for folder in FOLDERS
+    if (place, script) not in NOT_IN_IMAGE
 ]
 
 
@@ -123,3 +127,47 @@ def test_the_next_attempt_resumes_and_all_comes_home(
     assert "step 4" in run.notes[0] or case.saved in run.notes[0], run.notes[0]
     figure("results", {"script": case.title, "folder": folder, "place": place, "step": resumed[1], "files": len(found),
                        "to": FOLDERS[folder], "exit_code": last.exit_code})  # fmt: skip
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("vertex-local", marks=pytest.mark.long),
+        pytest.param("kubernetes", marks=pytest.mark.long),
+        pytest.param("sagemaker-local", marks=pytest.mark.docker),
+    ],
+)
+def test_a_new_users_trainer_script_resumes_and_comes_home(name, tmp_path, home, request, monkeypatch, cli):
+    """With `--output_dir out` and no key of a job file: submit, the machine is lost, resume, wait, fetch."""
+    source = tmp_path / "source"
+    shutil.copytree(SCRIPTS, source)
+    monkeypatch.chdir(source)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with open_place(name, request) as at:
+        if at.options:
+            options = [f"{key} = {json.dumps(value)}" for key, value in at.options.items()]
+            target = [
+                "[targets.mine]",
+                f'backend = "{name}"',
+                *options,
+                "[targets.mine.defaults]",
+                f'output = "{at.output}"',
+            ]
+            (source / "cloudtrain.toml").write_text("\n".join(target))
+        arguments = [word.replace("FOLDER", "out") for word in TRAINER]
+        code, shown, _ = cli("submit", "trainer_last.py", "-t", "mine" if at.options else name, "--", *arguments)
+        assert code == 0
+        run = Run(shown.split()[0], Store(home))
+        wait_for(lambda: lines(run, "waiting"), "the step at which the machine is lost", 2 * WAIT_S)
+        wait_for(lambda: "checkpoint out/checkpoint-4" in cli("show", run.run_id)[1], "word of the checkpoint")
+        at.lose(run)
+        assert cli("wait", run.run_id)[0] != 0
+        assert "finds step 4 in the script's folder: out/checkpoint-4" in "".join(cli("resume", run.run_id)[1:])
+        assert cli("wait", run.run_id)[0] == 0
+        assert [line.split()[2] for line in lines(run, "resumes at")] == ["0", "4"]
+        assert cli("fetch", run.run_id, "-o", str(tmp_path / "fetched"))[0] == 0
+    got = {
+        str(path.relative_to(tmp_path / "fetched/outputs/out")) for path in tmp_path.glob("fetched/outputs/out/**/*")
+    }
+    assert got >= OF_TRAINER

@@ -197,6 +197,31 @@ def test_sigterm_reaches_the_script_which_saves(bench: Bench) -> None:  # noqa: 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker")
+def test_a_script_behind_a_shell_and_tee_saves_and_a_service_does_not_hold_the_stop(bench: Bench) -> None:  # noqa: F811
+    saver = (
+        "import os, pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(3)\n"
+        "    pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step').write_text('41')\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    service = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\nwhile True: time.sleep(600)\n"
+    (bench.source / "saver.py").write_text(saver)
+    (bench.source / "service.py").write_text(service)
+    (bench.source / "wrap.sh").write_text("python service.py &\npython saver.py | tee log.txt\ntouch after\n")
+    handle = bench.backend.submit(*bench.plan(entrypoint="wrap.sh"))
+    wait_for(lambda: "waiting" in bench.log_texts(handle), "its start")
+    bench.backend.cancel(handle)
+    assert bench.final(handle).state is State.CANCELLED
+    assert bench.log_texts(handle)[-1] == "saved"
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
 def test_cancelled_as_soon_as_it_was_submitted(bench: Bench) -> None:  # noqa: F811
     for turn, wait_s in enumerate((0.0, 0.3, 0.6)):  # before the network, while the container is made, as it starts
         handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n", f"soon-{turn}"))

@@ -133,6 +133,33 @@ def test_a_signal_for_the_batch_shell_reaches_the_body_alone(target: Slurm, tmp_
     assert "saved" in [line.text for line in run.logs()]
 
 
+@pytest.mark.parametrize("shell", ["srun python train.py", "srun python train.py | tee log.txt"])
+def test_a_preempted_body_saves_is_requeued_and_goes_on(
+    shell: str, target: Slurm, tmp_path: Path, home: Path, cli
+) -> None:
+    folder = source(tmp_path / "requeued", "python")
+    (folder / "train.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "state = pathlib.Path('state.txt')\n"
+        "def save(*_):\n    time.sleep(2)\n    state.write_text('41')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('step', state.read_text() if state.exists() else '0', flush=True)\n"
+        "time.sleep(0 if state.exists() else 600)\n"
+    )
+    (folder / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N1 --requeue -p low\n{shell}\n")
+    run = submitted(cli, home, folder)
+    steps = lambda: [line.text for line in run.logs() if line.text.startswith("step ")]  # noqa: E731
+    wait_for(lambda: steps() == ["step 0"], "the body", 5 * WAIT_S)
+    high = target.ask(
+        "sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2"
+    )
+    assert high.strip()
+    assert run.wait(10 * WAIT_S).state is State.SUCCEEDED
+    assert steps() == ["step 0", "step 41"]
+    job = (target.shared / "runs" / run.run_id / "a1" / "job").read_text().strip()
+    assert "Restarts=1" in target.ask("scontrol", "-o", "show", "job", job)
+
+
 def test_a_step_saves_before_it_is_ended(target: Slurm, tmp_path: Path, home: Path, cli) -> None:
     folder = source(tmp_path / "saving", "python")
     (folder / "train.py").write_text(
