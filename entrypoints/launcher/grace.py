@@ -11,7 +11,7 @@ import signal
 from collections import namedtuple
 from collections.abc import Collection, Iterable, Mapping
 
-from . import processes
+from . import processes, slurm
 
 LOOK_S = 0.1  # between two looks at the processes
 SERVICE_S = 5.0  # for what a shell started with & to end, after all that trains: a service may answer SIGTERM and stay
@@ -184,7 +184,7 @@ class Grace:
                 processes.kill(pid, signal.SIGSTOP)
         for pid in steps.terminate:
             self._asked[pid] = stats[pid][START]
-            if not (family[pid].program == "srun" and _ask_tasks()):
+            if not (family[pid].program == "srun" and slurm.signal_tasks()):
                 processes.kill(pid, signal.SIGTERM)
             if pid in self._stopped:
                 processes.kill(pid, signal.SIGCONT)
@@ -208,15 +208,6 @@ class Grace:
 def _trains(process: Process) -> bool:
     """Return whether a process is what a stop is for, and nothing beside it."""
     return not process.background and (process.handles or process.program.startswith("python"))
-
-
-def _ask_tasks() -> bool:
-    """Send SIGTERM to the tasks of this job's steps, and return whether it could be: srun itself would kill them at once."""
-    try:
-        os.posix_spawnp("scancel", ["scancel", "--signal=TERM", os.environ["SLURM_JOB_ID"]], os.environ)
-    except (OSError, KeyError):
-        return False
-    return True
 
 
 def find_deaf() -> dict[int, bytes]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from . import manifest as manifests
-from . import processes, resume
+from . import processes, resume, slurm
 from .clock import SYSTEM, Clock
 from .environment import Prepared, command, command_environment, rank_environment
 from .errors import Refused
@@ -339,6 +339,8 @@ class Supervisor:
         if self._outcome is not None:
             return
         code = processes.exit_code(status)
+        if self._stopping is None and self._manifest.compat == "sbatch" and slurm.is_preempted():
+            self._peers.stop("PREEMPTED")  # its steps were asked, and it has ended in time
         if code != 0 and self._stopping is None:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
