@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.launcher.output.keepers import TRAINER, files, fresh, looked, made, write
+from tests.entrypoints.launcher.output.keepers import TRAINER, files, fresh, looked, made, wait, write
 from tests.entrypoints.training import ENTRYPOINTS
 
 from launcher.output import keep, keep_mirrors, keep_restore  # isort: skip
@@ -107,6 +107,19 @@ def test_over_the_limit_the_newest_are_kept_and_the_largest_folders_are_named(tm
     assert keeper.finish() == ""
     assert sorted(files(outputs)) == ["log.txt", "out/model-2.bin", "out/model-3.bin"]
     assert keeper.not_kept.startswith("2.1 MB in out/ are over keep_limit (4.2 MB), so they are not kept: set a larger")
+
+
+def test_what_is_over_the_limit_is_named_while_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keep, "EVERY_S", 0.01)
+    keeper, _ = made(tmp_path, None, limit=3 << 20)
+    keeper.begin()
+    for step in (1, 2):
+        write(tmp_path / f"source/out/model-{step}.bin", "x" * (2 << 20))
+        os.utime(tmp_path / f"source/out/model-{step}.bin", (step, step))
+    wait(lambda: "are over keep_limit" in (tmp_path / "log").read_text())
+    text = (tmp_path / "log").read_text()
+    assert "2.1 MB in out/ are over keep_limit (3.1 MB)" in text and '"kind":"alarm"' in text
+    assert keeper.finish() == ""
 
 
 def test_complete_checkpoints_go_first_and_the_newest_before_the_others(
