@@ -66,6 +66,12 @@ def test_what_would_need_less_is_said_and_does():
     )
 
 
+def test_with_sharding_twice_the_gpus_need_less_of_each():
+    found, twice = (asked(f"L4:{count}", {"strategy": "fsdp"}) for count in (8, 16))
+    assert isinstance(found, fit.Fit) and isinstance(twice, fit.Fit)
+    assert {text: high for text, _, high in found.changes}["twice the GPUs"] == twice.high < found.high
+
+
 @pytest.mark.parametrize("gpus", ["A100-80GB:1", "L4:1", "A100-40GB:8"])
 def test_what_fits_is_named_where_no_single_change_does(gpus: str):
     found = asked(gpus, None, bf16=False, per_device_train_batch_size=8)
