@@ -85,6 +85,13 @@ def test_blocks_are_what_their_points_are(tmp_path_factory, seqs, values, again)
     check(store)
 
 
+def test_a_batch_of_old_and_new_points_counts_each_once(store):
+    write(store, [(seq, seq, 1 / seq) for seq in range(1, 1500)])
+    write(store, [(seq, seq, 1 / seq) for seq in range(1400, 1600)])
+    assert store.curves.summary("r")[0].points == 1599
+    check(store)
+
+
 def test_points_that_an_older_cloudtrain_stored_alone_come_into_their_blocks(store):
     """It still ran when the schema was changed, and left the blocks to a trigger that was gone."""
     write(store, [(seq, seq, 1 / seq) for seq in range(1, 1500)])

@@ -18,8 +18,8 @@ from cloudtrain.source.texts import Texts
 DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
 
 
-def outside(job: Job, folder: Path, backend: str, request: dict | None = None) -> list[str | Problem]:
-    plan = Plan(backend, "run", 1, request=request or {}, bundle={}, manifest={}, job={})
+def outside(job: Job, folder: Path, backend: str, request: dict | None = None, attempt: int = 1) -> list:
+    plan = Plan(backend, "run", attempt, request=request or {}, bundle={}, manifest={}, job={})
     made_by = registry.create("local", {}, folder)
     return list(results.outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
 
@@ -70,6 +70,13 @@ def test_a_folder_that_does_not_come_home_is_refused_with_the_way_to_write_it(tm
     ):
         (note,) = outside(Job(**job, **keys), tmp_path, backend)
         assert isinstance(note, str), keys
+
+
+def test_a_run_that_was_sent_so_can_be_resumed(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    job = Job(source=tmp_path, entrypoint="train.py", args=["--output_dir", "/tmp/out"])
+    assert isinstance(outside(job, tmp_path, "vertex")[0], Problem)
+    assert isinstance(outside(job, tmp_path, "vertex", attempt=2)[0], str)
 
 
 def test_a_folder_on_a_volume_that_the_pods_mount_is_not_refused(tmp_path: Path):

@@ -53,7 +53,7 @@ def outside(case: Case) -> Iterator[str | Problem]:
             continue
         if own_disks or any(path.startswith("/") and PurePosixPath(value).is_relative_to(path) for path in shared):
             yield f"{name} {value} {lost} finds them only on a disk that all nodes share; write {name} out"
-        elif job.keep == "none" or option.startswith("log"):
+        elif job.keep == "none" or option.startswith("log") or case.plan.attempt > 1:  # a resume changes no argument
             yield f"{name} {value} {lost} does not find them; write {name} out"
         else:
             hint = f"write {name} out, or set keep: none if nothing of it is needed"
