@@ -264,3 +264,10 @@ class RunFailed(CloudtrainError):
         self.why = why
         self.advice = advice
         self.exit_code = status.cli_exit_code
+
+
+def raise_first(answers: Iterable[object]) -> None:
+    """Raise the first error among the answers of several machines: refusals before unreachable ones."""
+    errors = [answer for answer in answers if isinstance(answer, CloudtrainError)]
+    for error in sorted(errors, key=lambda error: isinstance(error, Unreachable)):
+        raise error

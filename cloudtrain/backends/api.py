@@ -213,9 +213,7 @@ class Backend(ABC):
 
     def facts(self, plan: Plan) -> Facts:
         """Return to which account, region and machines a plan goes; policies are checked against it. Pure."""
-        from cloudtrain.backends import gpu_count
-
-        return Facts(gpus=gpu_count.of_job(plan)) if self.traits.own_machines else Facts("", "", (), (), None)
+        return Facts(gpus=plan.requested_gpus) if self.traits.own_machines else Facts("", "", (), (), None)
 
     def plan_after(self, plan: Plan, newest: int) -> Plan:
         """Return the plan of a later attempt, sent to the machine that has the files of attempt `newest`. Pure.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -86,6 +86,17 @@ def read(path: Path) -> tuple[Machine, ...]:
 def find_machine(table: Sequence[Machine], name: str) -> Machine | None:
     """Return the first machine type of that name, or None."""
     return next((machine for machine in table if machine.name == name), None)
+
+
+def count_gpus(platform: str, counts: Iterable[tuple[str, int]]) -> int | None:
+    """Return the GPUs of so many machines of each type, None where the catalog lacks one of the types."""
+    total = 0
+    for name, count in counts:
+        machine = find_machine(load(platform), name)
+        if machine is None:
+            return None
+        total += machine.accelerators * count
+    return total
 
 
 def priced_name(machine: Machine) -> str:

@@ -46,6 +46,13 @@ class Plan:
     def attempt_id(self) -> str:
         return f"{self.run_id}-a{self.attempt}"
 
+    @property
+    def requested_gpus(self) -> int | None:
+        """The GPUs that the job asks for on all nodes, None where its ranks use all those of the machines."""
+        if (self.job.get("resources") or {}).get("accelerators") is None:
+            return None
+        return int(self.manifest["gpus_per_node"]) * int(self.manifest["nodes"])
+
     def to_json(self, indent: int | None = 2) -> str:
         """Return the plan as JSON with a final newline, indented for people."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}  # asdict would copy all of it

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain.errors import CloudtrainError, Unreachable
-from cloudtrain.nodes.rpc import Agent
-from cloudtrain.nodes.ssh import call_all
+from cloudtrain.nodes.agents import Agent, call_all
 from cloudtrain.nodes.transfer import SEND_S, Entry, download_entries, list_entries
 
 

@@ -16,12 +16,18 @@ merges the logs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, CloudtrainError, Unreachable, raise_first
 from cloudtrain.events import ENDED, State, Status
 from cloudtrain.nodes import supervisor
+
+if TYPE_CHECKING:
+    from cloudtrain.nodes.agents import Node
+
+CUT_OFF_S = 15.0  # a node that lost contact with the others has ended itself after this time
 
 
 def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]) -> bool:
@@ -53,6 +59,45 @@ def to_status(node_state: Mapping[str, Any] | None) -> Status | None:
         node_state["ended_at"],
         event=ENDED if reported else "",
     )
+
+
+def attempt_status(nodes: Sequence[Node], answers: Sequence[Any], lost_after_s: float) -> Status:
+    """Return the status that the reports of an attempt's nodes give; raises the first error of a node that answered."""
+    for answer in answers:
+        if isinstance(answer, CloudtrainError) and not isinstance(answer, Unreachable):
+            raise answer
+    unreachable = [node for node, answer in zip(nodes, answers, strict=True) if isinstance(answer, Unreachable)]
+    reports = [answer for answer in answers if isinstance(answer, dict)]
+    if not reports:
+        if min(node.agent.unreachable_s for node in unreachable) < lost_after_s:
+            raise_first(answers)
+        return Status(State.LOST, None, f"{unreachable[0].label} could not be reached for {lost_after_s:g} s")
+    if all(answer["request"] is None for answer in reports):
+        return Status(State.LOST, None, f"the attempt's folder {nodes[0].attempt} no longer exists")
+    return merge_reports(answers, unreachable)
+
+
+def merge_reports(answers: Sequence[Any], unreachable: Sequence[Node]) -> Status:
+    """Merge the reports of an attempt's nodes, some of which are unreachable, into one Status.
+
+    The supervisors watch each other, so the attempt runs as long as a reachable node runs. When all reachable nodes have
+    ended, an unreachable one ends within CUT_OFF_S.
+    """
+    states = [answer["state"] for answer in answers if isinstance(answer, dict)]
+    statuses: list[tuple[Mapping[str, Any] | None, Status | None]] = [
+        (node_state["raw"] if node_state else None, to_status(node_state)) for node_state in states
+    ]
+    ended = [pair for pair in statuses if pair[1] is not None and pair[1].state.final]
+    if ended and len(ended) + sum(status is None for _, status in statuses) == len(statuses):
+        # A node that was never started shares the end of those that were waiting for it.
+        if any(node.agent.unreachable_s < CUT_OFF_S for node in unreachable):
+            return Status(State.STOPPING, reason=f"{unreachable[0].label} cannot be reached")
+        merged = merge_statuses(ended)
+        return replace(merged, event="") if unreachable else merged  # when those ended is not known
+    status = merge_statuses(statuses)
+    if unreachable and status.state in (State.QUEUED, State.STARTING):
+        return Status(State.STARTING, reason=f"{unreachable[0].label} cannot be reached")
+    return status
 
 
 def merge_statuses(statuses: Sequence[tuple[Mapping[str, Any] | None, Status | None]]) -> Status:

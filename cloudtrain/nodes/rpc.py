@@ -1,6 +1,6 @@
-"""Call the agent's operations (agent.py) in this process or, over SSH, on another machine.
+"""Call the agent's operations (agent.py) over SSH, on another machine.
 
-The other machine's Python runs agent.py, which is sent as text; nothing is installed there. One agent serves a connection
+Its Python runs agent.py, which is sent as text; nothing is installed there. One agent serves a connection
 while there are requests. Several threads may send requests at once; answers come in the order of the requests.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.nodes import agent, event_loop, ssh
-from cloudtrain.nodes.ssh import ANSWER_S, Host, Remote
+from cloudtrain.nodes import event_loop, ssh
+from cloudtrain.nodes.agents import ANSWER_S, Agent, Answer
+from cloudtrain.nodes.ssh import Host, Remote
 from cloudtrain.nodes.ssh_command import python_line
 
 if TYPE_CHECKING:
@@ -62,61 +63,6 @@ SENT_MODULES = (
 EMPTY_PACKAGES = ("cloudtrain", "cloudtrain.nodes", "cloudtrain.source")  # their packages
 
 
-class Answer(NamedTuple):
-    """The result of an operation: a value, or bytes."""
-
-    value: Any
-    data: bytes = b""
-
-
-class Agent(Protocol):
-    """A machine that runs the agent's operations."""
-
-    @property
-    def label(self) -> str: ...
-
-    def begin(
-        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
-    ) -> Future[Answer]:
-        """Send a request without waiting for the answer; several may be in flight at once."""
-        ...
-
-    def ask(
-        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
-    ) -> Answer:
-        """Run an operation of agent.OPERATIONS on the machine and return its result; blocking. Raises BackendError."""
-        ...
-
-
-class LocalAgent:
-    """Runs the agent's operations in this process."""
-
-    label = "this machine"
-
-    def begin(
-        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
-    ) -> Future[Answer]:
-        from concurrent.futures import Future
-
-        future: Future[Answer] = Future()
-        try:
-            future.set_result(self.ask(operation, given, **arguments))
-        except BackendError as error:
-            future.set_exception(error)
-        return future
-
-    def ask(
-        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
-    ) -> Answer:
-        if given is not None:
-            arguments["given"] = given
-        try:
-            value = agent.OPERATIONS[operation](**arguments)
-        except (OSError, ValueError) as error:
-            raise BackendError(f"{operation} failed: {error}") from None
-        return Answer(None, value) if isinstance(value, bytes) else Answer(value)
-
-
 class RemoteAgent:
     """Runs the agent's operations on another machine.
 
@@ -137,6 +83,10 @@ class RemoteAgent:
     @property
     def remote(self) -> Remote:
         return ssh.connect_lazily(self.host)
+
+    @property
+    def unreachable_s(self) -> float:
+        return self.remote.unreachable_s
 
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any

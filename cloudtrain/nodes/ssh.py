@@ -11,7 +11,7 @@ import os
 import shlex
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, NoService, Unreachable
 from cloudtrain.nodes import event_loop, ssh_config
+from cloudtrain.nodes.agents import ANSWER_S
 
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection, SSHClientProcess
 
 CONNECT_S = 10.0  # timeout of the connection, and again of the login
 KEEPALIVE_S = 4.0  # interval of keepalives; a connection is lost after three without an answer
-ANSWER_S = 60.0  # default timeout of a command
 PAUSE_S = 3.0  # after a failure, the host is not tried again for this time
 CHUNK_BYTES = 1 << 16  # bytes of output at a time
-MAX_THREADS = 64  # hosts
 _T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -260,24 +258,6 @@ def connect_lazily(host: Host) -> Remote:
     """Return this process's Remote for a host; it connects on first use."""
     with _LOCK:
         return _MACHINES.setdefault(host, Remote(host))
-
-
-def call_all(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | CloudtrainError]:
-    """Call a function for several items in parallel; return the results in order, with our errors as results."""
-
-    def call(item: _R) -> _T | CloudtrainError:
-        try:
-            return function(item)
-        except CloudtrainError as error:
-            return error
-
-    all_items = list(items)
-    if len(all_items) < 2:
-        return [call(item) for item in all_items]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(len(all_items), MAX_THREADS)) as pool:
-        return list(pool.map(call, all_items))
 
 
 _LOCK = threading.Lock()

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.nodes import event_loop
-from cloudtrain.nodes.rpc import Agent
+from cloudtrain.nodes.agents import Agent
 from cloudtrain.source.folder_writer import folder_writer, writing
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from cloudtrain.nodes.rpc import Answer
+    from cloudtrain.nodes.agents import Answer
     from cloudtrain.source.bundle import Bundle
 
 PIECE_BYTES = 4 << 20  # bytes in one message

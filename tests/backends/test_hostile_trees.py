@@ -23,7 +23,7 @@ from cloudtrain.backends.store.download import StoredObject
 from cloudtrain.backends.store.open import opened
 from cloudtrain.backends.store.s3 import S3 as S3Objects
 from cloudtrain.errors import BackendError, CloudtrainError
-from cloudtrain.nodes.rpc import LocalAgent
+from cloudtrain.nodes.agents import LocalAgent
 from cloudtrain.nodes.transfer import download_folder
 from cloudtrain.source import folder_writer
 from tests.backends.hostile_trees import (

@@ -17,7 +17,8 @@ import pytest
 
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.nodes import event_loop, ssh
-from cloudtrain.nodes.rpc import LocalAgent, RemoteAgent, remote_log_reader
+from cloudtrain.nodes.agents import LocalAgent, call_all
+from cloudtrain.nodes.rpc import RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
 from cloudtrain.nodes.transfer import download_folder
 from tests.conftest import wait_for
@@ -60,10 +61,10 @@ def test_a_command_that_takes_too_long(host):
 
 def test_several_threads_and_hosts_at_once(lab, host):
     hosts = [replace(host, address=each.address) for each in lab.hosts]
-    names = ssh.call_all(lambda each: ssh.connect(each).run("hostname").out.decode().strip(), hosts * 4)
+    names = call_all(lambda each: ssh.connect(each).run("hostname").out.decode().strip(), hosts * 4)
     assert names == [each.name for each in lab.hosts] * 4
     nowhere = replace(host, port=2)
-    found = ssh.call_all(lambda each: ssh.connect(each).run("hostname").code, [host, nowhere])
+    found = call_all(lambda each: ssh.connect(each).run("hostname").code, [host, nowhere])
     assert found[0] == 0 and isinstance(found[1], Unreachable) and "Connection refused" in str(found[1])
 
 
@@ -207,7 +208,7 @@ def test_many_questions_at_once(there):
         return there.ask("read", path=os.path.realpath(sys.executable), offset=number, limit=1000).data
 
     whole = Path(sys.executable).resolve().read_bytes()
-    assert ssh.call_all(ask, range(200)) == [whole[number : number + 1000] for number in range(200)]
+    assert call_all(ask, range(200)) == [whole[number : number + 1000] for number in range(200)]
 
 
 def test_a_folder_comes_back_and_what_is_here_is_not_read_again(lab, there, tmp_path):

@@ -13,8 +13,7 @@ import pytest
 
 from cloudtrain.errors import BackendError
 from cloudtrain.nodes import bundles, transfer
-from cloudtrain.nodes.rpc import Answer, LocalAgent
-from cloudtrain.nodes.ssh import call_all
+from cloudtrain.nodes.agents import Answer, LocalAgent, call_all
 from cloudtrain.source.bundle import Bundle
 
 SIZE = 5 << 18  # two pieces

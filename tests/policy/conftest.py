@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends import gpu_count, registry
+from cloudtrain.backends import registry
 from cloudtrain.backends.api import Facts
 from cloudtrain.testing.memory import MemoryBackend
 
@@ -25,7 +25,7 @@ class Cloud(MemoryBackend):
             (machine,) if machine else (),
             (plan.job["image"] or "",),
             bool(options.get("isolate")),
-            gpu_count.of_job(plan),
+            plan.requested_gpus,
         )
 
 

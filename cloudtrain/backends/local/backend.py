@@ -9,18 +9,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Backend, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.folder import FolderBackend
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
-from cloudtrain.events import LogLine, Status
 from cloudtrain.nodes.files import MOST_REQUEST, write
 from cloudtrain.nodes.files import token as shared_token
 from cloudtrain.source import untrusted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from cloudtrain.job.job import Job
+    from cloudtrain.nodes.agents import Agent, Node
     from cloudtrain.source.bundle import Bundle
 
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
@@ -38,7 +39,7 @@ KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secre
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 
 
-class LocalBackend(Backend):
+class LocalBackend(FolderBackend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
@@ -49,7 +50,7 @@ class LocalBackend(Backend):
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self.python = str(options.get("python") or sys.executable)
-        self.workdir = workdir
+        self.workdir, self.runs = workdir, str(workdir)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -132,13 +133,13 @@ class LocalBackend(Backend):
                 f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space"
             ) from None
         try:
-            self._start(plan, folder)
+            self._start(plan)
         except OSError as error:
             self.cancel(str(folder))  # node 0 may run
             raise BackendError(f"the launcher cannot be started on this machine: {error.strerror or error}") from None
         return str(folder)
 
-    def _start(self, plan: Plan, folder: Path) -> None:
+    def _start(self, plan: Plan) -> None:
         """Start the supervisors of all nodes; raises OSError."""
         requested = plan.request["nodes"]
         secrets = _stdin_data(plan)
@@ -151,8 +152,6 @@ class LocalBackend(Backend):
                 if control is None:
                     break  # node 0 ended before it listened: its own state says why
                 env["CLOUDTRAIN_CONTROL"] = control
-            if (folder / "cancel").exists():
-                supervisor.stop(node_folder)
             supervisor.start(node_folder, node["argv"], env, secrets)
 
     def _extract_bundle(self, bundle: Bundle, node: Path) -> None:
@@ -182,57 +181,39 @@ class LocalBackend(Backend):
         return None
 
     def find(self, attempt_id: str) -> str | None:
-        run_id, _, number = attempt_id.rpartition("-a")
-        folder = self.workdir / run_id / f"a{number}"
-        nodes = _node_folders(folder)
-        return str(folder) if nodes and all(supervisor.has_begun(node) for node in nodes) else None
+        folder = self.attempt_folder(attempt_id)
+        nodes = _node_folders(Path(folder))
+        return folder if nodes and all(supervisor.has_begun(node) for node in nodes) else None
 
     def discard(self, attempt_id: str) -> None:
-        from cloudtrain.nodes import removal
+        self.end(self.attempt_folder(attempt_id))
 
-        run_id, _, number = attempt_id.rpartition("-a")
-        folder = self.workdir / run_id / f"a{number}"
-        self.cancel(str(folder))
-        for node in _node_folders(folder):
-            removal.stop_and_wait(node)
+    def nodes(self, handle: str) -> list[Node]:
+        from cloudtrain.nodes.agents import LocalAgent, Node
 
-    def labels(self, handle: str) -> dict[str, str]:
-        try:
-            return dict(json.loads(untrusted.read_file(self._folder(handle), "labels.json", MOST_REQUEST)))
-        except (OSError, ValueError, RecursionError):
-            return {}
+        folder, machine = self._folder(handle), LocalAgent()
+        return [Node(machine, rank, str(folder)) for rank, _ in enumerate(_node_folders(folder))]
 
-    def status(self, handle: str) -> Status:
-        from cloudtrain.backends.local.status import read_attempt
+    def reports(self, nodes: Sequence[Node]) -> list[Any]:
+        return [node.ask("report", folder=node.attempt, rank=node.rank).value for node in nodes]  # no threads for files
 
-        folder = self._folder(handle)
-        return read_attempt(folder, _node_folders(folder))
+    def run_folders(self, handle: str) -> dict[str, tuple[Agent, str]]:
+        from cloudtrain.nodes.agents import LocalAgent
 
-    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        from cloudtrain.nodes.logs import tail
-
-        nodes = _node_folders(self._folder(handle))
-        return tail(
-            [node / "log" for node in nodes],
-            after=after,
-            follow=follow,
-            ended=lambda: self.status(handle).state.final,
-        )
+        # In this home: the folder that the handle names is another home's where this is a copy.
+        folder = str(self.workdir / Path(handle).parent.name)
+        return {folder: (LocalAgent(), folder)}
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
-        count = len(_node_folders(self._folder(handle)))
-        if node >= count:
-            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {count - 1}")
+        self.node(handle, node)
         return Shell((self.python, *words))
 
     def cancel(self, handle: str) -> None:
-        folder = self._folder(handle)
-        nodes = _node_folders(folder)
-        if not folder.is_dir() or (self.status(handle).state.final and not any(map(supervisor.has_leftovers, nodes))):
+        if not self.status(handle).state.final:
+            super().cancel(handle)
             return
-        (folder / "cancel").touch()
-        for node in nodes:
-            supervisor.stop(node)
+        for node in self.nodes(handle):  # what its supervisor left, if that was killed
+            node.ask("reap", node=node.folder)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.source.folder_writer import copy_tree
@@ -257,25 +238,6 @@ class LocalBackend(Backend):
         moved = self.workdir / folder.parent.name / folder.name
         return moved if not folder.is_dir() and moved.is_dir() else folder
 
-    def _own_run(self, handle: str) -> Path:
-        """Return a run's folder in this home: the one that the handle names is another home's where this is a copy."""
-        return self.workdir / Path(handle).parent.name
-
-    def remains(self, handle: str) -> dict[str, int | None]:
-        from cloudtrain.nodes import removal
-
-        folder = self._own_run(handle)
-        return {str(folder): size} if (size := removal.measure(folder)) is not None else {}
-
-    def remove(self, handle: str) -> None:
-        from cloudtrain.nodes import removal
-
-        folder = self._own_run(handle)
-        try:
-            removal.remove_run(folder.parent, folder.name)
-        except OSError as error:
-            raise BackendError(f"{error.filename or folder} cannot be deleted: {error.strerror or error}") from None
-
     def check(self) -> list[Problem]:
         problems = []
         if not shutil.which(self.python):
@@ -286,10 +248,6 @@ class LocalBackend(Backend):
         elif shutil.disk_usage(parent).free < 1 << 30:
             problems.append(Problem(f"less than 1 GiB is free below {parent}", hint="set CLOUDTRAIN_HOME"))
         return problems
-
-    @classmethod
-    def discover(cls) -> dict[str, Any]:
-        return {}
 
 
 def _stdin_data(plan: Plan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import gpu_count
+from cloudtrain.backends import machines
 from cloudtrain.backends.plan import Facts
 from cloudtrain.backends.sagemaker import limits, toolkit
 from cloudtrain.errors import Problem
@@ -30,16 +30,16 @@ def find_facts(request: Mapping[str, Any], options: Mapping[str, Any]) -> Facts:
     """Return where a request goes, and with what; the account is the role's where no other key names it."""
     role = str(request.get("RoleArn") or "").split(":")
     resources = request["ResourceConfig"]
-    machines = resources.get("InstanceGroups") or [resources]
+    groups = resources.get("InstanceGroups") or [resources]
     return Facts(
         account=str(options.get("account") or (role[4] if len(role) > 5 else "")),
         region=str(options.get("region") or ""),
-        instance_types=tuple(dict.fromkeys(str(each.get("InstanceType") or "") for each in machines)),
+        instance_types=tuple(dict.fromkeys(str(each.get("InstanceType") or "") for each in groups)),
         images=(str(request["AlgorithmSpecification"].get("TrainingImage") or ""),),
         isolated=bool(request.get("EnableNetworkIsolation")),
-        gpus=gpu_count.of_machines(
+        gpus=machines.count_gpus(
             "sagemaker",
-            [(str(each.get("InstanceType") or ""), int(each.get("InstanceCount") or 1)) for each in machines],
+            [(str(each.get("InstanceType") or ""), int(each.get("InstanceCount") or 1)) for each in groups],
         ),
     )
 
@@ -128,9 +128,9 @@ def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     if options.get("max_pending") and not MIN_PENDING_S <= units.duration_s(options["max_pending"]) <= MAX_PENDING_S:
         problems.append(Problem("must be from 30m to 28d", "options.sagemaker.max_pending"))
     if groups := options.get("instance_groups"):
-        machines = sum(group["count"] for group in groups)
-        if job.num_nodes != machines:
-            message = f"is {job.num_nodes}, but the instance groups have {format_count(machines, 'machine')}"
+        count = sum(group["count"] for group in groups)
+        if job.num_nodes != count:
+            message = f"is {job.num_nodes}, but the instance groups have {format_count(count, 'machine')}"
             problems.append(Problem(message, "num_nodes", "write the sum of options.sagemaker.instance_groups"))
         if job.resources.instance_type:
             message = "cannot be combined with options.sagemaker.instance_groups, which set the type of each group"

@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import folders
-from cloudtrain.backends.api import (
-    FETCHABLE,
-    Backend,
-    Facts,
-    FoundAttempt,
-    Paths,
-    Plan,
-    Shell,
-    TimeLimit,
-    Traits,
-)
+from cloudtrain.backends.api import FETCHABLE, Facts, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.folder import FOLLOW_S, PLAN, FolderBackend
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
@@ -33,8 +23,9 @@ from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Problem, Unreachable
 from cloudtrain.events import PLATFORM, LogLine, State, Status
-from cloudtrain.nodes import logs, paths, rpc, transfer
-from cloudtrain.nodes.rpc import Agent, LocalAgent, RemoteAgent
+from cloudtrain.nodes import paths, rpc, transfer
+from cloudtrain.nodes.agents import Agent, LocalAgent, Node
+from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.source import provenance
 
 if TYPE_CHECKING:
@@ -44,12 +35,11 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LATE_S = (0.05, 0.5, 2.0)  # pauses while waiting for the last files of an ended job
-FOLLOW_S = 0.2  # pause between two reads of a followed log
 _NUMBERED = re.compile(r"^\d+ -1 \S+ ")  # of a line of the batch script, as script.py writes it
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: \S+")  # "node-2: task 0: Exited with exit code 127"
 
 
-class SlurmBackend(Backend):
+class SlurmBackend(FolderBackend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
@@ -60,6 +50,7 @@ class SlurmBackend(Backend):
     # rl_bucket_size of SlurmctldParameters, https://slurm.schedmd.com/slurm.conf.html, 2026-11-23). Half of that.
     calls_per_s = 1.0
     variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of sbatch
+    stops_nodes = False
     logs_per_s = 20.0  # files of the shared folder: Slurm is not asked
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
@@ -68,6 +59,7 @@ class SlurmBackend(Backend):
         place = {name: options.get(name) for name in ("login", "python", "modules", "conda", "setup")}
         self.group = f"slurm {json.dumps(place, sort_keys=True, default=str)}"
         self.folder = str(options.get("folder") or "")
+        self.runs = f"{self.folder}/runs"
         self.follow_s = FOLLOW_S if options.get("login") else 0.0
 
     @classmethod
@@ -129,7 +121,7 @@ class SlurmBackend(Backend):
         self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
         self._agent.ask("write", given=labels, path=f"{folder}/labels.json")
-        self._agent.ask("write", given=plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
+        self._agent.ask("write", given=plan.to_json().encode(), path=f"{folder}/{PLAN}")
         completed = self._run(list(plan.request["sbatch"]))
         if completed["code"] != 0:
             raise client.error_for_command(completed)
@@ -155,8 +147,7 @@ class SlurmBackend(Backend):
         transfer.send_bundle(self._agent, root, bundle)
 
     def find(self, attempt_id: str) -> str | None:
-        run_id, _, number = attempt_id.rpartition("-a")
-        folder = f"{self.folder}/runs/{run_id}/a{number}"
+        folder = self.attempt_folder(attempt_id)
         if self._agent.ask("read", path=f"{folder}/job").data:
             return folder
         if not self._agent.ask("read", path=f"{folder}/job.sh", limit=1).data:
@@ -176,17 +167,20 @@ class SlurmBackend(Backend):
         return str(completed["out"]).strip() if completed["code"] == 0 else ""
 
     def discard(self, attempt_id: str) -> None:
-        run_id, _, number = attempt_id.rpartition("-a")
-        folder = f"{self.folder}/runs/{run_id}/a{number}"
+        folder = self.attempt_folder(attempt_id)
         if self._agent.ask("read", path=f"{folder}/job.sh", limit=1).data:
             self._agent.ask("write", path=f"{folder}/stop", given=b"")  # an sbatch on its way must not run
 
-    def labels(self, handle: str) -> dict[str, str]:
-        text = self._agent.ask("read", path=f"{handle}/labels.json").data
-        return dict(json.loads(text)) if text else {}
+    def nodes(self, handle: str) -> list[Node]:
+        count = int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)
+        return [Node(self._agent, rank, handle) for rank in range(count)]
 
-    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
-        return folders.labelled(self._agent, self.folder, "labels.json", (name, value), known, self.find)
+    def machines_with_runs(self) -> list[Agent]:
+        return [self._agent]
+
+    def run_folders(self, handle: str) -> dict[str, tuple[Agent, str]]:
+        folder = handle.rpartition("/")[0]
+        return {folder: (self._agent, folder)}
 
     def status(self, handle: str) -> Status:
         queue_entry: QueueEntry | None = None
@@ -249,22 +243,11 @@ class SlurmBackend(Backend):
         return f"{last} ({before})" if before and last.startswith("this setup line failed") else last
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        count = int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)
-        if not count:
+        files = [(node.agent, f"{node.folder}/log") for node in self.nodes(handle)]
+        if not files:
             return iter(())  # the folder is gone
-        paths = [*(f"{handle}/node-{rank}/log" for rank in range(count)), f"{handle}/slurm.out"]
-
-        def ended() -> bool:
-            return self.status(handle).state.final
-
-        if isinstance(self._agent, LocalAgent):
-            lines = logs.tail([Path(path) for path in paths], after=after, follow=follow, ended=ended)
-        else:
-            look = rpc.remote_log_reader([(self._agent, path) for path in paths], set())
-            lines = logs.merge(
-                look, len(paths), after=after, follow=follow, ended=ended, pause_s=FOLLOW_S, clock=self._clock
-            )
-        return (line if line.node < count else line._replace(node=PLATFORM) for line in lines)
+        lines = self.read_logs(handle, [*files, (self._agent, f"{handle}/slurm.out")], follow, after, set())
+        return (line if line.node < len(files) else line._replace(node=PLATFORM) for line in lines)
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         from cloudtrain.backends.slurm.step import step_shell
@@ -286,8 +269,8 @@ class SlurmBackend(Backend):
             self._agent.ask("write", path=f"{handle}/stop", given=b"")  # what Slurm starts again must not run
         else:
             self._agent.ask("write", path=f"{handle}/cancel", given=b"")
-            for rank in range(int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)):
-                self._agent.ask("write", path=f"{handle}/node-{rank}/cancel", given=b"")
+            for node in self.nodes(handle):
+                node.ask("write", path=f"{node.folder}/cancel", given=b"")
         completed = self._run(["scancel", job])
         if completed["code"] != 0 and "Invalid job id" not in completed["err"]:
             raise client.error_for_command(completed, "Slurm refuses to cancel the job")
@@ -299,15 +282,6 @@ class SlurmBackend(Backend):
             folder = f"{run_dir}/{name}"
             transfer.download_folder(self._agent, folder, into / name)
         return into
-
-    def remains(self, handle: str) -> dict[str, int | None]:
-        folder = handle.rpartition("/")[0]
-        size = self._agent.ask("size", folder=folder).value
-        return {folder: size} if size is not None else {}
-
-    def remove(self, handle: str) -> None:
-        runs, run, _ = handle.rsplit("/", 2)
-        self._agent.ask("remove", runs=runs, run=run, stops=False)
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 

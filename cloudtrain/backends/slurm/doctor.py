@@ -11,7 +11,7 @@ from typing import Any
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import client, request
 from cloudtrain.errors import BackendError, Problem
-from cloudtrain.nodes.rpc import Agent, LocalAgent
+from cloudtrain.nodes.agents import Agent, LocalAgent
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]  # runs a command on the login node
 

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import folders
-from cloudtrain.backends.api import FETCHABLE, Backend, FoundAttempt, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, Paths, Plan, Shell, TimeLimit, Traits
+from cloudtrain.backends.folder import FOLLOW_S, FolderBackend
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes
-from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
-from cloudtrain.backends.ssh.machines import (
-    Machine,
-    Node,
-    attempt_nodes,
-    make_handle,
-    raise_first,
-)
+from cloudtrain.backends.ssh.machines import Machine, attempt_nodes, collect_reports, make_handle
 from cloudtrain.backends.ssh.request import build_request
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
-from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import common_folder, logs, paths
-from cloudtrain.nodes.rpc import remote_log_reader
-from cloudtrain.nodes.ssh import call_all
+from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable, raise_first
+from cloudtrain.events import Status
+from cloudtrain.nodes import common_folder, directory, paths
+from cloudtrain.nodes.agents import Agent, Node, call_all
 from cloudtrain.nodes.ssh_command import client_argv, python_line
 from cloudtrain.source import provenance
 
@@ -45,7 +37,6 @@ if TYPE_CHECKING:
 
 LEASE_S = 120.0  # with `lease: client`
 LOST_AFTER_S = 600.0
-TAIL_S = 0.2  # how often followed logs are asked for
 DIRECTORY = "~/.cloudtrain"
 
 
@@ -54,7 +45,7 @@ KEYS |= {"limits.max_wait": HONOURED}
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 
 
-class SshBackend(Backend):
+class SshBackend(FolderBackend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
@@ -62,7 +53,8 @@ class SshBackend(Backend):
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open
-    follow_s = TAIL_S
+    follow_s = FOLLOW_S
+    labels_file = "request.json"
     lost_after_s: float = LOST_AFTER_S
     variables = ("SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of a ProxyCommand
 
@@ -70,6 +62,7 @@ class SshBackend(Backend):
         self._clock = clock
         self.workdir = workdir
         self.root = str(options.get("directory") or DIRECTORY).rstrip("/")
+        self.runs = f"{self.root}/runs"
         self.umask = paths.umask(options.get("share"))
         lease = str(options.get("lease") or "supervisors")
         self.lease_s = float(options.get("lease_s") or LEASE_S) if lease == "client" else None
@@ -179,8 +172,7 @@ class SshBackend(Backend):
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def find(self, attempt_id: str) -> str | None:
-        run_id, _, number = attempt_id.rpartition("-a")
-        return self._find_requested(f"{self.root}/runs/{run_id}/a{number}")[0]
+        return self._find_requested(self.attempt_folder(attempt_id))[0]
 
     def _find_requested(self, folder: str) -> tuple[str | None, list[str]]:
         """Return the handle of the attempt if it has begun, and all handles that were requested; raises BackendError.
@@ -191,14 +183,12 @@ class SshBackend(Backend):
         answers = call_all(lambda machine: machine.agent.ask("request", folder=folder).value, self.machines)
         requests = [answer for answer in answers if isinstance(answer, dict)]
         handles = dict.fromkeys(make_handle(request["hosts"], folder) for request in requests)
-        handles_here = [
-            handle for handle in handles if self._attempt_nodes(handle)
-        ]  # two: an interrupted submit chose anew
+        handles_here = [handle for handle in handles if self.nodes(handle)]  # two: an interrupted submit chose anew
         failures = [answer for answer in answers if isinstance(answer, CloudtrainError)]
         min_nodes = min((int(request.get("least") or 1) for request in requests), default=1)
         unknown: list[Any] = failures if len(failures) >= min_nodes else []
         for handle in handles_here:
-            attempt = self._attempt_nodes(handle) or []
+            attempt = self.nodes(handle)
             has_begun = call_all(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
             if True in has_begun:  # where a node answers that it has not, submit starts it
                 return (None if False in has_begun else handle), handles_here
@@ -208,48 +198,25 @@ class SshBackend(Backend):
         return None, handles_here
 
     def discard(self, attempt_id: str) -> None:
-        run_id, _, number = attempt_id.rpartition("-a")
-        for handle in self._find_requested(f"{self.root}/runs/{run_id}/a{number}")[1]:
-            self.cancel(handle)
-            attempt = self._attempt_nodes(handle) or []
-            raise_first(call_all(lambda node: node.ask("end", node=node.folder, timeout_s=START_S), attempt))
+        for handle in self._find_requested(self.attempt_folder(attempt_id))[1]:
+            self.end(handle)
 
-    def labels(self, handle: str) -> dict[str, str]:
-        attempt = self._attempt_nodes(handle) or []
-        answers = call_all(lambda node: node.ask("request", folder=node.attempt).value, attempt)
-        request = next((answer for answer in answers if isinstance(answer, dict)), None)
-        if request is None:
-            raise_first(answers)
-        return dict((request or {}).get("labels") or {})
-
-    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
-        def ask(machine: Machine) -> list[FoundAttempt]:
-            wanted = (name, value)
-            return list(folders.labelled(machine.agent, self.root, "request.json", wanted, known, self.find))
-
-        answers = call_all(ask, self.machines)
-        yield from {each.attempt_id: each for found in answers if isinstance(found, list) for each in found}.values()
-        raise_first(answers)
-
-    def status(self, handle: str) -> Status:
-        attempt = self._attempt_nodes(handle)
-        if attempt is None:
-            return Status(State.LOST, None, f"{handle} is not one of the machines in options.ssh.hosts")
-        return status.attempt_status(attempt, self._reports(attempt), self.lost_after_s)
+    def absent(self, handle: str) -> str:
+        return f"{handle} is not one of the machines in options.ssh.hosts"
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         """Return the statuses of attempts from one request to each of their machines, all at once.
 
         Left out are attempts on a machine that answers later than the others, or with an error.
         """
-        attempts = {handle: nodes for handle in handles if (nodes := self._attempt_nodes(handle))}
-        answers = status.collect_reports(list(attempts.values()), lease=self.lease_s is not None)
+        attempts = {handle: nodes for handle in handles if (nodes := self.nodes(handle))}
+        answers = collect_reports(list(attempts.values()), lease=self.lease_s is not None)
         found: dict[str, Status] = {}
         errors = []
         for handle, attempt in attempts.items():
             if all(node in answers for node in attempt):
                 try:
-                    found[handle] = status.attempt_status(
+                    found[handle] = directory.attempt_status(
                         attempt, [answers[node] for node in attempt], self.lost_after_s
                     )
                 except BackendError as error:
@@ -258,50 +225,14 @@ class SshBackend(Backend):
             raise_first(errors)
         return found
 
-    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        attempt = self._attempt_nodes(handle) or []
-        unread: set[int] = set()
-
-        def ended() -> bool:
-            try:
-                return self.status(handle).state.final
-            except Unreachable:
-                return False  # the job continues without the client
-
-        read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], unread)
-        yield from logs.merge(
-            read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S, clock=self._clock
-        )
-        bound_s = min(status.CUT_OFF_S, self.lost_after_s)
-        cut_off = [node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < bound_s]
-        # An attempt that was lost with its node has no more lines; of any other the reader should know.
-        if cut_off and status.merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
-            raise Unreachable(f"the lines of node {cut_off[0].rank} are missing: {cut_off[0].label} cannot be reached")
-
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
-        attempt = self._attempt_nodes(handle) or []
-        if node >= len(attempt):
-            raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {len(attempt) - 1}")
-        machine = next(machine for machine in self.machines if machine.label == attempt[node].label)
+        at = self.node(handle, node)
+        machine = next(machine for machine in self.machines if machine.label == at.label)
         line = python_line(machine.python, words, machine.setup)
         return Shell(client_argv(machine.host, line, stdin=stdin, terminal=terminal), host=machine.label)
 
-    def cancel(self, handle: str) -> None:
-        attempt = self._attempt_nodes(handle) or []
-        answers = call_all(lambda node: node.ask("cancel", folder=node.attempt, rank=node.rank), attempt)
-        unreachable = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
-        raise_first([answer for answer in answers if not isinstance(answer, Unreachable)])
-        if unreachable:
-            names = ", ".join(f"node {node.rank} ({node.label})" for node in unreachable)
-            hint = "cancel again when the machine can be reached"
-            if len(attempt) > 1:
-                hint = f"it ends by itself within {status.CUT_OFF_S:g} s after the others, or cut off from them; else {hint}"
-            raise Unreachable(
-                f"{names} cannot be reached: cloudtrain does not know whether the job has ended there", hint
-            )
-
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        attempt = self._attempt_nodes(handle) or []
+        attempt = self.nodes(handle)
         answers = call_all(lambda node: node.ask("request", folder=node.attempt).value, attempt)
         request = next((answer for answer in answers if isinstance(answer, dict)), None)
         if request is None:
@@ -326,18 +257,6 @@ class SshBackend(Backend):
             )
         return into
 
-    def remains(self, handle: str) -> dict[str, int | None]:
-        attempt = self._attempt_nodes(handle) or []
-        folder = attempt[0].attempt.rpartition("/")[0] if attempt else ""
-        sizes: list[Any] = call_all(lambda node: node.ask("size", folder=folder).value, attempt)
-        raise_first(sizes)
-        return {f"{node.label}:{folder}": size for node, size in zip(attempt, sizes, strict=True) if size is not None}
-
-    def remove(self, handle: str) -> None:
-        attempt = self._attempt_nodes(handle) or []
-        run = attempt[0].attempt.split("/")[-2] if attempt else ""
-        raise_first(call_all(lambda node: node.ask("remove", runs=f"{self.root}/runs", run=run), attempt))
-
     def check(self) -> list[Problem]:
         from cloudtrain.backends.ssh.doctor import check_machines
 
@@ -357,8 +276,8 @@ class SshBackend(Backend):
 
         return discover_hosts()
 
-    def _reports(self, attempt: Sequence[Node]) -> list[Any]:
-        return status.ask_reports(attempt, lease=self.lease_s is not None)
-
-    def _attempt_nodes(self, handle: str) -> list[Node] | None:
+    def nodes(self, handle: str) -> list[Node]:
         return attempt_nodes(self.machines, handle)
+
+    def machines_with_runs(self) -> list[Agent]:
+        return [machine.agent for machine in self.machines]

@@ -11,8 +11,8 @@ from typing import Any
 from cloudtrain.backends.ssh.launch import clock_offset_s
 from cloudtrain.errors import CloudtrainError, Problem
 from cloudtrain.job.units import format_count, format_size
+from cloudtrain.nodes.agents import call_all
 from cloudtrain.nodes.rpc import RemoteAgent
-from cloudtrain.nodes.ssh import call_all
 
 FREE_BYTES = 1 << 30
 _Machine = tuple[str, RemoteAgent, str]  # label, place, address by which the others see it

@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import folders
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.ssh.machines import Machine, make_handle, raise_first
+from cloudtrain.backends.folder import PLAN
+from cloudtrain.backends.ssh.machines import Machine, make_handle
 from cloudtrain.clock import SYSTEM
-from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NoService, NotReached, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NoService, NotReached, Unreachable, raise_first
 from cloudtrain.nodes import paths, transfer
+from cloudtrain.nodes.agents import call_all
 from cloudtrain.nodes.rpc import RemoteAgent
-from cloudtrain.nodes.ssh import call_all
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
@@ -122,7 +122,7 @@ def deliver_source(
             machine.agent.ask("extract", root=root, sha256=sha256, into=into, mode=mode, timeout_s=transfer.SEND_S)
 
         distribution.bring(machine, answer["bundle"], extract)
-        machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
+        machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{PLAN}")
         machine.agent.ask("write", json.dumps(request).encode(), path=f"{folder}/request.json")
         if rank == 0:
             machine.agent.ask("write", str(plan.attempt).encode(), path=f"{root}/runs/{plan.run_id}/first")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from cloudtrain.errors import CloudtrainError, Unreachable
+from cloudtrain.errors import CloudtrainError
 from cloudtrain.nodes import ssh
-from cloudtrain.nodes.rpc import RemoteAgent
+from cloudtrain.nodes.agents import Node
+from cloudtrain.nodes.rpc import RemoteAgent, begin_each, read_each
 
+LATE_S = 2.0  # how long a machine may answer after the first one, where several are asked at once
 _HANDLE = re.compile(r"(?>(?P<labels>.+?):(?=[~/]))(?P<folder>.*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
 
 
@@ -43,23 +46,14 @@ class Machine:
         return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
-class Node:
-    """A machine as one node of an attempt."""
-
-    def __init__(self, machine: Machine, rank: int, attempt: str) -> None:
-        self.label, self.agent, self.rank, self.attempt = machine.label, machine.agent, rank, attempt
-        self.folder = f"{attempt}/node-{rank}"
-        self.ask = machine.agent.ask
-
-
-def attempt_nodes(machines: Sequence[Machine], handle: str) -> list[Node] | None:
-    """Return an attempt's nodes, or None if the handle is invalid or names other machines."""
+def attempt_nodes(machines: Sequence[Machine], handle: str) -> list[Node]:
+    """Return an attempt's nodes, none if the handle is invalid or names other machines."""
     match = _HANDLE.fullmatch(handle)
     by_label = {machine.label: machine for machine in machines}
     labels = match["labels"].split(",") if match else []
     if not match or not all(label in by_label for label in labels):
-        return None
-    return [Node(by_label[label], rank, match["folder"]) for rank, label in enumerate(labels)]
+        return []
+    return [Node(by_label[label].agent, rank, match["folder"]) for rank, label in enumerate(labels)]
 
 
 def make_handle(labels: Sequence[str], folder: str) -> str:
@@ -67,8 +61,33 @@ def make_handle(labels: Sequence[str], folder: str) -> str:
     return f"{','.join(labels)}:{folder}"
 
 
-def raise_first(answers: Sequence[Any]) -> None:
-    """Raise the first error among answers: refusals before unreachable machines."""
-    errors = [answer for answer in answers if isinstance(answer, CloudtrainError)]
-    for error in sorted(errors, key=lambda error: isinstance(error, Unreachable)):
-        raise error
+def collect_reports(attempts: Sequence[Sequence[Node]], *, lease: bool) -> dict[Node, Any]:
+    """Return the reports of several attempts, or the errors instead, from one request to each machine.
+
+    Left out are machines that answer LATE_S after the first one.
+    """
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    by_machine: dict[str, list[Node]] = {}
+    for node in chain.from_iterable(attempts):
+        by_machine.setdefault(node.label, []).append(node)
+    futures = [
+        (
+            nodes,
+            begin_each(
+                nodes[0].agent, "report", [{"folder": n.attempt, "rank": n.rank, "lease": lease} for n in nodes]
+            ),
+        )
+        for nodes in by_machine.values()
+    ]
+    wait([future for _, future in futures], return_when=FIRST_COMPLETED)
+    wait([future for _, future in futures], timeout=LATE_S)
+    reports: dict[Node, Any] = {}
+    for nodes, future in futures:
+        if future.done():
+            try:
+                answers: list[Any] = read_each(nodes[0].agent, future)
+            except CloudtrainError as error:
+                answers = [error] * len(nodes)
+            reports.update(zip(nodes, answers, strict=True))
+    return reports

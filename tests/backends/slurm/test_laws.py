@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
-from cloudtrain.nodes.rpc import LocalAgent
+from cloudtrain.nodes.agents import LocalAgent
 from tests.backends.slurm.test_ends import Cluster, cluster, final, job_of, said  # noqa: F401 - a fixture
 from tests.conftest import wait_for
 

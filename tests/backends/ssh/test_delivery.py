@@ -13,7 +13,7 @@ from cloudtrain.backends.ssh.machines import Machine
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.nodes import transfer
-from cloudtrain.nodes.ssh import call_all
+from cloudtrain.nodes.agents import call_all
 from cloudtrain.source.bundle import Bundle
 from tests.backends.ssh.test_backend import options
 from tests.backends.ssh.test_faults import job_of, until_final

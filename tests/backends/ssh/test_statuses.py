@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import ENDED, State
+from cloudtrain.nodes import directory
 from tests.backends.ssh.test_backend import count_requests, options
 from tests.conftest import wait_for
 from tests.lab.connections import close_all
@@ -101,9 +101,7 @@ def test_a_folder_that_cannot_be_read_leaves_out_its_attempt_only(lab: Lab, back
 def test_the_end_of_a_loss_is_not_known_while_a_machine_of_it_cannot_be_reached():
     raw = {"state": "LOST", "exit_code": None, "reason": "no progress", "started_at": "1", "ended_at": "2"}
     answer = {"request": {}, "state": {**raw, "raw": raw}}
-    silent = SimpleNamespace(
-        label="b", agent=SimpleNamespace(remote=SimpleNamespace(unreachable_s=2 * status.CUT_OFF_S))
-    )
-    assert status.merge_reports([], [answer], []).event == ENDED
-    found = status.merge_reports([], [answer, Unreachable("b")], [silent])
+    silent = SimpleNamespace(label="b", agent=SimpleNamespace(unreachable_s=2 * directory.CUT_OFF_S))
+    assert directory.merge_reports([answer], []).event == ENDED
+    found = directory.merge_reports([answer, Unreachable("b")], [silent])
     assert (found.state, found.event) == (State.LOST, "")
