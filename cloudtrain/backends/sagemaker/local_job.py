@@ -30,11 +30,10 @@ from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.job.units import now
 from cloudtrain.nodes import files
 from cloudtrain.nodes.process import boot_id, start_time
-from cloudtrain.source import untrusted
+from cloudtrain.simulators.sagemaker.opt_ml import LINGER_S, failure_reason, read_failure, write_config
 from cloudtrain.source.node_code import module
 
 BASE = "/opt/ml"
-LINGER_S = 20.0  # time for the other hosts to end after one has failed
 TICK_S = 0.05
 EXIT_OUTPUT = 74  # the launcher's code too: training succeeded, the upload of its results failed
 _NUMBERED_LINE = re.compile(rb"(\d+) (-?\d+ \d{4}-\d\d-\d\dT[\d:.]+Z .*)", re.DOTALL)
@@ -112,8 +111,7 @@ class LocalJob:
         if stopped_by:
             description = {"TrainingJobStatus": "Stopped", "SecondaryStatus": stopped_by}
         elif failed is not None:
-            message = failed.read_failure()
-            reason = f"AlgorithmError: {message + ', ' if message else ''}exit code: {failed.code}"
+            reason = failure_reason(failed.base, failed.code)
             description = {"TrainingJobStatus": "Failed", "FailureReason": reason}
         return status.parse_status(description)
 
@@ -180,12 +178,13 @@ class _Host:
 
     def __init__(self, job: LocalJob, name: str, names: list[str]) -> None:
         self.folder = job.folder / name
+        self.base = self.folder / "ml"
         self.ended_at = float("inf")
         self.code: int | None = None
         self._has_printed = self._stop_sent = False
         self.container = f"{docker.network_name(job.folder, job.attempt_id)}-{name}"
         request = job.request
-        mounts = prepare_mounts(self.folder / "ml", name, names, request)
+        mounts = prepare_mounts(self.base, name, names, request)
         self._log = (self.folder / "log").open("ab", buffering=0)
         command = docker.container_command(job.folder, job.attempt_id, name, request, mounts)
         self._process = subprocess.Popen(
@@ -204,8 +203,8 @@ class _Host:
         self._reader.join()  # all output is in the log before the end is reported
         code, error = docker.read_exit_code(self.container)
         self.code, self.ended_at = (exit_status if code is None else code), SYSTEM.monotonic()
-        if error and not self.read_failure():
-            (self.folder / "ml/output/failure").write_text(error)
+        if error and not read_failure(self.base):
+            (self.base / "output/failure").write_text(error)
         return False
 
     def request_stop(self) -> None:
@@ -217,13 +216,6 @@ class _Host:
         if self.running and not self._stop_sent:
             has_printed = self._has_printed
             self._stop_sent = docker.send_signal(self.container, "TERM") and has_printed
-
-    def read_failure(self) -> str:
-        """Return the text that the container wrote to /opt/ml/output/failure, "" without one."""
-        try:
-            return untrusted.read_file(self.folder, "ml/output/failure", 900).decode(errors="replace")
-        except OSError:
-            return ""
 
     def close(self) -> None:
         """Wait for the last line of a removed container and close its log."""
@@ -250,39 +242,19 @@ class _Host:
 
 def prepare_mounts(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     """Write the files that SageMaker puts below /opt/ml, and return the mounts: source, target, writable."""
-    for inner in ("input/config", "input/data", "output"):
-        (ml / inner).mkdir(parents=True, exist_ok=True)
-    config = {
-        "hyperparameters": request["HyperParameters"],
-        "resourceconfig": {
-            "current_host": host,
-            "hosts": names,
-            "network_interface_name": "eth0",
-            "current_instance_type": request["ResourceConfig"]["InstanceType"],
-        },
-        "inputdataconfig": {
-            channel["ChannelName"]: {"TrainingInputMode": channel.get("InputMode", "File")}
-            for channel in request["InputDataConfig"]
-        },
-    }
-    for name, value in config.items():
-        (ml / f"input/config/{name}.json").write_text(json.dumps(value))
+    write_config(ml, host, names, request, "eth0")
     run = run_folder(request)
     results = (("model", "model"), ("outputs", "output/data"), ("checkpoints", "checkpoints"))
     mounts = [(str(ml), BASE, True), *((str(run / name), f"{BASE}/{inner}", True) for name, inner in results)]
     for name, _ in results:
         (run / name).mkdir(parents=True, exist_ok=True)
     for channel in request["InputDataConfig"]:
-        path = Path(_path(channel["DataSource"]["FileDataSource"]["FileUri"]))
+        path = Path(channel["DataSource"]["FileDataSource"]["FileUri"].removeprefix("file://"))
         if not path.exists():
             raise BackendError(f"the input {channel['ChannelName']} does not exist on this machine: {path}")
         target = f"{BASE}/input/data/{channel['ChannelName']}"
         mounts.append((str(path), target if path.is_dir() else f"{target}/{path.name}", False))
     return mounts
-
-
-def _path(uri: str) -> str:
-    return uri.removeprefix("file://")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.replicas import list_processes
+from cloudtrain.simulators.sagemaker import opt_ml
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 LOG_TRIES = 3  # of the last lines of a host
@@ -62,23 +62,7 @@ class Host:
     def prepare(self, call: Call, count: int) -> None:
         """Create the folders and download channels and checkpoints."""
         request = self.request
-        for inner in ("input/config", "input/data", "model", "output/data", "checkpoints"):
-            (self.base / inner).mkdir(parents=True, exist_ok=True)
-        config = {
-            "hyperparameters": request.get("HyperParameters", {}),
-            "resourceconfig": {
-                "current_host": self.names[self.number],
-                "hosts": self.names,
-                "network_interface_name": "lo",
-                "current_instance_type": request["ResourceConfig"]["InstanceType"],
-            },
-            "inputdataconfig": {
-                channel["ChannelName"]: {"TrainingInputMode": channel.get("InputMode", "File")}
-                for channel in request.get("InputDataConfig", [])
-            },
-        }
-        for name, value in config.items():
-            (self.base / "input/config" / f"{name}.json").write_text(json.dumps(value))
+        opt_ml.write_config(self.base, self.names[self.number], self.names, request, "lo")
         for channel in request.get("InputDataConfig", []):
             into = self.base / "input/data" / channel["ChannelName"]
             into.mkdir()
@@ -154,13 +138,6 @@ class Host:
             self._reader.join()
         if self._log is not None and self._log.failure is not None:
             raise self._log.failure  # a job whose log is not whole has not completed
-
-    def failure(self) -> str:
-        """Return the content of /opt/ml/output/failure."""
-        try:
-            return (self.base / "output/failure").read_text(errors="replace")[:900]
-        except OSError:
-            return ""
 
     def _read(self, writer: LogStream) -> None:
         assert self._process is not None and self._process.stdout is not None

@@ -18,11 +18,11 @@ from typing import Any
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.sagemaker.host import Behavior, Call, Host, iter_files, split_uri
+from cloudtrain.simulators.sagemaker.opt_ml import LINGER_S, failure_reason
 from cloudtrain.simulators.steps import Steps, follow
 
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
 SYNC_S = 0.5  # interval of the upload of checkpoints
-LINGER_S = 20.0  # how long the other hosts may run after one has failed
 
 
 class TrainingJob:
@@ -180,10 +180,7 @@ class TrainingJob:
         if failed is None:
             self._end("Completed", "Completed")
             return False
-        failure = failed.failure()
-        self._end(
-            "Failed", "Failed", f"AlgorithmError: {failure + ', ' if failure else ''}exit code: {failed.code}"[-1024:]
-        )
+        self._end("Failed", "Failed", failure_reason(failed.base, failed.code))
         return False
 
     def _watch(self) -> Generator[float, None, bool]:

@@ -159,9 +159,6 @@ class SageMakerHost:
     def end(self) -> None:
         self.life.kill()
 
-    def failure(self) -> str:
-        return ""
-
     @property
     def running(self) -> bool:
         return not self.life.over
