@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.akash import container, doctor, logs
+from cloudtrain.backends.akash import container, doctor
 from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.akash.jobs import Attempts
 from cloudtrain.backends.akash.request import KEYS, Request, fill
@@ -167,9 +167,7 @@ class AkashBackend(Backend):
         return {str(name): str(value) for name, value in lease["labels"].items()}
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        return logs.read(
-            self._attempts, handle, follow=follow, after=after, pause_s=self.follow_s, clock=self._console.clock
-        )
+        return self._attempts.logs(handle, follow=follow, after=after, pause_s=self.follow_s)
 
     def cancel(self, handle: str) -> None:
         self._attempts.cancel(handle)

@@ -6,17 +6,23 @@ Routes and fields: akash-network/console, apps/api/src (deployment, bid, provide
 from __future__ import annotations
 
 import json
+import os
+import stat
 import urllib.request
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends import http
-from cloudtrain.backends.akash.secret import read_key
 from cloudtrain.backends.http import RETRYABLE, Answer, HttpError
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Unreachable
 
+KEY_HINT = (
+    "create a key at console.akash.network (Settings, API keys), then export AKASH_API_KEY=..., "
+    "or set options.akash.api_key: file:PATH"
+)
 PAGE = 100  # deployments in one answer of the list
 
 
@@ -157,3 +163,26 @@ def _explain(answer: Answer, failure: str) -> tuple[str, str]:
 def refused(error: BackendError) -> bool:
     """Return whether the Console said no, so that nothing was carried out."""
     return isinstance(error, ConsoleError) and not isinstance(error, Unreachable)
+
+
+def read_key(source: str) -> str:
+    """Return the API key of `env:NAME` or `file:PATH`, which goes into request headers and nowhere else.
+
+    Raises BackendError where it is missing, or others can read it.
+    """
+    kind, _, name = source.partition(":")
+    if kind == "env":
+        if key := os.environ.get(name, "").strip():
+            return key
+        raise BackendError(f"the Akash API key is not known: environment variable {name} is not set", KEY_HINT)
+    path = Path(name).expanduser()
+    try:
+        with path.open(encoding="utf-8") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise BackendError(f"the file of the Akash API key, {path}, can be read by others", f"chmod 600 {path}")
+            key = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BackendError(f"the file of the Akash API key, {path}, cannot be read: {error}", KEY_HINT) from None
+    if not key:
+        raise BackendError(f"the file of the Akash API key, {path}, is empty", KEY_HINT)
+    return key

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudtrain.backends.akash.client import Console
-from cloudtrain.backends.akash.secret import read_key
+from cloudtrain.backends.akash.client import Console, read_key
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import CloudtrainError, Problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +12,12 @@ from cloudtrain.backends.akash.control import Control
 from cloudtrain.backends.akash.status import Seen, judge
 from cloudtrain.backends.akash.submit import Submission, open_lease
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.output_log import START
+from cloudtrain.backends.output_log import START, log_lines
 from cloudtrain.backends.records import parse_record
 from cloudtrain.backends.store.files import Files
 from cloudtrain.backends.store.open import opened
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.events import State, Status
+from cloudtrain.events import LogLine, State, Status
 
 MOST_RECORD = 4 << 20  # bytes of a run.json
 _HANDLE = re.compile(r"([a-z][a-z0-9-]*-a[1-9]\d{0,3})/(\d+)")
@@ -105,6 +105,25 @@ class Attempts:
             kind = Unreachable if isinstance(error, Unreachable) else BackendError
             hint = "until it is closed the lease is billed: cancel again, or close it at console.akash.network"
             raise kind(f"Akash has not confirmed that the job ended: {error.message}", hint) from None
+
+    def logs(self, handle: str, *, follow: bool, after: str | None, pause_s: float) -> Iterator[LogLine]:
+        """Yield the log lines of all nodes behind a cursor, from the run's output; with `follow` until the attempt has ended.
+
+        The log of a provider has neither times nor a cursor.
+        """
+        attempt_id, _ = parse_handle(handle)
+        if (lease := self.lease(handle)) is None:
+            return
+        files = self.files(lease)
+        while True:
+            # Asked before the log is read: what was written until then is read below.
+            final = not follow or self.status(handle).state.final
+            for line in log_lines(files, f"logs/{attempt_id}", after):
+                after = line.cursor
+                yield line
+            if final:
+                return
+            self._console.clock.sleep(pause_s)
 
     def _see(self, attempt_id: str, names: list[str], control: Control, lease: Mapping[str, Any]) -> Seen:
         deployment = self._console.deployment(str(lease["dseq"]))

@@ -29,7 +29,6 @@ from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
-from cloudtrain.backends.kubernetes.gpus import count_gpus
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
 from cloudtrain.backends.kubernetes.jobset import as_job
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
@@ -37,6 +36,7 @@ from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.permissions import build_role
+from cloudtrain.backends.kubernetes.pod import count_gpus
 from cloudtrain.backends.kubernetes.request import KEYS, Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes

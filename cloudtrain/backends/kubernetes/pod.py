@@ -28,6 +28,8 @@ UPLOAD_S = 90  # added to limits.grace for the upload of results, before a pod i
 BEGIN_S = 900  # added to max_runtime for a pod's deadline: image pulls and unpacking
 JOIN_S = 1800  # and the wait for other nodes, as entrypoints/launcher/world/channel.py has it
 SECRET = re.compile(r"k8s:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/([-._a-zA-Z0-9]+)")
+# Extended resources that are accelerators, or parts of one: nvidia.com/gpu, nvidia.com/mig-1g.10gb, google.com/tpu.
+_ACCELERATOR = re.compile(r"^(?>[^/]*/).*gpu|^(?>.*?gpu).*/|/mig-|/tpu|/neuron|/gaudi|/npu")
 
 
 @dataclass
@@ -267,3 +269,20 @@ class Pod:
 def _pod_field_env(name: str, path: str) -> dict[str, Any]:
     """Return an environment variable that the kubelet fills from a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def count_gpus(pod: Mapping[str, Any], gpu_resource: str) -> int | None:
+    """Return the GPUs of one pod, each part of a shared GPU counted as one; None where claims or odd quantities ask for them."""
+    if pod.get("resourceClaims"):
+        return None
+    long: list[int] = []
+    first = [0]
+    for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+        resources = container.get("resources") or {}
+        wanted = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        counts = [str(count) for name, count in wanted.items() if name == gpu_resource or _ACCELERATOR.search(name)]
+        if not all(count.isdigit() for count in counts):
+            return None
+        ends = container in pod.get("initContainers", ()) and container.get("restartPolicy") != "Always"
+        (first if ends else long).append(sum(map(int, counts)))
+    return max(sum(long), *first)

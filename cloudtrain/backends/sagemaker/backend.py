@@ -32,7 +32,6 @@ from cloudtrain.backends.api import (
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker import (
     client,
-    described,
     ecr,
     fields,
     limits,
@@ -87,7 +86,7 @@ class SagemakerBackend(Backend):
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"), clock)
-        self._jobs = described.DescribedJobs(self.aws)
+        self._jobs = listing.DescribedJobs(self.aws)
         self._queue = queue.Queue(self.aws, self._options, workdir.parent / "sagemaker" / "batch")
         pause_s = 0.0 if options.get("endpoint") else 1 / listing.CALLS_PER_S
         self._list = listing.JobList(self.aws, self._jobs.describe, lambda: clock.sleep(pause_s))

@@ -11,7 +11,7 @@ from cloudtrain.backends.sagemaker import client
 from cloudtrain.errors import BackendError, Unreachable
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.sagemaker.described import DescribedJobs
+    from cloudtrain.backends.sagemaker.listing import DescribedJobs
     from cloudtrain.backends.sagemaker.queue import Queue
 
 

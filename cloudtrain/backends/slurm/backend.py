@@ -18,7 +18,6 @@ from cloudtrain.backends.folder import FOLLOW_S, PLAN, FolderBackend
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
-from cloudtrain.backends.slurm.gpus import count_gpus
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Problem, Unreachable
@@ -314,7 +313,7 @@ class SlurmBackend(FolderBackend):
         return run
 
     def facts(self, plan: Plan) -> Facts:
-        return Facts(gpus=count_gpus(plan.request["sbatch"], int(plan.manifest["nodes"])))
+        return Facts(gpus=request.count_gpus(plan.request["sbatch"], int(plan.manifest["nodes"])))
 
     def check(self) -> list[Problem]:
         from cloudtrain.backends.slurm import doctor

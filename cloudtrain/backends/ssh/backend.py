@@ -18,7 +18,6 @@ from cloudtrain.backends.folder import FOLLOW_S, FolderBackend
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
 from cloudtrain.backends.ssh.machines import Machine, attempt_nodes, collect_reports, make_handle
-from cloudtrain.backends.ssh.request import build_request
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable, raise_first
@@ -106,26 +105,42 @@ class SshBackend(FolderBackend):
             backend=self.name,
             run_id=run_id,
             attempt=attempt,
-            request={
-                "hosts": [machine.to_dict() for machine in self.machines],
-                **build_request(
-                    manifest,
-                    run_id,
-                    attempt,
-                    self.root,
-                    bundle.sha256,
-                    output,
-                    self.lease_s,
-                    chosen_gpus(job),
-                    job.limits.max_wait_s if job.resources.gpus else None,
-                    self.umask,
-                ),
-            },
+            request=self._request(job, manifest, bundle.sha256, output),
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),
             job=job.to_dict(),
             notes=tuple(notes),
         )
+
+    def _request(self, job: Job, manifest: Manifest, sha256: str, output: str | None) -> dict[str, Any]:
+        """Return the machines, and what supervisors get: folder, command and environment; a node fills in its own part."""
+        folder, gpus = self.attempt_folder(manifest.attempt_id), chosen_gpus(job)
+        env = manifest.environment() | {
+            "CLOUDTRAIN_HOST": "${node.address}",
+            "CLOUDTRAIN_NODE_RANK": "${node.rank}",
+            "CLOUDTRAIN_NUM_NODES": "${nodes}",
+            "CLOUDTRAIN_NODE_DIR": f"{folder}/node-${{node.rank}}",
+            "CLOUDTRAIN_RUN_DIR": f"{output or self.runs}/{manifest.run_id}",
+            "CLOUDTRAIN_GPUS": gpus,  # only launchers in older bundles use the numbers
+            "CLOUDTRAIN_UMASK": self.umask,
+            "CLOUDTRAIN_STDIN": "1",
+        }
+        if manifest.nodes > 1:
+            env["CLOUDTRAIN_CONTROL"] = "${node-0.control}"  # not for node 0 itself, which says it
+        if gpus:
+            env["CLOUDTRAIN_SHARED_GPUS"] = "1"
+        if job.resources.gpus and job.limits.max_wait_s is not None:
+            env["CLOUDTRAIN_GPU_WAIT_S"] = str(job.limits.max_wait_s)
+        if self.lease_s is not None:
+            env["CLOUDTRAIN_LEASE_S"] = f"{self.lease_s:g}"
+        return {
+            "hosts": [machine.to_dict() for machine in self.machines],
+            "nodes": manifest.nodes,
+            "folder": folder,
+            "source": f"{self.root}/src/{sha256}.tar.gz",
+            "argv": ["${node.python}", ".cloudtrain/launch.py"],
+            "env": env,
+        }
 
     def plan_after(self, plan: Plan, newest: int) -> Plan:
         return replace(plan, request={**plan.request, "files_of": newest}) if plan.manifest["output"] is None else plan

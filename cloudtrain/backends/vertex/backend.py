@@ -6,11 +6,13 @@ The handle is the job's resource name. request.py builds the job, jobs.py calls 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import machines
 from cloudtrain.backends.api import (
     FETCHABLE,
     Backend,
@@ -25,9 +27,7 @@ from cloudtrain.backends.api import (
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.store.gcs import Gcs
-from cloudtrain.backends.vertex.gpus import count_gpus
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
-from cloudtrain.backends.vertex.limits import time_limit
 from cloudtrain.backends.vertex.permissions import build_permissions
 from cloudtrain.backends.vertex.request import KEYS, Request
 from cloudtrain.clock import SYSTEM, Clock
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
+STOP_S = 30  # between SIGTERM and SIGKILL at the timeout: the default of Kubernetes, Vertex AI documents none
+# Families without GPUs of their own, N1 with attached ones: https://cloud.google.com/compute/docs/machine-resource (2026-11-26)
+_WITHOUT_GPUS = re.compile(r"(e2|n1|n2|n2d|n4|c2|c2d|c3|c3d|c4|c4a|c4d|t2a|t2d|m1|m2|m3)-")
 # Cloud Logging allows 60 requests a minute to read entries, for a whole project
 # (https://cloud.google.com/logging/quotas, 2026-11-23). Half of that where nobody follows.
 POLL_S, LOGS_PER_S = 5.0, 0.5
@@ -85,7 +88,12 @@ class CustomJobsBackend(Backend):
         )
 
     def time_limit(self, plan: Plan) -> TimeLimit:
-        return time_limit(plan)
+        scheduling = plan.request["customJob"]["jobSpec"]["scheduling"]
+        timeout = scheduling.get("timeout")
+        if not timeout or not scheduling.get("disableRetries"):
+            return TimeLimit(None, "Vertex AI restarts a job, and does not document whether that resets its timeout")
+        seconds = int(timeout.removesuffix("s")) + STOP_S
+        return TimeLimit(seconds, "the price of boot disks and the fee for spot machines are not included")
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         return self._jobs.submit(plan.request, bundle, self._client)
@@ -255,3 +263,18 @@ def _problem_of(check: Any) -> Problem | None:
     except CloudtrainError as error:
         return Problem(error.message, "", error.hint)
     return None
+
+
+def count_gpus(pools: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the GPUs of all replicas, None where a machine type is not in the catalog and the pool names no count."""
+    total = 0
+    for pool in pools:
+        spec, replicas = pool["machineSpec"], int(pool.get("replicaCount") or 1)
+        name, count = str(spec.get("machineType") or ""), int(spec.get("acceleratorCount") or 0)
+        machine = machines.find_machine(machines.load("vertex"), name)
+        if not count and not _WITHOUT_GPUS.match(name):
+            if machine is None:
+                return None
+            count = machine.accelerators
+        total += count * replicas
+    return total

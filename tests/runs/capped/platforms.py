@@ -18,7 +18,7 @@ from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.backends.aws import AwsError
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
-from cloudtrain.backends.sagemaker.described import DescribedJobs
+from cloudtrain.backends.sagemaker.listing import DescribedJobs
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.events import State, Status
