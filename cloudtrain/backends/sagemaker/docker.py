@@ -9,7 +9,6 @@ import csv
 import hashlib
 import io
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ LABEL = "cloudtrain.attempt"
 def why_unavailable(image: str) -> str:
     """Return why an image cannot be run, "" if it is on this machine; raises EngineError without a running engine."""
     call("version", "--format", "{{.Server.Version}}")
-    if not shutil.which(PROGRAM):
-        return "there is no docker"
     try:
         call("image", "inspect", "--format", "{{.Id}}", image)
     except EngineError:

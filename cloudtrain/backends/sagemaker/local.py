@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +72,8 @@ class SagemakerLocalBackend(Backend):
             # the working folder of the detached process; it stays empty
             (folder / "source").mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self._upload(plan, bundle):
-                _link_bundle(bundle.path, folder / "code" / OBJECT)
+                # Its own copy: the stored bundle may be removed.
+                files.write(folder / "code" / OBJECT, bundle.path.read_bytes())
             if local_s3.uses_s3(plan.request):
                 s3_options = {name: self._options.get(name) for name in ("region", "profile", "endpoint")}
                 files.write(folder / "store.json", json.dumps(s3_options).encode())
@@ -97,26 +97,26 @@ class SagemakerLocalBackend(Backend):
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
-        return str(folder) if _read_request(folder) and supervisor.has_begun(folder) else None
+        return str(folder) if agent.read_request(folder) and supervisor.has_begun(folder) else None
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)
-        status = directory.node_status(folder) if _read_request(folder) else None
+        status = directory.node_status(folder) if agent.read_request(folder) else None
         return status or Status(State.LOST, None, f"{folder} has no attempt")
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         folder = Path(handle)
-        logs = [folder / name / "log" for name in local_job.hosts(_read_request(folder) or {})]
+        logs = [folder / name / "log" for name in local_job.hosts(agent.read_request(folder) or {})]
         return node_logs.tail(logs, after=after, follow=follow, ended=lambda: self.status(handle).state.final)
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the image with its digest, as Docker reported it just before the containers started."""
-        request, record = _read_request(Path(handle)), supervisor.read_status(Path(handle))
+        request, record = agent.read_request(Path(handle)), supervisor.read_status(Path(handle))
         image = images.pinned_image(str((record or {}).get("image") or ""))
         return dict.fromkeys(range(len(local_job.hosts(request))), image) if request and image else {}
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
-        folder, request = Path(handle), _read_request(Path(handle))
+        folder, request = Path(handle), agent.read_request(Path(handle))
         names = local_job.hosts(request or {}) if request else []
         if request is None or node >= len(names):
             raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {len(names) - 1}")
@@ -127,7 +127,7 @@ class SagemakerLocalBackend(Backend):
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)
-        if not _read_request(folder):
+        if not agent.read_request(folder):
             return
         status = self.status(handle)
         if not status.state.final:
@@ -140,7 +140,7 @@ class SagemakerLocalBackend(Backend):
         from cloudtrain.backends import checkpoints
         from cloudtrain.source.folder_writer import copy_tree
 
-        request = _read_request(Path(handle))
+        request = agent.read_request(Path(handle))
         if request is None:
             raise BackendError(f"{handle} has no attempt")
         run = local_request.run_folder(request)
@@ -162,22 +162,3 @@ class SagemakerLocalBackend(Backend):
 
 def _image_hint(image: str) -> str:
     return "build it with images/build.sh" if image == local_request.IMAGE else f"docker pull {image}"
-
-
-def _link_bundle(path: Path, into: Path) -> None:
-    """Hard-link or copy a bundle into an attempt's folder, so that it survives the removal of the stored bundle."""
-    into.parent.mkdir(exist_ok=True)
-    if into.exists():
-        return
-    partial = into.with_name(f".{into.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(path, partial)
-    except OSError:
-        shutil.copyfile(path, partial)
-    partial.replace(into)
-
-
-def _read_request(folder: Path) -> dict[str, Any] | None:
-    """Return the attempt's request.json, None where there is none."""
-    return agent.read_request(folder)

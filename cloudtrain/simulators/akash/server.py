@@ -15,6 +15,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Behavior:
     deposit_required: bool = False
 
 
-class Simulator:
+class Simulator(AbstractContextManager["Simulator"]):
     """One account; `url` serves the Console and every gateway.
 
     Args:
@@ -135,9 +136,6 @@ class Simulator:
         for lease in self.leases.values():
             lease.kill()
         self.server.close()
-
-    def __enter__(self) -> Simulator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -323,7 +321,3 @@ def main() -> int:
         sys.stdout.flush()
         sys.stdin.read()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

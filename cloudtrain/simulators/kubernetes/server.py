@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ KUEUE = "kueue.x-k8s.io/v1beta1"
 Object = dict[str, Any]
 
 
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """An API server with one node; `kubeconfig` is the path of its kubeconfig. `close` ends all pods."""
 
     def __init__(self, folder: Path, *, env: Mapping[str, str] | None = None, clock: Clock = SYSTEM) -> None:
@@ -66,9 +67,6 @@ class Cluster:
         """End every pod and the server; blocking."""
         self.kubelet.close()
         self.server.close()
-
-    def __enter__(self) -> Cluster:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -17,7 +17,6 @@ import re
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -297,7 +296,3 @@ def main() -> int:
     stopped.wait()
     simulator.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

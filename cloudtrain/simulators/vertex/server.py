@@ -16,6 +16,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from cloudtrain.clock import SYSTEM, Clock
@@ -31,7 +32,7 @@ IDLE_S = 60.0
 START_S = 60.0
 
 
-class Simulator:
+class Simulator(AbstractContextManager["Simulator"]):
     """One project with a bucket; `url` serves all services, and the routes `more`."""
 
     def __init__(
@@ -63,9 +64,6 @@ class Simulator:
         """End every job and the server; blocking."""
         self.jobs.close()
         self.server.close()
-
-    def __enter__(self) -> Simulator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -123,7 +121,3 @@ def main() -> int:
             with contextlib.suppress(OSError):
                 address_file.unlink()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
