@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ from cloudtrain.backends.akash.submit import Submission
 from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Plan, TimeLimit, Traits
 from cloudtrain.backends.aws import Aws
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, BadJob, BadRequest, Problem
-from cloudtrain.events import LogLine, Status
+from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ MOST_INLINE = 900_000  # characters of source in an SDL for all nodes; etcd, whe
 PIECE = 100_000  # characters of a variable; Linux takes 128 KiB
 
 
-class AkashBackend(Backend):
+class AkashBackend(Attempts, Backend):
     """Runs jobs as deployments of an Akash Console account."""
 
     name = "akash"
@@ -51,21 +50,16 @@ class AkashBackend(Backend):
             self.poll_s = self.follow_s = SIMULATED_POLL_S
             self.logs_per_s = 100.0
         region, profile = options.get("store_region") or "us-east-1", options.get("profile")
-        self._aws = Aws(self.name, region, profile, options.get("store_endpoint"), clock)
-        console = str(options.get("console") or CONSOLE)
+        aws = Aws(self.name, region, profile, options.get("store_endpoint"), clock)
         key = str(options.get("api_key") or "env:AKASH_API_KEY")
-        self._console = Console(console, key, clock)
+        console = Console(str(options.get("console") or CONSOLE), key, clock)
         store = str(options.get("store") or "").rstrip("/")
         pause_s = SIMULATED_PAUSE_S if options.get("simulated") else PAUSE_S
-        submission = Submission(
-            self._console, self._aws, store, options, lambda attempt_id: self._attempts.control(attempt_id), pause_s
-        )
-        self._submission = submission
-        self._attempts = Attempts(
-            self._console,
-            self._aws,
+        super().__init__(
+            console,
+            aws,
             store,
-            submission,
+            Submission(console, aws, store, options, lambda attempt_id: self.control(attempt_id), pause_s),
             lost_after_s=units.duration_s(str(options.get("lost_after") or "5m")),
             settle_s=float(options.get("settle_s", 45.0)),
         )
@@ -151,37 +145,11 @@ class AkashBackend(Backend):
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         return f"{plan.attempt_id}/{self._submission.submit(plan, bundle)}"
 
-    def find(self, attempt_id: str) -> str | None:
-        return self._attempts.find(attempt_id)
-
-    def discard(self, attempt_id: str) -> None:
-        self._attempts.discard(attempt_id)
-
-    def status(self, handle: str) -> Status:
-        return self._attempts.status(handle)
-
-    def labels(self, handle: str) -> dict[str, str]:
-        lease = self._attempts.lease(handle)
-        if lease is None:
-            raise BackendError(f"the bucket of options.akash.store has no record of the lease {handle}")
-        return {str(name): str(value) for name, value in lease["labels"].items()}
-
-    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        return self._attempts.logs(handle, follow=follow, after=after, pause_s=self.follow_s)
-
-    def cancel(self, handle: str) -> None:
-        self._attempts.cancel(handle)
-
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        lease = self._attempts.lease(handle)
-        if lease is None:
-            raise BackendError(
-                f"the bucket of options.akash.store has no record of the lease {handle}",
-                "its results may still be in the job's output",
-            )
+        lease = self.known_lease(handle, "its results may still be in the job's output")
         into.mkdir(parents=True, exist_ok=True)
         for folder in what:
-            self._attempts.files(lease).bring(folder, into / folder)
+            self.files(lease).bring(folder, into / folder)
         return into
 
     def check(self) -> list[Problem]:

@@ -24,7 +24,9 @@ _HANDLE = re.compile(r"([a-z][a-z0-9-]*-a[1-9]\d{0,3})/(\d+)")
 
 
 class Attempts:
-    """Attempts that were submitted. Every call blocks; raises BackendError."""
+    """Attempts that were submitted: the calls of a backend that the Console and the store answer. They raise BackendError."""
+
+    follow_s: float | None = None
 
     def __init__(
         self, console: Console, aws: Aws, store: str, submission: Submission, *, lost_after_s: float, settle_s: float
@@ -55,6 +57,15 @@ class Attempts:
         attempt_id, dseq = parse_handle(handle)
         lease = self.control(attempt_id).read("lease")
         return lease if lease and lease["dseq"] == dseq else None
+
+    def known_lease(self, handle: str, hint: str = "") -> Mapping[str, Any]:
+        """Return what was stored with the lease of a handle; raises BackendError where nothing was."""
+        if (lease := self.lease(handle)) is None:
+            raise BackendError(f"the bucket of options.akash.store has no record of the lease {handle}", hint)
+        return lease
+
+    def labels(self, handle: str) -> dict[str, str]:
+        return {str(name): str(value) for name, value in self.known_lease(handle)["labels"].items()}
 
     def files(self, lease: Mapping[str, Any]) -> Files:
         """Return the files of the run's output."""
@@ -106,7 +117,7 @@ class Attempts:
             hint = "until it is closed the lease is billed: cancel again, or close it at console.akash.network"
             raise kind(f"Akash has not confirmed that the job ended: {error.message}", hint) from None
 
-    def logs(self, handle: str, *, follow: bool, after: str | None, pause_s: float) -> Iterator[LogLine]:
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         """Yield the log lines of all nodes behind a cursor, from the run's output; with `follow` until the attempt has ended.
 
         The log of a provider has neither times nor a cursor.
@@ -123,7 +134,7 @@ class Attempts:
                 yield line
             if final:
                 return
-            self._console.clock.sleep(pause_s)
+            self._console.clock.sleep(self.follow_s or 0.0)
 
     def _see(self, attempt_id: str, names: list[str], control: Control, lease: Mapping[str, Any]) -> Seen:
         deployment = self._console.deployment(str(lease["dseq"]))

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 
 
-class KubernetesBackend(Backend):
+class KubernetesBackend(KubeJobs, Backend):
     """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
 
     name = "kubernetes"
@@ -75,13 +75,13 @@ class KubernetesBackend(Backend):
         cluster = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
         self.group = f"kubernetes {'/'.join([*cluster, self._options['namespace']])}"
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
-        self._api = KubeApi(*connection_options, clock=clock)
+        api = KubeApi(*connection_options, clock=clock)
+        super().__init__(api, self.poll_s, str(options.get("kind") or "job"), str(self._options["namespace"]))
         self._stores = Clients(Aws("kubernetes", None, None, s3_endpoint()))
-        self._jobs = KubeJobs(self._api, self.poll_s, str(options.get("kind") or "job"))
-        self._list = KubeList(self._api, self._jobs)
-        self._doctor = KubeDoctor(self._api, self._options)
-        self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
-        self._logs = KubeLogs(self._api, self._jobs, self._stores, self._volumes, self.poll_s)
+        self._list = KubeList(api, self)
+        self._doctor = KubeDoctor(api, self._options)
+        self._volumes = KubeVolumes(api, self, self.poll_s)
+        self._logs = KubeLogs(api, self, self._stores, self._volumes, self.poll_s)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -160,31 +160,16 @@ class KubernetesBackend(Backend):
                 self._stores.bucket(str(plan.request["source"])).add("", bundle.path)
         else:
             bundle_base64 = base64.b64encode(bundle.path.read_bytes()).decode()
-        return self._jobs.submit(plan.request, bundle_base64)
-
-    def find(self, attempt_id: str) -> str | None:
-        return self._jobs.find(str(self._options["namespace"]), attempt_id)
-
-    def discard(self, attempt_id: str) -> None:
-        self._jobs.discard(str(self._options["namespace"]), attempt_id)
-
-    def status(self, handle: str) -> Status:
-        return self._jobs.status(handle)
+        return self.create(plan.request, bundle_base64)
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         return self._list.statuses(handles)
 
-    def labels(self, handle: str) -> dict[str, str]:
-        return self._jobs.labels(handle)
-
     def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
-        return self._list.labelled(str(self._options["namespace"]), name, value, known)
+        return self._list.labelled(self._namespace, name, value, known)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._logs.follow(handle, follow=follow, after=after)
-
-    def images(self, handle: str) -> dict[int, str]:
-        return self._jobs.images(handle)
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         argv = [str(self._options.get("python") or "python3"), *words]
@@ -198,18 +183,15 @@ class KubernetesBackend(Backend):
 
     def _running_pod(self, handle: str, node: int) -> tuple[str, str]:
         """Return namespace and name of a node's pod; raises BackendError where it does not run."""
-        pods = newest_by_node(self._jobs.pods(handle))
+        pods = newest_by_node(self.pods(handle))
         if node not in pods:
             raise BackendError(f"there is no node {node}: pods of these run: {', '.join(map(str, pods)) or 'none'}")
         if not container_state(pods[node]).get("startedAt") or pods[node]["status"].get("phase") != "Running":
             raise BackendError(f"node {node} does not run now: its pod is {pods[node]['status'].get('phase')}")
         return parse_handle(handle).namespace, str(pods[node]["metadata"]["name"])
 
-    def cancel(self, handle: str) -> None:
-        self._jobs.cancel(handle)
-
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        job = self._jobs.job(handle) or self._deleted_job(handle)
+        job = self.job(handle) or self._deleted_job(handle)
         if job is None:
             raise BackendError(
                 f"the Kubernetes Job {handle} no longer exists",
@@ -230,7 +212,7 @@ class KubernetesBackend(Backend):
         return into
 
     def delete_cancelled(self, handle: str) -> None:
-        job = self._jobs.job(handle)
+        job = self.job(handle)
         if job is not None:
             del job["metadata"]["uid"]  # nothing is owned by it from now on
             path = self._deleted_path(handle)
@@ -238,14 +220,7 @@ class KubernetesBackend(Backend):
                 write(path, json.dumps(job).encode())
             except OSError as error:
                 raise BackendError(f"{path} cannot be written: {error.strerror or error}") from None
-            self._jobs.delete(handle)
-
-    def remains(self, handle: str) -> dict[str, int | None]:
-        _, namespace, name, _, kind = parse_handle(handle)
-        return {f"{kind} {namespace}/{name}": None} if self._jobs.job(handle) else {}
-
-    def remove(self, handle: str) -> None:
-        self._jobs.delete(handle)
+            self.delete(handle)
 
     def _deleted_path(self, handle: str) -> Path:
         """Where a deleted Job's manifest is kept: `fetch` needs its image, volumes and output."""

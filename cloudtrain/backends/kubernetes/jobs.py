@@ -59,16 +59,16 @@ class Handle(NamedTuple):
 
 
 class KubeJobs:
-    """The Jobs of one kubeconfig context. Every call blocks; raises BackendError."""
+    """The Jobs of a namespace: the calls of a backend that the API server answers. They raise BackendError."""
 
-    def __init__(self, api: KubeApi, poll_s: float = 0.0, kind: str = "job") -> None:
-        self._api, self._fresh_s, self.kind = api, 2.5 * poll_s, KINDS[kind]
+    def __init__(self, api: KubeApi, poll_s: float = 0.0, kind: str = "job", namespace: str = "default") -> None:
+        self._api, self._fresh_s, self.kind, self._namespace = api, 2.5 * poll_s, KINDS[kind], namespace
         # Handle -> when its status was asked for (monotonic), its Job, and its pods without their spec
         self._known: dict[str, tuple[float, Object, list[Object]]] = {}
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Mapping[str, Any], bundle_base64: str) -> str:
+    def create(self, request: Mapping[str, Any], bundle_base64: str) -> str:
         """Create the planned objects, start the Job unless it was started before, and return its handle."""
         namespace = request["namespace"]
         job_manifest, *owned_manifests = request["manifests"]
@@ -140,14 +140,14 @@ class KubeJobs:
     def _patch(self, path: str, change: Mapping[str, Any], failure: str, accept: tuple[int, ...] = ()) -> None:
         self._api.call("PATCH", path, failure, body=change, accept=accept)
 
-    def find(self, namespace: str, attempt_id: str) -> str | None:
+    def find(self, attempt_id: str) -> str | None:
         """Return the handle of an attempt's Job; None if there is none, or if it was not started yet (submit does that)."""
-        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be read")
+        job = self._api.get(self._path(self._namespace, attempt_id), "the Job cannot be read")
         return self.handle(job) if job is not None and STARTED in get_annotations(job) else None
 
-    def discard(self, namespace: str, attempt_id: str) -> None:
+    def discard(self, attempt_id: str) -> None:
         """Cancel the Job of an interrupted submission, even if we never started it: a queue may start it."""
-        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be read")
+        job = self._api.get(self._path(self._namespace, attempt_id), "the Job cannot be read")
         if job is not None:
             self.cancel(self.handle(job))
 
@@ -262,6 +262,13 @@ class KubeJobs:
         self._patch(parse_handle(handle).path, change, failure, (404,))
         if QUEUE in (job["metadata"].get("labels") or {}):  # Kueue would admit it again
             self.delete(handle, failure)
+
+    def remains(self, handle: str) -> dict[str, int | None]:
+        _, namespace, name, _, kind = parse_handle(handle)
+        return {f"{kind} {namespace}/{name}": None} if self.job(handle) else {}
+
+    def remove(self, handle: str) -> None:
+        self.delete(handle)
 
     def delete(self, handle: str, failure: str = "the Job cannot be removed") -> None:
         """Delete an attempt's Job with all that it owns; does nothing if it is gone."""

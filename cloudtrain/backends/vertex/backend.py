@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
 from cloudtrain.backends.api import (
-    FETCHABLE,
     Backend,
     Facts,
-    FoundAttempt,
     Plan,
     Requirement,
-    Shell,
     TimeLimit,
     Traits,
 )
@@ -32,7 +29,6 @@ from cloudtrain.backends.vertex.permissions import build_permissions
 from cloudtrain.backends.vertex.request import KEYS, Request
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, CloudtrainError, Problem, install_command
-from cloudtrain.events import LogLine, Status
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,7 +47,7 @@ SIMULATED_S = 0.1
 LOOK_S = 2.0  # between looks for a job whose create had no answer
 
 
-class CustomJobsBackend(Backend):
+class CustomJobsBackend(CustomJobs, Backend):
     """What the backends of custom jobs share: the request, and the calls of the API."""
 
     name: str
@@ -64,11 +60,12 @@ class CustomJobsBackend(Backend):
         "*_CA_BUNDLE", "SSL_CERT_*", "HOME",
     )  # fmt: skip
 
-    def __init__(self, options: Mapping[str, Any], jobs: CustomJobs) -> None:
-        self._options, self._jobs = options, jobs
+    def __init__(self, options: Mapping[str, Any], api: GoogleApi, **jobs: Any) -> None:
+        project, region = str(options.get("project")), str(options["region"])
+        super().__init__(api, project, region, client=str(options.get("client") or "sdk"), **jobs)
+        self._options = options
         place = [str(options.get(name) or "") for name in ("endpoint", "project", "region")]
         self.group = f"{self.name} {'/'.join(place)}"
-        self._client = str(options.get("client") or "sdk")
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         request = Request(job, bundle, run_id, attempt, self._options, self.name)
@@ -95,43 +92,6 @@ class CustomJobsBackend(Backend):
         seconds = int(timeout.removesuffix("s")) + STOP_S
         return TimeLimit(seconds, "the price of boot disks and the fee for spot machines are not included")
 
-    def submit(self, plan: Plan, bundle: Bundle) -> str:
-        return self._jobs.submit(plan.request, bundle, self._client)
-
-    def find(self, attempt_id: str) -> str | None:
-        return self._jobs.find(attempt_id)
-
-    def status(self, handle: str) -> Status:
-        return self._jobs.status(handle)
-
-    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
-        """Return the statuses of live attempts; one that has ended is left out."""
-        return self._jobs.live_statuses(set(handles))
-
-    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        return self._jobs.logs(handle, follow=follow, after=after)
-
-    def labels(self, handle: str) -> dict[str, str]:
-        return self._jobs.labels(handle)
-
-    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
-        return self._jobs.labelled(name, value, known)
-
-    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
-        return self._jobs.shell(handle, node)
-
-    def cancel(self, handle: str) -> None:
-        self._jobs.cancel(handle)
-
-    def remains(self, handle: str) -> dict[str, int | None]:
-        return {handle: None} if self._jobs.get(handle) else {}
-
-    def remove(self, handle: str) -> None:
-        self._jobs.delete(handle)
-
-    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        return self._jobs.fetch(handle, into, what)
-
 
 class VertexBackend(CustomJobsBackend):
     """Runs jobs as custom jobs of a Google Cloud project."""
@@ -146,14 +106,13 @@ class VertexBackend(CustomJobsBackend):
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         options = {"region": "us-central1", "prefix": "cloudtrain", **options}
-        project, region, endpoint = str(options.get("project")), str(options["region"]), options.get("endpoint")
+        endpoint = options.get("endpoint")
         if endpoint:
             self.poll_s = self.follow_s = SIMULATED_S
             self.calls_per_s = self.logs_per_s = 100.0
-        self._api = GoogleApi(region, (lambda: str(endpoint).rstrip("/")) if endpoint else None, clock)
+        api = GoogleApi(str(options["region"]), (lambda: str(endpoint).rstrip("/")) if endpoint else None, clock)
         settle_s, look_s = float(options.get("settle_s", 20.0)), SIMULATED_S if endpoint else LOOK_S
-        jobs = CustomJobs(self._api, project, region, settle_s=settle_s, pause_s=self.poll_s, look_s=look_s)
-        super().__init__(options, jobs)
+        super().__init__(options, api, settle_s=settle_s, pause_s=self.poll_s, look_s=look_s)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -188,7 +147,7 @@ class VertexBackend(CustomJobsBackend):
         The watcher calls this when the run starts. If the tag has moved since the image was pulled, the digest is the
         later one.
         """
-        return self._jobs.images(handle)
+        return self.pinned_images(handle)
 
     def machine(self, plan: Plan) -> str:
         spec = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]
@@ -238,7 +197,7 @@ class VertexBackend(CustomJobsBackend):
         return problems
 
     def _can_list(self) -> object:
-        return self._jobs.find("doctor-a1")
+        return self.find("doctor-a1")
 
     def _has_bucket(self) -> object:
         return Gcs(self._api, f"gs://{self._options['bucket']}").look_up("doctor")

@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
+from cloudtrain.backends.api import FETCHABLE, FoundAttempt, Plan, Shell
 from cloudtrain.backends.google import GoogleApi, api_error
 from cloudtrain.backends.http import Answer
 from cloudtrain.backends.manifest import sent_record
-from cloudtrain.backends.plan import FoundAttempt
-from cloudtrain.backends.shell import Shell
 from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import JobLogs, node_of
@@ -42,7 +41,7 @@ _HANDLE = re.compile(r"projects/[^/]+/locations/[^/]+/customJobs/\d+")
 
 
 class CustomJobs:
-    """The custom jobs of one project and region. Every call blocks; raises BackendError."""
+    """The custom jobs of one project and region: the calls of a backend that the API answers. They raise BackendError."""
 
     def __init__(
         self,
@@ -54,8 +53,10 @@ class CustomJobs:
         pause_s: float,
         look_s: float,
         console: bool = True,
+        client: str = "rest",
     ) -> None:
         self._api, self._project, self._region, self._console = api, project, region, console
+        self._client = client
         self._settle_s, self._pause_s, self._look_s = settle_s, pause_s, look_s
         self._logs = JobLogs(api, project, settle_s=settle_s, pause_s=pause_s)
         self._parent = f"projects/{project}/locations/{region}"
@@ -64,15 +65,15 @@ class CustomJobs:
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Mapping[str, Any], bundle: Bundle, client: str) -> str:
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
         """Upload the bundle, create the job unless its attempt exists, and return its handle."""
-        job = request["customJob"]
+        request, job = plan.request, plan.request["customJob"]
         attempt_id = job["labels"][ATTEMPT]
         with before_sending():
             if (handle := self.find(attempt_id)) is not None:
                 return handle
             Gcs(self._api, f"gs://{request['source']['bucket']}").add(request["source"]["object"], bundle.path)
-        by_sdk = client == "sdk" and has_sdk()
+        by_sdk = self._client == "sdk" and has_sdk()
         lost = False
         for turn in range(CREATES):
             try:
@@ -188,7 +189,7 @@ class CustomJobs:
         answer = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be read", accept=(404,))
         return None if answer.status == 404 else dict(answer.json)
 
-    def shell(self, handle: str, node: int) -> Shell:
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         """Return the address of a node's web shell, which the job offers with enableWebAccess.
 
         https://docs.cloud.google.com/vertex-ai/docs/training/monitor-debug-interactive-shell (2026-11-23): the keys are
@@ -226,8 +227,8 @@ class CustomJobs:
         self._known[handle] = self._api.clock.monotonic(), job
         return self._status(handle, job)
 
-    def live_statuses(self, handles: Collection[str]) -> dict[str, Status]:
-        """Return handle -> status of the jobs that have not ended, from one list of our live jobs; blocking."""
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        """Return handle -> status of the jobs that have not ended, from one list of our live jobs."""
         ended = [name for name, state in STATES.items() if state.final]
         query = {
             "filter": " AND ".join([f"labels.{ATTEMPT}:*", *(f'state!="{name}"' for name in ended)]),
@@ -235,7 +236,8 @@ class CustomJobs:
             "pageSize": str(PAGE),
         }
         jobs = self._list(query) if handles else ()
-        live = {str(job["name"]): job for job in jobs if job["name"] in handles}
+        wanted = set(handles)
+        live = {str(job["name"]): job for job in jobs if job["name"] in wanted}
         moment = self._api.clock.monotonic()
         known = {handle: known for handle, known in list(self._known.items()) if moment - known[0] < self._pause_s}
         self._known = known | {handle: (moment, job) for handle, job in live.items()}
@@ -247,7 +249,7 @@ class CustomJobs:
         )
         return status if self._console else replace(status, url=None)
 
-    def images(self, handle: str) -> dict[int, str]:
+    def pinned_images(self, handle: str) -> dict[int, str]:
         """Return node -> the image of its worker pool, with the digest that the tag stands for now.
 
         Vertex AI reports no digest, so each image is resolved once, in Google's registries only. A tag is not resolved
@@ -295,14 +297,17 @@ class CustomJobs:
             "POST", "aiplatform", f"/v1/{handle}:cancel", "the job cannot be cancelled", body={}, accept=fine
         )
 
-    def delete(self, handle: str) -> None:
+    def remove(self, handle: str) -> None:
         """Delete the record of a job that has ended; its output and its log stay.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs/delete (2026-11-23)
         """
         self._api.call("DELETE", "aiplatform", f"/v1/{handle}", "the job cannot be deleted", accept=(404,))
 
-    def logs(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
+    def remains(self, handle: str) -> dict[str, int | None]:
+        return {handle: None} if self.get(handle) else {}
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         """Yield the log lines of all nodes after a cursor; with `follow` until the job has ended."""
 
         def job() -> Mapping[str, Any] | None:
@@ -317,7 +322,7 @@ class CustomJobs:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, handle: str, into: Path, what: tuple[str, ...]) -> Path:
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         """Download the run's folders into `into`; equal files are not downloaded again."""
         job = self.get(handle)
         if job is None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Paths, Plan, Shell, Traits
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
-from cloudtrain.backends.vertex.jobs import CustomJobs
 from cloudtrain.backends.vertex.request import KEYS
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, Problem
@@ -46,10 +45,8 @@ class VertexLocalBackend(CustomJobsBackend):
         simulator_options = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
         api = GoogleApi(server.REGION, self._address, clock)
         # A replica's output is in the log before its end is reported, so nothing has to settle.
-        jobs = CustomJobs(
-            api, server.PROJECT, server.REGION, settle_s=0.0, pause_s=POLL_S, look_s=POLL_S, console=False
-        )
-        super().__init__({"image": "local/none:latest", **options, **simulator_options, "client": "rest"}, jobs)
+        options = {"image": "local/none:latest", **options, **simulator_options, "client": "rest"}
+        super().__init__(options, api, settle_s=0.0, pause_s=POLL_S, look_s=POLL_S, console=False)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -63,7 +60,7 @@ class VertexLocalBackend(CustomJobsBackend):
         return replace(plan, price=None, notes=(*plan.notes, note))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        job = self._jobs.get(handle)
+        job = self.get(handle)
         container = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] if job else {}
         run = next((item["value"] for item in container.get("env", ()) if item["name"] == "CLOUDTRAIN_RUN_DIR"), "")
         if not run:
@@ -74,7 +71,7 @@ class VertexLocalBackend(CustomJobsBackend):
         return into
 
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
-        job = self._jobs.get(handle)
+        job = self.get(handle)
         count = sum(int(pool.get("replicaCount") or 1) for pool in job["jobSpec"]["workerPoolSpecs"]) if job else 0
         if node >= count:
             raise BackendError(f"there is no node {node}: they are counted from 0, and the last is {count - 1}")

@@ -182,7 +182,7 @@ def test_the_cheapest_bid_that_may_be_taken_is_taken(tmp_path: Path) -> None:
         status = backend.status(handle)
     assert status.state is State.STARTING
     assert status.reason.startswith("lease with taken.example at 1 USD an hour; bids: taken.example: 1 USD/h, a100/")
-    rows = {row["name"]: row["why_not"] for row in backend._attempts.lease(handle)["bids"]}
+    rows = {row["name"]: row["why_not"] for row in backend.lease(handle)["bids"]}
     assert rows == {
         "taken.example": "", "same.example": "", "dear.example": "", "flaky.example": "uptime 50% in 7 days",
         "avoided.example": "named in options.akash.avoid", "offline.example": "the provider is offline",

@@ -162,7 +162,7 @@ class LockedDown:
             raise Unreachable("no answer")
 
         with monkeypatch.context() as patched, pytest.raises(Unreachable):
-            patched.setattr(backend._jobs, "_patch", cut_off)
+            patched.setattr(backend, "_patch", cut_off)
             backend.submit(plan, bundle)
         assert backend.find(plan.attempt_id) is None
         handle = backend.submit(plan, bundle)

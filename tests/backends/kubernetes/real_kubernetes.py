@@ -173,7 +173,7 @@ class TestKubernetes(BackendContract):
         return {"output": output()}
 
     def leftovers(self, handle: str) -> list[str]:
-        return [pod["metadata"]["name"] for pod in self.made._jobs.pods(handle) if pod["status"]["phase"] == "Running"]
+        return [pod["metadata"]["name"] for pod in self.made.pods(handle) if pod["status"]["phase"] == "Running"]
 
     def test_an_evicted_pod_is_started_anew_by_the_cluster(self, backend: KubernetesBackend, start: Any):
         script = "import os, pathlib, time; f = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'once')\n"
@@ -181,7 +181,7 @@ class TestKubernetes(BackendContract):
         script += "again or time.sleep(900)\n"
         handle = start(script, retry={"max_attempts": 2})
         self.until_line(backend, handle, "first")
-        (pod,) = backend._jobs.pods(handle)
+        (pod,) = backend.pods(handle)
         name = pod["metadata"]["name"]
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": SPACE}}
         backend._api.call("POST", f"/api/v1/namespaces/{SPACE}/pods/{name}/eviction", "eviction", body=body)

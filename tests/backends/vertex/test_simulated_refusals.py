@@ -90,7 +90,7 @@ def test_a_region_and_a_bucket_have_to_be_there(paper: Bench):
         backend = paper.backend(**change)
         job = backend.plan(Job.from_dict(plan.job), bundle, "a-run").request["customJob"]
         with pytest.raises(BackendError, match=text):
-            backend._jobs._create(backend._jobs._parent, job)
+            backend._create(backend._parent, job)
     with pytest.raises(BackendError, match="us-middle1"):
         paper.backend(region="us-middle1").find("a-run-a1")
 
@@ -101,9 +101,9 @@ def test_the_server_refuses_such_machines_and_filters(paper: Bench):
     (pool,) = job["jobSpec"]["workerPoolSpecs"]
     pool["machineSpec"] = {"machineType": "a3-highgpu-8g", "acceleratorType": "NVIDIA_H100_80GB", "acceleratorCount": 4}
     with pytest.raises(BackendError, match="is not supported for machine type"):
-        backend._jobs._create(backend._jobs._parent, job)
+        backend._create(backend._parent, job)
     with pytest.raises(BackendError, match="Invalid filter"):
-        list(backend._jobs._list({"filter": 'labels.team!="nlp"'}))
+        list(backend._list({"filter": 'labels.team!="nlp"'}))
 
 
 def test_a_refused_machine_is_not_blamed_on_the_region():
@@ -115,7 +115,5 @@ def test_a_refused_machine_is_not_blamed_on_the_region():
 @pytest.mark.parametrize("state", ["JOB_STATE_PENDING", "JOB_STATE_SUCCEEDED"])
 def test_a_job_of_this_machine_has_no_address_in_googles_console(tmp_path: Path, paper: Bench, state: str):
     handle = "projects/1/locations/us-central1/customJobs/2"
-    assert VertexLocalBackend({}, tmp_path / "runs")._jobs._status(handle, {"state": state}).url is None
-    assert str(paper.backend()._jobs._status(handle, {"state": state}).url).startswith(
-        "https://console.cloud.google.com/"
-    )
+    assert VertexLocalBackend({}, tmp_path / "runs")._status(handle, {"state": state}).url is None
+    assert str(paper.backend()._status(handle, {"state": state}).url).startswith("https://console.cloud.google.com/")

@@ -45,8 +45,7 @@ def change(paper: Bench, handle: str, state: str, **fields) -> None:
 def create(paper: Bench, backend: VertexBackend, count: int, **labels: str) -> list[str]:
     plan, _ = paper.plan("print(1)")
     return [
-        backend._jobs._create(plan.request["parent"], {**plan.request["customJob"], "labels": labels})
-        for _ in range(count)
+        backend._create(plan.request["parent"], {**plan.request["customJob"], "labels": labels}) for _ in range(count)
     ]
 
 
