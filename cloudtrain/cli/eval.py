@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 @click.option("--key", metavar="KEY", help="A name for this evaluation: starting it again returns the same run.")
 @options.force_option
 @partial(options.ending_options, of="evaluation")
-@options.json_of_start
 def command(
     run_id: str,
     data: str | None,
@@ -57,11 +56,7 @@ def command(
     sets: tuple[str, ...],
     key: str | None,
     force: bool,
-    follow: bool,
-    wait: bool,
-    on_interrupt: str,
-    yes: bool,
-    as_json: bool,
+    ending: options.Ending,
 ) -> int:
     """Evaluate the model of a run, in a job of its own.
 
@@ -77,9 +72,8 @@ def command(
     cloudtrain eval tiny-lm-261125 --tasks arc_easy,hellaswag -t prod
     cloudtrain ls "metric.eval/test/loss<2.5" --columns metric.eval/test/loss
     """
-    options.check_exclusive(follow, wait)
     evaluated = runs.find(run_id)
-    confirm = terminal.confirmer(yes=yes, as_json=as_json)
+    confirm = terminal.confirmer(yes=ending.yes, as_json=ending.as_json)
     names = [name for text in tasks for name in text.split(",") if name]
 
     def start() -> Begun:
@@ -98,8 +92,8 @@ def command(
         )
         return Begun(run, "was already submitted to" if run.adopted else "submitted to")
 
-    code = begin(evaluated.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)
-    if (follow or wait) and code == 0 and not as_json:
+    code = begin(evaluated.store, start, ending)
+    if (ending.follow or ending.wait) and code == 0 and not ending.as_json:
         _print_results(evaluated)
     return code
 

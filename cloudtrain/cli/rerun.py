@@ -19,18 +19,13 @@ from cloudtrain.cli.view.follow import Begun, begin
 )
 @options.force_option
 @options.ending_options
-@options.json_of_start
 def command(
     run_id: str,
     sets: tuple[str, ...],
     source: str | None,
     key: str | None,
     force: bool,
-    follow: bool,
-    wait: bool,
-    on_interrupt: str,
-    yes: bool,
-    as_json: bool,
+    ending: options.Ending,
 ) -> int:
     """Start a new run of the same job.
 
@@ -43,11 +38,10 @@ def command(
     cloudtrain rerun tiny-lm-261125 --set hyperparameters.learning_rate=1e-4 -f
     cloudtrain rerun tiny-lm-261125 --source .
     """
-    options.check_exclusive(follow, wait)
     parent = runs.find(run_id)
-    confirm = terminal.confirmer(yes=yes, as_json=as_json)
+    confirm = terminal.confirmer(yes=ending.yes, as_json=ending.as_json)
 
     def start() -> Begun:
         return Begun(parent.rerun(sets=sets, source=source, key=key, confirm=confirm, force=force), "submitted to")
 
-    return begin(parent.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)
+    return begin(parent.store, start, ending)

@@ -22,7 +22,6 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.layout
 @options.force_option
 @options.ending_options
-@options.json_of_start
 def command(
     run_id: str,
     target: str | None,
@@ -31,11 +30,7 @@ def command(
     nodes: str | None,
     processes: str | None,
     force: bool,
-    follow: bool,
-    wait: bool,
-    on_interrupt: str,
-    yes: bool,
-    as_json: bool,
+    ending: options.Ending,
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
@@ -55,12 +50,13 @@ def command(
     """
     from cloudtrain.cli.view.jobs import layout_settings
 
-    options.check_exclusive(follow, wait)
     run = runs.find(run_id)
     changes = (*sets, *layout_settings(gpus, nodes, processes))
 
     def start() -> Begun:
-        run.resume(sets=changes, target=target, confirm=terminal.confirmer(yes=yes, as_json=as_json), force=force)
+        run.resume(
+            sets=changes, target=target, confirm=terminal.confirmer(yes=ending.yes, as_json=ending.as_json), force=force
+        )
         return Begun(run, "resumed on", after=f"{run.attempts[-1].number}/")
 
-    return begin(run.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)
+    return begin(run.store, start, ending)

@@ -39,20 +39,15 @@ from cloudtrain.errors import BadRequest
     "The background watcher of this computer starts the job.",
 )
 @options.force_option
-@options.json_of_start
 def command(
     words: options.JobWords,
     target: str | None,
-    follow: bool,
-    wait: bool,
-    on_interrupt: str,
-    yes: bool,
+    ending: options.Ending,
     key: str | None,
     new: bool,
     adopt: bool,
     after: tuple[str, ...],
     force: bool,
-    as_json: bool,
 ) -> int:
     """Submit a job file, a script or a plan.
 
@@ -83,7 +78,6 @@ def command(
     """
     from cloudtrain.runs.submit import Submitter
 
-    options.check_exclusive(follow, wait)
     if new and adopt:
         raise click.UsageError("--new and --adopt cannot be combined")
     job_input = parse_job_words(words)
@@ -93,7 +87,7 @@ def command(
             "a plan is submitted unchanged: --target, --key, --new, --adopt and --after cannot be combined with it",
             hint,
         )
-    submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json), force=force)
+    submitter = Submitter(target, confirm=terminal.confirmer(yes=ending.yes, as_json=ending.as_json), force=force)
 
     def start() -> Begun:
         if isinstance(job_input, Plan):
@@ -113,4 +107,4 @@ def command(
         return Begun(run, "is continued on")
 
     store = runs.print_warnings_at_exit(submitter.store)
-    return begin(store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)
+    return begin(store, start, ending)

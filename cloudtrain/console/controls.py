@@ -106,7 +106,7 @@ class Controls:
         self._controls[field.name] = control
         return control
 
-    def draw_rows(self, field: Field, without: Collection[str] = (), names: Sequence[str] = ()) -> None:
+    def draw_rows(self, field: Field, without: Collection[str] = ()) -> None:
         """Draw the names and values of a mapping, except `without`, which have their own controls."""
         from nicegui import ui
 
@@ -155,7 +155,7 @@ class Controls:
             with body:
                 for index, (name, value) in enumerate(pairs):
                     with ui.element("div").classes("ct-pair"):
-                        left = ui.input(labels[0], value=name, placeholder=labels[2], autocomplete=list(names) or None,
+                        left = ui.input(labels[0], value=name, placeholder=labels[2],
                                         on_change=lambda e, index=index: edit(index, name=e.value or ""))  # fmt: skip
                         right = ui.input(labels[1], value=value, placeholder=labels[3],
                                          on_change=lambda e, index=index: edit(index, value=e.value or ""))  # fmt: skip

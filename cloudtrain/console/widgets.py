@@ -12,6 +12,7 @@ from cloudtrain.events import State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MOST_TEXT = 200_000  # characters
 _STATE_CLASSES = {
     State.SUCCEEDED: "ct-good",
     State.RUNNING: "ct-live",
@@ -124,14 +125,14 @@ def table(
                                 element("td", "" if cell is None else text.clean(cell)).classes(look)
 
 
-def preformatted(lines: str, *, name: str, most: int = 200_000) -> None:
-    """Draw text line by line, at most `most` characters."""
+def preformatted(lines: str, *, name: str) -> None:
+    """Draw text line by line, at most MOST_TEXT characters."""
     from nicegui import ui
 
-    cleaned = "\n".join(text.clean(line, 2000) for line in lines[:most].split("\n"))
+    cleaned = "\n".join(text.clean(line, 2000) for line in lines[:MOST_TEXT].split("\n"))
     with ui.element("pre").classes("ct-pre").props('tabindex="0" role="region"') as block:
         block.props["aria-label"] = name
-        ui.label(cleaned + ("\n…" if len(lines) > most else "")).style("white-space: pre-wrap")
+        ui.label(cleaned + ("\n…" if len(lines) > MOST_TEXT else "")).style("white-space: pre-wrap")
 
 
 @contextmanager

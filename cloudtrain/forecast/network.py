@@ -14,9 +14,9 @@ class Band(NamedTuple):
     middle: float
     high: float
 
-    def plus(self, other: Band, times: float = 1.0) -> Band:
-        """Return the sum with `times` another one; both are high together."""
-        return Band(*(own + times * more for own, more in zip(self, other, strict=True)))
+    def plus(self, other: Band) -> Band:
+        """Return the sum with another one; both are high together."""
+        return Band(*(own + more for own, more in zip(self, other, strict=True)))
 
 
 class Pool(NamedTuple):

@@ -30,20 +30,20 @@ def at_most(most: float, why: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-def no_more_than(most: int, noun: str, why: str) -> WrapValidator:
+def no_more_than(most: int, why: str) -> WrapValidator:
     """Return what refuses a list or a mapping of more items than a bound, before any of them is looked at."""
 
     def check(value: Any, inner: Callable[[Any], Any]) -> Any:
         if isinstance(value, Sized) and not isinstance(value, str) and len(value) > most:
-            raise wrong(f"has {len(value):,} {noun}, {most:,} are possible", why)
+            raise wrong(f"has {len(value):,} entries, {most:,} are possible", why)
         return inner(value)
 
     return WrapValidator(check)
 
 
 T = TypeVar("T")
-FEW_ENTRIES = no_more_than(FEW, "entries", "each one is prepared by a step of its own")
-MANY_ENTRIES = no_more_than(MANY, "entries", "the command line of a process has no place for more")
+FEW_ENTRIES = no_more_than(FEW, "each one is prepared by a step of its own")
+MANY_ENTRIES = no_more_than(MANY, "the command line of a process has no place for more")
 Count = Annotated[int, Field(strict=True, ge=1)]
 Nodes = Annotated[Count, Field(le=MOST_NODES), at_most(MOST_NODES, "no known training has more nodes")]
 Processes = Annotated[Count, Field(le=MOST_PROCESSES), at_most(MOST_PROCESSES, _PROCESSES_WHY)]

@@ -24,22 +24,10 @@ class Conflict(NamedTuple):
 
 def find_conflicts(job: JobModel) -> Iterator[Conflict]:
     """Yield what is wrong with fields together."""
-    p, world = job.parallelism, job.world_size
-    if world > MOST_RANKS:
-        words = f"{job.num_nodes:,} nodes x {job.processes:,} processes make {world:,} processes, {MOST_RANKS:,} are possible"
-        yield Conflict(("num_nodes", "processes_per_node", "resources"), Problem(words, "num_nodes", RANKS_WHY))
-    targets, kinds = (len(n) if isinstance(n, list) else 1 for n in (job.target, job.resources.accelerators))
-    if targets * kinds > MOST_CANDIDATES:
-        words = f"{targets} targets x {kinds} accelerators are more than {MOST_CANDIDATES} candidates"
-        yield Conflict(("target", "resources"), Problem(words, "target", "each candidate is planned: shorten a list"))
-    if job.min_nodes is not None and job.min_nodes > job.num_nodes:
-        yield Conflict(
-            ("min_nodes", "num_nodes"),
-            Problem(f"is {job.min_nodes}, more than num_nodes, {job.num_nodes}", "min_nodes"),
-        )
+    p = job.parallelism
+    yield from _counts(job)
     yield from _entry(job)
     yield from _placeholders(job)
-    size = ("num_nodes", "processes_per_node", "resources", "parallelism")
     if 0 < job.resources.gpus < job.processes:
         yield Conflict(
             ("processes_per_node", "resources"),
@@ -49,31 +37,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                 "remove it to start one process for each accelerator",
             ),
         )
-    model = p.model_size
-    split = {key: getattr(p, key) for key in ("tp_size", "pp_size", "cp_size") if getattr(p, key) > 1}
-    if world % model:
-        words = " x ".join(f"{key} {value}" for key, value in split.items())
-        yield Conflict(
-            size,
-            Problem(
-                f"{words} does not divide the {world} processes of the job",
-                "parallelism." + next(iter(split)),
-                "num_nodes x processes_per_node is the number of processes",
-            ),
-        )
-    else:
-        replicas = (p.dp_replicate_size or 1) * (p.dp_shard_size or 1)
-        both = p.dp_replicate_size is not None and p.dp_shard_size is not None
-        if (both and replicas != world // model) or (world // model) % replicas:
-            key = "dp_replicate_size" if p.dp_replicate_size is not None else "dp_shard_size"
-            yield Conflict(
-                size,
-                Problem(
-                    f"makes {replicas} data-parallel ranks, but the job has {world // model} for them",
-                    f"parallelism.{key}",
-                    "remove one of the two",
-                ),
-            )
+    yield from _model_sizes(job)
     if p.strategy == "auto":
         yield from _auto(job)
     elif not job.trainer:
@@ -101,6 +65,54 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")
         )
+
+
+def _counts(job: JobModel) -> Iterator[Conflict]:
+    """Yield what is wrong with the numbers of nodes, processes and candidates."""
+    world = job.world_size
+    if world > MOST_RANKS:
+        words = f"{job.num_nodes:,} nodes x {job.processes:,} processes make {world:,} processes, {MOST_RANKS:,} are possible"
+        yield Conflict(("num_nodes", "processes_per_node", "resources"), Problem(words, "num_nodes", RANKS_WHY))
+    targets, kinds = (len(n) if isinstance(n, list) else 1 for n in (job.target, job.resources.accelerators))
+    if targets * kinds > MOST_CANDIDATES:
+        words = f"{targets} targets x {kinds} accelerators are more than {MOST_CANDIDATES} candidates"
+        yield Conflict(("target", "resources"), Problem(words, "target", "each candidate is planned: shorten a list"))
+    if job.min_nodes is not None and job.min_nodes > job.num_nodes:
+        yield Conflict(
+            ("min_nodes", "num_nodes"),
+            Problem(f"is {job.min_nodes}, more than num_nodes, {job.num_nodes}", "min_nodes"),
+        )
+
+
+def _model_sizes(job: JobModel) -> Iterator[Conflict]:
+    """Yield what is wrong with the sizes of the model's parts and of its replicas."""
+    p, world = job.parallelism, job.world_size
+    size = ("num_nodes", "processes_per_node", "resources", "parallelism")
+    model = p.model_size
+    split = {key: getattr(p, key) for key in ("tp_size", "pp_size", "cp_size") if getattr(p, key) > 1}
+    if world % model:
+        words = " x ".join(f"{key} {value}" for key, value in split.items())
+        yield Conflict(
+            size,
+            Problem(
+                f"{words} does not divide the {world} processes of the job",
+                "parallelism." + next(iter(split)),
+                "num_nodes x processes_per_node is the number of processes",
+            ),
+        )
+    else:
+        replicas = (p.dp_replicate_size or 1) * (p.dp_shard_size or 1)
+        both = p.dp_replicate_size is not None and p.dp_shard_size is not None
+        if (both and replicas != world // model) or (world // model) % replicas:
+            key = "dp_replicate_size" if p.dp_replicate_size is not None else "dp_shard_size"
+            yield Conflict(
+                size,
+                Problem(
+                    f"makes {replicas} data-parallel ranks, but the job has {world // model} for them",
+                    f"parallelism.{key}",
+                    "remove one of the two",
+                ),
+            )
 
 
 def _auto(job: JobModel) -> Iterator[Conflict]:

@@ -150,14 +150,22 @@ def parse_position(text: str, start: int = 0) -> Position:
             return Position(int(match[3]), 0, epoch)
         if step is None and not (match[2] and epoch is not None):  # beside an epoch these are its steps
             step, size = int(match[3]), int(match[4] or 0)
-    if step is None and epoch is None and "][" in text and (places := _PLACES.search(text, start)):
-        epoch, step, size = float(places[1]), int(places[2]), int(places[3])
-    if step is None and (match := _PLACE.search(text, start) or _FIRST.match(text, start)):
-        step = int(match[match.lastindex or 1] if match.re is _FIRST else match[1])
-        size = int(match[2] or 0) if match.re is _PLACE else 0
-    if step is None and epoch is None and "pisode" in text and (match := _EPISODE.search(text, start)):
-        step = int(match[1])
+    if step is None:
+        step, size, epoch = _rare_position(text, start, epoch)
     return Position(step, size, epoch, None if epoch is not None and step is not None else False)
+
+
+def _rare_position(text: str, start: int, epoch: float | None) -> tuple[int | None, int, float | None]:
+    """Return step, size and epoch of a line that names no step by a word for it."""
+    if epoch is None and "][" in text and (match := _PLACES.search(text, start)):
+        return int(match[2]), int(match[3]), float(match[1])
+    if match := _PLACE.search(text, start):
+        return int(match[1]), int(match[2] or 0), epoch
+    if match := _FIRST.match(text, start):
+        return int(match[match.lastindex or 1]), 0, epoch
+    if epoch is None and "pisode" in text and (match := _EPISODE.search(text, start)):
+        return int(match[1]), 0, epoch
+    return None, 0, epoch
 
 
 def _cell(name: str, number: str) -> Fields:

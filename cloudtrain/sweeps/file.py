@@ -120,11 +120,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         folder: to which its relative paths belong.
         job: the job's keys, where the sweep is a section of a job file.
     """
-    problems = [Problem(f"is not supported for sweeps: {REFUSED[key]}", key) for key in document if key in REFUSED]
-    for key in document.keys() - {*WANDB, *OURS, *REFUSED}:
-        problems.append(Problem("is not a key of a sweep file", key, f"one of {', '.join((*WANDB, *OURS))}"))
-    if document.get("kind", "sweep") != "sweep":
-        problems.append(Problem(f"is {document['kind']!r}, not sweep", "kind"))
+    problems = _wrong_keys(document)
     notes: list[str] = []
     method = str(document.get("method", ""))
     if method not in METHODS:
@@ -134,20 +130,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     parameters, wrong = parse(document.get("parameters") or {})
     problems += wrong
     metrics = _metrics(document, problems)
-    if method == "grid" and not problems:
-        try:
-            size = math.prod(len(parameter.steps()) for parameter in parameters)
-            if size > MOST_TRIALS and document.get("run_cap") is None and not document.get("budget"):
-                words = f"a grid of {size:,} trials, {MOST_TRIALS:,} are possible"
-                raise ValueError(f"{words}: set run_cap, or write method: random")
-        except ValueError as error:
-            problems.append(Problem(str(error), "method"))
-    if len(metrics) > 1 and METHODS.get(method) not in ("tpe", "nsga2", "random", "grid"):
-        problems.append(
-            Problem(f"method {method} optimizes one metric only", "metrics", "name one metric, or write method: nsga2")
-        )
-    if method not in ("random", "grid") and method in METHODS and not metrics:
-        problems.append(Problem("is missing: this method needs a metric to optimize", "metric"))
+    _check_method(document, method, parameters, metrics, problems)
     stop = _early_stop(document, metrics, problems)
     job, given = _job(document, folder, job, problems)
     budget = _budget(document, problems)
@@ -156,10 +139,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         "max_failed": _whole(document, "max_failed", DEFAULT_FAILED, 0, MOST_TRIALS, problems),
         "seed": _whole(document, "seed", secrets.randbelow(1 << 31), 0, MOST_SEED, problems),
     }
-    targets = document.get("target")
-    listed = targets if isinstance(targets, list) else [targets]
-    if not all(target is None or isinstance(target, str) for target in listed) or not listed:
-        problems.append(Problem("must be a target's name or a list of names", "target"))
+    targets = _targets(document, problems)
     if problems:
         raise BadJob(problems)
     if METHODS[method] != "grid" and budget.trials is None and budget.hours is None and budget.usd is None:
@@ -182,11 +162,52 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         metrics,
         stop,
         budget,
-        listed,
+        targets,
         notes=notes,
         given=given,
         **numbers,
     )
+
+
+def _wrong_keys(document: Mapping[str, Any]) -> list[Problem]:
+    problems = [Problem(f"is not supported for sweeps: {REFUSED[key]}", key) for key in document if key in REFUSED]
+    for key in document.keys() - {*WANDB, *OURS, *REFUSED}:
+        problems.append(Problem("is not a key of a sweep file", key, f"one of {', '.join((*WANDB, *OURS))}"))
+    if document.get("kind", "sweep") != "sweep":
+        problems.append(Problem(f"is {document['kind']!r}, not sweep", "kind"))
+    return problems
+
+
+def _check_method(
+    document: Mapping[str, Any],
+    method: str,
+    parameters: Sequence[Parameter],
+    metrics: Sequence[Metric],
+    problems: list[Problem],
+) -> None:
+    """Add what does not go with the method: a grid without an end, several metrics, none."""
+    if method == "grid" and not problems:
+        try:
+            size = math.prod(len(parameter.steps()) for parameter in parameters)
+            if size > MOST_TRIALS and document.get("run_cap") is None and not document.get("budget"):
+                words = f"a grid of {size:,} trials, {MOST_TRIALS:,} are possible"
+                raise ValueError(f"{words}: set run_cap, or write method: random")
+        except ValueError as error:
+            problems.append(Problem(str(error), "method"))
+    if len(metrics) > 1 and METHODS.get(method) not in ("tpe", "nsga2", "random", "grid"):
+        problems.append(
+            Problem(f"method {method} optimizes one metric only", "metrics", "name one metric, or write method: nsga2")
+        )
+    if method not in ("random", "grid") and method in METHODS and not metrics:
+        problems.append(Problem("is missing: this method needs a metric to optimize", "metric"))
+
+
+def _targets(document: Mapping[str, Any], problems: list[Problem]) -> list[str | None]:
+    targets = document.get("target")
+    listed = targets if isinstance(targets, list) else [targets]
+    if not all(target is None or isinstance(target, str) for target in listed) or not listed:
+        problems.append(Problem("must be a target's name or a list of names", "target"))
+    return listed
 
 
 def _metrics(document: Mapping[str, Any], problems: list[Problem]) -> list[Metric]:

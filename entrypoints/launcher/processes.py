@@ -16,6 +16,7 @@ from .clock import SYSTEM, Clock
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+END_S = 30.0  # for which the end of descendants is awaited
 HAS_PROC = os.path.exists("/proc/self/stat")
 
 
@@ -205,10 +206,8 @@ def exit_code(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def end_descendants(
-    groups: tuple[int, ...] = (), limit_s: float = 30.0, clock: Clock = SYSTEM
-) -> list[tuple[int, int]]:
-    """Kill every descendant of this process and return what was reaped, as `reap`; blocking, for at most `limit_s`.
+def end_descendants(groups: tuple[int, ...] = (), clock: Clock = SYSTEM) -> list[tuple[int, int]]:
+    """Kill every descendant of this process and return what was reaped, as `reap`; blocking, for at most END_S.
 
     All that a list shows are stopped before the first is killed, so that few can fork meanwhile. Who forked all the
     same becomes our own child when its parent dies, and our own children can be listed faster than anybody forks.
@@ -217,7 +216,7 @@ def end_descendants(
     ended, left = reap()
     for group in groups:
         kill_group(group, signal.SIGKILL)
-    deadline = clock.monotonic() + limit_s
+    deadline = clock.monotonic() + END_S
     list_again = 0.0
     while left and (now := clock.monotonic()) < deadline:
         if now >= list_again:

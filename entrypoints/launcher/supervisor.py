@@ -83,6 +83,7 @@ class Supervisor:
         self._lease: Lease | None = None
         self._stall: StallDetector | None = None
         self._new_checkpoints: NewCheckpoints | None = None
+        self._measure_at: float | None = None  # when usage is reported next
         self._files = False
         self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
@@ -189,8 +190,7 @@ class Supervisor:
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
         beat = self._clock.monotonic()
-        usage = Usage(self._clock)
-        measure_at: float | None = None
+        self._usage = Usage(self._clock)
         while not self._guard_died:
             now = self._clock.monotonic()
             self._ranks.look()
@@ -201,50 +201,66 @@ class Supervisor:
             now = self._clock.monotonic()
             if self._shared is not None and self._outcome is None:
                 self._shared.report(self.status, self._peers)
-            result = self._preparation.take_result()
-            if isinstance(result, Refused):
-                self._peers.refuse(str(result))
-            elif result is not None:
-                self._prepared, self._cluster = result, self._preparation.cluster
-                self._peers.ready()
-            if self._kill_at is not None and now >= self._kill_at:
-                self._ranks.kill()
-                self._kill_at = now + 1.0
-            if self._end_at is not None and now >= self._end_at:
-                self._end_at = None
-                if self._end_state == "PREEMPTED":
-                    self.log.say("this time slice is over: the ranks save and exit, and the next slice resumes")
-                self._peers.stop(self._end_state)
+            self._take_preparation()
+            self._keep_times(now)
             due = now - beat >= TICK_S
             if due:
                 beat = now
-                self.log.flush()
-                self._end_if_replaced()
-                if self._prepared is not None and self._prepared.sync is not None:
-                    self._prepared.sync.freshness.look()
-                if self.status.cancelled and not self._cancelled:
-                    self._request()
-                if self._lease is not None and self._stopping is None and self._lease.over():
-                    self.log.say(
-                        f"no cloudtrain process has contacted this job for {self._lease.length_s:g} s (lease_s of the target):"
-                        " the ranks save and exit, and `cloudtrain resume` continues the run"
-                    )
-                    self._peers.stop("PREEMPTED")
-                if self._stall is not None and self._stall.look(self._ranks.running, now):
-                    self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), usage.gpus_idle_s)
-                if self._ranks.running and measure_at is None:
-                    measure_at = now + EVERY_S
-                    if self._manifest.gpus_per_node:
-                        usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
-                elif measure_at is not None and now >= measure_at:
-                    measure_at = now + EVERY_S
-                    if self._cluster.platform == "slurm":
-                        self._ranks.find_deaf()
-                    self.log.event("usage", **usage.sample(), **self._checkpoint_age(), **self._has_files())
-                    if alarm := usage.idle_alarm():
-                        self.log.event("alarm", idle=True, reason=alarm)
-                    self._report_new_checkpoints()
+                self._look(now)
             self._peers.tick(due)
+
+    def _take_preparation(self) -> None:
+        """Say to the other nodes how this node's preparation has ended, where it has."""
+        result = self._preparation.take_result()
+        if isinstance(result, Refused):
+            self._peers.refuse(str(result))
+        elif result is not None:
+            self._prepared, self._cluster = result, self._preparation.cluster
+            self._peers.ready()
+
+    def _keep_times(self, now: float) -> None:
+        """Kill ranks that did not end in their grace, and stop the attempt where its time is over."""
+        if self._kill_at is not None and now >= self._kill_at:
+            self._ranks.kill()
+            self._kill_at = now + 1.0
+        if self._end_at is not None and now >= self._end_at:
+            self._end_at = None
+            if self._end_state == "PREEMPTED":
+                self.log.say("this time slice is over: the ranks save and exit, and the next slice resumes")
+            self._peers.stop(self._end_state)
+
+    def _look(self, now: float) -> None:
+        """Look, once a tick, for a later start, a request to cancel, the end of a lease and a stall; measure usage."""
+        self.log.flush()
+        self._end_if_replaced()
+        if self._prepared is not None and self._prepared.sync is not None:
+            self._prepared.sync.freshness.look()
+        if self.status.cancelled and not self._cancelled:
+            self._request()
+        if self._lease is not None and self._stopping is None and self._lease.over():
+            self.log.say(
+                f"no cloudtrain process has contacted this job for {self._lease.length_s:g} s (lease_s of the target):"
+                " the ranks save and exit, and `cloudtrain resume` continues the run"
+            )
+            self._peers.stop("PREEMPTED")
+        if self._stall is not None and self._stall.look(self._ranks.running, now):
+            self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), self._usage.gpus_idle_s)
+        if self._ranks.running and self._measure_at is None:
+            self._measure_at = now + EVERY_S
+            if self._manifest.gpus_per_node:
+                self._usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
+        elif self._measure_at is not None and now >= self._measure_at:
+            self._measure_at = now + EVERY_S
+            self._measure()
+
+    def _measure(self) -> None:
+        """Report what the node uses, and new checkpoints."""
+        if self._cluster.platform == "slurm":
+            self._ranks.find_deaf()
+        self.log.event("usage", **self._usage.sample(), **self._checkpoint_age(), **self._has_files())
+        if alarm := self._usage.idle_alarm():
+            self.log.event("alarm", idle=True, reason=alarm)
+        self._report_new_checkpoints()
 
     def _report_new_checkpoints(self) -> None:
         """Report a script's own checkpoints, so that progress of a run can be seen."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.cli.view.follow import Begun, begin
+from cloudtrain.cli.view.options import Ending
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from tests.runs.fleet import NAMES, Fleet, submit
@@ -51,11 +52,11 @@ def test_a_refusal_goes_on_to_the_next_at_once_and_ends_after_the_last(fleet, so
 def test_a_submit_names_the_target_that_refused_and_not_one_that_has_it(fleet, source, home, capsys):
     fleet.refuses = {"east"}
     run = submit(fleet, job_of(source), home)
-    begin(run.store, lambda: Begun(run, "submitted to"), follow=False, wait=False, on_interrupt="detach", as_json=False)
+    begin(run.store, lambda: Begun(run, "submitted to"), Ending())
     out, err = capsys.readouterr()
     assert out.startswith(f"{run.run_id}  was refused by east") and "another attempt follows on west" in err, out + err
     fleet.look(run)
-    begin(run.store, lambda: Begun(run, "submitted to"), follow=False, wait=False, on_interrupt="detach", as_json=False)
+    begin(run.store, lambda: Begun(run, "submitted to"), Ending())
     assert capsys.readouterr().out.startswith(f"{run.run_id}  submitted to west")
 
 

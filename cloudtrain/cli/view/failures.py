@@ -27,6 +27,7 @@ from cloudtrain.cli.view.terminal import note, print_json
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadJob, CloudtrainError, RunFailed
 
+KEPT = 50  # tracebacks below the home
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as the shell reports a program in C
 SYSTEM_HINTS = {
@@ -136,8 +137,8 @@ def _save_traceback(error: BaseException) -> str:
     return f"please report it with the traceback in {file}"
 
 
-def _prune(folder: Path, keep: int = 50) -> None:
-    for old in sorted(folder.glob("*.txt"))[:-keep]:
+def _prune(folder: Path) -> None:
+    for old in sorted(folder.glob("*.txt"))[:-KEPT]:
         old.unlink(missing_ok=True)
 
 

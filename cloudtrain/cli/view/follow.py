@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cloudtrain.cli.view import columns, runs, summary, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.log import LastLines, LineFormatter, print_log
+from cloudtrain.cli.view.options import Ending
 from cloudtrain.errors import BackendError, CloudtrainError, StoreError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration
@@ -33,15 +34,13 @@ class Begun(NamedTuple):
     after: str | None = None
 
 
-def begin(
-    store: Store, start: Callable[[], Begun], *, follow: bool, wait: bool, on_interrupt: str, as_json: bool
-) -> int:
-    """Start a run and print it; with `follow` or `wait` stay until its end. Return the exit code; blocking.
+def begin(store: Store, start: Callable[[], Begun], ending: Ending) -> int:
+    """Start a run and print it; with --follow or --wait stay until its end. Return the exit code; blocking.
 
-    Ctrl-C at any moment, while the run is being submitted too, does what `on_interrupt` says.
+    Ctrl-C at any moment, while the run is being submitted too, does what --on-interrupt says.
     """
     run: Run | None = None
-    with _terminated_as_interrupt(on_interrupt == "cancel"):
+    with _terminated_as_interrupt(ending.on_interrupt == "cancel"):
         try:
             run, action, after = start()
             for text in run.notes:
@@ -55,14 +54,14 @@ def begin(
                 action = "waits for" if waits else "was sent to"
             elif run.attempts[-1].handle is None and run.attempts[-1].status.state.final:
                 action = "was refused by"  # and its reason says where the next attempt goes
-            _print_started(run, action, follow=follow, wait=wait, as_json=as_json)
+            _print_started(run, action, ending)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
                 _acknowledge(run)  # behind the flush: from here on the person knows the id
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
                 run.printed_reason = reason
-            if follow or wait:
-                code = follow_to_end(run, follow=follow, as_json=as_json, after=after)
+            if ending.follow or ending.wait:
+                code = follow_to_end(run, follow=ending.follow, as_json=ending.as_json, after=after)
                 _acknowledge(run)  # its end was printed, also where its begin was not known
                 return code
             return BackendError.exit_code if unknown and not waits else 0
@@ -70,7 +69,7 @@ def begin(
             run = run or _unprinted_run(store)
             if run is None:
                 raise
-            return _interrupted(run, on_interrupt, getattr(stop, "cursor", None), as_json)
+            return _interrupted(run, ending.on_interrupt, getattr(stop, "cursor", None), ending.as_json)
         except CloudtrainError as error:
             error.run_id = run.run_id if run else ""
             raise
@@ -84,12 +83,12 @@ def _acknowledge(run: Run) -> None:
         terminal.note(f"warning: {error.message}: the next submit of the same job continues {run.run_id}")
 
 
-def _print_started(run: Run, action: str, *, follow: bool, wait: bool, as_json: bool) -> None:
-    if not as_json:
+def _print_started(run: Run, action: str, ending: Ending) -> None:
+    if not ending.as_json:
         summary.print_submitted(run, action)
-        if not (follow or wait):
+        if not (ending.follow or ending.wait):
             summary.print_next_commands(run.run_id, "follow", "show", "cancel")
-    elif follow or not wait:
+    elif ending.follow or not ending.wait:
         terminal.print_json({**runs.submitted_json(run), "reused": run.adopted})
     else:
         terminal.note(f"{run.run_id}  {action} {run.record.backend}")

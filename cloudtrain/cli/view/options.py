@@ -258,17 +258,33 @@ force_option = click.option(
 )
 
 
-def check_exclusive(follow: bool, wait: bool) -> None:
-    """Refuse --follow together with --wait."""
-    if follow and wait:
-        raise click.UsageError("--follow and --wait cannot be combined")
+class Ending(NamedTuple):
+    """What a command that starts an attempt does until its end, as its options say."""
+
+    follow: bool = False
+    wait: bool = False
+    on_interrupt: str = "detach"
+    yes: bool = False
+    as_json: bool = False
 
 
 CODES = "`cloudtrain wait --help`"
 
 
 def ending_options(function: F, of: str = "run") -> F:
-    """Add --follow, --wait, --on-interrupt and --yes, for commands that start an attempt; `of` is what the help calls it."""
+    """Add --follow, --wait, --on-interrupt, --yes and --json, for commands that start an attempt.
+
+    They reach the function as one argument, `ending`. `of` is what the help calls the run.
+    """
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        ending = Ending(**{name: values.pop(name) for name in Ending._fields})
+        if ending.follow and ending.wait:
+            raise click.UsageError("--follow and --wait cannot be combined")
+        return function(*args, ending=ending, **values)
+
+    wrapped = cast(F, gathered)
     for add in reversed(
         [
             click.option(
@@ -292,10 +308,11 @@ def ending_options(function: F, of: str = "run") -> F:
                 help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
                 "Without a terminal, or with --json, such a run is refused without -y.",
             ),
+            json_of_start,
         ]
     ):
-        function = add(function)
-    return function
+        wrapped = add(wrapped)
+    return wrapped
 
 
 def parse_start(since: str | None, option: str) -> str:

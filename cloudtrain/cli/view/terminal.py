@@ -112,14 +112,14 @@ def confirmer(*, yes: bool, as_json: bool, verb: str = "submit", done: str = "su
     return confirm
 
 
-def print_pairs(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:
+def print_pairs(rows: Iterable[tuple[str, str]]) -> None:
     """Print aligned labels and values, without empty ones; a value may have several lines. A terminal gets folded ones."""
     nonempty = [(label, value) for label, value in rows if value]
     label_width = max((len(label) for label, _ in nonempty), default=0)
-    margin = " " * (len(indent) + label_width + 2)
+    margin = " " * (label_width + 4)
     for label, value in nonempty:
         for number, line in enumerate(value.splitlines()):
-            print_folded(f"{indent}{label if not number else '':<{label_width}}  {line}", margin)
+            print_folded(f"  {label if not number else '':<{label_width}}  {line}", margin)
 
 
 def print_folded(line: str, margin: str) -> None:
