@@ -113,6 +113,7 @@ FILE = """\
 # yaml-language-server: $schema=job.schema.json
 # for the paper
 name: tiny
+# where it runs
 target: prod          # the cluster
 hyperparameters:
   lr: 1e-4
