@@ -5,6 +5,7 @@ They are points of the run's newest attempt with sequence numbers between those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,12 @@ from cloudtrain.history.migrations import BLOCK
 from cloudtrain.history.points import add_points
 
 if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
     from cloudtrain.history.store import Store
 
 FIRST, END = 1 << 61, 1 << 62  # sequence numbers: history/event_files.py has those from END on
 PREFIX = "eval/"  # of the names
+LABEL = "evaluates"  # of a run that evaluates another one: that one's id
 
 
 def write_results(store: Store, run_id: str, results: Sequence[tuple[int, str, float, str]]) -> None:
@@ -40,3 +43,34 @@ def write_results(store: Store, run_id: str, results: Sequence[tuple[int, str, f
                 for place, (step, (value, at)) in enumerate(sorted(points.items()))
             ]
             add_points(db, attempt_id, rows)
+
+
+def store_results(store: Store, attempt: AttemptRecord) -> None:
+    """Add what an attempt has measured to the curves of the run that it evaluates; again it changes nothing."""
+    run_id = (attempt.plan.job.get("labels") or {}).get(LABEL)
+    if not run_id or store.get(run_id) is None:  # it was removed meanwhile
+        return
+    results = []
+    for event in store.events(attempt.run_id, "evaluation"):
+        values, step = event.data.get("values"), event.data.get("step")
+        if event.attempt != attempt.attempt_id or not isinstance(values, dict):
+            continue
+        if event.data.get("final") or not isinstance(step, int):
+            step = last_step(store, run_id)
+        for name, value in values.items():
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+            if str(name).startswith(PREFIX):
+                results.append((step, str(name), number, event.at))
+    if results:
+        write_results(store, run_id, results)
+
+
+def last_step(store: Store, run_id: str) -> int:
+    """Return the last step of a run's own metrics, 0 where it has none."""
+    steps = [
+        step
+        for metrics in store.curves.last_steps(run_id).values()
+        for (_, name), step in metrics.items()
+        if not name.startswith(PREFIX)
+    ]
+    return max(steps, default=0)

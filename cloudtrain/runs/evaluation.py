@@ -1,7 +1,7 @@
 """Submit the evaluation of a run's model: a job of its own, which reads that model by an input that names the run.
 
 Its source is made here: the file of data, the tasks' folder and the requirements. What runs is entrypoints/evaluate_model.py;
-its results reach the evaluated run through evaluation_results.py.
+its results reach the evaluated run through history/evaluations.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
+from cloudtrain.history.evaluations import LABEL, last_step
 from cloudtrain.job.problems import fit_name
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
-from cloudtrain.runs.watching.evaluation_results import LABEL, last_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

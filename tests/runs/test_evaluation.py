@@ -9,13 +9,13 @@ import pytest
 
 from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.events import Event, State, Status
+from cloudtrain.history.evaluations import store_results
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching.evaluation_results import store_results
 from cloudtrain.source.bundle import Bundle
 from tests.runs.platform import Platform, look
 from tests.runs.steps import newest

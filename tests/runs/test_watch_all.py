@@ -134,27 +134,6 @@ def test_after_a_take_over_the_next_shell_that_has_a_secret_hands_it_over(shell,
     assert one == two
 
 
-def test_a_watcher_that_hangs_is_replaced_and_leaves_when_it_goes_on(shell, home, tmp_path):
-    gate = tmp_path / "gate"
-    ids = [submit(shell, gate) for _ in range(2)]
-    first = wait_for(lambda: watched_by(home, ids[0]), "a watcher")
-    wait_for(lambda: watched_by(home, ids[1]), "a watcher")
-    try:
-        with sqlite3.connect(home / "history.sqlite3", timeout=WAIT_S) as history:
-            history.execute("BEGIN IMMEDIATE")  # it is stopped outside its own transactions: they would lock us out
-            os.kill(first, signal.SIGSTOP)
-            history.execute("UPDATE leases SET expires_at = 0")  # 30 s later
-            history.execute("UPDATE watchers SET expires_at = 0")
-        shell("show", ids[0])
-        for run_id in ids:  # the second is found by its lease: nobody asked for it
-            wait_for(lambda run_id=run_id: watched_by(home, run_id) not in (None, first), "another watcher")
-    finally:
-        os.kill(first, signal.SIGCONT)
-    wait_for(lambda: first not in watchers(home), "the end of that which hung")
-    gate.touch()
-    shell("wait", *ids)
-
-
 def test_a_newer_cloudtrain_replaces_the_watcher_of_an_older_one(shell, home, tmp_path):
     """The older one gives away what only its memory has: the secret of a run's next attempt."""
     old = tmp_path / "old"

@@ -207,7 +207,7 @@ def next_after(run: Run, status: Status) -> list[str]:
 
 def _evaluated_run(run: Run) -> str:
     """Return the id of the run that this one evaluates; "" where it is no evaluation."""
-    from cloudtrain.runs.watching.evaluation_results import LABEL
+    from cloudtrain.history.evaluations import LABEL
 
     return str((run.record.job.get("labels") or {}).get(LABEL, ""))
 

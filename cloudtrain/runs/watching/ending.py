@@ -12,6 +12,7 @@ from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.errors import BackendError, BadRequest, CapReached, CloudtrainError
 from cloudtrain.events import State, Status
+from cloudtrain.history import evaluations
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
@@ -19,7 +20,7 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import policies, spend
 from cloudtrain.runs.planning.attempts import backend_of, replan
 from cloudtrain.runs.sending import outcomes, retry, send, watch_log
-from cloudtrain.runs.watching import evaluation_results, notify
+from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching.collect import Collector
 from cloudtrain.runs.watching.spool import Spool
 
@@ -123,7 +124,7 @@ class AttemptEnds:
             status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
         self.collector.diagnose(self.store, attempt, status, backend)
         if status.state is State.SUCCEEDED:
-            evaluation_results.store_results(self.store, attempt)
+            evaluations.store_results(self.store, attempt)
         self.store.set_status(self.run_id, status)
         if attempt.plan.price:
             used = spend.total(self.store.attempts(self.run_id), self.store.home)

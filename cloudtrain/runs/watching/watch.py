@@ -209,6 +209,9 @@ class Watcher(AttemptEnds):
         if status.state.final:
             self._ended()
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
+            confirmed = attempt.attempt_id in self._cancelled or not retry.has_candidates(attempt.plan)
+            if status.state is State.LOST and not confirmed:
+                return False  # it may live on: its platform is asked once more to end it
             why = self.store.why_cancelled(self.run_id)
             status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")
         if not self._log_is_complete:  # after the status: when that is final, the log is whole now
@@ -310,18 +313,14 @@ def main() -> int:
     """Look at one run once and send its next attempt: `python -m cloudtrain.runs.watching.watch RUN HOME WATCHER`.
 
     The watcher of a home starts it, with the environment of the run's shell as JSON on standard input: no other run's
-    calls see it. A second line says how the newest attempt ended. Without WATCHER an older cloudtrain has started it, and
-    the run is handed to the watcher.
+    calls see it. A second line says how the newest attempt ended.
     """
-    run_id, home, *rest = sys.argv[1:]
+    run_id, home, watcher = sys.argv[1:]
     variables, _, end = sys.stdin.read().partition("\n")
     os.environ.update(json.loads(variables or "{}"))  # in memory only: /proc shows what a process began with
     try:
-        store = Store(Path(home))
-        if owner := Process.parse(rest[0]) if rest else None:
-            send_next(store, run_id, owner, end)
-        else:
-            handover.start(store, store.attempts(run_id)[-1].plan)
+        if owner := Process.parse(watcher):
+            send_next(Store(Path(home)), run_id, owner, end)
     except CloudtrainError as error:
         watch_log.write(f"{run_id}: {error}")
         return error.exit_code
