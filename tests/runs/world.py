@@ -338,7 +338,7 @@ class World(Fleet):
         elif what == "refusal":
             self.refuses = set(draw.sample(sorted(self.kinds), draw.randint(0, 3)))
         elif what == "clock":
-            wrong_by = draw.choice([0.0, -600.0, -40.0, 40.0, 3600.0])
+            wrong_by = draw.choice([0.0, -600.0, -40.0, 40.0, 900.0])
             self.clock.jump(wrong_by - self.wrong_by)
             self.wrong_by = wrong_by
         elif what == "hang" and self.watchers:
