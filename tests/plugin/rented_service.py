@@ -88,7 +88,10 @@ class Service:
         source.mkdir(parents=True)
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(wanted["archive"]))) as tar:
             tar.extractall(source, filter="data")
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **wanted["env"]}
+        role = {
+            name: value for name, value in os.environ.items() if name.startswith("AWS_")
+        }  # of the account's machines
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **role, **wanted["env"]}
         with (self.folder / name / "log").open("wb") as log:
             process = subprocess.Popen(
                 wanted["argv"],

@@ -12,13 +12,13 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cloudtrain import events
-from cloudtrain.backends.api import FETCHABLE, Backend, Facts, FoundAttempt, Plan, TimeLimit, Traits
+from cloudtrain.backends.api import FETCHABLE, Backend, Facts, Plan, TimeLimit, Traits
 from cloudtrain.backends.http import RETRYABLE, Answer, Http, HttpError
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.clock import SYSTEM, Clock
@@ -52,13 +52,15 @@ class RentedBackend(Backend):
 
     name = "rented"
     traits = Traits(
-        keys={"resources.accelerators": "gpu", "resources.disk_gb": "disk_gb", "image": "image"}, shared_files=True
+        keys={"resources.accelerators": "gpu", "resources.disk_gb": "disk_gb", "image": "image"},
+        shared_files=True,
+        ci=Path(__file__).with_name("ci.yml"),
     )
     poll_s, follow_s = 1.0, 0.2
     variables = ("RENTED_*",)
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
-        self._options, self._clock = dict(options), clock
+        self._options, self._clock = {"volume": "/workspace", "python": "python3", **options}, clock
         self._http = Http(self._target, _error, lambda _: "check the network and options.rented.address", clock=clock)
         self.group = f"rented {options.get('address')}"
 
@@ -70,7 +72,7 @@ class RentedBackend(Backend):
             """Options of the backend `rented`."""
 
             model_config = ConfigDict(extra="forbid")
-            address: str | None = Field(None, description="URL of the API")
+            address: str = Field(description="URL of the API")
             volume: str = Field("/workspace", description="where machines see the account's volume")
             python: str = Field("python3", description="Python of the image")
 
@@ -82,28 +84,23 @@ class RentedBackend(Backend):
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         gpu, count = job.resources.accelerator or "", job.resources.gpus
-        problems = [] if self._options.get("address") else [Problem("is needed", "options.rented.address")]
         if gpu not in USD_PER_HOUR:
-            problems.append(
-                Problem(f"is {gpu}", "resources.accelerators", f"write {', '.join(filter(None, USD_PER_HOUR))}")
-            )
-        if problems:
-            raise BadJob(problems)
+            known = ", ".join(filter(None, USD_PER_HOUR))
+            raise BadJob([Problem(f"is {gpu}, and the machines have {known}", "resources.accelerators")])
         manifest = Manifest.of(job, run_id, attempt)
-        volume = str(self._options.get("volume") or "/workspace")
+        environment = {
+            "CLOUDTRAIN_NODE_RANK": "0",
+            "CLOUDTRAIN_RUN_DIR": f"{self._options['volume']}/{run_id}",
+            "CLOUDTRAIN_GPUS": ",".join(map(str, range(count))),
+        }
         request = {
             "name": manifest.attempt_id,
             "gpu": f"{count}x{gpu}" if gpu else "",
             "disk_gb": job.resources.disk_gb or 50,
             "image": job.image or "python:3.12",
             "labels": dict(job.labels),
-            "argv": [str(self._options.get("python") or "python3"), ".cloudtrain/launch.py"],
-            "env": manifest.environment()
-            | {
-                "CLOUDTRAIN_NODE_RANK": "0",
-                "CLOUDTRAIN_RUN_DIR": f"{volume}/{run_id}",
-                "CLOUDTRAIN_GPUS": ",".join(map(str, range(count))),
-            },
+            "argv": [self._options["python"], ".cloudtrain/launch.py"],
+            "env": {**manifest.environment(), **environment},
         }
         price = {"usd_per_hour": USD_PER_HOUR[gpu] * (count or 1), "as_of": "2026-11-28", "source": "the price page"}
         described = {"bundle": bundle.to_dict(), "manifest": manifest.to_dict(), "job": job.to_dict()}
@@ -117,7 +114,7 @@ class RentedBackend(Backend):
 
     def check(self) -> list[Problem]:
         try:
-            self._call("GET", "/machines", "machines cannot be listed")
+            self._http.call("GET", "/machines", "machines cannot be listed")
         except BackendError as error:
             return [Problem(error.message, "options.rented", error.hint)]
         return []
@@ -125,7 +122,7 @@ class RentedBackend(Backend):
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         archive = base64.b64encode(bundle.path.read_bytes()).decode()
         body = json.dumps({**plan.request, "archive": archive}).encode()
-        self._call("POST", "/machines", "the machine was not rented", data=body, accept=(409,))  # 409: it is there
+        self._http.call("POST", "/machines", "the machine was not rented", data=body, accept=(409,))  # 409: it is there
         return plan.attempt_id
 
     def find(self, attempt_id: str) -> str | None:
@@ -136,26 +133,25 @@ class RentedBackend(Backend):
         return self._status(handle, machine) if machine else Status(State.LOST, reason="there is no such machine")
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
-        listed = {machine["name"]: machine for machine in self._machines()}
+        answer = self._http.call("GET", "/machines", "machines cannot be listed")
+        listed = {machine["name"]: machine for machine in answer.json}
         return {handle: self._status(handle, listed[handle]) for handle in handles if handle in listed}
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         def read(offsets: Sequence[int]) -> list[Iterable[bytes] | None]:
             return [[self._log(handle, f"from={offsets[0]}")]]
 
-        def ended() -> bool:
-            return self.status(handle).state.final
-
+        ended = lambda: self.status(handle).state.final  # noqa: E731
         return merge(read, 1, after=after, follow=follow, ended=ended, pause_s=self.follow_s, clock=self._clock)
 
     def cancel(self, handle: str) -> None:
-        self._call("DELETE", f"/machines/{handle}", "the machine cannot be deleted", accept=(404,))
+        self._http.call("DELETE", f"/machines/{handle}", "the machine cannot be deleted", accept=(404,))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             path = f"{handle.rpartition('-a')[0]}/{name}"
-            answer = self._call("GET", f"/volume?path={quote(path)}", "files cannot be read", accept=(404,))
+            answer = self._http.call("GET", f"/volume?path={quote(path)}", "files cannot be read", accept=(404,))
             if answer.status == 404:
                 continue
             with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(answer.data)) as tar:
@@ -165,11 +161,6 @@ class RentedBackend(Backend):
 
     def labels(self, handle: str) -> dict[str, str] | None:
         return (self._machine(handle) or {}).get("labels")
-
-    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
-        for machine in self._machines():
-            if machine["labels"].get(name) == value and machine["name"] not in known:
-                yield FoundAttempt(machine["name"], machine["name"], {}, machine["started_at"])
 
     def _status(self, handle: str, machine: Mapping[str, Any]) -> Status:
         times = machine["started_at"], machine["ended_at"]
@@ -186,18 +177,12 @@ class RentedBackend(Backend):
         return Status(State.LOST, None, "the machine ended before the launcher did", *times)
 
     def _machine(self, name: str) -> dict[str, Any] | None:
-        answer = self._call("GET", f"/machines/{name}", "the machine cannot be read", accept=(404,))
+        answer = self._http.call("GET", f"/machines/{name}", "the machine cannot be read", accept=(404,))
         return None if answer.status == 404 else dict(answer.json)
 
-    def _machines(self) -> list[dict[str, Any]]:
-        return list(self._call("GET", "/machines", "machines cannot be listed").json)
-
     def _log(self, name: str, where: str) -> bytes:
-        answer = self._call("GET", f"/machines/{name}/log?{where}", "the log cannot be read", accept=(404,))
+        answer = self._http.call("GET", f"/machines/{name}/log?{where}", "the log cannot be read", accept=(404,))
         return b"" if answer.status == 404 else answer.data
-
-    def _call(self, method: str, path: str, failure: str, **more: Any) -> Answer:
-        return self._http.call(method, path, failure, **more)
 
     def _target(self, path: str) -> tuple[str, Mapping[str, str]]:
         if not (key := os.environ.get(KEY)):
