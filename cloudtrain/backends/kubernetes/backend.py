@@ -36,8 +36,8 @@ from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.permissions import build_role
-from cloudtrain.backends.kubernetes.pod import count_gpus
-from cloudtrain.backends.kubernetes.request import KEYS, Request, kubectl_manifests, time_limit
+from cloudtrain.backends.kubernetes.pod import KEYS, count_gpus
+from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.backends.store.open import Clients, s3_endpoint

@@ -32,6 +32,22 @@ SECRET = re.compile(r"k8s:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/([-._a-zA-Z0-9]+)")
 _ACCELERATOR = re.compile(r"^(?>[^/]*/).*gpu|^(?>.*?gpu).*/|/mig-|/tpu|/neuron|/gaudi|/npu")
 
 
+KEYS = {
+    "num_nodes": "completions",
+    "image": "image",
+    "resources.accelerators": "nvidia.com/gpu",
+    "resources.use_spot": "nodeSelector",
+    "resources.disk_gb": "ephemeral-storage",
+    "resources.cpus": "cpu",
+    "resources.memory": "memory",
+    "resources.instance_type": "node.kubernetes.io/instance-type",
+    "secrets.k8s": "secretKeyRef",
+    "limits.max_runtime": "activeDeadlineSeconds",
+    "limits.max_wait": "activeDeadlineSeconds",
+    "retry.max_attempts": "backoffLimit",
+}
+
+
 @dataclass
 class Pod:
     """Builds the pod's spec."""

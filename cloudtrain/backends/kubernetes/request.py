@@ -37,22 +37,6 @@ LOST = 69  # the launcher leaves with it where nothing happened: its pod is star
 MAX_INLINE_BYTES = 700 << 10  # largest bundle that goes into a ConfigMap, which holds 1 MiB of base64
 
 
-KEYS = {
-    "num_nodes": "completions",
-    "image": "image",
-    "resources.accelerators": "nvidia.com/gpu",
-    "resources.use_spot": "nodeSelector",
-    "resources.disk_gb": "ephemeral-storage",
-    "resources.cpus": "cpu",
-    "resources.memory": "memory",
-    "resources.instance_type": "node.kubernetes.io/instance-type",
-    "secrets.k8s": "secretKeyRef",
-    "limits.max_runtime": "activeDeadlineSeconds",
-    "limits.max_wait": "activeDeadlineSeconds",
-    "retry.max_attempts": "backoffLimit",
-}
-
-
 class Request:
     """The manifests of one attempt; `source` is the URI for a bundle that is too large for a ConfigMap, else None."""
 
