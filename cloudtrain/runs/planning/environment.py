@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 
+from cloudtrain.backends import registry
 from cloudtrain.source import secrets
 
 # What the interpreter and every program need; it holds no credential, and a process may begin with it.
@@ -35,6 +37,15 @@ POINTERS = (
 )  # fmt: skip
 
 
+@cache
+def credentials() -> tuple[str, ...]:
+    """Return CREDENTIALS, and what the calls of installed backends read; imports these."""
+    installed = (
+        registry.backend_class(name).variables or () for name in registry.names() if name not in registry.BUILT_IN
+    )
+    return (*CREDENTIALS, *(pattern for patterns in installed for pattern in patterns))
+
+
 def select(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """Return the variables whose names match a pattern."""
     patterns = tuple(patterns)
@@ -52,7 +63,7 @@ def pointers(environ: Mapping[str, str]) -> dict[str, str]:
 
 def hidden(environ: Mapping[str, str], sources: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the credentials, and of the sources of the job's secrets, whose values are not stored."""
-    names = {*select(environ, CREDENTIALS), *(name for name in sources if name in environ)}
+    names = {*select(environ, credentials()), *(name for name in sources if name in environ)}
     return tuple(sorted(names - pointers(environ).keys()))
 
 
@@ -64,6 +75,6 @@ def restore(stored: Mapping[str, str], names: Iterable[str], shell: Mapping[str,
         names: the variables whose values were not stored; the shell's are taken where it has them.
         shell: the environment of the shell that started this watcher; its own credentials are left out.
     """
-    own = select(shell, CREDENTIALS).keys()
+    own = select(shell, credentials()).keys()
     rest = {name: value for name, value in shell.items() if name not in own}
     return rest | dict(stored) | {name: shell[name] for name in names if name in shell}

@@ -309,7 +309,7 @@ def main() -> int:
     messages = json.loads(sys.stdin.read() or "[]")
     shell: Environ = messages[0]["environ"] if messages else dict(os.environ)
     # In memory only: /proc shows what a process began with.
-    os.environ.update(environment.select(shell, (*environment.CREDENTIALS, *environment.BASE)))
+    os.environ.update(environment.select(shell, (*environment.credentials(), *environment.BASE)))
     code = 0
     try:
         HomeWatcher(home, shell).run(messages)

@@ -44,7 +44,7 @@ class Worker:
         clock: Clock = SYSTEM,
     ) -> None:
         self._clock = clock
-        self.environ = environment.select(environ, (*environment.CREDENTIALS, *environment.BASE))
+        self.environ = environment.select(environ, (*environment.credentials(), *environment.BASE))
         self.runs: set[str] = set()
         self.idle_since = self._clock.monotonic()
         self.alive_at = self._clock.monotonic()
