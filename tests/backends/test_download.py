@@ -204,19 +204,26 @@ def test_an_object_that_changed_since_is_fetched_from_its_beginning(place: Place
 
 def test_an_object_that_changes_meanwhile_arrives_as_its_newest_version(place: Place, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(download, "AT_ONCE", 1)
-    place.put("run/m", DATA)
+    place.put("run/deep/m", DATA)
     newest = DATA[::-1][: 5 << 20]
     changed = threading.Event()
 
     def change(body: bytes) -> bytes:
         if len(place.proxy.ranges) == 4 and not changed.is_set():
             changed.set()
-            place.put("run/m", newest)
+            place.put("run/deep/m", newest)
         return body
 
     place.proxy.change = change
     place.fetch(tmp_path / "out")
-    assert files(tmp_path / "out") == {"m": newest}
+    assert files(tmp_path / "out") == {"deep/m": newest}
+
+
+def test_a_name_is_added_once(place: Place, tmp_path: Path):
+    assert place.objects.add("run/x", b"first") is True
+    assert place.objects.add("run/x", b"second") is False
+    place.fetch(tmp_path / "out")
+    assert files(tmp_path / "out") == {"x": b"first"}
 
 
 def test_an_object_that_is_deleted_meanwhile_is_named(place: Place, tmp_path: Path, monkeypatch):
