@@ -162,8 +162,8 @@ class World(Fleet):
     def act(self, process: Process, what: Callable[[], Any], *, mortal: bool = True) -> Any:
         """Let a process do something; it may die on the way, and then None is returned."""
         before = self.me, self.kill_after
-        dies = mortal and not self.quiet and self.chance(0.15)
-        self.me, self.kill_after = process, self.draw.randint(1, 25) if dies else FOREVER
+        dies = mortal and not self.quiet and self.chance(0.35)
+        self.me, self.kill_after = process, self.draw.randint(1, 6) if dies else FOREVER
         try:
             return what()
         except Killed:
