@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+# They turn the direction of a text round or are not seen: with them a name looks like another one.
+_MARKS = re.compile(r"[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+
+
+def show_marks(text: str) -> str:
+    """Return a text with direction marks and zero-width characters as escapes, such as \\u202e."""
+    return text if text.isprintable() else _MARKS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
 
 class State(StrEnum):
     """The life of a run or an attempt.

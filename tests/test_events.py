@@ -372,3 +372,15 @@ def test_a_name_with_an_expression_is_heard_by_that_alone():
         (1, "lr", 0.5),
         (2, "loss", 2.5),
     ]
+
+
+@pytest.mark.parametrize("shown", ["console", "page", "notebook", "terminal"])
+def test_direction_marks_and_zero_width_characters_are_seen_wherever_a_text_is_shown(shown):
+    from cloudtrain.cli.view import terminal
+    from cloudtrain.console import text
+    from cloudtrain.report import notebook, page
+
+    show = {"console": text.clean, "page": page.escape_text, "terminal": terminal.clean}
+    show["notebook"] = lambda value: notebook.html_table((), [(value,)])
+    assert "a\\u202eb\\u200bc\\ufeff\\u2066d" in show[shown]("a\u202eb\u200bc\ufeff\u2066d")
+    assert "\u0645\u06cc\u200c\u062e" in show[shown]("\u0645\u06cc\u200c\u062e") or shown == "page"  # joins letters

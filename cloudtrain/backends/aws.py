@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
+from cloudtrain.backends.http import read_body
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, NoService, Unreachable
 
@@ -66,7 +67,7 @@ class AwsUnreachable(AwsError, Unreachable):
 
 
 class AwsNoService(AwsUnreachable, NoService):
-    """The endpoint's name has no address, or nothing listens there."""
+    """The endpoint's name has no address, or nothing listens there: no try of the call was sent."""
 
 
 class AwsNoCapacity(AwsError, NoCapacity):
@@ -87,6 +88,7 @@ class Aws:
         self.backend, self.profile, self.endpoint, self.clock = backend, profile, endpoint, clock
         self._region = region
         self._clients: dict[str, Any] = {}
+        self._calls = threading.local()  # of each thread: what is known of its last call
         self._lock = threading.Lock()  # a session makes one client at a time (boto3's guide, "Multithreading")
 
     @cached_property
@@ -131,7 +133,39 @@ class Aws:
         retries = {"mode": "standard", "total_max_attempts": tries}
         config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
                         user_agent_extra="cloudtrain")  # fmt: skip
-        return session.client(service, region_name=self.region, endpoint_url=self.endpoint, config=config)
+        client = session.client(service, region_name=self.region, endpoint_url=self.endpoint, config=config)
+        events, connection = client.meta.events, client._endpoint.http_session
+        events.register("before-call", self._note_call)
+        events.register("before-send", partial(self._send, connection))
+        events.register("needs-retry", self._note_try)
+        return client
+
+    def _note_call(self, **_: Any) -> None:
+        self._calls.may_have_sent = False
+
+    def _note_try(self, caught_exception: Exception | None = None, **_: Any) -> None:
+        """Note of each try of a call whether its request may have been sent: botocore tells of the last one alone."""
+        from botocore.exceptions import EndpointConnectionError
+
+        self._calls.may_have_sent |= not isinstance(caught_exception, EndpointConnectionError)
+
+    def _send(self, connection: Any, request: Any, **_: Any) -> Any:
+        """Send a request in botocore's place, which would read an answer of any length; None for one that is a stream."""
+        if request.stream_output:
+            return None
+        from botocore.exceptions import HTTPClientError
+        from urllib3.exceptions import HTTPError
+
+        request.stream_output = True
+        response = connection.send(request)
+        raw = response.raw
+        try:
+            response._content = read_body(getattr(raw, "read1", raw.read), request.url, self.clock)
+        except HTTPError as error:
+            raise HTTPClientError(error=error) from None
+        if raw.length_remaining:  # what is missing of Content-Length
+            raise HTTPClientError(error=f"the answer lacks its last {raw.length_remaining} bytes")
+        return response
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
@@ -222,7 +256,7 @@ class Aws:
             OSError,
         )
         kind = AwsUnreachable if isinstance(error, no_answer) else AwsError
-        if isinstance(error, exceptions.EndpointConnectionError):
+        if isinstance(error, exceptions.EndpointConnectionError) and not getattr(self._calls, "may_have_sent", True):
             kind = AwsNoService
         return kind(f"AWS cannot be reached: {message}", "check the network, proxies and the region")
 

@@ -108,7 +108,7 @@ class Http:
         for attempt in range(tries):
             try:
                 with self._send(method, path, failure, data, headers or {}, timeout_s) as response:
-                    return Answer(response.status, _lowercase_names(response.headers), read_body(response, self._clock))
+                    return Answer(response.status, _lowercase_names(response.headers), _read_all(response, self._clock))
             except (BackendError, OSError, http.client.HTTPException) as error:
                 status = error.status if isinstance(error, HttpError) else None
                 if isinstance(error, HttpError) and status in accept:
@@ -188,20 +188,25 @@ def is_refused_connection(error: BaseException) -> bool:
     return isinstance(reason, ConnectionRefusedError | socket.gaierror)
 
 
-def read_body(response: Any, clock: Clock = SYSTEM) -> bytes:
-    """Read a whole answer; raises Unreachable where it is longer or takes longer than an API's may, and HTTPException."""
+def read_body(read: Callable[[int], bytes], url: str, clock: Clock = SYSTEM) -> bytes:
+    """Read a whole answer; raises Unreachable where it is longer or takes longer than an API's may, and what `read` raises."""
     pieces, size, end = [], 0, clock.monotonic() + ANSWER_S
-    while piece := response.read1(CHUNK_BYTES):
+    while piece := read(CHUNK_BYTES):
         pieces.append(piece)
         size += len(piece)
         if size > ANSWER_BYTES or clock.monotonic() > end:
             limit = f"{ANSWER_BYTES >> 20} MiB" if size > ANSWER_BYTES else f"{ANSWER_S:.0f} s"
-            host = urlsplit(response.url).netloc
-            message = f"the answer of {host} is over the limit of {limit} ({size} bytes were read)"
+            message = f"the answer of {urlsplit(url).netloc} is over the limit of {limit} ({size} bytes were read)"
             raise Unreachable(message, "check the address, and whether a proxy answers in its place (HTTPS_PROXY)")
-    if response.length:  # what is missing of Content-Length
-        raise http.client.IncompleteRead(b"".join(pieces), response.length)
     return b"".join(pieces)
+
+
+def _read_all(response: Any, clock: Clock = SYSTEM) -> bytes:
+    """Read an answer of urllib; raises Unreachable, OSError, HTTPException."""
+    data = read_body(response.read1, response.url, clock)
+    if response.length:  # what is missing of Content-Length
+        raise http.client.IncompleteRead(data, response.length)
+    return data
 
 
 def resume(
@@ -230,7 +235,7 @@ def ask(method: str, url: str, data: bytes | None, headers: Mapping[str, str], t
     request = urllib.request.Request(url, data, dict(headers), method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return Answer(response.status, _lowercase_names(response.headers), read_body(response))
+            return Answer(response.status, _lowercase_names(response.headers), _read_all(response))
     except urllib.error.HTTPError as error:
         return _read_error(error)
 
@@ -239,7 +244,7 @@ def _read_error(error: urllib.error.HTTPError) -> Answer:
     """Return an error's answer, with the part of the body that arrived if the connection broke off."""
     with error:
         try:
-            body = read_body(error)
+            body = _read_all(error)
         except http.client.IncompleteRead as broken:
             body = broken.partial
         except (OSError, http.client.HTTPException, Unreachable):

@@ -7,23 +7,23 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudtrain.events import show_marks
 from cloudtrain.job.units import format_number
 
 LONGEST = 400  # characters of a value on a page
-# Characters that change the text direction, join letters or hide them
-_DIRECTION_MARKS = re.compile("[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+_JOINERS = "\u200c\u200d"  # of letters in some scripts, and of emoji
 _ESCAPE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?")
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
-    """Return a value as one line without escape sequences, control characters and direction marks."""
+    """Return a value as one line without escape sequences and control characters; direction marks are shown as \\u202e."""
     text = value if isinstance(value, str) else _to_text(value)
     if len(text) > 4 * longest:
         text = text[: 4 * longest]
     if not text.isprintable():
         text = _ESCAPE.sub("", text).replace("\t", "    ").replace("\n", " ⏎ ")
-        text = _DIRECTION_MARKS.sub("", text)
-        text = "".join(letter if letter.isprintable() else "�" for letter in text)
+        text = show_marks(text)
+        text = "".join(letter if letter.isprintable() or letter in _JOINERS else "�" for letter in text)
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.events import show_marks
 from cloudtrain.history.columns import format_cell
 from cloudtrain.history.sampling import Point, share, split_lost
 from cloudtrain.job.units import format_number, seconds_since
@@ -41,8 +42,8 @@ def table(store: Store, run_ids: Sequence[str]) -> str:
 
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of HTML; every cell is text."""
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{body}</table>"
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{_text(head)}</th>' for head in heads)}</tr>{body}</table>"
 
 
 def data_frame(
@@ -88,10 +89,10 @@ def frame(name: str, state: str, rows: Sequence[tuple[str, str]], curves: Sequen
     """Return a card of a name and its state: rows of a head and a text, then those of a head, a picture and a text."""
     colour = _COLOURS.get(state, "#9a6700")
     body = "".join(
-        f"<tr><th>{escape(head)}</th><td>{picture} {escape(value)}</td></tr>"
+        f"<tr><th>{_text(head)}</th><td>{picture} {_text(value)}</td></tr>"
         for head, picture, value in (*((head, "", value) for head, value in rows if value), *curves)
     )
-    title = f'<b>{escape(name)}</b> <span style="color:{colour}">{escape(state)}</span>'
+    title = f'<b>{_text(name)}</b> <span style="color:{colour}">{_text(state)}</span>'
     return f"<div>{title}<table>{body}</table></div>"
 
 
@@ -143,3 +144,7 @@ def _svg(points: Sequence[Point]) -> str:
     kept, lost = split_lost(finite)
     drawn = "".join([*(line(part, LOST_OPACITY) for part in lost), line(kept, 1)])
     return f'<svg width="{width}" height="{height}" style="vertical-align:middle">{drawn}</svg>'
+
+
+def _text(value: str) -> str:
+    return escape(show_marks(value))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.events import MARK, PLATFORM, parse
+from cloudtrain.events import MARK, PLATFORM, parse, show_marks
 from cloudtrain.report import plots, use
 from cloudtrain.report.packages import requirements
 
@@ -187,7 +187,7 @@ def _plotly() -> str:
 
 def escape_text(value: object) -> str:
     """Return anything as text of a page: escaped, of control characters only tab and line end."""
-    text = str(value)
+    text = show_marks(str(value))
     if not text.isprintable():
         text = "".join(
             letter if letter in "\n\t" or (letter.isprintable() or letter == " ") else "�" for letter in text

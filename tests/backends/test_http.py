@@ -189,7 +189,7 @@ def test_an_answer_has_a_bound_of_time(clock: VirtualClock) -> None:
 
     slow = Slow()
     with pytest.raises(Unreachable, match="api.example is over the limit of 300 s"):
-        http.read_body(slow, clock)
+        http.read_body(slow.read1, "https://api.example/x", clock)
     assert slow.pieces == 6
 
 

@@ -113,6 +113,21 @@ def test_each_way_is_tried_again_and_its_failure_is_said(monkeypatch, tmp_path):
     assert notify.send({"webhook": "env:NOT_THERE"}, data) == ["the webhook failed 3 times: no http address is set"]
 
 
+def test_an_address_that_is_kept_in_a_variable_is_not_sent_unencrypted(monkeypatch):
+    monkeypatch.setattr(notify, "PAUSES_S", (0.0,))
+    monkeypatch.setenv("HOOK", f"http://hooks.example/{TOKEN}")
+    (problem,) = notify.send({"webhook": "env:HOOK"}, {"event": "end"})
+    assert "write https://" in problem and TOKEN not in problem
+
+
+def test_what_a_message_shows_has_no_direction_marks(memory, submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.finish(f"{run.run_id}-a1", State.FAILED, 1, "exit \u202egnp\u200b")
+    watch(run)
+    told = notify.message(run.store, run.run_id, f"{run.run_id}-a1", "end")
+    assert "exit \\u202egnp\\u200b" in told["text"] and told["reason"] == "exit \\u202egnp\\u200b"
+
+
 def test_a_way_that_fails_holds_up_no_other(receiver, monkeypatch, tmp_path):
     address, heard = receiver
     monkeypatch.setattr(notify, "PAUSES_S", (0.0, 0.0))  # the receiver refuses what it hears first

@@ -127,7 +127,7 @@ class KubeApi:
         path: str,
         failure: str,
         query: Mapping[str, str],
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None = None,
         first: int = 0,
         last: int | None = None,
     ) -> Iterator[bytes]:

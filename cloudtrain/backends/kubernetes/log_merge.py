@@ -8,7 +8,7 @@ counts from 0 again: line numbers of restart n begin at n * SEQ_PER_START.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cloudtrain import events
@@ -17,6 +17,7 @@ from cloudtrain.events import LogLine
 
 _LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
 SEQ_PER_START = 1_000_000_000  # line numbers reserved for one start of a node
+LONGEST_LINE = 16 << 20  # bytes
 
 
 class PodStart(NamedTuple):
@@ -55,10 +56,10 @@ class NodeLog:
             self.start += 1
         self.pod, self.next, self.unnumbered, self.last_time = pod, 0, 0, ""
 
-    def parse_new_lines(self, text: str) -> Iterator[tuple[str, int, int, str]]:
-        """Yield (time, rank, line number, text) of the lines in a text that were not read before."""
+    def parse_new_lines(self, lines: Iterable[str]) -> Iterator[tuple[str, int, int, str]]:
+        """Yield (time, rank, line number, text) of the lines of a log that were not read before."""
         unnumbered, self.gap = 0, False
-        for line in text.split("\n"):
+        for line in lines:
             match = _LINE.fullmatch(line)
             if match is None:
                 if line and self.next == 0:
@@ -91,11 +92,26 @@ class LogMerger:
                 f"{after!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line"
             ) from None
 
-    def add_text(self, node: int, text: str, began: str) -> Iterator[LogLine]:
-        """Yield the new lines in a node's log text; `began` is the time for lines without one."""
-        for last_time, rank, seq, line in self.nodes[node].parse_new_lines(text):
+    def add_lines(self, node: int, lines: Iterable[str], began: str) -> Iterator[LogLine]:
+        """Yield the new ones of a node's log lines; `began` is the time for lines without one."""
+        for last_time, rank, seq, line in self.nodes[node].parse_new_lines(lines):
             cursor = ",".join(log.cursor for log in self.nodes if log.pod.uid)
             yield LogLine(last_time or began, node, rank, seq, line, cursor)
+
+
+def split_lines(chunks: Iterable[bytes], *, all_of_it: bool = True) -> Iterator[str]:
+    """Yield the lines of a log that arrives in chunks, of any length; `all_of_it`: the last one without an end, too.
+
+    A log can be larger than memory. A line over LONGEST_LINE bytes, which the launcher does not write, comes in pieces.
+    """
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        yield from (line.decode("utf-8", "replace") for line in lines)
+    if all_of_it and rest:
+        yield rest.decode("utf-8", "replace")
 
 
 def parse_launcher_result(message: str) -> Mapping[str, Any] | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.http import ANSWER_BYTES
-from cloudtrain.backends.kubernetes.client import KubeApi
+from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
-from cloudtrain.backends.kubernetes.log_merge import LogMerger, NodeLog, PodStart
+from cloudtrain.backends.kubernetes.log_merge import LogMerger, NodeLog, PodStart, split_lines
 from cloudtrain.backends.kubernetes.names import CONTAINER, OUTPUT, UNPACK
 from cloudtrain.backends.kubernetes.status import container_state, creation_order, get_annotations, node_rank, status_of
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
@@ -61,19 +61,23 @@ class KubeLogs:
                 node.switch_pod(start)
             pod = pods_by_uid.get(start.uid)
             began = str((pod or job)["metadata"].get("creationTimestamp", ""))
-            text: str | None = None
+            gone = pod is None
             if pod is not None:
                 # At the end read all of it: if a clock was set back, `since` would hide lines.
                 since = node.last_time if node.next and not final else ""
-                text = self._pod_log(pod, since)
-                yield from merger.add_text(node.node, text or "", began)
-                if node.gap and since:
-                    yield from merger.add_text(node.node, self._pod_log(pod, "") or "", began)
-            if pod is None or text is None or node.gap or (final and not container_state(pod)):
+                try:
+                    yield from merger.add_lines(node.node, self._pod_log(pod, since), began)
+                    if node.gap and since:
+                        yield from merger.add_lines(node.node, self._pod_log(pod, ""), began)
+                except KubeError as error:
+                    if error.status != 404:  # else it is gone since it was listed
+                        raise
+                    gone = True
+            if gone or node.gap or (pod is not None and final and not container_state(pod)):
                 saved = saved or self._saved_logs(job, node, final)
                 for name in saved:
                     if _parse_log_folder(name).uid == start.uid:
-                        yield from merger.add_text(node.node, self._saved_log_text(job, saved[name]), began)
+                        yield from merger.add_lines(node.node, self._saved_log(job, saved[name]), began)
 
     def _pod_starts(
         self, job: Object, node: NodeLog, pods_by_uid: dict[str, Object], final: bool
@@ -107,21 +111,23 @@ class KubeLogs:
         ]
         return sorted(starts, key=lambda start: (start.uid != current.uid, order(start))), saved
 
-    def _pod_log(self, pod: Object, since: str) -> str | None:
-        """Return a pod's log in whole lines; "" if it has not started, None if it is gone since it was listed."""
+    def _pod_log(self, pod: Object, since: str) -> Iterator[str]:
+        """Yield the whole lines of a pod's log, none if it has not started; raises KubeError with status 404 if it is gone."""
         state, name = container_state(pod), CONTAINER
         if not state.get("startedAt"):
             state, name = container_state(pod, UNPACK), UNPACK
             if not state.get("exitCode"):
-                return ""
+                return
         query = {"container": name, **({"sinceTime": since} if since else {})}
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
-        answer = self._api.call("GET", path, "the log cannot be read", query=query, accept=(400, 404))
-        if answer.status != 200:
-            return None if answer.status == 404 else ""
-        text = answer.data.decode("utf-8", "replace")
-        return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the last line may be incomplete
+        try:
+            chunks = self._api.stream(path, "the log cannot be read", query)
+            # The last line of a pod that still runs may be incomplete.
+            yield from split_lines(chunks, all_of_it="exitCode" in state)
+        except KubeError as error:
+            if error.status != 400:  # else its container has not started yet
+                raise
 
     def _saved_logs(self, job: Object, node: NodeLog, include_volumes: bool) -> dict[str, str]:
         """Return the logs that a node's pods saved in the output: folder name -> its path or URI."""
@@ -136,14 +142,12 @@ class KubeLogs:
         names = sorted({path[len(prefix) :].partition("/")[0] for path in texts if path.startswith(prefix)})
         return {name: f"{prefix}{name}/" for name in names}
 
-    def _saved_log_text(self, job: Object, prefix: str) -> str:
+    def _saved_log(self, job: Object, prefix: str) -> Iterator[str]:
         if "://" in prefix:
             files = self._stores.bucket(prefix)
-            return b"".join(files.read(name, ANSWER_BYTES) or b"" for name in sorted(files.sizes(""))).decode(
-                "utf-8", "replace"
-            )
+            return split_lines(files.read(name, ANSWER_BYTES) or b"" for name in sorted(files.sizes("")))
         texts = self._volume_logs[job["metadata"]["uid"]]
-        return "".join(texts[path] for path in sorted(texts) if path.startswith(prefix))
+        return iter("".join(texts[path] for path in sorted(texts) if path.startswith(prefix)).split("\n"))
 
     def _logs_on_volume(self, job: Object, base: str, pod_uid: str) -> dict[str, str]:
         """Return the logs saved on a volume, path -> text; {} if the volume cannot be read."""

@@ -45,7 +45,7 @@ from cloudtrain.backends.sagemaker import (
     upload,
 )
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending
+from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending, first_request
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -159,9 +159,10 @@ class SagemakerBackend(Backend):
             self._check_account()
             upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
-        if self._options.get("queue"):
-            return submission.submit_to_queue(self._queue, plan.attempt_id, request)
-        return submission.submit_job(self.aws, self._jobs, plan.attempt_id, request, self._options)
+        with first_request():
+            if self._options.get("queue"):
+                return submission.submit_to_queue(self._queue, plan.attempt_id, request)
+            return submission.submit_job(self.aws, self._jobs, plan.attempt_id, request, self._options)
 
     def _check_account(self) -> None:
         pinned = self._options.get("account")

@@ -22,7 +22,7 @@ from cloudtrain.backends.sagemaker.toolkit import ENABLED, INSTANCE_TYPE, TORCHR
 from cloudtrain.errors import BackendError
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.aws import Aws
+    from cloudtrain.backends.aws import Aws, AwsNoService
 
 # Of Hugging Face's training images: 2.6.0-transformers4.51.3-gpu-py312-cu124-ubuntu22.04
 TAG = re.compile(r":(?P<torch>[\d.]+)-transformers(?P<transformers>[\d.]+)-(?:gpu|cpu)-(?P<python>py\d+)")
@@ -149,6 +149,9 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
         # Without the decorators of `fit`, which send telemetry. To opt out takes longer than to build the request.
         fit = partial(inspect.unwrap(type(built).fit), built, fit_inputs(request), wait=False, job_name=name)
         aws.explained(partial(fit, experiment_config=request.get("ExperimentConfig")), "sagemaker:CreateTrainingJob")
+    except AwsNoService:
+        if not arns:  # else it was a call after the one that sends the job
+            raise
     except (ValueError, TypeError, RuntimeError) as error:  # of the SDK, which checks its arguments and defaults
         message = f"the SageMaker SDK refuses the job: {error}".partition("\n")[0]
         raise BackendError(

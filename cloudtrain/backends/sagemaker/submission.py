@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
+from cloudtrain.backends.aws import Aws, AwsError, AwsNoService, AwsUnreachable
 from cloudtrain.backends.sagemaker import client
 from cloudtrain.errors import BackendError, Unreachable
 
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 def submit_job(
     aws: Aws, jobs: DescribedJobs, attempt_id: str, request: Mapping[str, Any], options: Mapping[str, Any]
 ) -> str:
-    """Send a request to SageMaker; return the ARN of its job, also where the answer was lost."""
+    """Send a request to SageMaker; return the ARN of its job, also where the answer was lost.
+
+    Raises AwsNoService where nothing was sent.
+    """
     try:
         if client.choose_client(request, options)[0] == "sdk":
             from cloudtrain.backends.sagemaker.huggingface_estimator import submit
 
             return submit(aws, request)
         return str(aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
+    except AwsNoService:
+        raise
     except AwsError as error:
         if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
             return _find_after_error(jobs, attempt_id, request, error)
@@ -57,6 +62,8 @@ def submit_to_queue(queue: Queue, attempt_id: str, request: Mapping[str, Any]) -
     """Send a request to the queue; return the ARN of the service job that holds it, also where its answer was lost."""
     try:
         return queue.submit(request)
+    except AwsNoService:
+        raise
     except AwsError as error:
         # A repeated request with the same client token is refused as ClientException.
         if not (error.code == "ClientException" or error.resent or isinstance(error, Unreachable)):

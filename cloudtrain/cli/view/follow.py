@@ -126,7 +126,7 @@ def wait_quietly(run: Run, timeout_s: float | None = None) -> Status:
         nonlocal last_drawn
         if (moment := run.store.clock.monotonic()) - last_drawn > 0.5:
             last_drawn = moment
-            line = f"{record.run_id}  {record.status.state}  {runs.elapsed(record.created_at)}"
+            line = terminal.clean(f"{record.run_id}  {record.status.state}  {runs.elapsed(record.created_at)}")
             sys.stderr.write(f"\r\x1b[K{columns.cut(line, terminal.width(sys.stderr) - 1)}")
             sys.stderr.flush()
 

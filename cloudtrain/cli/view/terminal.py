@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from cloudtrain.cli.view import columns
+from cloudtrain.events import show_marks
 
 BATCH = 2000  # lines written at once
 DELAY_S = 0.02  # how long a line may wait for more lines
-_DIRECTION_MARKS = re.compile(r"[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 # CSI; OSC, DCS, PM, APC, SOS up to their end on the line; any other escape; C0 without tab, DEL, C1
 _CONTROL = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
@@ -24,9 +24,7 @@ _CONTROL = re.compile(
 
 def clean(text: str) -> str:
     """Remove escape sequences and control characters, except tab, from a line; show direction marks as \\u202e."""
-    if text.isprintable():
-        return text
-    return _DIRECTION_MARKS.sub(lambda found: f"\\u{ord(found[0]):04x}", _CONTROL.sub("", text))
+    return text if text.isprintable() else show_marks(_CONTROL.sub("", text))
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.http import SAFE_ADDRESS
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
-from cloudtrain.events import State, Status
+from cloudtrain.events import State, Status, show_marks
 from cloudtrain.history.store import Store
 from cloudtrain.job import configfile
 from cloudtrain.job.targets import config_files
@@ -82,7 +84,7 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     ended = status.state.value + (f": {reason}" if reason else "")
     verdict = verdict_record.load_verdict(store, attempt) if event == "failure" else None
     why = verdict.sentence if verdict and verdict.label != "unknown" else ""
-    return {
+    sent = {
         "text": f"{run_id} {ended}" + (f"; {why}" if why else ""),  # what Slack and those like it show
         "event": event,
         "run_id": run_id,
@@ -98,6 +100,8 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
         "ended_at": status.ended_at,
         "url": status.url,
     }
+    # What a job has named or printed is shown by programs that draw direction marks.
+    return {name: show_marks(value) if isinstance(value, str) else value for name, value in sent.items()}
 
 
 def settings(files: Sequence[Path]) -> dict[str, Any]:
@@ -155,6 +159,8 @@ def _post(address: str, data: Mapping[str, Any]) -> str:
     """Post the message as JSON; return what went wrong, without the address, which may be a secret."""
     if address.startswith("env:"):
         address = os.environ.get(address[4:], "")
+        if address and not re.match(SAFE_ADDRESS, address):
+            return "the address that the variable holds is sent unencrypted: write https://, or http:// to this machine"
     if not address.startswith(("https://", "http://")):
         return "no http address is set"
     import urllib.error

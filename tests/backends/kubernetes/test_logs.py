@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudtrain.backends import http
 from cloudtrain.backends.http import Answer
+from cloudtrain.backends.kubernetes import log_merge
+from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
+from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, OUTPUT
 from cloudtrain.backends.kubernetes.status import INDEX
 from cloudtrain.clock import Clock
 from cloudtrain.testing.clock import VirtualClock
+from tests.backends.test_http import send, serving
 
 HANDLE = "cluster/default/run-a1/job-uid"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -88,10 +95,13 @@ class Place:
             "status": {"conditions": over},
         }
 
-    def call(self, method: str, path: str, what: str, **_: object) -> Answer:
+    def stream(self, path: str, what: str, query: object) -> Iterator[bytes]:
         uid = path.split("/")[-2]
         found = [pod for pod in self.pods if pod.uid == uid and pod.there]
-        return Answer(200, {}, found[0].log.encode()) if found else Answer(404, {}, b"")
+        if not found:
+            raise KubeError(Answer(404, {}, b""), what)
+        data = found[0].log.encode()
+        yield from (data[at : at + 7] for at in range(0, len(data), 7))
 
     def bucket(self, uri: str) -> Place:
         return replace(self, output=uri)
@@ -175,6 +185,24 @@ def test_what_succeeded_was_the_last_whatever_clock_is_ahead():
     place = Place([first, second], over=True)
     told, cursor = place.look()
     assert told == both(first, second) and place.look(cursor) == ([], cursor)
+
+
+def test_a_log_may_be_longer_than_an_answer_that_is_kept_in_memory(monkeypatch):
+    monkeypatch.setattr(http, "ANSWER_BYTES", 1000)
+    lines = [f"{n} 0 2026-11-22T12:00:00Z {n:0>60}" for n in range(100)]
+    with serving(lambda handler: send(handler, 200, "\n".join([*lines, "100 0 half of"]).encode())) as (url, _):
+        api = KubeApi(None, None, clock=VirtualClock())
+        api._access = ClusterAccess(url, {"token": "t"}, {}, Path())
+        place = Place([Pod("only", 0)])
+        place.stream = api.stream  # type: ignore[method-assign]
+        read, _ = place.look()
+    assert read == [line.rpartition(" ")[2] for line in lines]
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(log_merge, "LONGEST_LINE", 10)
+    assert list(log_merge.split_lines([b"a\nb", b"c" * 12, b"d\ne"])) == ["a", "b" + "c" * 12, "d", "e"]
+    assert list(log_merge.split_lines([b"a\nb"], all_of_it=False)) == ["a"]
 
 
 @pytest.mark.parametrize("seed", range(100))
