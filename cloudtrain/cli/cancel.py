@@ -34,10 +34,17 @@ SHOWN = 5  # runs that a message names
     help="With --key: the job file of the run. When the history here has no such run, the platforms of its targets are asked.",
 )
 @options.target_option_with("With --job: the target that the run was submitted to. Default: the job's own target.")
+@options.take_over_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before runs that wait for these runs are cancelled too.")
 @options.json_option_with("Print a JSON object for each run: run_id, state, and whether the end is `confirmed`.")
 def command(
-    run_ids: tuple[str, ...], key: str | None, job: str | None, target: str | None, yes: bool, as_json: bool
+    run_ids: tuple[str, ...],
+    key: str | None,
+    job: str | None,
+    target: str | None,
+    take_over: bool,
+    yes: bool,
+    as_json: bool,
 ) -> int:
     """Cancel runs, and stop all their processes, containers and pods.
 
@@ -65,6 +72,9 @@ def command(
         raise click.UsageError(message)
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     live = [run.run_id for run in runs_to_cancel if not run.record.status.state.final]
+    for run in runs_to_cancel if not take_over else ():
+        if run.run_id in live:
+            run.check_home("cancelled")
     if waiting := upstream.waiting(runs.open_history(), live):
         sentence = f"{', '.join(waiting)} would be cancelled too, because they wait for runs that you cancel"
         if sys.stdin.isatty() and sys.stderr.isatty():

@@ -32,6 +32,7 @@ class _How(NamedTuple):
     dry_run: bool
     here: bool
     force: bool
+    take_over: bool
     yes: bool
     as_json: bool
 
@@ -84,6 +85,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     help="With --here: delete a run that has not ended, too, while its platform does not answer. Its job may exist there, "
     "and nothing ends it. With --packages: delete those used within the last hour too.",
 )
+@options.take_over_option
 @click.option(
     "-y",
     "--yes",
@@ -101,6 +103,7 @@ def command(
     dry_run: bool,
     here: bool,
     force: bool,
+    take_over: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
@@ -135,7 +138,7 @@ def command(
         raise click.UsageError("--except and --include-starred need --ended or --older")
     if force and not (here or packages):
         raise click.UsageError("--force needs --here or --packages: it deletes only what is on this computer")
-    how = _How(dry_run, here, force, yes, as_json)
+    how = _How(dry_run, here, force, take_over, yes, as_json)
     age_s = 0.0 if older is None else _parse_age(older)
     if packages:
         return _delete_packages(age_s, how)
@@ -220,7 +223,7 @@ def _delete(selected: Sequence[Run], sweeps: Sequence[str], how: _How) -> int:
     code, left = 0, []
     for run in selected:
         try:
-            left.append((run, remove.find_remains(run, here=how.here, force=how.force)))
+            left.append((run, remove.find_remains(run, here=how.here, force=how.force, take_over=how.take_over)))
         except CloudtrainError as error:
             if len(selected) == 1 and not sweeps:
                 if isinstance(error, Unreachable) and not how.here:

@@ -84,7 +84,7 @@ def command(
 
 def _print_run(run: Run, verbose: bool) -> None:
     from cloudtrain.runs import progress
-    from cloudtrain.runs.planning import spend
+    from cloudtrain.runs.planning import candidates, spend
 
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
@@ -103,6 +103,7 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("world", summary.describe_nodes(plan)),
             ("limit", summary.describe_limit(plan)),
             ("attempts", _describe_used(run, attempts[-1])),
+            ("not tried", candidates.describe_left_out(plan.candidates)),
             ("runs", summary.describe_command(plan)),
             ("source", summary.describe_source(plan)),
             ("parent", record.parent or ""),

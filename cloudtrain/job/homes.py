@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
 from cloudtrain.errors import StoreError
-from cloudtrain.source.atomic import temporary
+from cloudtrain.source.atomic import new_file, temporary
 
 HOME_FILE, HOME_ID = "home.id", "[0-9a-f]{12}"
+PLACE_FILE = "home.place"
 IGNORE_ALL = "*\n"  # in a home's .gitignore
-_BEFORE_HISTORY = {HOME_FILE, "bundles"}  # what plans of earlier versions left in a home
+_BEFORE_HISTORY = {HOME_FILE, PLACE_FILE, "bundles"}  # what plans of earlier versions left in a home
 
 
 def home() -> Path:
@@ -37,16 +39,60 @@ def make_home(folder: Path) -> None:
 def home_id(folder: Path) -> str:
     """Return the id of a home, which labels its runs on their platforms; made on first use, "" where it cannot be written.
 
-    It has a file of its own, beside the history: with it a history that was lost is made again.
+    It has a file of its own, beside the history: with it a history that was lost is made again. A copy of a home gets
+    another id.
     """
-    path = folder / HOME_FILE
+    path, origins = folder / HOME_FILE, _origins(folder)
     for _ in range(2):
         with suppress(OSError):
-            if re.fullmatch(HOME_ID, text := path.read_text("ascii", "replace")):
+            text = path.read_text("ascii", "replace")
+            if re.fullmatch(HOME_ID, text) and text not in origins:
+                _note_place(folder, origins)
                 return text
-            path.unlink()  # a power cut has emptied it
+            path.unlink()  # a power cut has emptied it, or it is another home's
         with suppress(OSError, StoreError), temporary(folder, HOME_FILE) as (stream, name):
             stream.write(os.urandom(6).hex().encode())
             stream.flush()
             os.link(name, path)  # of two processes one makes it
     return ""
+
+
+def original_of(folder: Path, home_label: str) -> str:
+    """Return where the home is that submitted a run, as `host:folder`; "" where that is not a home that this one copies.
+
+    Args:
+        folder: the home that has the run.
+        home_label: the run's label with the id of its home.
+    """
+    return _origins(folder).get(home_label, "")
+
+
+def _origins(folder: Path) -> dict[str, str]:
+    """Return id -> place of the homes that one is a copy of; a home that was moved is no copy."""
+    try:
+        place = json.loads((folder / PLACE_FILE).read_text("utf-8"))
+        origins, here = dict(place["origins"]), folder.resolve()
+        stays = place["path"] == str(here) or place["inode"] == here.stat().st_ino
+        moved = place["host"] == os.uname().nodename and not Path(place["path"]).exists()
+        if not (stays or moved) and (known := _read_id(folder)):
+            origins.setdefault(known, f"{place['host']}:{place['path']}")
+        return origins
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _read_id(folder: Path) -> str:
+    with suppress(OSError):
+        return (folder / HOME_FILE).read_text("ascii", "replace")
+    return ""
+
+
+def _note_place(folder: Path, origins: dict[str, str]) -> None:
+    """Write where a home is, which tells it from a copy of it."""
+    here = folder.resolve()
+    place = {"host": os.uname().nodename, "path": str(here), "inode": here.stat().st_ino, "origins": origins}
+    data, path = json.dumps(place).encode(), folder / PLACE_FILE
+    with suppress(OSError, StoreError):
+        if not path.is_file() or path.read_bytes() != data:
+            with new_file(path) as file:
+                file.write(data)

@@ -24,7 +24,12 @@ def check(policies: Sequence[Policy], targets: Collection[str]) -> list[str]:
     for rule in (rule for policy in policies for rule in policy.rules):
         off = list(_unknown(rule, "on", rule.on, {*targets, *registry.names()})) if rule.on else []
         if off and len(off) == len(rule.on):
-            raise BadPolicy("; ".join(off), "correct the name, or name a backend that the rule is for")
+            name = rule.on[0].replace("*", "")
+            raise BadPolicy(
+                "; ".join(off),
+                "correct the name there; where it is right and a target of other machines, make it known here: "
+                f'[targets.{name}] with backend = "..." in cloudtrain.toml',
+            )
         notes += off
         for key, known in _lists(rule, targets):
             notes += _unknown(rule, key, rule.requires[key], known)

@@ -40,20 +40,23 @@ class Remains:
     kept: str = ""
 
 
-def find_remains(run: Run, *, here: bool = False, force: bool = False) -> Remains:
+def find_remains(run: Run, *, here: bool = False, force: bool = False, take_over: bool = False) -> Remains:
     """Return what `remove` deletes of a run; blocking.
 
     Args:
         run: the run.
         here: only what is on this machine.
         force: also of a run that has not ended, while its platform does not answer.
+        take_over: also of a run of the home that this one is a copy of.
 
     Raises:
-        BadRequest: the run is live.
+        BadRequest: the run is live, or another home's.
         BackendError: its platform does not answer.
     """
     state = run.record.status.state
     silent: list[CloudtrainError] = []
+    if not (here or take_over):
+        run.check_home("removed")
     if not (state.final or (state := run.refresh(silent.append).state).final):
         cancel = f"cloudtrain cancel {run.run_id} ends it first"
         if not silent:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
 from cloudtrain.history.store import Store
-from cloudtrain.job import targets
+from cloudtrain.job import homes, targets
 from cloudtrain.runs.planning import attempts, output_audit
 from cloudtrain.runs.results import RunResults
 from cloudtrain.runs.sending import handover
@@ -250,6 +250,22 @@ class Run(RunResults):
             raise BadRequest(
                 f"{self.run_id} was submitted from another machine and can be {what} there only (attached from {uri})",
                 "`cloudtrain show --json` prints its job; you can submit it as a new run",
+            )
+
+    def check_home(self, what: str) -> None:
+        """Refuse a run of the home that this one is a copy of: both would act on its jobs.
+
+        Args:
+            what: What is to be done with the run, as a participle.
+
+        Raises:
+            BadRequest: The run was submitted from that home.
+        """
+        label = str((self.record.job.get("labels") or {}).get(targets.HOME_LABEL) or "")
+        if where := homes.original_of(self.store.home, label):
+            raise BadRequest(
+                f"{self.run_id} was submitted from {where}, of which this home is a copy, and is {what} there",
+                f"CLOUDTRAIN_HOME={where.partition(':')[2]} names that home; --take-over does it from here",
             )
 
     def acknowledge(self) -> None:

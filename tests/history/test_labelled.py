@@ -226,7 +226,7 @@ def test_the_id_of_a_home_is_made_once(tmp_path):
     assert len(made) == 12 and homefolder.home_id(tmp_path) == made
     (tmp_path / homefolder.HOME_FILE).write_text("")
     assert homefolder.home_id(tmp_path) not in ("", made)
-    assert [path.name for path in tmp_path.iterdir()] == [homefolder.HOME_FILE]
+    assert {path.name for path in tmp_path.iterdir()} == {homefolder.HOME_FILE, homefolder.PLACE_FILE}
 
 
 def test_two_homes_send_the_same_request_for_a_key(tmp_path, monkeypatch):

@@ -76,7 +76,8 @@ def test_rm_in_a_copy_leaves_the_original_and_a_log_that_is_gone_is_an_error(
     original = home / "runs" / run.run_id
 
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(copied))
-    code, shown, _ = cli("rm", run.run_id, "-y")
+    assert cli("rm", run.run_id, "-y")[0] == 2
+    code, shown, _ = cli("rm", run.run_id, "-y", "--take-over")
     assert code == 0 and not (copied / "runs" / run.run_id).exists()
     assert (original / "a1" / "node-0" / "log").exists()
     assert str(copied / "runs" / run.run_id) in shown and re.search(rf"^  kept +{original}$", shown, re.MULTILINE)

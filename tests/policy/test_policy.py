@@ -332,6 +332,16 @@ def test_a_name_that_would_switch_a_rule_off_is_refused(on: str, project: Path, 
     assert code != 0 and "matches no target or backend" in out + err
 
 
+def test_a_target_of_other_machines_is_made_known_in_the_configuration(project: Path, cli):
+    """An organisation's rule for a target that only some machines have locks nobody out: the refusal names the way."""
+    (project / "policy.toml").write_text('[rules.one]\non = ["prod-eu"]\nspot = true\n')
+    code, _, err = cli("plan", "job.yaml")
+    assert code == 2 and '[targets.prod-eu] with backend = "..." in cloudtrain.toml' in " ".join(err.split())
+    with open(project / "cloudtrain.toml", "a") as file:
+        file.write('\n[targets.prod-eu]\nbackend = "sagemaker"\n')
+    assert cli("plan", "job.yaml")[0] == 0
+
+
 def test_a_name_that_only_narrows_a_rule_is_a_note(project: Path, cli):
     (project / "policy.toml").write_text(
         '[rules.one]\ntargets = ["prod", "prd"]\nbackends = ["memory", "sagmaker"]\n'

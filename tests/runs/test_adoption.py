@@ -76,6 +76,26 @@ def test_an_interrupted_submit_that_nobody_repeats_ends_by_itself(submitter, job
     assert old.record.status.state is State.FAILED and "has no such job" in old.record.status.reason
 
 
+def test_an_interrupted_submit_says_so_and_is_looked_after(submitter, job, platform, cli):
+    name = interrupted(submitter, job)
+    run = Run(name, submitter.store)
+    assert outcomes.needs_watcher(run.record, run.attempts[-1])
+    look(run)
+    reason = "its submission was interrupted, and platform does not have it: submit the same job again to continue it"
+    assert run.record.status.state is State.QUEUED and run.record.status.reason.startswith(reason)
+    for command in (("ls",), ("show", name)):
+        assert "its submission was interrupted" in cli(*command)[1]
+    assert submitter.submit(job).run_id == name and run.record.status.reason == "", "it is sent"
+    assert submitter.store.attempts(name)[0].handle
+    other = interrupted(submitter, job.replace(name="other"))
+    newest = submitter.store.attempts(other)[0]
+    living = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    assert submitter.store.change_owner(newest.attempt_id, old=newest.owner, new=living)
+    assert not outcomes.needs_watcher(submitter.store.find(other), submitter.store.attempts(other)[0]), (
+        "its sender lives"
+    )
+
+
 def test_an_intent_elsewhere_never_blocks_a_submit(submitter, job, platform, cli):
     name = interrupted(submitter, job)
     platform.fails = {"find": [BackendError("there are no AWS credentials")] * 9}
@@ -284,6 +304,20 @@ def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
     data = {name: value for name, value in plan.job.items() if name not in ("min_nodes", "image", "inputs")}
     assert keys.same(replace(plan, job=data), plan)
     assert not keys.same(replace(plan, job={**data, "args": ["other"]}), plan)
+
+
+def test_options_of_other_platforms_make_no_other_job(submitter, job, platform):
+    """Versions that stored the options of the first platform alone made the same run of the same key."""
+    both = job.replace(options={"platform": {}, "sagemaker": {"image": "registry/job:1"}})
+    plan, bundle = submitter.plan_job(both, key="nightly")
+    older = replace(plan, job={**plan.job, "options": {"platform": {}}})
+    assert plan.job["options"].keys() == {"platform", "sagemaker"} and keys.identity(older) == keys.identity(plan)
+    found = [keys.labels(each.job, "s", each.backend, each.target) for each in (older, plan)]
+    assert found[0] == found[1], "what a platform keeps of it, for another machine"
+    submitter.send(older, bundle, key="nightly")
+    assert submitter.submit(both, key="nightly").run_id == plan.run_id
+    with pytest.raises(BadRequest, match="options.platform"):
+        submitter.submit(both.replace(options={"platform": {"poll_s": 7}}), key="nightly")
 
 
 def test_a_key_of_an_attached_run_is_refused(submitter, job, platform):

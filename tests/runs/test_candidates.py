@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.plan import Fact, Note
-from cloudtrain.errors import BadJob, UnknownBackend
+from cloudtrain.errors import BackendError, BadJob, UnknownBackend
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job import targets
@@ -234,6 +234,30 @@ def test_what_to_do_about_an_impossible_candidate_is_said_and_empty_columns_are_
     (head,) = [line for line in out.splitlines() if line.startswith("candidate")]
     assert "fit" not in head and "time" not in head
     assert "fit, time: not estimated for this script" in out
+
+
+def test_who_is_not_tried_is_named_in_the_plan_the_submits_error_and_show(project, cli, monkeypatch):
+    """A missing price under a cap, and a platform that lacks something: one is left, and no next target is promised."""
+    (project / "cloudtrain.toml").write_text(CONFIG + '[targets.bare]\nbackend = "memory"\n')
+    file = write_job(project, "target: [gke, bare, lab]\nresources: {instance_type: big}")
+    file.write_text(file.read_text().replace("max_wait: 30m}", "max_cost: 50 USD}"))
+    (note,) = [note for note in Submitter(watch=False).plan(file).notes if note.startswith("not tried: ")]
+    assert "bare: " in note and "limits.max_cost" in note and "lab: " in note and "instance types" in note
+    assert not any("next target" in note for note in Submitter(watch=False).plan(file).notes)
+
+    def refuse(self, plan, bundle):
+        raise BackendError("the quota is used up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBackend, "submit", refuse)
+        with pytest.raises(BackendError, match="the quota is used up; not tried: .*bare: .*lab: ") as caught:
+            Submitter(watch=False).submit(file)
+    (run,) = Submitter(watch=False).store.runs()
+    assert run.status.reason == caught.value.message
+    accepted = Submitter(watch=False).submit(file, new=True)
+    MemoryBackend.finish(accepted.attempts[0].handle)
+    _, shown, _ = cli("show", accepted.run_id)
+    assert "not tried" in shown and "bare: " in shown and "lab: " in shown
 
 
 def test_a_candidate_without_a_price_is_named_beside_the_bound(project, cli):

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudtrain import events
 from cloudtrain.errors import BadJob
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.sending.resume import plan_next, send_copy
+from cloudtrain.runs.sending.resume import describe_start, plan_next, send_copy
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
 
 LARGE = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,
          "per_device_train_batch_size": 1}  # fmt: skip
 TRAINER = {"trainer": True, "hyperparameters": LARGE, "parallelism": {"strategy": "fsdp"}}
+
+
+def test_the_start_of_an_attempt_names_its_newest_checkpoint(memory, submitter, job):
+    run = submitter.submit(job)
+    plan = replace(run.attempts[-1].plan, attempt=2)
+    assert describe_start(run.store, plan) == "attempt 2 begins from the start: no checkpoint was saved"
+    for said in ({"other": 1}, {"step": 20}, {"step": 40, "written": "step-40.pt"}):
+        MemoryBackend.say(newest(run), events.format("checkpoint", said))
+    watch(run)
+    assert describe_start(run.store, plan).startswith(
+        "attempt 2 resumes from step 40, the newest checkpoint that was reported, in the run's folder on memory: step-40.pt"
+    )
 
 
 @pytest.fixture

@@ -251,6 +251,11 @@ def layout(function: F, gpus: str = GPUS) -> F:
     return function
 
 
+take_over_option = click.option(
+    "--take-over",
+    is_flag=True,
+    help="Where the home here is a copy of another one: act on runs that the other one has submitted, too.",
+)
 force_option = click.option(
     "--force",
     is_flag=True,

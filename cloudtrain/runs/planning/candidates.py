@@ -52,7 +52,9 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         }
         for choice, error in refused.items()
     ]
-    notes = []
+    notes = [f"not tried: {left}"] if (left := describe_left_out(rows)) else []
+    if len(ordered) == 1:
+        return replace(first, candidates=tuple(rows), notes=(*notes, *first.notes))
     if unbounded := [plan.target for plan in ordered if say(plan.notes, Fact.WAIT_UNLIMITED)]:
         names = ", ".join(dict.fromkeys(unbounded))
         notes.append(
@@ -75,6 +77,15 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
     costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
     at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}
     return replace(first, candidates=tuple(rows), notes=(*notes, *own), at_most=at_most)
+
+
+def describe_left_out(rows: Sequence[Row]) -> str:
+    """Return which candidates are not possible, each with its reason; "" where all are."""
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        if row["why_not"]:
+            places.setdefault(row["why_not"], []).append(" ".join(filter(None, (row["target"], row["accelerators"]))))
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in places.items())
 
 
 def bases(plan: Plan) -> list[Plan]:

@@ -27,7 +27,9 @@ def identity(plan: Plan) -> str:
 
     Not the whole bundle: it holds our launcher too, and the job is the same after an upgrade of this package.
     """
-    text = json.dumps([_job(plan.job), plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True)
+    text = json.dumps(
+        [_job(plan.job, plan.backend), plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -46,7 +48,7 @@ def same(stored: Plan, plan: Plan) -> bool:
 
 def labels(job: Mapping[str, Any], source_sha256: str, backend: str, target: str) -> dict[str, str]:
     """Return the labels by which a platform itself can tell what the run of a key was made of."""
-    text = json.dumps([_job(job), backend, target], sort_keys=True)
+    text = json.dumps([_job(job, backend), backend, target], sort_keys=True)
     return {JOB_LABEL: hashlib.sha256(text.encode()).hexdigest()[:DIGITS], SOURCE_LABEL: source_sha256[:DIGITS]}
 
 
@@ -55,7 +57,7 @@ def refuse(record: RunRecord, first: Plan, plan: Plan, bundles: Path) -> NoRetur
 
     `bundles` is the folder of packaged sources: files that differ are named where both packages are still there.
     """
-    old, new = dict(_leaves(_job(first.job))), dict(_leaves(_job(plan.job)))
+    old, new = (dict(_leaves(_job(each.job, each.backend))) for each in (first, plan))
     paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
     differing = [*paths[:_SHOWN], *([f"{len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])]
     if first.bundle.get("source_sha256") != plan.bundle.get("source_sha256"):
@@ -99,8 +101,10 @@ def _differing_files(first: Plan, second: Plan, bundles: Path) -> list[str]:
         return []
 
 
-def _job(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in job.items() if name not in _ASIDE}
+def _job(job: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """Return what a job is on a backend; options of others, which count after a move alone, do not belong to it."""
+    options = {name: value for name, value in (job.get("options") or {}).items() if name == backend}
+    return {name: value for name, value in job.items() if name not in _ASIDE} | {"options": options}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

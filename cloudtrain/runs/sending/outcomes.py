@@ -17,6 +17,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.store import UNASKED, UNSENT, Store
 from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
+from cloudtrain.runs.planning import candidates
 from cloudtrain.runs.sending import retry
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ def record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
         reason = retry.waits_for_capacity(store, plan, status) or f"{status.reason}; {_following(store, plan, status)}"
         store.set_status(plan.run_id, Status(State.QUEUED, None, reason))
     else:
+        if left := candidates.describe_left_out(plan.candidates):
+            error.message += f"; not tried: {left}"
+            error.args = (error.message,)
         reason_shown = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
         store.set_status(plan.run_id, replace(status, reason=reason_shown))
     return Refused(error, waiting=waiting)
@@ -131,6 +135,15 @@ def unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError)
     since = attempt.unanswered_since or attempt.created_at
     tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
     return f"unknown since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
+
+
+def interrupted(attempt: AttemptRecord, name: str) -> str:
+    """Return the reason of a run whose first submission was killed, and which no platform has."""
+    minutes = f"{ADOPTABLE_S / 60:.0f} min"
+    return (
+        f"its submission was interrupted, and {name} does not have it: submit the same job again to continue it, "
+        f"or it ends FAILED {minutes} after {attempt.created_at[:19]}Z"
+    )
 
 
 def given_up(plan: Plan, message: str) -> str:
@@ -187,13 +200,9 @@ def is_wanted(run: RunRecord, attempt: AttemptRecord, clock: Clock = SYSTEM) -> 
 
 
 def needs_watcher(run: RunRecord, attempt: AttemptRecord, clock: Clock = SYSTEM) -> bool:
-    """Return whether a watcher has anything to do for an attempt: not for a first submission that was killed."""
-    if attempt.handle is not None or attempt.status.state.final:
-        return True
-    if run.cancel_requested:
-        return True
-    chained = bool(attempt.plan.job.get("after"))
-    return is_free(attempt, clock) and (attempt.number > 1 or attempt.unanswered_since is not None or chained)
+    """Return whether a watcher has anything to do for an attempt: not while a living process sends it."""
+    known = attempt.handle is not None or attempt.status.state.final
+    return known or run.cancel_requested or is_free(attempt, clock)
 
 
 def age_s(attempt: AttemptRecord, clock: Clock = SYSTEM) -> float:

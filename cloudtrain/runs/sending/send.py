@@ -138,7 +138,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     - the run was cancelled: the attempt ends CANCELLED;
     - a retry, a resume, or a run after others: it is submitted again;
     - a first submission that got no answer, younger than outcomes.ADOPTABLE_S: it is submitted again;
-    - a younger first submission whose sender was killed: it is left to the next `submit` of the same job;
+    - a younger first submission whose sender was killed: its run says so, and the next `submit` of the same job sends it;
     - an older first submission: the run ends FAILED.
 
     One that is `unsent` ends without an answer: nothing of it was sent.
@@ -189,6 +189,9 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
         else:
             store.change_owner(attempt.attempt_id, old=owner, new=attempt.owner)
+            reason = outcomes.interrupted(attempt, backend.name)
+            if run.status.reason != reason:
+                store.set_status(run.run_id, Status(State.QUEUED, None, reason))
             return False
     return True
 

@@ -110,18 +110,23 @@ class AttemptEnds:
             self._delete_cancelled(attempt, attempt.handle, backend)  # it was withdrawn
         if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
             plans, reason = retry.next_plans(self.store, attempt.plan, status)
-            end = status
+            end, left = status, {}
             for base in plans:
                 try:
                     following = self._plan_next(attempt, backend, base)
                 except CapReached as error:
-                    end, reason = replace(status, state=State.TIMED_OUT), f"{error.message}; {error.hint}"
+                    end = replace(status, state=State.TIMED_OUT)
+                    left[base.target] = f"{error.message}; {error.hint}"
                 except (BackendError, BadRequest) as error:  # asked again it would be the same: its bundle is gone
-                    end, reason = status, f"no new attempt: {error.message}"
+                    end = status
+                    left[base.target] = f"no new attempt: {error.message}"
                 else:
+                    if left:
+                        reason = f"{status.reason}; not tried: {_describe(left)}"
+                        self.store.record(attempt.attempt_id, status=replace(status, reason=reason))
                     self._retry(attempt, status, *following)
                     return True
-            status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
+            status = replace(end, reason=f"{end.reason}; {_describe(left) or reason}".lstrip("; "))
         self.collector.diagnose(self.store, attempt, status, backend)
         if status.state is State.SUCCEEDED:
             evaluations.store_results(self.store, attempt)
@@ -223,3 +228,8 @@ class AttemptEnds:
 
     def _log(self, error: CloudtrainError | str) -> None:
         watch_log.write(f"{self.run_id}: {error}")
+
+
+def _describe(left: Mapping[str, str]) -> str:
+    """Return why each target is not tried, without its name where there is one alone."""
+    return "; ".join(text if len(left) == 1 else f"{target}: {text}" for target, text in left.items())
