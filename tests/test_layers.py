@@ -35,7 +35,7 @@ LATE = {
     ("runs.state", "runs.watching.watch"): "all that a watcher does, where one is alive already",
     ("runs.state", "runs.attached_history"): "readers of event files, for attached runs alone",
 }
-PYDANTIC = {"job.bounds", "job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
+PYDANTIC = {"job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file
 LAZY = {
     "torch",

@@ -23,17 +23,22 @@ from pydantic import (
 
 from cloudtrain.errors import Problem
 from cloudtrain.job.arguments import argv
-from cloudtrain.job.bounds import FEW_ENTRIES, MANY_ENTRIES, Few, Many, Nodes, Processes
 from cloudtrain.job.document import Document
 from cloudtrain.job.fields import (
+    FEW_ENTRIES,
+    MANY_ENTRIES,
+    Few,
     Files,
     Flag,
     Hyperparameters,
     Inside,
+    Many,
     Metrics,
     Name,
+    Nodes,
     OneOrMore,
     Place,
+    Processes,
     Size,
     Sources,
     Spec,

@@ -7,30 +7,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
-from cloudtrain.job.bounds import (
+from cloudtrain.job.fields import (
     FEW_ENTRIES,
     MOST_PROCESSES,
+    NO_WAIT,
     Attempts,
     Checkpoints,
     Cores,
     DiskGb,
-    Few,
-    HourlyUsd,
-    Passes,
-    Ranks,
-    Samples,
-    Steps,
-)
-from cloudtrain.job.fields import (
-    NO_WAIT,
     Duration,
+    Few,
     Flag,
+    HourlyUsd,
     Inside,
     Money,
     OneOrMore,
+    Passes,
     Place,
+    Ranks,
+    Samples,
     Size,
     Spec,
+    Steps,
     Text,
     Wait,
 )

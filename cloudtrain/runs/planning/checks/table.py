@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.runs.planning.checks import job, node, results, source
+from cloudtrain.runs.planning.checks import job, node, source
 from cloudtrain.runs.planning.checks.case import Case
 
 CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
@@ -13,8 +13,8 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     node.refusals,
     job.audit_elsewhere,
     # Work or its results are lost.
-    results.outside,
-    results.model_over_limit,
+    job.results_outside,
+    job.model_over_limit,
     source.no_resume,
     source.not_sent,
     # Machines are paid that do nothing, or do the same twice.
