@@ -11,7 +11,6 @@ from cloudtrain.source import untrusted
 
 AnyPath = Union[str, Path]
 MOST_REQUEST = 64 << 20  # bytes of a request.json
-MOST_TEXT = 1 << 20  # bytes of each text that is read
 
 
 def read(path: AnyPath, offset: int = 0, limit: int = 1 << 20) -> bytes:
@@ -90,7 +89,7 @@ def digests(folder: AnyPath, paths: Sequence[str]) -> list[str]:
     return found
 
 
-def read_texts(folder: AnyPath, patterns: Sequence[str]) -> dict[str, str]:
+def read_texts(folder: AnyPath, patterns: Sequence[str], limit: int = 1 << 20) -> dict[str, str]:
     """Return the text of files that match patterns such as node-*/status.json, by relative path; long ones: the end."""
     top, contents = expand_path(folder), {}
     if top.is_dir():
@@ -99,8 +98,8 @@ def read_texts(folder: AnyPath, patterns: Sequence[str]) -> dict[str, str]:
     for path in sorted({path for pattern in patterns for path in top.glob(pattern)}):
         try:
             name = str(path.relative_to(top))
-            start = max(0, path.stat().st_size - MOST_TEXT)
-            contents[name] = untrusted.read_file(top, name, MOST_TEXT, start).decode("utf-8", "replace")
+            start = max(0, path.stat().st_size - limit)
+            contents[name] = untrusted.read_file(top, name, limit, start).decode("utf-8", "replace")
         except OSError:
             continue  # deleted since it was listed, or no regular file
     return contents
