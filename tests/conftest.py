@@ -76,12 +76,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def scale_examples(items: list[pytest.Item], factor: float) -> None:
-    """Let hypothesis draw fewer or more examples than a test names, but for the long draws of tier 3."""
+    """Let hypothesis draw fewer or more examples than a test names, but for the long draws of tier 3, and measure no time."""
+    from hypothesis import HealthCheck  # no test of the chosen ones may need it
+
     functions = {getattr(item.obj, "__func__", item.obj) for item in items if tier_of(item) < 3}
     for function in functions:
         if given := getattr(function, "_hypothesis_internal_use_settings", None):
             count = max(int(given.max_examples * factor), 10)
-            function._hypothesis_internal_use_settings = type(given)(given, max_examples=count)
+            checks = {*given.suppress_health_check, HealthCheck.too_slow}
+            function._hypothesis_internal_use_settings = type(given)(
+                given, max_examples=count, deadline=None, suppress_health_check=checks
+            )
 
 
 def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:
