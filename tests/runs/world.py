@@ -43,7 +43,7 @@ from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing.clock import EPOCH
 from tests.runs.fleet import FOREVER, Fleet, Killed, Life
 
-HOSTILE, QUIET = 12, 200  # turns of a history: in the first anything may happen, in the others nothing does any more
+HOSTILE, QUIET = 12, 1000  # turns of a history: in the first anything may happen, in the others nothing does any more
 VERBOSE = "-v"  # prints what the watchers log
 LINE_S = 7.0  # between two lines of a job
 JOBS: dict[str, dict[str, Any]] = {
