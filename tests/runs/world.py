@@ -314,7 +314,8 @@ class World(Fleet):
             def client(process: Process = process, store: Store = store) -> bool:
                 backend = self.kinds[plan.backend]({}, self.lab.home / "runs", self.clock)
                 newest = store.attempts(run_id)[-1:] if store.get(run_id) else []
-                if newest and newest[0].handle is None and outcomes.is_free(newest[0], self.clock):
+                open_ = newest and newest[0].handle is None and not newest[0].status.state.final
+                if open_ and outcomes.is_free(newest[0], self.clock):
                     send.send_again(store, newest[0], backend)
                 elif not newest:
                     intent = lambda: store.intend(plan, identity=identity(plan), owner=process)  # noqa: E731
