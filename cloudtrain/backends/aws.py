@@ -134,10 +134,10 @@ class Aws:
         config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
                         user_agent_extra="cloudtrain")  # fmt: skip
         client = session.client(service, region_name=self.region, endpoint_url=self.endpoint, config=config)
-        events, connection = client.meta.events, client._endpoint.http_session
-        events.register("before-call", self._note_call)
-        events.register("before-send", partial(self._send, connection))
-        events.register("needs-retry", self._note_try)
+        client.meta.events.register("before-call", self._note_call)
+        client.meta.events.register("needs-retry", self._note_try)
+        # No handler of before-send: all of them are called, where another one has answered too, as moto's.
+        client._endpoint.http_session = _BoundedSession(client._endpoint.http_session, self.clock)
         return client
 
     def _note_call(self, **_: Any) -> None:
@@ -148,24 +148,6 @@ class Aws:
         from botocore.exceptions import EndpointConnectionError
 
         self._calls.may_have_sent |= not isinstance(caught_exception, EndpointConnectionError)
-
-    def _send(self, connection: Any, request: Any, **_: Any) -> Any:
-        """Send a request in botocore's place, which would read an answer of any length; None for one that is a stream."""
-        if request.stream_output:
-            return None
-        from botocore.exceptions import HTTPClientError
-        from urllib3.exceptions import HTTPError
-
-        request.stream_output = True
-        response = connection.send(request)
-        raw = response.raw
-        try:
-            response._content = read_body(getattr(raw, "read1", raw.read), request.url, self.clock)
-        except HTTPError as error:
-            raise HTTPClientError(error=error) from None
-        if raw.length_remaining:  # what is missing of Content-Length
-            raise HTTPClientError(error=f"the answer lacks its last {raw.length_remaining} bytes")
-        return response
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
@@ -276,3 +258,30 @@ class Aws:
 
 def _camel_case(operation: str) -> str:
     return "".join(part.capitalize() for part in operation.split("_"))
+
+
+class _BoundedSession:
+    """A session of botocore that reads no answer of any length; the body of a stream is left to its caller."""
+
+    def __init__(self, session: Any, clock: Clock) -> None:
+        self._session, self._clock = session, clock
+
+    def send(self, request: Any) -> Any:
+        if request.stream_output:
+            return self._session.send(request)
+        from botocore.exceptions import HTTPClientError
+        from urllib3.exceptions import HTTPError
+
+        request.stream_output = True
+        response = self._session.send(request)
+        raw = response.raw
+        try:
+            response._content = read_body(getattr(raw, "read1", raw.read), request.url, self._clock)
+        except HTTPError as error:
+            raise HTTPClientError(error=error) from None
+        if raw.length_remaining:  # what is missing of Content-Length
+            raise HTTPClientError(error=f"the answer lacks its last {raw.length_remaining} bytes")
+        return response
+
+    def close(self) -> None:
+        self._session.close()

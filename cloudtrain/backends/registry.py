@@ -88,8 +88,12 @@ def traits(name: str) -> Traits:
 def priced_by(provider: str) -> type[Backend] | None:
     """Return the backend whose machines a price list's provider has, None for a provider that no backend describes."""
     for name in [provider] if provider in Names() else Names():
-        if {provider} & {name, traits(name).rents} and traits(name).prices:
-            return backend_class(name)
+        try:
+            kind = backend_class(name)
+        except (BadRequest, ImportError):  # an installed package of others that does not load describes no machines
+            continue
+        if provider and provider in (name, kind.traits.rents) and kind.traits.prices:
+            return kind
     return None
 
 

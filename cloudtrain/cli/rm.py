@@ -126,7 +126,9 @@ def command(
     cloudtrain rm --ended state:failed tag:test --except tiny-lm-261125
     cloudtrain rm --packages --dry-run
     """
-    filtered = ended or older is not None
+    filtered, wanted = ended or older is not None, " ".join(words).strip()
+    if words and not wanted:
+        raise click.UsageError("an empty filter is every run: leave it out with --older, or name what to delete")
     if not (words or packages or older is not None):
         hint = "--older 30d deletes old runs, --packages packaged sources"
         raise click.UsageError(f"say what to delete: ids of runs, or --ended and a filter such as state:failed; {hint}")
@@ -143,9 +145,9 @@ def command(
     if packages:
         return _delete_packages(age_s, how)
     if filtered:
-        selected = _ended_runs(" ".join(words), age_s, {runs.find(text).run_id for text in excepted}, include_starred)
+        selected = _ended_runs(wanted, age_s, {runs.find(text).run_id for text in excepted}, include_starred)
         if not selected and not as_json:
-            terminal.print_lines("no ended run matches" if words else f"no run ended longer than {older} ago")
+            terminal.print_lines("no ended run matches" if wanted else f"no run ended longer than {older} ago")
         return _delete(selected, (), how)
     selected, sweeps = [], []
     for text in words:

@@ -97,7 +97,7 @@ def edit(text: str, before: Table, after: Table) -> str:
             writer.serialize(root, stream)
         edited = stream.getvalue()
         return edited if from_document(yaml.read(edited)) == after else dump(after)
-    except YAMLError:
+    except (YAMLError, ValueError):  # ValueError: an alias stands for one value twice
         return dump(after)
 
 
@@ -142,7 +142,7 @@ def _take_lines(node: Any) -> str:
     lines = ""
     for end in _ends(node):
         if len(end.comment or ()) > 2:  # of a collection that ends with one on its last line
-            lines = "".join(token.value for token in end.comment[2]) + lines
+            lines = "".join(token.value for token in end.comment[2] or ()) + lines
             end.comment = end.comment[:2]
     if end.comment and end.comment[0]:
         behind, _, below = end.comment[0].value.partition("\n")

@@ -57,6 +57,8 @@ def pool(gpu: str, nodes: int, per_node: int, machine: str = "") -> Pool:
 
 def network(machine: str) -> Band | None:
     """Return the bytes per second of a machine type's network, one direction; None where the tables do not have it."""
+    if not machine:
+        return None
     provider, _, name = machine.partition("/")
     name = name.partition("/")[2].partition("+")[0]
     known = machines_of(provider)

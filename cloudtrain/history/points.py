@@ -26,7 +26,7 @@ _BLOCK = (
     "INSERT INTO curves (attempt_id, name, rank, node, block, points, finite, total, lowest, highest, first_value, first_step,"
     " last_value, last_step, last_seq, last_at, last_epoch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (attempt_id, name, rank, node, block) DO UPDATE SET points = points + excluded.points,"
-    " finite = finite + excluded.finite, total = total + excluded.total,"
+    " finite = finite + excluded.finite, total = coalesce(total + excluded.total, total),"  # inf - inf is NULL
     f" lowest = {_merged('lowest', 'min', 'curves')}, highest = {_merged('highest', 'max', 'curves')}, "
     + ", ".join(
         f"{name} = CASE WHEN {_LATER} THEN excluded.{name} ELSE curves.{name} END"

@@ -354,14 +354,15 @@ class Store(Leases):
             merged = json.loads(stored or "{}") | {str(node): image for node, image in images.items()}
             db.execute("UPDATE attempts SET images = ? WHERE attempt_id = ?", (json.dumps(merged), attempt_id))
 
-    def set_status(self, run_id: str, status: Status) -> None:
-        """Set a run's status; a final state is never overwritten."""
+    def set_status(self, run_id: str, status: Status, attempt: int | None = None) -> None:
+        """Set a run's status; a final state is never overwritten, nor that of a run with a later attempt than `attempt`."""
         with self.database.write() as db:
             db.execute(
                 "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(started_at, ?), ended_at = ?,"
                 " url = coalesce(?, url), billable_s = coalesce(?, billable_s)"
-                f" WHERE run_id = ? AND state NOT IN ({placeholders(_FINAL)})",
-                (*_status_columns(status), run_id, *_FINAL),
+                f" WHERE run_id = ? AND state NOT IN ({placeholders(_FINAL)})"
+                " AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.run_id = runs.run_id AND number > ?)",
+                (*_status_columns(status), run_id, *_FINAL, attempt),
             )
 
     def set_cost(self, run_id: str, usd: float) -> None:

@@ -83,7 +83,7 @@ class Run(RunResults):
             self.store, self.run_id, title=title, note=note, tag=tag, untag=untag, star=star, archive=archive
         )
 
-    def cancel(self, wait_s: float = 0.0) -> Status:
+    def cancel(self, wait_s: float = 0.0, *, take_over: bool = False) -> Status:
         """Cancel the run and everything that it started.
 
         The request is stored first, so it remains valid even if this process dies. A run that has ended does not change.
@@ -91,17 +91,20 @@ class Run(RunResults):
 
         Args:
             wait_s: Seconds to wait for the end at most.
+            take_over: In a copied home, cancel a run of the original too.
 
         Returns:
             The status after at most `wait_s` seconds.
 
         Raises:
-            BadRequest: The run is attached: cancel it on the machine that submitted it.
+            BadRequest: The run is attached, or the original's in a copied home: cancel it where it was submitted.
             BackendError: The platform refuses the request or does not answer; the watcher tries again.
         """
         if self.record.status.state.final:
             return self.record.status
         self._own_only("cancelled")
+        if not take_over:
+            self.check_home("cancelled")
         row = self.store.request_cancel(self.run_id)
         last_contact.expire(self.store.home, self.run_id)
         newest = self.attempts[-1]
@@ -144,7 +147,7 @@ class Run(RunResults):
         """
         from cloudtrain.runs.sending import resume
 
-        self.refresh()
+        self.read_rest()  # its watcher ends this attempt before the next one is there
         self.notes = resume.send_next(
             self.store, self.run_id, sets=sets, target=target, watch=self.watch, confirm=confirm, force=force
         )

@@ -205,7 +205,7 @@ class Driver:
                 continue
             self.history.stop(self.sweep_id, trial.number, why)
             with contextlib.suppress(BackendError):
-                Run(trial.run_id, self.store).cancel()
+                Run(trial.run_id, self.store).cancel(take_over=True)
 
     # -- around them --------------------------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class Grace:
         asked = {pid for pid in family if self._asked.get(pid) == stats[pid][START]}
         family.update((pid, family[pid]._replace(handles=True)) for pid in asked & self._handlers)
         if self._services_end is not None and now >= self._services_end:
-            services = [pid for pid in asked if family[pid].background]
+            services = [pid for pid in asked if family[pid].background and not family[pid].program.startswith("python")]
             family.update((pid, family[pid]._replace(handles=False, ignores=True)) for pid in services)
         patient = {pid for pid, at in self._held.items() if now - at < OWN_END_S}
         steps = decide(roots, family, asked, patient)

@@ -137,6 +137,7 @@ def test_prune_keeps_a_star_what_is_excepted_and_takes_a_filter(store: Store, cl
     )
     assert cli("rm", "--ended", "tagg:x", "--yes").code == 2 and cli("rm", "--older", "1s", "--force").code == 2
     assert "no ended run matches" in cli("rm", "--ended", "tag:y", "--yes").out
+    assert cli("rm", "--ended", "", "--yes").code == 2, "a variable of a shell that is not set"
 
 
 def test_prune_by_age_takes_archived_runs_and_a_filter_leaves_them(store: Store, cli):

@@ -54,6 +54,25 @@ def test_an_edited_file_says_what_it_was_edited_to_and_keeps_its_comments(old, n
     assert "# a head" in edited and "first: 1 # the first" in edited
 
 
+@pytest.mark.parametrize(
+    ("text", "comments"),
+    [
+        ("name: a\nenv: # about env\n  A: b\n", ["# about env"]),
+        ("name: a\nresources:  # gpu\n  accelerators: A100:1\n  # in\n", ["# gpu", "# in"]),
+        ("name: a\nargs: # about args\n  - b\n", ["# about args"]),
+        ("name: a\nenv: &e\n  A: b\nhyperparameters: *e\n", []),
+    ],
+)
+@pytest.mark.parametrize("changed", ["name", "env", "new"])
+def test_a_file_with_comments_behind_keys_or_an_alias_can_be_edited(text, comments, changed):
+    before = jobtext.from_document(yaml.read(text))
+    after = Table([*(row for row in before if row[0] != changed), (changed, Plain("2"))])
+    edited = jobtext.edit(text, before, after)
+    assert jobtext.from_document(yaml.read(edited)) == after
+    if changed != "env":
+        assert [each for each in comments if each not in edited] == []
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_a_value_that_is_shown_alone_is_parsed_as_itself(value):

@@ -78,7 +78,7 @@ def test_hostile_names_and_lines_are_text(console, page, hostile, seemly):
     expect(page.locator(".ct-state").first).to_have_text("FAILED")
     log = page.locator(".ct-log")
     expect(log).to_contain_text(PAYLOAD)
-    expect(log).to_contain_text("red  link gnp.exe")
+    expect(log).to_contain_text("red  link \\u202egnp.exe")
     expect(log.get_by_text("third", exact=True)).to_be_visible()
     assert max(len(text) for text in log.locator(".ct-said").all_inner_texts()) <= 2000
     shown = page.locator("body").inner_text()

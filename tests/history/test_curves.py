@@ -92,6 +92,12 @@ def test_a_batch_of_old_and_new_points_counts_each_once(store):
     check(store)
 
 
+def test_sums_of_huge_values_of_both_signs_stop_no_watcher(store):
+    for first, value in ((0, 1.7e308), (50, -1.7e308)):
+        write(store, [(seq, seq, value) for seq in range(first, first + 50)])
+    check(store)
+
+
 def test_points_that_an_older_cloudtrain_stored_alone_come_into_their_blocks(store):
     """It still ran when the schema was changed, and left the blocks to a trigger that was gone."""
     write(store, [(seq, seq, 1 / seq) for seq in range(1, 1500)])

@@ -227,7 +227,7 @@ class _Sequence:
             if newest.handle is None and not status.state.final:
                 data = shown.shown_json(run)
                 assert data["attempts"][-1]["tries"] >= 1 and data["attempts"][-1]["unanswered_since"], data
-                unsent = data["reason"].startswith("not sent yet")
+                unsent = data["reason"].startswith(("not sent yet", "its submission was interrupted, and"))
                 # Another history may have sent what this one has not.
                 others = [each for other in runs for each in other.attempts if each.attempt_id == newest.attempt_id]
                 sent = not all(each.status.reason.startswith("not sent yet") for each in others)

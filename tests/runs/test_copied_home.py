@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job import homes
 from cloudtrain.runs.run import Run
@@ -39,6 +40,8 @@ def test_cancel_leaves_a_job_of_the_original_alone(copied, job, cli, home, used:
         assert cli("cancel", own.run_id)[0] == 0 and state(own) is State.CANCELLED
     code, _, said = cli("cancel", copied.run_id)
     assert code == 2 and f"{os.uname().nodename}:{home}, of which this home is a copy" in said and "--take-over" in said
+    with pytest.raises(BadRequest, match="is a copy"):  # as the console cancels
+        Run.find(copied.run_id).cancel()
     assert not state(copied).final and not Run.find(copied.run_id).record.cancel_requested
     assert cli("cancel", "--take-over", copied.run_id)[0] == 0 and state(copied) is State.CANCELLED
 

@@ -10,7 +10,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import Problem
 from cloudtrain.job.job import Job
-from cloudtrain.runs.planning.checks import job as job_checks
+from cloudtrain.runs.planning.checks import source as source_checks
 from cloudtrain.runs.planning.checks.case import Case
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.texts import Texts
@@ -21,7 +21,7 @@ DEFAULT = 'p.add_argument("--output_dir", type=str, default="/tmp/out")\n'
 def outside(job: Job, folder: Path, backend: str, request: dict | None = None, attempt: int = 1) -> list:
     plan = Plan(backend, "run", attempt, request=request or {}, bundle={}, manifest={}, job={})
     made_by = registry.create("local", {}, folder)
-    return list(job_checks.results_outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
+    return list(source_checks.results_outside(Case(job, plan, Texts(folder, ["train.py"], "train.py"), made_by)))
 
 
 @pytest.mark.parametrize(

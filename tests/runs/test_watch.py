@@ -14,6 +14,7 @@ from cloudtrain.errors import BackendError, RunFailed
 from cloudtrain.events import State
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.sending import resume
 from cloudtrain.runs.sending.retry import capacity_pause_s
 from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching import watch as watch_module
@@ -112,6 +113,35 @@ def test_a_killed_watcher_leaves_the_rest_of_a_log_to_the_next(submitter, job, m
     MemoryBackend.finish(newest(run), State.LOST, None)  # what the platform says meanwhile counts no more
     assert len(run.metrics("loss")) == 7000, "a reader reads the rest without a watcher"
     assert run.state is State.SUCCEEDED and len(run.attempts) == 1 and told == [("a1", "end")]
+
+
+def test_an_attempt_that_is_resumed_while_its_log_is_read_does_not_end_the_run_again(submitter, job, monkeypatch):
+    run = long_run(submitter, job, monkeypatch, State.FAILED)
+
+    def lease() -> bool:
+        if run.store.is_unread(run.run_id) and len(run.attempts) == 1:
+            resume.send_next(run.store, run.run_id, sets=(), target=None, watch=False)
+        return True
+
+    Watcher(run.store, run.run_id, lease=lease).look()
+    assert len(run.attempts) == 2 and not run.store.find(run.run_id).status.state.final
+    assert run.attempts[0].status.state is State.FAILED
+    assert len(run.store.metrics(run.run_id, "loss")) == 7000
+
+
+def test_a_resume_reads_the_rest_of_the_log_first(submitter, job, monkeypatch):
+    run = long_run(submitter, job, monkeypatch, State.FAILED)
+
+    def lease() -> bool:
+        if run.store.is_unread(run.run_id):
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(run.store, run.run_id, lease=lease).look()
+    assert len(run.store.metrics(run.run_id)) < 7000
+    run.resume()
+    assert len(run.store.metrics(run.run_id)) == 7000 and len(run.attempts) == 2
 
 
 def test_a_failure_is_stored_with_its_verdict_before_the_metrics_of_a_long_log(submitter, job, monkeypatch):

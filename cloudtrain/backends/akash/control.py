@@ -17,7 +17,7 @@ from typing import Any
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.store.s3 import S3
 
-MOST_BYTES = 1 << 20  # of one object
+MOST_BYTES = 64 << 20  # of one object: an intent has the manifest with the program and the addresses of each node
 
 
 class Control:

@@ -133,9 +133,9 @@ class SagemakerBackend(Backend):
 
     @classmethod
     def ci_values(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
-        role = str(options.get("role") or "").split(":")
+        role, account = str(options.get("role") or "").split(":"), options.get("account") or ""
         known = {
-            "account": options.get("account") or (role[4] if len(role) > 5 else ""),
+            "account": str(account).zfill(12) if account else (role[4] if len(role) > 5 else ""),
             "region": options.get("region"),
         }
         return super().ci_values(known)

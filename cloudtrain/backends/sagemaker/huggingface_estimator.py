@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.aws import AwsNoService
 from cloudtrain.backends.sagemaker.client import require_sdk
 from cloudtrain.backends.sagemaker.hyperparameters import script_mode
 from cloudtrain.backends.sagemaker.toolkit import ENABLED, INSTANCE_TYPE, TORCHRUN
 from cloudtrain.errors import BackendError
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.aws import Aws, AwsNoService
+    from cloudtrain.backends.aws import Aws
 
 # Of Hugging Face's training images: 2.6.0-transformers4.51.3-gpu-py312-cu124-ubuntu22.04
 TAG = re.compile(r":(?P<torch>[\d.]+)-transformers(?P<transformers>[\d.]+)-(?:gpu|cpu)-(?P<python>py\d+)")

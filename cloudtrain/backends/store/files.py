@@ -17,14 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cloudtrain.backends.store import download
-from cloudtrain.backends.store.download import StoredObject
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.source import untrusted
-from cloudtrain.source.folder_writer import folder_writer
 from cloudtrain.source.node_code import module
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.store.download import StoredObject
 
 MOST_NAMES = untrusted.MOST_ENTRIES  # of one listing
 PIECE = 64 << 10  # bytes between two looks at the clock
@@ -139,6 +140,8 @@ class Objects(Files):
         return digest_objects(self.objects(below))
 
     def bring(self, below: str, into: Path, named: Callable[[str], str] = str) -> None:
+        from cloudtrain.backends.store import download  # a submit does not need it
+
         objects = {name: replace(one, name=name) for one in self.objects(below) if (name := named(one.name))}
         download.download_all(objects.values(), into)
 
@@ -148,6 +151,9 @@ class Objects(Files):
         The job's code wrote the archive, so it is not trusted: names that lead out of the folder and devices are refused.
         Raises BackendError, DiskError.
         """
+        from cloudtrain.backends.store import download
+        from cloudtrain.source.folder_writer import folder_writer
+
         stored = self.look_up(name)
         if stored is None:  # SageMaker leaves it out with CompressionType NONE
             self.bring(name.removesuffix(".tar.gz"), into)

@@ -7,12 +7,14 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import http
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.store.download import ChangedError, StoredObject, digest
 from cloudtrain.backends.store.files import PIECE, Objects, bounded
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.store.download import StoredObject
 
 CHUNK = 1 << 20  # bytes in memory at a time
 ONE_REQUEST = 64 << 20  # bytes; up to here an upload is a single request, S3 takes 5 GB in one
@@ -139,6 +141,8 @@ class S3(Objects):
         return self._aws.call("s3", operation, Bucket=self.bucket, Key=self.key(name), **values)
 
     def _stored(self, key: str, name: str, about: Mapping[str, Any], size: int) -> StoredObject:
+        from cloudtrain.backends.store.download import StoredObject  # a submit does not need it
+
         etag = str(about["ETag"])
         whole = S3(self._aws, f"s3://{self.bucket}/{key}")
         return StoredObject(
@@ -155,6 +159,8 @@ class S3(Objects):
     def _read_version(self, etag: str, first: int, last: int) -> Iterator[bytes]:
         """Yield bytes of one version of an object; continues where the connection breaks off, which botocore does not."""
         from botocore.exceptions import BotoCoreError
+
+        from cloudtrain.backends.store.download import ChangedError
 
         def begin(received: int) -> Iterator[bytes]:
             body = self._call("get_object", "", IfMatch=etag, Range=f"bytes={first + received}-{last}")["Body"]
@@ -178,6 +184,8 @@ class S3(Objects):
         An ETag is the MD5, or that of its parts' MD5s with their number, unless KMS or the caller's key encrypts the object:
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (2026-11-23).
         """
+        from cloudtrain.backends.store.download import digest
+
         md5, _, count = etag.strip('"').partition("-")
         if not count and digest(path, "md5").hex() == md5:
             return True

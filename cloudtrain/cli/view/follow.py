@@ -225,7 +225,7 @@ def _ask_in_time(run: Run) -> Status | None:
             open_intent = own.attempts[-1].handle is None  # then cancel() itself asks the platform
             before = own.record.status if open_intent else own.refresh()
             if not before.state.final:
-                own.cancel()
+                own.cancel(take_over=True)  # who asks has looked at the home
             answers.append(before)
         except BaseException as error:
             answers.append(error)

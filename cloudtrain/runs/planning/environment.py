@@ -7,6 +7,7 @@ with all of it; calls that only read use the variables that `select` returns; th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -39,11 +40,12 @@ POINTERS = (
 
 @cache
 def credentials() -> tuple[str, ...]:
-    """Return CREDENTIALS, and what the calls of installed backends read; imports these."""
-    installed = (
-        registry.backend_class(name).variables or () for name in registry.names() if name not in registry.BUILT_IN
-    )
-    return (*CREDENTIALS, *(pattern for patterns in installed for pattern in patterns))
+    """Return CREDENTIALS, and what the calls of installed backends read; imports these. One that does not load reads nothing."""
+    patterns = list(CREDENTIALS)
+    for name in set(registry.names()) - registry.BUILT_IN.keys():
+        with suppress(Exception):  # it is a package of others
+            patterns += registry.backend_class(name).variables or ()
+    return tuple(patterns)
 
 
 def select(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:

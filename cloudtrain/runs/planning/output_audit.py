@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.store.files import Files, NotRead, report
-from cloudtrain.backends.store.open import opened
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import is_shallow, short_reason
 from cloudtrain.history import audit
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.store.files import Files
     from cloudtrain.job.job import Job
 
 WAIT_S = 15.0
@@ -70,6 +69,9 @@ def read(uri: str) -> list[dict[str, str]]:
 
     Whoever can write there can have written them: they are bounded, and hold the known fields alone. Raises BackendError.
     """
+    from cloudtrain.backends.store.files import NotRead, report
+    from cloudtrain.backends.store.open import opened  # a plan does not need it
+
     files = opened(uri)
     names = sorted(name for name in files.sizes(FOLDER) if _NAME.fullmatch(name))
     if len(names) > MOST_LINES:
@@ -95,6 +97,8 @@ def _add(job: Mapping[str, Any], row: Mapping[str, Any]) -> None:
 
 
 def _output(job: Mapping[str, Any]) -> Files:
+    from cloudtrain.backends.store.open import opened
+
     output = str(job["output"])
     of_its_backend = list((job.get("options") or {}).items())[:1]
     for backend, options in of_its_backend if "://" in output else ():

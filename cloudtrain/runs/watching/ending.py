@@ -130,7 +130,7 @@ class AttemptEnds:
         self.collector.diagnose(self.store, attempt, status, backend)
         if status.state is State.SUCCEEDED:
             evaluations.store_results(self.store, attempt)
-        self.store.set_status(self.run_id, status)
+        self.store.set_status(self.run_id, status, attempt.number)  # a failure stored early may have been resumed
         if attempt.plan.price:
             used = spend.total(self.store.attempts(self.run_id), self.store.home)
             if not used.unpriced_s:

@@ -82,9 +82,9 @@ def kept_arrays(work: Work, digest: str, size: int, folder: str) -> tuple[Arrays
         return None, f"memory only: {base}: {error.strerror or error}"
 
 
-def in_memory(texts: Iterable[str], tokenizer: Any) -> Tokens:
+def in_memory(texts: Iterable[str], tokenizer: Any, pieces: int = 256) -> Tokens:
     """Return the tokens of all texts in one stream, an end-of-text token behind each."""
-    parts = list(token_groups(texts, tokenizer, 256))
+    parts = list(token_groups(texts, tokenizer, pieces))
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 

@@ -146,6 +146,19 @@ def test_what_trains_in_the_background_alone_has_the_whole_grace(monkeypatch):
         assert stop.saving
 
 
+def test_a_script_that_saves_in_the_background_is_no_service_of_another_one(monkeypatch):
+    family = {41: shell(os.getpid()), 42: script(41, background=True), 43: script(41)}
+    monkeypatch.setattr(grace, "read_process", lambda pid, _: family[pid])
+    monkeypatch.setattr(processes, "kill", lambda *_: None)
+    fields = {SESSION: b"41", THREADS: b"1", START: b"7"}
+    stop = Grace(41)
+    for now in (0.0, 1.0, 1000.0):
+        rows = {pid: {**fields, 1: str(process.parent).encode()} for pid, process in family.items()}
+        stop.look({pid: [row.get(number, b"S") for number in range(22)] for pid, row in rows.items()}, now)
+        assert stop.saving, now
+        family.pop(43, None)
+
+
 # -- real processes ---------------------------------------------------------------------------------------------------
 
 # Writes how many signals came, after a save of a second; a child, as a data loader's worker, must get none.

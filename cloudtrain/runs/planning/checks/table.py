@@ -13,8 +13,8 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     node.refusals,
     job.audit_elsewhere,
     # Work or its results are lost.
-    job.results_outside,
-    job.model_over_limit,
+    source.results_outside,
+    source.model_over_limit,
     source.no_resume,
     source.not_sent,
     # Machines are paid that do nothing, or do the same twice.
