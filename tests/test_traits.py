@@ -16,6 +16,7 @@ from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
 from cloudtrain.errors import BadJob
 from cloudtrain.job import platform_keys
 from cloudtrain.job.job import Job
+from cloudtrain.runs.planning import environment
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.testing.memory import MemoryBackend
 
@@ -178,3 +179,17 @@ def test_the_traits_name_keys_of_the_job_file():
     known = {*platform_keys.every(), *platform_keys.SHARED}
     for name in registry.BUILT_IN:
         assert registry.backend_class(name).traits.keys.keys() <= known, name
+
+
+def test_a_package_whose_backend_does_not_load_stops_nobody_else(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "_plugins", lambda: {"attic": "a_package_that_is_gone.backend:Attic"})
+    environment.credentials.cache_clear()
+    assert environment.credentials() == environment.CREDENTIALS
+    assert registry.priced_by("nobody") is None and registry.priced_by("") is None
+    assert registry.priced_by("gcp") is not None
+    environment.credentials.cache_clear()
+
+
+@pytest.mark.parametrize("account", [12345678901, "012345678901"])
+def test_an_account_that_is_a_number_guards_a_ci_file_too(account: object):
+    assert registry.backend_class("sagemaker").ci_values({"account": account})["account"] == "012345678901"
