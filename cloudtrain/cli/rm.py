@@ -128,7 +128,7 @@ def command(
     """
     filtered, wanted = ended or older is not None, " ".join(words).strip()
     if words and not wanted:
-        raise click.UsageError("an empty filter is every run: leave it out with --older, or name what to delete")
+        raise click.UsageError("an empty filter would select every run: name runs or a filter, or give --older alone")
     if not (words or packages or older is not None):
         hint = "--older 30d deletes old runs, --packages packaged sources"
         raise click.UsageError(f"say what to delete: ids of runs, or --ended and a filter such as state:failed; {hint}")
