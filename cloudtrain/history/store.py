@@ -333,10 +333,11 @@ class Store(Leases):
     def complete_curves(self, attempt_id: str) -> None:
         """Add points to the curves that an older cloudtrain stored alone, because it still ran when the schema changed."""
         stored = "SELECT count(*) FROM metrics WHERE attempt_id = ?1"
-        with self.database.write() as db:
-            if db.execute(
-                f"SELECT ({stored}) != total(points) FROM curves WHERE attempt_id = ?1", (attempt_id,)
-            ).fetchone()[0]:
+        query = f"SELECT ({stored}) != total(points) FROM curves WHERE attempt_id = ?1"
+        with self.database.read() as db:  # to count takes long: no writer waits for it where nothing is missing
+            differs = db.execute(query, (attempt_id,)).fetchone()[0]
+        if differs:
+            with self.database.write() as db:
                 fill_curves(db, attempt_id)
 
     def add_event(self, attempt_id: str, kind: str, data: Mapping[str, Any]) -> None:

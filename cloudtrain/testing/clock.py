@@ -112,7 +112,7 @@ class VirtualClock(Clock):
         return f"{me.name} waits for ever: " + (
             f"the time stands still until {', '.join(busy)} waits through the clock or ends"
             if busy
-            else "nobody is left who could set its event"
+            else "no thread is left that could set its event"
         )
 
 

@@ -107,7 +107,7 @@ class _Tree:
         process = self._family[pid]
         if not process.handles or process.program in SHIMS:
             return False
-        if process.background and not process.program.startswith("python") and any(map(_trains, self._family.values())):
+        if _may_be_service(process) and any(map(_trains, self._family.values())):
             return False
         parent = self._family.get(process.parent)
         trains = parent is not None and not parent.handles and parent.program.startswith("python")
@@ -174,7 +174,7 @@ class Grace:
         asked = {pid for pid in family if self._asked.get(pid) == stats[pid][START]}
         family.update((pid, family[pid]._replace(handles=True)) for pid in asked & self._handlers)
         if self._services_end is not None and now >= self._services_end:
-            services = [pid for pid in asked if family[pid].background and not family[pid].program.startswith("python")]
+            services = [pid for pid in asked if _may_be_service(family[pid])]
             family.update((pid, family[pid]._replace(handles=False, ignores=True)) for pid in services)
         patient = {pid for pid, at in self._held.items() if now - at < OWN_END_S}
         steps = decide(roots, family, asked, patient)
@@ -203,6 +203,11 @@ class Grace:
         """Whether it is the rank's first process, or an orphan of its: of a shell that somebody else ended, for instance."""
         known = self._seen.get(pid, fields[START] if int(fields[SESSION]) == self._root else None)
         return known == fields[START] and pid not in self._left
+
+
+def _may_be_service(process: Process) -> bool:
+    """Return whether a process is in the background and runs no Python, which may train there."""
+    return process.background and not process.program.startswith("python")
 
 
 def _trains(process: Process) -> bool:

@@ -1,4 +1,4 @@
-"""A copy of a home: its commands leave the jobs of the original alone, unless they are told to take them over."""
+"""A copy of a home: its commands leave the jobs of the original alone, unless --take-over is given."""
 
 from __future__ import annotations
 

@@ -74,6 +74,18 @@ def long_run(submitter, job, monkeypatch, ended: State = State.SUCCEEDED) -> Run
     return run
 
 
+def kill_while_it_reads(run: Run) -> None:
+    """Let a watcher end in the middle of the log whose run has ended."""
+
+    def lease() -> bool:
+        if run.store.is_unread(run.run_id):
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(run.store, run.run_id, lease=lease).look()
+
+
 def test_a_success_is_stored_before_a_long_rest_of_its_log(submitter, job, monkeypatch, cli, told):
     run, seen, shown = long_run(submitter, job, monkeypatch), [], []
 
@@ -102,13 +114,7 @@ def test_a_success_is_stored_before_a_long_rest_of_its_log(submitter, job, monke
 def test_a_killed_watcher_leaves_the_rest_of_a_log_to_the_next(submitter, job, monkeypatch, told):
     run = long_run(submitter, job, monkeypatch)
 
-    def lease() -> bool:
-        if run.store.is_unread(run.run_id):
-            raise KeyboardInterrupt
-        return True
-
-    with pytest.raises(KeyboardInterrupt):
-        Watcher(run.store, run.run_id, lease=lease).look()
+    kill_while_it_reads(run)
     assert run.record.status.state is State.SUCCEEDED and len(run.store.metrics(run.run_id)) < 7000 and told == []
     MemoryBackend.finish(newest(run), State.LOST, None)  # what the platform says meanwhile counts no more
     assert len(run.metrics("loss")) == 7000, "a reader reads the rest without a watcher"
@@ -132,13 +138,7 @@ def test_an_attempt_that_is_resumed_while_its_log_is_read_does_not_end_the_run_a
 def test_a_resume_reads_the_rest_of_the_log_first(submitter, job, monkeypatch):
     run = long_run(submitter, job, monkeypatch, State.FAILED)
 
-    def lease() -> bool:
-        if run.store.is_unread(run.run_id):
-            raise KeyboardInterrupt
-        return True
-
-    with pytest.raises(KeyboardInterrupt):
-        Watcher(run.store, run.run_id, lease=lease).look()
+    kill_while_it_reads(run)
     assert len(run.store.metrics(run.run_id)) < 7000
     run.resume()
     assert len(run.store.metrics(run.run_id)) == 7000 and len(run.attempts) == 2
