@@ -21,7 +21,7 @@ SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox")
 SHIMS = ("tini", "tini-static", "docker-init", "dumb-init", "catatonit", "uv", "timeout")
 MPIRUN = ("mpirun", "orterun", "mpiexec", "prterun")  # Open MPI sleeps for all of its time when its ranks have ended
 LOADER = "pt_data_worker"  # PyTorch's name of a data loader's worker; without it its parent cannot save
-SESSION, THREADS, START = 3, 17, 19  # fields of /proc/PID/stat, counted from the state
+SESSION, USER_TIME, SYSTEM_TIME, THREADS, START = 3, 11, 12, 17, 19  # fields of /proc/PID/stat, counted from the state
 
 Process = namedtuple(
     "Process",
@@ -151,6 +151,7 @@ class Grace:
         self._stopped: set[int] = set()
         self._held: dict[int, float] = {}
         self._services_end: float | None = None  # once something in the foreground has been asked
+        self._worked: dict[int, tuple[int, float]] = {}  # pid -> its processor time, and when that last changed
         self.saving = False  # one that has been asked and handles the signal still runs
 
     def look(self, stats: Mapping[int, list[bytes]], now: float) -> None:
@@ -175,7 +176,8 @@ class Grace:
         family.update((pid, family[pid]._replace(handles=True)) for pid in asked & self._handlers)
         if self._services_end is not None and now >= self._services_end:
             services = [pid for pid in asked if _may_be_service(family[pid])]
-            family.update((pid, family[pid]._replace(handles=False, ignores=True)) for pid in services)
+            idle = [pid for pid in asked if family[pid].background and not self._is_at_work(pid, stats, children, now)]
+            family.update((pid, family[pid]._replace(handles=False, ignores=True)) for pid in services + idle)
         patient = {pid for pid, at in self._held.items() if now - at < OWN_END_S}
         steps = decide(roots, family, asked, patient)
         for pid in steps.stop:
@@ -198,6 +200,22 @@ class Grace:
         self.saving = any(process.handles for process in told)
         if any(_trains(process) for process in told):
             self._services_end = now + SERVICE_S
+
+    def _is_at_work(
+        self, pid: int, stats: Mapping[int, list[bytes]], children: Mapping[int, list[int]], now: float
+    ) -> bool:
+        """Return whether a process, or one below it, has used a processor or a disk in the last SERVICE_S."""
+        below, used, waits_for_disk = [pid], 0, False
+        for each in below:
+            fields = stats[each]
+            used += int(fields[USER_TIME]) + int(fields[SYSTEM_TIME])
+            waits_for_disk |= fields[0] == b"D"
+            below += children.get(each, ())
+        last, at = self._worked.get(pid, (-1, now))
+        if used != last or waits_for_disk:
+            at = now
+        self._worked[pid] = used, at
+        return now - at < SERVICE_S
 
     def _is_ours(self, pid: int, fields: list[bytes]) -> bool:
         """Whether it is the rank's first process, or an orphan of its: of a shell that somebody else ended, for instance."""

@@ -100,7 +100,7 @@ def test_a_wait_that_nothing_can_end_says_why(monkeypatch, clock, busy):
     event = threading.Event()
     if busy:
         clock.start(event.wait)
-    with pytest.raises(RuntimeError, match="stands still until Thread" if busy else "nobody is left"):
+    with pytest.raises(RuntimeError, match="stands still until Thread" if busy else "no thread is left"):
         clock.sleep(1.0) if busy else clock.wait(event)
     event.set()
 

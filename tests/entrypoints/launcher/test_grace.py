@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launcher import grace, processes
-from launcher.grace import SESSION, START, THREADS, Grace, Process, decide
+from launcher.grace import SERVICE_S, SESSION, START, THREADS, USER_TIME, Grace, Process, decide
 
 from tests.conftest import require, wait_for
 from tests.entrypoints.launching import Attempt
@@ -142,20 +142,22 @@ def test_what_trains_in_the_background_alone_has_the_whole_grace(monkeypatch):
     stop = Grace(41)
     for now in (0.0, 1000.0):
         rows = {pid: {**fields, 1: str(process.parent).encode()} for pid, process in family.items()}
-        stop.look({pid: [row.get(number, b"S") for number in range(22)] for pid, row in rows.items()}, now)
+        stop.look({pid: [row.get(number, b"0") for number in range(22)] for pid, row in rows.items()}, now)
         assert stop.saving
 
 
-def test_a_script_that_saves_in_the_background_is_no_service_of_another_one(monkeypatch):
+@pytest.mark.parametrize("works", [True, False])
+def test_a_script_in_the_background_is_a_service_of_another_one_once_it_does_nothing(monkeypatch, works):
     family = {41: shell(os.getpid()), 42: script(41, background=True), 43: script(41)}
     monkeypatch.setattr(grace, "read_process", lambda pid, _: family[pid])
     monkeypatch.setattr(processes, "kill", lambda *_: None)
     fields = {SESSION: b"41", THREADS: b"1", START: b"7"}
     stop = Grace(41)
-    for now in (0.0, 1.0, 1000.0):
-        rows = {pid: {**fields, 1: str(process.parent).encode()} for pid, process in family.items()}
-        stop.look({pid: [row.get(number, b"S") for number in range(22)] for pid, row in rows.items()}, now)
-        assert stop.saving, now
+    for now in (0.0, 1.0, 7.0, 11.0, 13.0, 1000.0):
+        used = b"%d" % (now if works else 3)
+        rows = {pid: {**fields, 1: b"%d" % each.parent, USER_TIME: used} for pid, each in family.items()}
+        stop.look({pid: [row.get(number, b"0") for number in range(22)] for pid, row in rows.items()}, now)
+        assert stop.saving == (works or now < 7.0 + SERVICE_S), now
         family.pop(43, None)
 
 
