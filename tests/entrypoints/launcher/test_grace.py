@@ -97,7 +97,7 @@ def test_who_ignores_the_signal_only_since_a_scheduler_sent_it_saves(monkeypatch
     monkeypatch.setattr(grace, "read_process", lambda pid, _: family[pid])
     monkeypatch.setattr(processes, "kill", lambda *signals: sent.append(signals))
     fields = {1: str(os.getpid()), SESSION: "41", THREADS: "1", START: "7"}
-    stats = dict.fromkeys(family, [fields.get(number, "S").encode() for number in range(22)])
+    stats = dict.fromkeys(family, [fields.get(number, "0").encode() for number in range(22)])
     stop = Grace(41, deaf={43: b"7"})
     stop.look(stats, 0.0)
     assert stop.saving and not sent
@@ -121,7 +121,7 @@ def test_a_service_that_answers_the_signal_and_stays_has_five_seconds_after_what
     def look(now: float) -> bool:
         fields = {SESSION: "41", THREADS: "1", START: "7"}
         rows = {pid: {**fields, 1: str(process.parent)} for pid, process in family.items()}
-        stop.look({pid: [row.get(number, "S").encode() for number in range(22)] for pid, row in rows.items()}, now)
+        stop.look({pid: [row.get(number, "0").encode() for number in range(22)] for pid, row in rows.items()}, now)
         return stop.saving
 
     stop = Grace(shell_pid)
