@@ -112,7 +112,7 @@ def test_a_cluster_that_redirects_to_another_host_gets_no_token_there() -> None:
     with serving(lambda handler: send(handler, 200, b"{}")) as (other, received):
         with serving(lambda handler: send(handler, 302, Location=f"{other}/y")) as (url, first):
             api = KubeApi(None, None)
-            api._access = ClusterAccess(url, {"token": "secret"}, {}, None)  # type: ignore[arg-type]
+            api._access = ClusterAccess(url, {"token": "secret"}, {})
             assert api.get("/x", "it failed") == {}
     assert first[0]["authorization"] == "Bearer secret" and "authorization" not in received[0]
 

@@ -268,7 +268,8 @@ def test_kubernetes_clients_take_the_identity_of_ci(system: str, tmp_path: Path,
     """The kubeconfig is read by Kubernetes' own client and by ours; the token is a new one each time on GitHub."""
     from kubernetes import config as official
 
-    from cloudtrain.backends.kubernetes import kubeconfig
+    from cloudtrain.backends.kubernetes import credentials, kubeconfig
+    from tests.backends.kubernetes.kubeconfigs import Certificates
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Issuer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -283,7 +284,7 @@ def test_kubernetes_clients_take_the_identity_of_ci(system: str, tmp_path: Path,
         env, text = step["env"], step["run"]
     else:
         env, text = made["train"]["variables"], made["train"]["before_script"][1]
-    do(text, {**env, "IDENTITY_TOKEN": "a.b.c", "CLUSTER_AUTHORITY": base64.b64encode(b"authority").decode()})
+    do(text, {**env, "IDENTITY_TOKEN": "a.b.c", "CLUSTER_AUTHORITY": Certificates().data("ca.crt")})
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / ".kube").iterdir()} == {0}
     contexts, active = official.list_kube_config_contexts(str(tmp_path / ".kube" / "config"))
     assert active["name"] == "prod" and len(contexts) == 1
@@ -291,7 +292,8 @@ def test_kubernetes_clients_take_the_identity_of_ci(system: str, tmp_path: Path,
     assert client.configuration.host == "https://1.2.3.4"
     (token,) = client.configuration.api_key.values()
     access = kubeconfig.parse_kubeconfig(None, "prod")
-    ours, until = kubeconfig.bearer_token(access) or ("", 0)
+    login = credentials.log_in(access)
+    ours, until = login.authorization.removeprefix("Bearer "), login.expires_at
     if system == "github":
         assert token.startswith("Bearer a.") and ours != token.removeprefix("Bearer ") and until == 4102444800 - 60
     else:

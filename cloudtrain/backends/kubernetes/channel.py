@@ -111,14 +111,14 @@ def _connect(api: KubeApi, path: str, protocol: str) -> ClientConnection:
         from websockets.typing import Subprotocol
     except ModuleNotFoundError:
         raise MissingExtra("a program in a pod", "kubernetes") from None
-    address, headers, tls, proxy = api.socket_address(path)
     try:
+        address, headers, stream = api.open_socket(path, OPEN_S)
+        stream.settimeout(None)
         connection = connect(
             address,
+            sock=stream,
             additional_headers=headers,
             subprotocols=[Subprotocol(protocol)],
-            ssl=tls,
-            proxy=proxy or True,
             compression=None,
             max_size=None,
             open_timeout=OPEN_S,
@@ -129,7 +129,7 @@ def _connect(api: KubeApi, path: str, protocol: str) -> ClientConnection:
     except NegotiationError as error:
         raise BackendError(f"{TOO_OLD} {protocol}: {error}", NEWER) from None
     except (InvalidHandshake, OSError, EOFError) as error:
-        raise Unreachable(f"{address.partition('?')[0]} cannot be reached: {error}") from None
+        raise Unreachable(f"{api.access.server}{path.partition('?')[0]} cannot be reached: {error}") from None
     if connection.subprotocol != protocol:
         connection.close()
         raise BackendError(f"{TOO_OLD} {protocol}", NEWER)

@@ -6,6 +6,7 @@ It uses the standard library only, because importing the Kubernetes SDK would sl
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import urllib.parse
 import urllib.request
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.http import RETRYABLE, Answer, Http, HttpError
-from cloudtrain.backends.kubernetes import kubeconfig
+from cloudtrain.backends.kubernetes import credentials, kubeconfig
+from cloudtrain.backends.kubernetes.credentials import Credentials
 from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, NoCapacity, Unreachable
@@ -59,10 +61,8 @@ class KubeApi:
         self.clock = clock
         self._kubeconfig, self._context, self._pinned_server, self._ca = kubeconfig, context, server, ca
         self._access: ClusterAccess | None = None
-        self._token: tuple[str, float] | None = None  # token, and the time when it expires
-        self._http = Http(
-            self._address, error_for_answer, _network_hint, self._handlers, self._drop_expired_token, clock
-        )
+        self._credentials: Credentials | None = None
+        self._http = Http(self._address, error_for_answer, self._network_hint, self._handlers, self._renew, clock)
 
     @property
     def access(self) -> ClusterAccess:
@@ -134,39 +134,47 @@ class KubeApi:
         """Yield a body in chunks, or a span of its bytes; blocking. An interrupted download continues where it was."""
         return self._http.stream(_with_query(path, query), failure, headers, first, last)
 
-    def socket_address(self, path: str) -> tuple[str, Mapping[str, str], ssl.SSLContext | None, str | None]:
-        """Return address, headers, TLS and proxy of a websocket to the server; blocking where a token must be obtained."""
-        scheme, _, rest = (self.access.server.rstrip("/") + path).partition("://")
-        tls = kubeconfig.tls_context(self.access) if scheme == "https" else None
-        proxy = self.access.cluster.get("proxy-url")
-        return f"{'wss' if tls else 'ws'}://{rest}", self._auth_headers(), tls, str(proxy) if proxy else None
+    def open_socket(self, path: str, timeout_s: float) -> tuple[str, list[tuple[str, str]], socket.socket]:
+        """Return address, headers and connection of a websocket to the server, TLS included; blocking. Raises OSError."""
+        known = self._log_in()
+        url = urllib.parse.urlsplit(self.access.server.rstrip("/") + path)
+        port = url.port or (443 if known.tls else 80)
+        connection = credentials.connect(self.access, known.tls, str(url.hostname), port, timeout_s)
+        headers = [("Authorization", known.authorization)] if known.authorization else []
+        return url._replace(scheme="ws").geturl(), [*headers, *credentials.impersonation(self.access.user)], connection
 
     def _address(self, path: str) -> tuple[str, Mapping[str, str]]:
-        return self.access.server.rstrip("/") + path, {"Accept": "application/json, */*", **self._auth_headers()}
+        authorization = self._log_in().authorization
+        headers = {"Accept": "application/json, */*", **({"Authorization": authorization} if authorization else {})}
+        return self.access.server.rstrip("/") + path, headers
 
     def _handlers(self) -> list[urllib.request.BaseHandler]:
-        handlers: list[urllib.request.BaseHandler] = [
-            urllib.request.HTTPSHandler(context=kubeconfig.tls_context(self.access))
-        ]
-        if proxy := self.access.cluster.get("proxy-url"):
-            handlers.append(urllib.request.ProxyHandler({"http": proxy, "https": proxy}))
-        return handlers
+        return [credentials.Handler(self.access, lambda: self._log_in().tls), urllib.request.ProxyHandler({})]
 
-    def _drop_expired_token(self) -> bool:
-        """Drop a token that the server answered with 401; return whether a new one can be obtained."""
-        if self._token is None or self.access.user.get("token"):
-            return False
-        self._token = None
-        return True
+    def _log_in(self) -> Credentials:
+        if self._credentials is None or self._credentials.expires_at <= self.clock.now():
+            self._credentials = credentials.log_in(self.access, self.clock)
+        return self._credentials
 
-    def _auth_headers(self) -> dict[str, str]:
-        user = self.access.user
-        if self._token is None or self._token[1] <= self.clock.now():
-            self._token = kubeconfig.bearer_token(self.access, self.clock)
-        if user.get("as-groups") or user.get("as-user-extra"):
-            raise BackendError("the kubeconfig impersonates a group", "cloudtrain supports only `as: NAME`")
-        headers = {"Impersonate-User": str(user["as"])} if user.get("as") else {}
-        return {**headers, "Authorization": f"Bearer {self._token[0]}"} if self._token else headers
+    def _renew(self) -> bool:
+        """Drop credentials that the server answered with 401; return whether others can be obtained."""
+        renewable = self._credentials is not None and self._credentials.renewable
+        if renewable:
+            self._credentials = None
+        return renewable
+
+    def _network_hint(self, reason: object) -> str:
+        proxy = credentials.find_proxy(self.access, str(urllib.parse.urlsplit(self.access.server).hostname))
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            if "ostname" in reason.verify_message or "address mismatch" in reason.verify_message:
+                return "the certificate is for another name: set tls-server-name of the kubeconfig's cluster to one of its names"
+            if "expired" in reason.verify_message or "not yet valid" in reason.verify_message:
+                return "the server's certificate has ended or begins later: check the date here, and renew it"
+            return "the kubeconfig's certificate authority is not the server's"
+        if proxy:
+            where = "proxy-url of the kubeconfig" if self.access.cluster.get("proxy-url") else "HTTPS_PROXY, NO_PROXY"
+            return f"check the proxy {proxy.hostname}:{proxy.port or ''} ({where})"
+        return "check the network, a VPN, and the context (options.kubernetes.context)"
 
 
 def _with_query(path: str, query: Mapping[str, str] | None) -> str:
@@ -206,9 +214,3 @@ def _error_message(body: bytes) -> str:
         return str(document.get("message") or document["error"]["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return text
-
-
-def _network_hint(reason: object) -> str:
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return "the kubeconfig's certificate authority is not the server's"
-    return "check the network, a VPN, and the context (options.kubernetes.context)"

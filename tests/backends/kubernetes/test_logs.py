@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,7 +191,7 @@ def test_a_log_may_be_longer_than_an_answer_that_is_kept_in_memory(monkeypatch):
     lines = [f"{n} 0 2026-11-22T12:00:00Z {n:0>60}" for n in range(100)]
     with serving(lambda handler: send(handler, 200, "\n".join([*lines, "100 0 half of"]).encode())) as (url, _):
         api = KubeApi(None, None, clock=VirtualClock())
-        api._access = ClusterAccess(url, {"token": "t"}, {}, Path())
+        api._access = ClusterAccess(url, {"token": "t"}, {})
         place = Place([Pod("only", 0)])
         place.stream = api.stream  # type: ignore[method-assign]
         read, _ = place.look()
