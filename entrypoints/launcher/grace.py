@@ -15,7 +15,7 @@ from . import processes, slurm
 
 LOOK_S = 0.1  # between two looks at the processes
 SERVICE_S = 5.0  # for what a shell started with & to end, after all that trains: a service may answer SIGTERM and stay
-OWN_END_S = 1.0  # for what waited for others to end by itself: it passes on their exit code or their last lines
+OWN_END_S = 5.0  # for what waited for others to end by itself: it passes on their exit code or their last lines
 SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox")
 # They pass signals on to their child alone, or to its whole group: a shell below them would be killed.
 SHIMS = ("tini", "tini-static", "docker-init", "dumb-init", "catatonit", "uv", "timeout")
@@ -74,6 +74,8 @@ class _Tree:
         if pid not in self._asked and self._reads(pid, process):
             self.hold.append(pid)
             return
+        if pid in self._patient and process.stdin:
+            return  # with what it has started for the last lines
         if process.handles and not is_shim:
             if pid not in self._asked:
                 self.terminate.append(pid)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
+CANCEL_S = 120  # beside limits.grace, until Slurm ends a cancelled job: NFS may show the mark a minute late
 LATE_S = (0.05, 0.5, 2.0)  # pauses while waiting for the last files of an ended job
 _NUMBERED = re.compile(r"^\d+ -1 \S+ ")  # of a line of the batch script, as script.py writes it
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: \S+")  # "node-2: task 0: Exited with exit code 127"
@@ -270,9 +271,28 @@ class SlurmBackend(FolderBackend):
             self._agent.ask("write", path=f"{handle}/cancel", given=b"")
             for node in self.nodes(handle):
                 node.ask("write", path=f"{node.folder}/cancel", given=b"")
+            if self._is_ended_by_launchers(handle, files, job):
+                return
         completed = self._run(["scancel", job])
         if completed["code"] != 0 and "Invalid job id" not in completed["err"]:
             raise client.error_for_command(completed, "Slurm refuses to cancel the job")
+
+    def _is_ended_by_launchers(self, handle: str, files: Mapping[str, str], job: str) -> bool:
+        """Return whether launchers run that see the cancel mark; Slurm ends their job later, if it is still there.
+
+        scancel signals every process at once: a script whose `tee` is gone fails while it saves.
+        """
+        if files.get("cancel"):
+            return True  # its end was set by the request before
+        nodes_status = status.merge_nodes(files)
+        plan = self._agent.ask("read", path=f"{handle}/{PLAN}").data
+        if not plan or nodes_status is None or nodes_status.state is not State.RUNNING:
+            return False
+        end_s = int(json.loads(plan)["manifest"]["grace_s"]) + CANCEL_S
+        if self._run(["scontrol", "update", f"JobId={job}", f"EndTime=now+{end_s}seconds"])["code"] != 0:
+            return False  # denied here, or the job ends earlier anyway
+        self._agent.ask("write", path=f"{handle}/cancel", given=b"end set")
+        return True
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         run_dir = self._agent.ask("read", path=f"{handle}/run_dir").data.decode()

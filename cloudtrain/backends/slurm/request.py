@@ -9,7 +9,7 @@ r"""Build a Slurm batch job: the arguments of sbatch and the batch script, pure 
     owner                      a link to the number of the job that may run; a second submission of the job exits
     state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details
     slices                     how many slices of max_runtime are over (slices.py), and the seconds of all starts
-    cancel, stop               a user asked to cancel; the client gave up the attempt
+    cancel, stop               a user asked to cancel (not empty: when Slurm ends it is set); the client gave up the attempt
     node-<rank>/               as nodes/directory.py describes it
     slurm.out                  what setup lines and srun printed, in the form of a node's log, and lines of Slurm's own
 """

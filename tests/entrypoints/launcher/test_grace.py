@@ -58,6 +58,9 @@ TABLE = {
     "a loop that reads": (
         {1: shell(), 2: script(1, outputs=(PIPE, "")), 3: shell(1, stdin=PIPE), 4: plain(3, "date")}, (), (), [2], [1], [3],
     ),
+    "a loop has a moment for the last line": (
+        {1: shell(), 3: shell(1, stdin=PIPE), 4: plain(3, "cat")}, (2,), (3,), [], [1], [],
+    ),
     "a script that reads of what handles nothing": (
         {1: shell(), 2: plain(1, "yes", outputs=(PIPE, "")), 3: script(1, stdin=PIPE)}, (), (), [3], [1], [],
     ),
@@ -239,12 +242,17 @@ def saved(attempt: Attempt, wrappers: dict[str, str], ends: tuple[str, ...] = ("
         wait_for((source / f"{name}.runs").exists, name)
     attempt.launchers[0].send_signal(signal.SIGTERM)
     assert attempt.wait() == [75]
+    return faults_below(source, wrappers, ends)
+
+
+def faults_below(folder: Path, wrappers: dict[str, str], ends: tuple[str, ...]) -> dict[str, str]:
+    """Return what is wrong with the files that a stopped attempt has left, by wrapper."""
     faults = {}
     for name in wrappers:
-        path = source / f"{name}.saved"
+        path = folder / f"{name}.saved"
         found = [f"{path.read_text()} signals" if path.exists() else "not saved"]
-        found += [f"{end} exists" for end in ends if (source / f"{name}.{end}").exists()]
-        log = source / f"{name}.log"
+        found += [f"{end} exists" for end in ends if (folder / f"{name}.{end}").exists()]
+        log = folder / f"{name}.log"
         if log.exists() and "saved" not in log.read_text():
             found.append("its last line is lost")
         if found != ["1 signals"]:
