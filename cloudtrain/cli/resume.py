@@ -21,6 +21,7 @@ from cloudtrain.cli.view.follow import Begun, begin
 )
 @options.layout
 @options.force_option
+@options.take_over_option
 @options.ending_options
 def command(
     run_id: str,
@@ -30,6 +31,7 @@ def command(
     nodes: str | None,
     processes: str | None,
     force: bool,
+    take_over: bool,
     ending: options.Ending,
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
@@ -54,9 +56,8 @@ def command(
     changes = (*sets, *layout_settings(gpus, nodes, processes))
 
     def start() -> Begun:
-        run.resume(
-            sets=changes, target=target, confirm=terminal.confirmer(yes=ending.yes, as_json=ending.as_json), force=force
-        )
+        confirm = terminal.confirmer(yes=ending.yes, as_json=ending.as_json)
+        run.resume(sets=changes, target=target, confirm=confirm, force=force, take_over=take_over)
         return Begun(run, "resumed on", after=f"{run.attempts[-1].number}/")
 
     return begin(run.store, start, ending)

@@ -72,7 +72,8 @@ def _origins(folder: Path) -> dict[str, str]:
     try:
         place = json.loads((folder / PLACE_FILE).read_text("utf-8"))
         origins, here = dict(place["origins"]), folder.resolve()
-        stays = place["path"] == str(here) or place["inode"] == here.stat().st_ino
+        same = place["inode"] == here.stat().st_ino and place.get("changed", _changed(here)) == _changed(here)
+        stays = place["path"] == str(here) or same
         moved = place["host"] == os.uname().nodename and not Path(place["path"]).exists()
         if not (stays or moved) and (known := _read_id(folder)):
             origins.setdefault(known, f"{place['host']}:{place['path']}")
@@ -87,10 +88,18 @@ def _read_id(folder: Path) -> str:
     return ""
 
 
+def _changed(folder: Path) -> int:
+    """Return the nanosecond in which a home's id file was made, which no copy shares: roots of volumes share their inode."""
+    with suppress(OSError):
+        return (folder / HOME_FILE).stat().st_ctime_ns
+    return 0
+
+
 def _note_place(folder: Path, origins: dict[str, str]) -> None:
     """Write where a home is, which tells it from a copy of it."""
     here = folder.resolve()
-    place = {"host": os.uname().nodename, "path": str(here), "inode": here.stat().st_ino, "origins": origins}
+    place = {"host": os.uname().nodename, "path": str(here), "inode": here.stat().st_ino, "changed": _changed(here)}
+    place["origins"] = origins
     data, path = json.dumps(place).encode(), folder / PLACE_FILE
     with suppress(OSError, StoreError):
         if not path.is_file() or path.read_bytes() != data:

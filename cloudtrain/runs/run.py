@@ -125,6 +125,7 @@ class Run(RunResults):
         target: str | None = None,
         confirm: Confirm | None = None,
         force: bool = False,
+        take_over: bool = False,
     ) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
@@ -136,17 +137,20 @@ class Run(RunResults):
             target: a backend or target other than the last attempt's. The run's output must be reached from there.
             confirm: as of `Submitter`.
             force: as of `Submitter`.
+            take_over: in a copied home, resume a run of the original too.
 
         Returns:
             This run.
 
         Raises:
-            BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
-                checkpoints cannot be reached from `target`.
+            BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), its
+                checkpoints cannot be reached from `target`, or it is the original's in a copied home.
             BackendError: the platform refuses the attempt; the run is FAILED.
         """
         from cloudtrain.runs.sending import resume
 
+        if not take_over:
+            self.check_home("resumed")
         self.read_rest()  # its watcher ends this attempt before the next one is there
         self.notes = resume.send_next(
             self.store, self.run_id, sets=sets, target=target, watch=self.watch, confirm=confirm, force=force

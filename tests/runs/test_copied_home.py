@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -54,6 +55,28 @@ def test_rm_leaves_what_the_original_has_alone(copied, cli, monkeypatch, home):
     assert cli("rm", "-y", "--here", copied.run_id)[0] == 0, "what is on this machine alone"
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
     assert cli("rm", "-y", copied.run_id)[0] == 0, "the original's own"
+
+
+def test_resume_leaves_a_run_of_the_original_alone(copied, cli):
+    MemoryBackend.finish(newest(copied), State.FAILED, 1)
+    watch(run := Run.find(copied.run_id))
+    code, _, said = cli("resume", copied.run_id)
+    assert code == 2 and "is a copy" in said and "--take-over" in said and len(run.attempts) == 1
+    assert cli("resume", "--take-over", copied.run_id)[0] == 0 and len(run.attempts) == 2
+    assert MemoryBackend.attempts[f"{run.run_id}-a2"]
+
+
+def test_a_copy_that_is_the_root_of_another_volume_is_one(tmp_path):
+    """The roots of two volumes have one inode."""
+    first, copy = tmp_path / "home", tmp_path / "copy"
+    known = homes.home_id(first)
+    shutil.copytree(first, copy)
+    note = json.loads((copy / homes.PLACE_FILE).read_text())
+    (copy / homes.PLACE_FILE).write_text(json.dumps(note | {"inode": copy.stat().st_ino}))
+    assert homes.original_of(copy, known).endswith(f":{first}")
+    note = json.loads((first / homes.PLACE_FILE).read_text())
+    (first / homes.PLACE_FILE).write_text(json.dumps(note | {"path": str(copy)}))
+    assert not homes.original_of(first, known), "the home itself, mounted elsewhere"
 
 
 def test_a_home_that_was_moved_is_no_copy(copied, cli, home, monkeypatch):

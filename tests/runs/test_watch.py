@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
 from cloudtrain import events
 from cloudtrain.backends import registry
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, RunFailed
 from cloudtrain.events import State
 from cloudtrain.nodes.process import Process, start_time
@@ -19,6 +21,7 @@ from cloudtrain.runs.sending.retry import capacity_pause_s
 from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
 
@@ -328,23 +331,21 @@ def test_spot_capacity_brings_retries(submitter, job):
     assert len(run.attempts) == 2
 
 
-def long_ago(run, **more) -> None:
-    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
-    status = MemoryBackend.attempts[newest(run)].status
-    MemoryBackend.attempts[newest(run)].status = replace(status, ended_at="2026-01-01T00:00:00.000000Z", **more)
-
-
 def test_where_there_were_no_machines_another_attempt_waits_its_time(submitter, job):
+    def no_machines(billable_s: float) -> None:
+        refusal = "no such machines"
+        MemoryBackend.finish(newest(run), State.FAILED, None, refusal, event="capacity", billable_s=billable_s)
+        watch(run)
+
     run = submitter.submit(job.replace(retry={"max_attempts": 2}))
-    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
-    watch(run)
+    clock = run.store.clock = VirtualClock(SYSTEM.now())
+    no_machines(0)
     assert (run.state, len(run.attempts)) == (State.QUEUED, 1)
     assert run.record.status.reason.startswith("no such machines; another attempt in 1 min")
-    long_ago(run, billable_s=0)
+    clock.jump(76)
     watch(run)
     assert newest(run) == f"{run.run_id}-a2" and not run.record.status.state.final
-    long_ago(run, billable_s=90)
-    watch(run)
+    no_machines(90)
     assert (run.state, len(run.attempts)) == (State.FAILED, 2), "two were allowed"
     assert [attempt.status.billable_s for attempt in run.attempts] == [0, 90] and run.record.status.billable_s == 90
 
@@ -355,6 +356,7 @@ PENDING = "node 2: Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia
 
 def test_nodes_that_do_not_come_are_want_of_capacity_and_the_verdict_has_the_platforms_reason(submitter, job):
     run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    clock = run.store.clock = VirtualClock(SYSTEM.now())
     seen = MemoryBackend.attempts[newest(run)]
     for state, reason in ((State.STARTING, PENDING), (State.STOPPING, "a container failed with exit code 75")):
         seen.status = replace(seen.status, state=state, reason=reason)
@@ -363,7 +365,7 @@ def test_nodes_that_do_not_come_are_want_of_capacity_and_the_verdict_has_the_pla
     watch(run)
     assert (run.state, len(run.attempts)) == (State.QUEUED, 1)
     assert run.record.status.reason.startswith(f"{LATE}; memory reported: {PENDING}; another attempt in 1 min")
-    seen.status = replace(seen.status, ended_at="2026-01-01T00:00:00.000000Z")
+    clock.jump(76)
     watch(run)
     MemoryBackend.finish(newest(run), State.PREEMPTED, 75, LATE)
     watch(run)
@@ -381,6 +383,26 @@ def test_who_waits_for_machines_can_be_cancelled(submitter, job):
     run.cancel()
     watch(run)
     assert (run.state, len(run.attempts)) == (State.CANCELLED, 1)
+
+
+@pytest.mark.parametrize("hours", [-3, 0, 3])
+def test_the_wait_for_machines_is_by_our_clock(submitter, job, hours: int):
+    """The platform's may be another one: the pause begins when the end is seen here."""
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    attempt = MemoryBackend.attempts[newest(run)]
+    ended = datetime.fromisoformat(attempt.status.ended_at or "") + timedelta(hours=hours)
+    attempt.status = replace(attempt.status, ended_at=ended.isoformat().replace("+00:00", "Z"))
+    pause_s = capacity_pause_s(newest(run), 1)
+    clock = run.store.clock = VirtualClock(SYSTEM.now())
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.QUEUED, 1)
+    clock.jump(pause_s - 2)
+    watch(run)
+    assert len(run.attempts) == 1
+    clock.jump(4)
+    watch(run)
+    assert len(run.attempts) == 2
 
 
 def test_not_every_job_waits_for_machines(submitter, job):

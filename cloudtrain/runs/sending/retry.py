@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EVENTS = {State.PREEMPTED: "preempted", State.LOST: "lost"}  # of retry.on_events; `capacity` is Status.event
 CAPACITY_S, CAPACITY_MAX_S = 60.0, 1800.0  # before the next attempt where there were no machines; doubled each time
+WAITS = "capacity"  # event: the next attempt waits for machines from now on
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 300.0  # before a platform that did not answer is asked again; doubled each time
 WITHOUT_CHECKPOINT = 2  # attempts in a row that may be lost without a new checkpoint
 _PENDING = (State.QUEUED, State.STARTING)
@@ -70,12 +71,16 @@ def capacity_pause_s(attempt_id: str, number: int) -> float:
 def waits_for_capacity(store: Store, plan: Plan, status: Status) -> str:
     """Return the reason to show while the next attempt waits for machines; "" once it is due.
 
-    It is due at once where another candidate is left to try.
+    It is due at once where another candidate is left to try. The pause begins when the end is first seen here, which is
+    stored as an event: the platform's clock may be another one.
     """
     if status.event != "capacity" or status.ended_at is None or rounds(store, plan, status)[1]:
         return ""
     pause_s = capacity_pause_s(plan.attempt_id, plan.attempt)
-    if seconds_since(status.ended_at, store.clock) >= pause_s:
+    seen = [event.at for event in store.events(plan.run_id, WAITS) if event.attempt == plan.attempt_id]
+    if not seen:
+        store.add_event(plan.attempt_id, WAITS, {"seconds": round(pause_s)})
+    elif seconds_since(seen[0], store.clock) >= pause_s:
         return ""
     return f"{status.reason}; another attempt in {pause_s / 60:.0f} min"
 
