@@ -1,30 +1,36 @@
-"""Which of forty seeded faults do the tests catch? At places chosen by a seed, over all packages.
+"""Which seeded faults do the tests catch? Forty at places chosen by a seed, or a sample of some places.
 
-    python benchmarks/seeded_faults.py [--seed N] [--count N] [--tier N] [--work FOLDER] [PLACE ...]
+    python benchmarks/seeded_faults.py [--seed N] [--count N] [--tier N] [--tests PATH ...] [--work FOLDER] [PLACE ...]
 
-A fault negates the condition of an `if` or `while`, or drops a call whose result nobody uses. It is made in a copy of the
-tree. One run of the tests up to that tier, with a mark at each fault, says which tests come by. Then each fault is made alone,
-and the tests that came by it run, the lower tiers first, until one fails. That one must pass without the fault. With --work
-the copy stays there, and so does what that run has written. A fault that survives is for a person to judge.
+The operators of mutmut make them. One run of the tests, in a copy of the tree with a mark at each fault, says which tests
+come by and how long they take. Then each fault is made alone, and the tests that came by it run, those of lower tiers and the quicker ones first, until
+one fails. A test that starts processes must pass without the fault. With --work the copy stays there, with what that run and
+each fault came to: faults whose result stands there are not made again.
+
+A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from measure import ROOT, report, table
+from measure import HERE, PEERS, ROOT, report, table
 
 sys.path.insert(0, str(ROOT))
 from tests.extent import tier_of_name
@@ -43,130 +49,194 @@ PLACES = [  # the second round of faults begins again with the first place
     *(f"entrypoints/trainer{name}" for name in ("", "/checkpoints", "/data", "/strategies")),
     *(f"entrypoints/{name}" for name in ("runtime.py", "train.py")),
 ]
-BOUND_S = 3600.0  # for the tests of one fault
+MUTMUT = ("mutmut==3.8.1", "libcst==1.9.0")
+TESTS_S = 60.0  # of one fault, as long as they took in the run with marks
+FIRST_TESTS = 40  # in a process of their own: most faults need no more
+WAIT_S = "20"  # of a test of the contract suite
+SENTENCES = "tests/test_messages.py::test_every_sentence_was_reviewed"
+EQUAL = HERE / "equal_faults.txt"
 MARKS = """
 import os
 _seen = set()
-def mark(number):
+def mark(*numbers):
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-    if (number, test) not in _seen:
-        _seen.add((number, test))
-        end = os.open({reached!r}, os.O_WRONLY | os.O_APPEND)
-        os.write(end, f"{{number}} {{test}}\\n".encode())
-        os.close(end)
+    for number in numbers:
+        if (number, test) not in _seen:
+            _seen.add((number, test))
+            end = os.open({reached!r}, os.O_WRONLY | os.O_APPEND)
+            os.write(end, f"{{number}} {{test}}\\n".encode())
+            os.close(end)
 """
 
 
 class Fault(NamedTuple):
-    """A changed piece of a file: bytes `begin` to `end` become `text`."""
+    """A file's text with one change. `line` is the first one that differs, `what` the lines before and after."""
 
     file: Path
     line: int
     what: str
-    begin: int
-    end: int
-    text: bytes
+    text: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.file.relative_to(ROOT)}: {self.what}"
 
 
-def find_faults(file: Path) -> Iterator[Fault]:
-    """Yield every fault that can be made in a file."""
-    source = file.read_bytes()
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.If | ast.While):
-            part, what = node.test, "negated"
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            part, what = node, "dropped"
-        else:
-            continue
-        begin = starts[part.lineno - 1] + part.col_offset
-        end = starts[part.end_lineno - 1] + part.end_col_offset
-        piece = source[begin:end]
-        if piece in (b"TYPE_CHECKING", b"True"):
-            continue
-        shown = " ".join(piece.decode().split())
-        text = b"not (" + piece + b")" if what == "negated" else b"pass"
-        yield Fault(file, part.lineno, f"{what} `{shown[:60]}`", begin, end, text)
+def choose_faults(place: str, seed: int) -> Iterator[Fault]:
+    """Yield the faults of a place that mutmut's operators can make; each possible one is as likely as any other."""
+    if not (peer := PEERS / "mutmut").exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(peer), *MUTMUT]
+        subprocess.run(command, check=True)
+    sys.path.append(str(peer))
+    from mutmut.mutation.file_mutation import create_mutations
+
+    files = [file for part in place.split("+") for file in sorted((ROOT / part).rglob("*.py")) or [ROOT / part]]
+    changes = []
+    for file in files:
+        module, possible, *_ = create_mutations(str(file), file.read_text())
+        changes += [(file, module, change) for change in possible]
+    random.Random(f"{seed} {place}").shuffle(changes)
+    seen: set[str] = set()
+    for file, module, change in changes:
+        text = module.deep_replace(change.original_node, change.mutated_node).code
+        fault = fault_of(file, text)
+        if fault and fault.key not in seen:
+            seen.add(fault.key)
+            yield fault
 
 
-def choose_fault(place: str, seed: str) -> Fault:
-    """Return the fault of a place: each possible one is as likely as any other."""
-    path = ROOT / place
-    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    return random.Random(f"{seed} {place}").choice([fault for file in files for fault in find_faults(file)])
+def fault_of(file: Path, text: str) -> Fault | None:
+    """Return a fault whose file has a text, None where that is no Python, or the same."""
+    source = file.read_text()
+    try:
+        if ast.dump(ast.parse(text)) == ast.dump(ast.parse(source)):
+            return None
+    except SyntaxError:
+        return None
+    before, after = source.splitlines(), text.splitlines()
+    matches = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    changed = [match for match in matches if match[0] != "equal"]
+    (_, begin, _, now, _), (_, _, end, _, then) = changed[0], changed[-1]
+    shown = (" ".join(" ".join(lines).split()) for lines in (before[begin:end], after[now:then]))
+    return Fault(file, begin + 1, " => ".join(shown), text)
 
 
-def tests_that_come_by(faults: Sequence[Fault], work: Path, tier: str) -> dict[int, list[str]]:
-    """Run all tests with a mark at each fault; return the tests by the fault's number, the lower tiers first.
+def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]) -> dict[int, list[tuple[str, float]]]:
+    """Run tests with a mark at each fault; return them by the fault's number with their seconds, the lower tiers first.
 
     A process that a test has started writes the test's name too, where it has its environment.
     """
-    tree, reached = work / "marked", work / "reached.txt"
-    if not reached.exists():
+    tree, reached, took = work / "marked", work / "reached.txt", work / "took.json"
+    if not took.exists():
         copy_tree(tree)
         reached.touch()
         reached.chmod(0o666)  # a test runs some code as another user
         (work / "fault_marks.py").write_text(MARKS.format(reached=str(reached)))
         for file in {fault.file for fault in faults}:
-            (tree / file.relative_to(ROOT)).write_bytes(
-                marked(file.read_bytes(), [(n, f) for n, f in enumerate(faults) if f.file == file], work)
-            )
-        run_tests(tree, "--tier", tier, "--maxfail=1000000", "tests")
+            lines = [(number, fault.line) for number, fault in enumerate(faults) if fault.file == file]
+            (tree / file.relative_to(ROOT)).write_text(marked(file.read_text(), lines, work))
+        printed = run_pytest(tree, "--maxfail=1000000", "--durations=0", "-vv", *tests)
+        seconds: Counter[str] = Counter()
+        for each in re.finditer(r"^([\d.]+)s (?:call|setup|teardown) +(.+)$", printed, re.MULTILINE):
+            seconds[each[2].strip()] += float(each[1])
+        for failed in FAILED.findall(printed):
+            print("fails with marks:", failed, flush=True)
+            seconds.pop(failed, None)
+        took.write_text(json.dumps(seconds))
+    seconds = json.loads(took.read_text())
     found: dict[int, set[str]] = defaultdict(set)
     for line in reached.read_text().splitlines():
         number, _, test = line.partition(" ")
-        if test:
+        if test in seconds:
             found[int(number)].add(test)
-    return {number: sorted(tests, key=lambda test: (tier_of(test), test)) for number, tests in found.items()}
+    order = {
+        number: sorted(near, key=lambda test: (tier_of(test), seconds[test], test)) for number, near in found.items()
+    }
+    return {number: [(test, seconds[test]) for test in near] for number, near in order.items()}
 
 
-def marked(source: bytes, faults: Sequence[tuple[int, Fault]], work: Path) -> bytes:
-    """Return a file with a mark at each of its faults."""
-    for number, fault in sorted(faults, key=lambda each: -each[1].begin):
-        piece = source[fault.begin : fault.end]
-        source = source[: fault.begin] + b"(_mark(%d), %s)[1]" % (number, piece) + source[fault.end :]
-    lines = source.splitlines(keepends=True)
-    first = next(
-        node.lineno
-        for node in ast.parse(source).body
+def marked(source: str, faults: Sequence[tuple[int, int]], work: Path) -> str:
+    """Return a file with a mark before each statement that has a fault; given are numbers and lines.
+
+    A fault outside functions has its mark in all functions of the file: they use what it changes.
+    """
+    tree = ast.parse(source)
+    marks: dict[ast.stmt, list[int]] = defaultdict(list)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for number, line in faults:
+        inside = [
+            part
+            for function in functions
+            for part in ast.walk(function)
+            if isinstance(part, ast.stmt) and part is not function
+            if part.lineno <= line <= (part.end_lineno or 0)
+        ]
+        if inside:
+            marks[min(inside, key=lambda part: ((part.end_lineno or 0) - part.lineno, -part.lineno))].append(number)
+        for function in functions if not inside else ():
+            marks[function.body[-1]].append(number)
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                setattr(node, name, [part for each in block for part in (*_mark(marks.get(each, ())), each)])
+    head = next(
+        number
+        for number, node in enumerate(tree.body)
         if not (isinstance(node, ast.Expr) or (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
     )
-    imports = f"import sys as _sys; _sys.path.append({str(work)!r}); from fault_marks import mark as _mark\n"
-    return b"".join([*lines[: first - 1], imports.encode(), *lines[first - 1 :]])
+    imports = f"import sys as _sys; _sys.path.append({str(work)!r}); from fault_marks import mark as _mark"
+    tree.body[head:head] = ast.parse(imports).body
+    return ast.unparse(tree)
+
+
+def _mark(numbers: Sequence[int]) -> list[ast.stmt]:
+    return ast.parse(f"_mark{(*numbers,)}").body if numbers else []
 
 
 def tier_of(test: str) -> int:
     return tier_of_name(test.removeprefix("tests/"))
 
 
-def run_tests(tree: Path, *words: str) -> str:
-    """Run tests of a tree until one fails; return its id, "" where all pass."""
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
+
+
+def run_pytest(tree: Path, *words: str) -> str:
+    """Run tests of a tree; return what pytest printed, "" where all pass."""
     # PYTHONPATH: the tree's own package goes before the one that is installed; commands started by tests inherit it.
-    env = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", *words]
+    env = {**os.environ, "PYTHONPATH": str(tree), "CLOUDTRAIN_CONTRACT_WAIT_S": WAIT_S}
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist", *words]
     command.append(f"--basetemp={tree.parent / 'tmp'}")
-    try:
-        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=BOUND_S)
-    except subprocess.TimeoutExpired:
-        return f"(not known after {BOUND_S:.0f} s)"
-    if done.returncode in (0, 5):
-        return ""
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else "pytest cannot start: " + (done.stdout + done.stderr).strip()[-200:]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, errors="replace")
+    return "" if done.returncode in (0, 5) and "-vv" not in words else done.stdout + done.stderr
 
 
-def catch(tree: Path, fault: Fault, tests: Sequence[str]) -> str:
+def run_tests(tree: Path, *tests: str) -> str:
+    """Run tests of a tree until one fails; return its id, "" where all pass."""
+    printed = run_pytest(tree, "-x", "--timeout=100", *tests)
+    failed = FAILED.search(printed)
+    if printed and not failed and "Timeout" in printed and (stuck := re.search(r"tests/\S+::\S+", printed)):
+        return stuck[0]
+    return failed[1] if failed else printed and "pytest cannot start: " + printed.strip()[-200:]
+
+
+def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
     """Return the first of the tests that fails with a fault and passes without it; "" where none does."""
-    file, source = tree / fault.file.relative_to(ROOT), fault.file.read_bytes()
-    while tests:
-        file.write_bytes(source[: fault.begin] + fault.text + source[fault.end :])
-        failed = run_tests(tree, *tests)
-        file.write_bytes(source)
-        if failed not in tests or not run_tests(tree, failed):
+    file, source = tree / fault.file.relative_to(ROOT), fault.file.read_text()
+    left, spent = [], 0.0
+    for test, seconds in tests:
+        spent += seconds
+        if not left or spent < TESTS_S:
+            left.append(test)
+    while left:
+        part, left = left[:FIRST_TESTS], left[FIRST_TESTS:]
+        file.write_text(fault.text)
+        failed = run_tests(tree, *part)
+        file.write_text(source)
+        if failed and (failed not in part or not tier_of(failed) or not run_tests(tree, failed)):
             return failed
-        tests = tests[tests.index(failed) + 1 :]
+        if failed:
+            left = part[part.index(failed) + 1 :] + left
     return ""
 
 
@@ -178,39 +248,58 @@ def copy_tree(to: Path) -> None:
         shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
 
 
+def reasons() -> dict[str, str]:
+    """Return why faults are equal, by their keys."""
+    lines = [line.partition("  # ") for line in EQUAL.read_text().splitlines() if not line.startswith("#")]
+    return {key: why for key, _, why in lines if why}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--tier", choices=("0", "1", "2", "3"), default="2", help="tests up to this tier")
-    parser.add_argument("--work", type=Path, help="a folder that keeps which tests come by")
-    parser.add_argument("places", nargs="*", default=PLACES, metavar="PLACE", help=", ".join(PLACES))
+    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="only these tests")
+    parser.add_argument("--work", type=Path, help="a folder that keeps what came of the tests and of each fault")
+    parser.add_argument(
+        "places", nargs="*", default=PLACES, metavar="PLACE", help=f"such as {PLACES[0]}; FOLDER+FILE is one place"
+    )
     given = parser.parse_args()
-    faults = []
-    for number in range(given.count):
-        turn, place = divmod(number, len(given.places))
-        faults.append(choose_fault(given.places[place], f"{given.seed} {turn}"))
+    os.chdir(ROOT)  # mutmut reads pyproject.toml
+    of_place = {place: choose_faults(place, given.seed) for place in given.places}
+    turns = islice(cycle(of_place.values()), given.count)
+    faults = [fault for possible in turns for fault in islice(possible, 1)]
     with tempfile.TemporaryDirectory(prefix="cloudtrain-faults-") as folder:
         work = (given.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         work.chmod(0o755)  # a test reads it as another user
-        tests = tests_that_come_by(faults, work, given.tier)
-        tree = work / "tree"
+        tests = tests_that_come_by(faults, work, ["--tier", given.tier, *given.tests])
+        tree, results = work / "tree", work / "results.jsonl"
         copy_tree(tree)
-        rows, caught = [], [0, 0, 0, 0]
+        results.touch()
+        known = {each["key"]: each["test"] for each in map(json.loads, results.read_text().splitlines())}
+        equal, rows, caught = reasons(), [], Counter[str]()
         for number, fault in enumerate(faults):
-            name = fault.file.relative_to(ROOT)
-            near = [test for test in tests.get(number, []) if tier_of(test) <= int(given.tier)]
-            failed = catch(tree, fault, near) if near else "(no test comes by)"
-            if failed and not failed.startswith("("):
-                caught[tier_of(failed)] += 1
-            rows.append(
-                (f"`{name}:{fault.line}`", fault.what.replace("|", "\\|"), failed.removeprefix("tests/") or "-")
-            )
+            if fault.key in known:
+                failed = known[fault.key]
+            else:
+                near = tests.get(number, [])
+                if re.search(r"""["'][^"']* [^"']*["']""", fault.what):
+                    near = [(SENTENCES, 0.0), *near]
+                failed = catch(tree, fault, near) or ("" if near else "(no test comes by)")
+                with results.open("a") as file:
+                    file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
+            lives = not failed or failed.startswith("(")
+            if lives and fault.key in equal:
+                failed = "equal: " + equal[fault.key]
+            caught["equal" if failed.startswith("equal: ") else "survives" if lives else f"tier {tier_of(failed)}"] += 1
+            place = f"`{fault.file.relative_to(ROOT)}:{fault.line}`"
+            rows.append((place, fault.what[:300].replace("|", "\\|"), failed.removeprefix("tests/") or "-"))
             print(*rows[-1], flush=True)
-    title = f"Seeded faults, seed {given.seed}: {sum(caught)} of {len(rows)} caught"
-    said = [f"by tier {tier}: {count}" for tier, count in enumerate(caught) if count]
-    print(title, *said, sep="\n")
+    used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
+    good = len(rows) - caught["survives"] - caught["equal"]
+    title = f"Seeded faults, seed {given.seed}: {good} of {len(rows)} caught, {caught['equal']} equal"
+    print(title, *(f"{name}: {count}" for name, count in sorted(caught.items())), f"{used:.1f} CPU minutes", sep="\n")
     if given.places != PLACES:
         return 0
     return report("seeded_faults", title, table(rows, ("place", "fault", "caught by")), [])
