@@ -3,9 +3,9 @@
     python benchmarks/seeded_faults.py [--seed N] [--count N] [--tier N] [--tests PATH ...] [--work FOLDER] [PLACE ...]
 
 The operators of mutmut make them. One run of the tests, in a copy of the tree with a mark at each fault, says which tests
-come by and how long they take. Then each fault is made alone, and the tests that came by it run, those of lower tiers and the quicker ones first, until
-one fails. A test that starts processes must pass without the fault. With --work the copy stays there, with what that run and
-each fault came to: faults whose result stands there are not made again.
+come by and how long they take. Then each fault is made alone, and the tests that came by it run, those of lower tiers and the
+quicker ones first, until one fails. A test that starts processes must pass without the fault. With --work the copy stays
+there, with what that run and each fault came to: faults whose result stands there are not made again.
 
 A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
 """
