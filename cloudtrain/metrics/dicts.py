@@ -8,6 +8,7 @@ import re
 from ast import literal_eval
 from typing import Any
 
+_DIFFERS = re.compile(r"\\|NaN|Infinity")  # what JSON reads otherwise than Python
 # A dictionary of which Python cannot read all is read piece by piece; a string or object without an end goes to the last.
 MAX_ROW = 8192  # characters of such a dictionary
 _PIECE = re.compile(r"""[()\[\]{},]|'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|[^()\[\]{},'"]+""", re.DOTALL)
@@ -20,6 +21,10 @@ _WRAPPED = re.compile(  # tensor(1.2, device='cuda:0', grad_fn=<...>), np.float6
 
 def parse_dict(text: str) -> dict[Any, Any]:
     """Return what a printed dictionary holds; values that cannot be read are left out."""
+    if not _DIFFERS.search(text) and ('"' not in text or "'" not in text):
+        row = _json(text.replace("'", '"'))  # a tenth of the time
+        if row is not None:
+            return row
     row = _literal(text)
     if row is None and text.startswith('{"'):
         row = _json(text)

@@ -9,6 +9,8 @@ from cloudtrain.metrics.dicts import to_number
 from cloudtrain.metrics.names import Kind, clean_name, kind, read_name
 
 MAX_LINE = 4096  # characters of a line that are read
+MOST_FORMS = 512  # forms of lines that are remembered
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 _LEVELS = ("INFO", "DEBUG", "WARNING")
 _LEVEL = re.compile(r".{0,120}?\b(?:INFO|DEBUG|WARNING)\b[^\w{*#(]*")
@@ -64,6 +66,28 @@ class Position(NamedTuple):
     local: bool | None = False
 
 
+Span = tuple[int, int]  # where a number stands in a line
+
+
+class Place(NamedTuple):
+    """Where a line's step, size and epoch stand in it; `local` as in Position."""
+
+    step: Span | None
+    size: Span | None
+    epoch: Span | None
+    local: bool | None
+
+    def position(self, text: str) -> Position:
+        """Return the numbers of a line."""
+        step, size, epoch, local = self
+        return Position(
+            int(text[step[0] : step[1]]) if step else None,
+            int(text[size[0] : size[1]]) if size else 0,
+            float(text[epoch[0] : epoch[1]]) if epoch else None,
+            local,
+        )
+
+
 class Fields(NamedTuple):
     """The metrics of a line."""
 
@@ -72,20 +96,75 @@ class Fields(NamedTuple):
     is_evaluation: bool = False  # of an evaluation that counts its own batches
 
 
+class Form(NamedTuple):
+    """A line whatever its digits are: where its numbers stand, so that the next line like it is only sliced."""
+
+    words: list[tuple[int, int, str]]  # names that hold digits: a line with other ones has another form
+    place: Place
+    found: list[
+        tuple[str, str, bool, Span, Span | None]
+    ]  # name, with its prefix, marks metrics, number, what divides it
+    settings: int
+    is_refused: bool  # code, a call or a configuration
+    is_evaluation: bool
+
+    def fits(self, text: str) -> bool:
+        """Return whether a line with the same text but for its digits has this form."""
+        return all(text[begin:end] == word for begin, end, word in self.words)
+
+    def fields(self, text: str) -> Fields:
+        """Return step, epoch and metrics of a line of this form."""
+        position = self.place.position(text)
+        values: dict[str, float] = {}
+        holds = False
+        for name, qualified, marks, (begin, end), whole in self.found:
+            if name in values:
+                continue
+            value = float(text[begin:end].replace(",", ""))
+            if whole:
+                divisor = float(text[whole[0] : whole[1]])
+                if not divisor:
+                    continue
+                value /= divisor
+            holds = holds or marks
+            values[qualified] = value
+        unplaced = position.step is None and position.epoch is None
+        if not holds or self.is_refused or (unplaced and self.settings > 2 and self.settings > len(values)):
+            values = {}
+        own = self.is_evaluation and position.size > 0 and position.epoch is None
+        return Fields(Position(epoch=position.epoch) if own else position, values, own)
+
+
+_forms: dict[bytes, Form] = {}  # by the line with 0 for each digit
+
+
 def parse_line(text: str) -> Fields:
     """Return step, epoch and metrics of a line; the metrics are empty where it holds none."""
     text = text[:MAX_LINE]
-    if cell := _CELL.match(text):
-        return _cell(cell[1], cell[2])
+    key = text.encode("utf-8", "surrogatepass").translate(_DIGITS)
+    form = _forms.get(key)
+    if form is None or not form.fits(text):
+        if cell := _CELL.match(text):
+            return _cell(cell[1], cell[2])
+        if len(_forms) >= MOST_FORMS:
+            _forms.clear()
+        form = _forms[key] = _read_form(text)
+    return form.fields(text)
+
+
+def _read_form(text: str) -> Form:
     start = _head(text)
-    position = parse_position(text, start)
+    place = _find_place(text, start)
     evaluation = _EVALUATION.match(text, start)
     prefix = evaluation[1].lower() + "_" if evaluation else ""
-    values: dict[str, float] = {}
-    holds, settings = False, 0
+    words: list[tuple[int, int, str]] = []
+    found: list[tuple[str, str, bool, Span, Span | None]] = []
+    settings = 0
     for match in _FIELD.finditer(text, start):
-        words, separator, number, whole = match.groups()
-        sort, name, short = read_name(words)
+        printed, separator, number, _ = match.groups()
+        if any(map(str.isdigit, printed)):
+            words.append((*match.span(1), printed))
+        sort, name, short = read_name(printed)
         if sort is Kind.SETTING:
             settings += 1
             continue
@@ -96,20 +175,14 @@ def parse_line(text: str) -> Fields:
             continue
         if name is not short and _goes_on(text, match.start()):
             name = short
-        value = to_number(number.replace(",", ""))
-        if name in values or value is None or (whole and not float(whole)):
-            continue
-        holds = holds or sort is Kind.METRIC or (sort is Kind.WEAK and position.step is not None)
-        values[_qualified(name, prefix)] = value / float(whole) if whole else value
-    if (
-        not holds
-        or _CODE.match(text)
-        or ("(" in text and _CALL.search(text))
-        or _is_configuration(text, start, position, settings, len(values))
-    ):
-        values = {}
-    own = bool(prefix) and position.size > 0 and position.epoch is None
-    return Fields(Position(epoch=position.epoch) if own else position, values, own)
+        marks = sort is Kind.METRIC or (sort is Kind.WEAK and place.step is not None)
+        found.append((name, _qualified(name, prefix), marks, match.span(3), _span(match, 4)))
+    refused = (
+        _CODE.match(text) is not None
+        or ("(" in text and _CALL.search(text) is not None)
+        or (place.step is None and place.epoch is None and _CONFIGURATION.match(text, start) is not None)
+    )
+    return Form(words, place, found, settings, refused, bool(prefix))
 
 
 def is_header(text: str) -> bool:
@@ -122,13 +195,6 @@ def _goes_on(text: str, at: int) -> bool:
     return at > 1 and text[at - 1] == " " and text[at - 2].isalpha()
 
 
-def _is_configuration(text: str, start: int, position: Position, settings: int, others: int) -> bool:
-    """Return whether a line prints what a training was started with."""
-    if position.step is not None or position.epoch is not None:
-        return False
-    return (settings > 2 and settings > others) or _CONFIGURATION.match(text, start) is not None
-
-
 def _head(text: str) -> int:
     """Return where the head of a log line ends: time, level, rank."""
     match = _LEVEL.match(text) if any(level in text for level in _LEVELS) else None
@@ -138,34 +204,41 @@ def _head(text: str) -> int:
 
 def parse_position(text: str, start: int = 0) -> Position:
     """Return step, size and epoch that a line names."""
-    epoch: float | None = None
-    step: int | None = None
-    size = 0
+    return _find_place(text, start).position(text)
+
+
+def _find_place(text: str, start: int) -> Place:
+    epoch: Span | None = None
+    step: Span | None = None
+    size: Span | None = None
     if ("poch" in text or "POCH" in text or "rain: " in text) and (match := _EPOCH.search(text, start)):
-        epoch = float(match[1] or match[4])
-        if match[2] or match[5]:
-            step, size = int(match[2] or match[5]), int(match[3] or match[6])
+        epoch, step, size = _span(match, 1, 4), _span(match, 2, 5), _span(match, 3, 6)
     for match in _STEP.finditer(text, start):
         if match[1]:
-            return Position(int(match[3]), 0, epoch)
+            return Place(match.span(3), None, epoch, False)
         if step is None and not (match[2] and epoch is not None):  # beside an epoch these are its steps
-            step, size = int(match[3]), int(match[4] or 0)
+            step, size = match.span(3), _span(match, 4)
     if step is None:
-        step, size, epoch = _rare_position(text, start, epoch)
-    return Position(step, size, epoch, None if epoch is not None and step is not None else False)
+        step, size, epoch = _rare_place(text, start, epoch)
+    return Place(step, size, epoch, None if epoch is not None and step is not None else False)
 
 
-def _rare_position(text: str, start: int, epoch: float | None) -> tuple[int | None, int, float | None]:
-    """Return step, size and epoch of a line that names no step by a word for it."""
+def _rare_place(text: str, start: int, epoch: Span | None) -> tuple[Span | None, Span | None, Span | None]:
+    """Return where step, size and epoch stand in a line that names no step by a word for it."""
     if epoch is None and "][" in text and (match := _PLACES.search(text, start)):
-        return int(match[2]), int(match[3]), float(match[1])
+        return match.span(2), match.span(3), match.span(1)
     if match := _PLACE.search(text, start):
-        return int(match[1]), int(match[2] or 0), epoch
+        return match.span(1), match.span(2), epoch
     if match := _FIRST.match(text, start):
-        return int(match[match.lastindex or 1]), 0, epoch
+        return match.span(match.lastindex or 1), None, epoch
     if epoch is None and "pisode" in text and (match := _EPISODE.search(text, start)):
-        return int(match[1]), 0, epoch
-    return None, 0, epoch
+        return match.span(1), None, epoch
+    return None, None, epoch
+
+
+def _span(match: re.Match[str], *groups: int) -> Span | None:
+    """Return where the first of these groups that has matched stands."""
+    return next((match.span(group) for group in groups if match[group] is not None), None)
 
 
 def _cell(name: str, number: str) -> Fields:

@@ -156,7 +156,7 @@ class MetricParser:
             yield from self._release(rank)
 
     def _in_line(self, text: str, rank: int, steps: Steps) -> Iterator[Point]:
-        if heading := _HEADING.fullmatch(text):
+        if "Epoch" in text and (heading := _HEADING.fullmatch(text)):
             steps.epoch = float(heading[1])
             return
         table = self._tables[rank]
@@ -165,7 +165,7 @@ class MetricParser:
             return
         if table.is_open:
             self._below.add(rank)
-        keras = parse_keras_bar(text)
+        keras = parse_keras_bar(text) if "/" in text else None
         position, found, evaluation = parse_line(text[keras[2] :] if keras else text)
         values = {} if is_part_of_bar(text) else self._without_patterns(found)
         if keras and values:

@@ -8,6 +8,7 @@ from cloudtrain.metrics.dicts import to_number
 from cloudtrain.metrics.names import Kind, clean_name, kind
 
 _GAPS = re.compile(r"\s{2,}|\t")
+_HOLDS_NUMBER = re.compile(r"(?:^|\s)\d")
 _FIRST = re.compile(r"(\d{1,12})(?:/\d+)?$")
 _AXES = {
     "epoch": "epoch",
@@ -52,13 +53,10 @@ class Table:
 
     def _take_heading(self, text: str) -> None:
         """Remember a line of names that begins with an axis and holds a metric."""
+        if _HOLDS_NUMBER.search(text):  # most lines
+            return
         words = text.split()
-        if (
-            len(words) < 3
-            or len(words) > 3 * MOST_COLUMNS
-            or words[0].lower() not in _AXES
-            or any(map(_is_number, words))
-        ):
+        if len(words) < 3 or len(words) > 3 * MOST_COLUMNS or words[0].lower() not in _AXES:
             return
         columns = [name for name in _GAPS.split(text.strip()) if name]
         names = [clean_name(name) if name != "#" else name for name in (columns if len(columns) > 2 else words)]
@@ -70,7 +68,3 @@ def is_row(text: str) -> bool:
     """Return whether a line may be a row: its first word is a number, or two as in 3/20."""
     words = text[:40].split(None, 1)
     return bool(words) and words[0].replace("/", "", 1).isdigit()
-
-
-def _is_number(text: str) -> bool:
-    return text[:1].isdigit()

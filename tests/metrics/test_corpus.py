@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.events import Point
+from cloudtrain.metrics import lines
 from cloudtrain.metrics.parser import MetricParser
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -76,6 +78,23 @@ def test_lines_of_other_projects_too(entry):
 )
 def test_kinds_of_names_steps_and_settings(text, points):
     assert [f"{point.step} {point.name}" for point in found({"text": text})] == points
+
+
+@pytest.mark.parametrize("entry", KNOWN["form"], ids=lambda entry: entry["project"])
+def test_a_line_is_read_alike_after_one_that_differs_in_its_digits(entry):
+    for text in entry["text"].splitlines():
+        other = re.sub(r"\d", lambda digit: str((int(digit[0]) + 3) % 10), text)
+        lines._forms.clear()
+        alone = lines.parse_line(text)
+        lines._forms.clear()
+        lines.parse_line(other)
+        assert lines.parse_line(text) == alone
+
+
+def test_lines_of_endless_forms_are_not_remembered():
+    for number in range(3 * lines.MOST_FORMS):
+        lines.parse_line(f"loss {'x' * number}: 0.5")
+    assert len(lines._forms) <= lines.MOST_FORMS
 
 
 @pytest.mark.parametrize("entry", KNOWN["nothing"], ids=lambda entry: entry["kind"])
