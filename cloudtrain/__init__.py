@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cloudtrain.__about__ import __version__
     from cloudtrain.errors import CloudtrainError, RunFailed
     from cloudtrain.events import State, Status
+    from cloudtrain.functions.function import function
     from cloudtrain.job.job import Job
     from cloudtrain.runs.attach import attach
     from cloudtrain.runs.listing import runs
@@ -28,6 +29,7 @@ _HOME = {
     "Submitter": "runs.submit",
     "Sweep": "sweeps.sweep",
     "attach": "runs.attach",
+    "function": "functions.function",
     "runs": "runs",
     "submit": "runs.submit",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "Sweep",
     "__version__",
     "attach",
+    "function",
     "runs",
     "submit",
 ]

@@ -21,7 +21,7 @@ LAYERS = [
     "backends simulators",
     "history diagnosis",
     "report forecast policy",
-    "runs sweeps",
+    "runs sweeps functions",
     "training testing cli console __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}

@@ -10,7 +10,7 @@ import cloudtrain
 
 NAMES = [
     "CloudtrainError", "DistributedTraining", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "Sweep",
-    "__version__", "attach", "runs", "submit",
+    "__version__", "attach", "function", "runs", "submit",
 ]  # fmt: skip
 
 

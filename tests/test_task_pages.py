@@ -12,9 +12,12 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import click
@@ -159,6 +162,24 @@ def test_the_first_run_prints_what_the_page_shows(project: Path, capsys: pytest.
 
 
 @pytest.mark.usefixtures("census")
+def test_the_functions_of_the_page_run_as_it_shows(project: Path):
+    script, more = (block.text for block in blocks(DOCS / "how" / "functions.md") if block.kind == "python")
+    (project / "train.py").write_text(script + indent(more, "    "))
+    done = subprocess.run([sys.executable, "train.py"], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = next(block.text for block in blocks(DOCS / "how" / "functions.md") if block.kind == "text")
+    assert done.stdout == shown + "[(0, 0.813), (0, 1.971), (0, 2.625)]\n"
+
+
+def test_the_function_of_the_migration_is_planned(project: Path, capsys: pytest.CaptureFixture[str]):
+    page = {block.kind: block.text for block in blocks(DOCS / "migrate" / "submitit.md")}
+    (project / "cloudtrain.toml").write_text(page["toml"])
+    exec(page["python"], {"__name__": "__main__"})
+    planned = capsys.readouterr().out
+    assert "--exclude=node7" in planned and "--nodes=2" in planned
+
+
+@pytest.mark.usefixtures("census")
 def test_ranks_have_the_variables_of_the_page(project: Path, capsys: pytest.CaptureFixture[str]):
     (project / "train.py").write_text("import os\nprint(*sorted(os.environ))\n")
     (project / "data").mkdir()
@@ -174,13 +195,15 @@ def test_ranks_have_the_variables_of_the_page(project: Path, capsys: pytest.Capt
 @pytest.mark.usefixtures("census")
 def test_the_notebook_runs_and_names_what_is_there(project: Path, capsys: pytest.CaptureFixture[str]):
     cells_of_page = (block.text for block in blocks(DOCS / "start" / "notebook.md") if block.kind == "python")
-    first, second, plot, third, load = cells_of_page
+    first, second, plot, function, third, load = cells_of_page
     cells: dict[str, Any] = {}
     exec(first + second, cells)
     (curve,) = eval(plot, cells).data
     assert list(curve.x) == [10, 20, 30, 40, 50]
     printed = capsys.readouterr().out
     assert "{'step': 50, 'loss': 0.0003}" in printed and "SUCCEEDED 0.0003" in printed
+    exec(function, cells)
+    assert capsys.readouterr().out == "8 [2, 4, 6]\n"
     (call,) = (
         node
         for node in ast.walk(ast.parse(third))

@@ -83,6 +83,17 @@ def library_versions(text: str) -> dict[str, str]:
     return {}
 
 
+def python_version(text: str) -> str:
+    """Return the Python that an image's tag names, as 3.12; "" where it names none.
+
+    AWS: ...:2.8.0-gpu-py312-cu129 (as above). Docker's own: python:3.12-slim (https://hub.docker.com/_/python, 2026-11).
+    """
+    reference = parse_reference(text)
+    named = reference.name.rpartition("/")[2] == "python" and re.match(r"3\.(\d+)", reference.tag)
+    found = named or re.search(r"(?:^|-)py3(\d+)(?:-|$)", reference.tag)
+    return f"3.{found[1]}" if found else ""
+
+
 def tag_is_current(name: str, age_s: float | None) -> bool:
     """Return whether an image's tag still means what a job pulled `age_s` seconds ago; None: the job never started."""
     return age_s is not None and ("@" in name or age_s <= PULLED_S)

@@ -50,6 +50,7 @@ from cloudtrain.job.fields import (
 from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
 from cloudtrain.job.sections import Checkpoint, Environment, Fit, Input, Limits, Parallelism, Resources, Retry
 from cloudtrain.job.units import size_bytes
+from cloudtrain.source.node_code import CALL
 
 Kept = Annotated[
     Annotated[Literal["auto", "none"], Tag(ONE)] | Annotated[Many[list[Inside]], Tag(SEVERAL)],
@@ -224,7 +225,7 @@ class JobModel(Spec):
     @property
     def runs_trainer(self) -> bool:
         """Whether it runs files of the shared trainer: they lie beside the launcher in its bundle."""
-        return any(".cloudtrain/" in word for word in (self.setup or "", *self.argv()))
+        return any(".cloudtrain/" in word and word != CALL for word in (self.setup or "", *self.argv()))
 
     @property
     def exceptions(self) -> dict[str, list[str]]:

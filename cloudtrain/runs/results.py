@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.backends.api import FETCHABLE
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import MetricRow
-from cloudtrain.runs import reading
+from cloudtrain.runs import reading, returned
 from cloudtrain.runs.planning import advice, attempts, fetched, spend
 from cloudtrain.runs.state import RunState
 
@@ -23,22 +23,73 @@ if TYPE_CHECKING:
 class RunResults(RunState):
     """A run's state and what it has left."""
 
-    def result(self, timeout_s: float | None = None) -> Status:
-        """Block until the run has SUCCEEDED and return its status.
+    def result(self, timeout_s: float | None = None, *, trust: bool = False) -> Any:
+        """Block until the run has SUCCEEDED; return what its function has returned on rank 0, of a script the status.
+
+        A value is a pickle, which runs code when it is loaded: of another user's run it is loaded with `trust` only.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for no limit.
+            trust: Load the value of another user's run, or of an attached one.
+
+        Returns:
+            The value; the final Status of a run that is not the call of a function.
+
+        Raises:
+            RunFailed: The run ended in another state; its `__cause__` is the exception of the function.
+            BadRequest: The value cannot be loaded here, or the run is another user's.
+            TimeoutError: The run is not final after `timeout_s` seconds. It continues.
+        """
+        status = self._succeeded(timeout_s, trust)
+        return returned.values(self.store, self.record, trust, 1)[0] if returned.is_call(self.record) else status
+
+    def results(self, timeout_s: float | None = None, *, trust: bool = False) -> list[Any]:
+        """Block until the run has SUCCEEDED; return what its function has returned on each rank.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for no limit.
+            trust: Load the values of another user's run, or of an attached one.
+
+        Returns:
+            The values by rank.
+
+        Raises:
+            RunFailed: The run ended in another state; its `__cause__` is the exception of the function.
+            BadRequest: The run is not the call of a function, or its values cannot be loaded here.
+            TimeoutError: The run is not final after `timeout_s` seconds. It continues.
+        """
+        self._succeeded(timeout_s, trust)
+        return returned.values(self.store, self.record, trust)
+
+    def exception(self, timeout_s: float | None = None) -> RunFailed | None:
+        """Block until the run has ended; return what `result` raises, None where it has SUCCEEDED.
 
         Args:
             timeout_s: Seconds to wait at most; None for no limit.
 
         Returns:
-            The status; its state is SUCCEEDED.
+            The error, whose `__cause__` is the exception of the function.
 
         Raises:
-            RunFailed: The run ended in another state.
             TimeoutError: The run is not final after `timeout_s` seconds. It continues.
         """
+        try:
+            self._succeeded(timeout_s, False)
+        except RunFailed as failure:
+            return failure
+        return None
+
+    def done(self) -> bool:
+        """Return whether the run has ended; asks the platform when no watcher is alive."""
+        return self.refresh(lambda _: None).state.final
+
+    def _succeeded(self, timeout_s: float | None, trust: bool) -> Status:
         status = self.wait(timeout_s)
         if status.state is not State.SUCCEEDED:
-            raise advice.failure(self.run_id, status, self.verdict)
+            failure = advice.failure(self.run_id, status, self.verdict)
+            if returned.is_call(self.record):
+                returned.add_cause(self.store, self.record, failure, trust)
+            raise failure
         return status
 
     def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:

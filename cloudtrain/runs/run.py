@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
@@ -18,6 +18,7 @@ from cloudtrain.runs.watching import last_contact
 
 if TYPE_CHECKING:
     from cloudtrain.history.marks import Marks
+    from cloudtrain.runs.futures import RunFuture
     from cloudtrain.runs.planning.budgets import Confirm
 
 
@@ -117,6 +118,21 @@ class Run(RunResults):
             return self.wait(wait_s)
         except TimeoutError:
             return self.record.status
+
+    def future(self) -> RunFuture:
+        """Return a `concurrent.futures.Future` of `result()`, for `as_completed` and `wait`; returns at once.
+
+        Returns:
+            The future. Cancelling it cancels the run.
+        """
+        from cloudtrain.runs.futures import future_of
+
+        return future_of(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        return asyncio.wrap_future(self.future()).__await__()
 
     def resume(
         self,

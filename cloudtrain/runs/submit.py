@@ -78,7 +78,30 @@ class Submitter(ExactlyOnce):
         if after:
             sets = [*sets, f"after={json.dumps([one if isinstance(one, str) else one.run_id for one in after])}"]
         plan, bundle = self.plan_job(job, sets, key)
-        if not new and (found := self.adopt_interrupted(plan, key, adopt=adopt)):
+        if new:
+            return self.send(plan, bundle, key=key, parent=parent)
+        return self.adopt_or_send(plan, bundle, key=key, adopt=adopt, parent=parent)
+
+    def adopt_or_send(
+        self, plan: Plan, bundle: Bundle, *, key: str | None = None, adopt: bool = False, parent: str | None = None
+    ) -> Run:
+        """Submit a plan unless an interrupted submit of its job, or the run of its key, is there; blocking.
+
+        Args:
+            plan: What to submit.
+            bundle: The packaged source whose digest the plan has.
+            key: As of `submit`.
+            adopt: As of `submit`.
+            parent: As of `submit`.
+
+        Returns:
+            The run, that of the earlier submit where there is one.
+
+        Raises:
+            BadRequest: As of `submit`.
+            BackendError: The platform refuses the job; the run is FAILED.
+        """
+        if found := self.adopt_interrupted(plan, key, adopt=adopt):
             return self._run(found)
         return self.send(plan, bundle, key=key, parent=parent)
 

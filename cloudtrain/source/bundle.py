@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -67,6 +67,8 @@ class Bundle:
         cls,
         source: Path | Source,
         into: Path,
+        extra: Mapping[str, Path] | None = None,
+        /,
         *,
         allow_secrets: Sequence[str] = (),
         allow_large: Sequence[str] = (),
@@ -79,7 +81,7 @@ class Bundle:
         `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
         credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
         Without `trainer` (`JobModel.runs_trainer`) the files of the shared trainer stay here, unless a shell script of
-        the source names them.
+        the source names them. `extra` are further files of ours: path in the bundle, file here.
         Files that are as they were are not read again. Blocking. Raises BadSource, with all problems of a kind, and
         StoreError when the folder cannot be written.
         """
@@ -89,7 +91,8 @@ class Bundle:
             _require(source_files, must_have)
             if sum(file.size for file in source_files.files) > limits.MAX_FILE:
                 limits.check(source_files.files, allow_large)
-            members = _members(source_files, trainer or _starts_trainer(source_files))
+            ours = [*runtime_files(trainer or _starts_trainer(source_files)), *(extra or {}).items()]
+            members = _members(source_files, ours)
             cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:
                 survey = digests.take(members, cache)
@@ -224,13 +227,13 @@ def _starts_trainer(source: Source) -> bool:
     return False
 
 
-def _members(source: Source, trainer: bool) -> list[Member]:
+def _members(source: Source, ours: Sequence[tuple[str, Path]]) -> list[Member]:
     root = str(source.root)
     members = [
         Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", file_stat)
         for file, file_stat in zip(source.files, source.stats, strict=True)
     ]
-    for path, file in runtime_files(trainer):
+    for path, file in ours:
         file_stat = file.stat()
         members.append(Member(Entry(path, file_stat.st_size, 0o644), str(file), file_stat))
     return sorted(members, key=lambda member: member.entry.path)

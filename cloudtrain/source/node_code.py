@@ -15,6 +15,7 @@ from cloudtrain.errors import StoreError, reinstall_command
 
 PACKAGE = "cloudtrain_node"
 IN_MEMORY = ".cloudtrain/trainer/pickled.py"  # the script of DistributedTraining
+CALL = ".cloudtrain/call/call.py"  # the script of cloudtrain.function
 
 
 @cache

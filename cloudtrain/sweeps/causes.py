@@ -24,7 +24,7 @@ MOST_NAMES = 8  # metrics that a message lists
 
 def find_common(sweep: SweepFile, trials: Sequence[TrialRecord], store: Store) -> str:
     """Return why no further trial can have a result, "" where one may; blocking where a failed trial's log is read."""
-    if any(trial.result is not None for trial in trials):
+    if sweep.of_calls or any(trial.result is not None for trial in trials):
         return ""
     for trial in trials:
         if trial.ended and not trial.stopped and trial.state is State.SUCCEEDED and trial.run_id:

@@ -158,6 +158,7 @@ class Driver:
         broken = trial.state not in (State.SUCCEEDED, State.CANCELLED)
         if (
             broken
+            and not self.sweep.of_calls
             and not trial.stopped
             and trial.retry_of is None
             and self.history.find(self.sweep_id).state == "RUNNING"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.source.node_code import CALL
 from cloudtrain.sweeps.early_stop import EarlyStop
 from cloudtrain.sweeps.space import Parameter, is_number, parse, shown
 
@@ -94,6 +95,11 @@ class SweepFile:
     seed: int
     notes: Sequence[str] = field(default=())
     given: str = "arguments"  # how the script gets its parameters, one of GIVEN
+
+    @property
+    def of_calls(self) -> bool:
+        """Whether its trials are calls of a function: each runs, whatever others return or raise, and none twice."""
+        return self.job.get("entrypoint") == CALL
 
     @property
     def searched(self) -> list[Parameter]:

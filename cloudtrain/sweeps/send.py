@@ -120,8 +120,12 @@ def _most_usd(plan: Plan) -> float:
     return float(usd)
 
 
-def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> dict[str, Any]:
+def specification(
+    home: Path, document: Mapping[str, Any], sweep: SweepFile, extra: Mapping[str, Path] | None = None
+) -> dict[str, Any]:
     """Return what the history keeps of a sweep: its file with the job written out, and the bundle of its source; blocking.
+
+    The bundle has the `extra` files too.
 
     Plans the first trial on each target, so that what is wrong is said before anything is stored. Raises BadRequest.
     """
@@ -135,7 +139,7 @@ def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> 
     for target in sweep.targets:
         submitter = ExactlyOnce(target, home=home, watch=False)
         resolved = resolve(submitter, sweep, params, {})
-        bundle = bundle or submitter.package(resolved)
+        bundle = bundle or submitter.package(resolved, extra)
         plan = submitter.plan_of(resolved, bundle)
         if sweep.budget.usd is not None:
             _most_usd(plan)

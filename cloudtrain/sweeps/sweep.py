@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.clock import SYSTEM
-from cloudtrain.errors import BadRequest, MissingExtra
+from cloudtrain.errors import BadRequest, CloudtrainError, MissingExtra
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
 from cloudtrain.job.problems import fit_name
@@ -152,6 +152,31 @@ class Sweep:
             )
         return Run(trial.run_id, Store(self.home))
 
+    def results(self, *, return_exceptions: bool = False, trust: bool = False) -> list[Any]:
+        """Block until the sweep has ended; return what the function has returned in each call, in their order.
+
+        Args:
+            return_exceptions: Return the error of a call in its place instead of raising the first one.
+            trust: As of `Run.result`.
+
+        Returns:
+            The values of the calls.
+
+        Raises:
+            RunFailed: A call has failed; its `__cause__` is the exception of the function.
+            BadRequest: The sweep is not of `Function.map`, or a call was not submitted.
+        """
+        self.wait()
+        found: list[Any] = []
+        for trial in self.trials:
+            try:
+                found.append(self.run(trial).result(trust=trust))
+            except CloudtrainError as error:
+                if not return_exceptions:
+                    raise
+                found.append(error)
+        return found
+
     def wait(self, timeout_s: float | None = None) -> SweepRecord:
         """Block until the sweep has ended.
 
@@ -240,6 +265,7 @@ def begin(
     target: str | None = None,
     home: Path | None = None,
     key: str | None = None,
+    extra: Mapping[str, Path] | None = None,
 ) -> Sweep:
     """Start a sweep and return it; blocks until its first trial was planned on each target. Raises BadRequest.
 
@@ -249,11 +275,12 @@ def begin(
         job: the job's keys, where the sweep is a section of a job file.
         target: instead of the sweep's and the job's.
         key: names the sweep: the same key returns the same one.
+        extra: files beside the job's source, as of `Submitter.submit`.
     """
     home = home or default_home()
     document = {**document, **({"target": target} if target else {})}
     sweep = read(document, folder, job=job)
-    spec = specification(home, document, sweep)
+    spec = specification(home, document, sweep, extra)
     stamp = SYSTEM.utc().strftime("%y%m%d-%H%M%S")
     name = fit_name(sweep.name) or "sweep"
     ending = f"k{hashlib.sha256(key.encode()).hexdigest()[:16]}" if key else f"{stamp}-{secrets.token_hex(2)}"

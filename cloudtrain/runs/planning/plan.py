@@ -83,14 +83,15 @@ class Planner:
         sets: Sequence[str] = (),
         key: str | None = None,
         bundle: Bundle | None = None,
+        extra: Mapping[str, Path] | None = None,
     ) -> tuple[Plan, Bundle]:
-        """Return the plan of a job, or of the first possible one of its candidates, and its bundle."""
+        """Return the plan of a job, or of the first possible one of its candidates, and its bundle with `extra` files."""
         packed = [bundle] if bundle else []  # once for all candidates: their source is the same
 
         def make(choice: targets.Choice) -> Plan:
             resolved = self.resolve(job, sets, choice)
             if not packed:
-                packed.append(self.package(resolved))
+                packed.append(self.package(resolved, extra))
             return self.plan_of(resolved, packed[0], key)
 
         found = targets.choices(job, sets, target=self.target)
@@ -144,8 +145,8 @@ class Planner:
             ready, resolution.target, resolution.backend, governed, resolution.target_prices, resolution.document.notes
         )
 
-    def package(self, resolved: Resolved) -> Bundle:
-        """Return the bundle of a job's source, made or found below the home."""
+    def package(self, resolved: Resolved, extra: Mapping[str, Path] | None = None) -> Bundle:
+        """Return the bundle of a job's source and of `extra` files, made or found below the home."""
         job = resolved.job
         names = (_script(job.entrypoint), job.environment.requirements, job.parallelism.accelerate_config)
         needed = [name for name in names if name]
@@ -157,7 +158,7 @@ class Planner:
 
             folder, _ = clone.fetch_git(job.source, self.home / "sources")
         into = self.home / "bundles"
-        bundle = Bundle.make(folder, into, must_have=needed, trainer=job.runs_trainer, **job.exceptions)
+        bundle = Bundle.make(folder, into, extra, must_have=needed, trainer=job.runs_trainer, **job.exceptions)
         if bundle.commit and bundle.dirty:
             from cloudtrain.source import provenance
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Paths
-from cloudtrain.backends.images import library_versions, parse_reference
+from cloudtrain.backends.images import library_versions, parse_reference, python_version
 from cloudtrain.errors import Problem
 from cloudtrain.policy.checks import facts_of
-from cloudtrain.source.node_code import IN_MEMORY, module
+from cloudtrain.source.node_code import CALL, IN_MEMORY, module
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -66,12 +66,26 @@ def find_refusals(
         if in_memory and local:
             problems += _missing_folders(job)
         return problems + _version_problems(parallelism, world, nodes, images)
+    if job.entrypoint == CALL:
+        return _python_problems(job, images)
     if job.form == "script" and source is not None:
         try:
             module("launcher.prepare.declared").check(job.argv(), parallelism, str(source))
         except module("launcher.errors").Refused as refusal:
             return [Problem(str(refusal), _path(str(refusal)))]
     return []
+
+
+def _python_problems(job: Job, images: Iterable[str]) -> list[Problem]:
+    """Return which images have another Python than the one that pickled the code of a function."""
+    written = job.args[job.args.index("--python") + 1] if "--python" in job.args[:-1] else ""
+    others = {image: version for image in images if (version := python_version(image)) not in ("", written)}
+    hint = "choose an image of this Python, or move the function into a module, which travels as source"
+    return [
+        Problem(f"{image} has Python {version}, and the function is pickled with Python {written}", "image", hint)
+        for image, version in others.items()
+        if written
+    ]
 
 
 def _missing_folders(job: Job) -> list[Problem]:

@@ -19,7 +19,7 @@ from cloudtrain.errors import Problem
 from cloudtrain.job import launchers, sbatch
 from cloudtrain.job.units import format_size, size_bytes
 from cloudtrain.source import options
-from cloudtrain.source.node_code import IN_MEMORY, module
+from cloudtrain.source.node_code import CALL, IN_MEMORY, module
 from cloudtrain.source.texts import mentions
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def unread_directives(case: Case) -> Iterator[str]:
 def no_resume(case: Case) -> Iterator[str]:
     """Say where a script of the user's own gets several attempts, though it cannot resume, as far as can be seen."""
     job, texts = case.job, case.source
-    if job.retry.max_attempts == 1 or job.trainer or job.resume_args:
+    if job.retry.max_attempts == 1 or job.trainer or job.resume_args or job.entrypoint == CALL:
         return
     words = [*job.args, *job.hyperparameters, *job.env]
     if texts.complete and not any(_RESUMES.search(text) for text in (" ".join(words), *texts.files.values())):
@@ -147,7 +147,7 @@ def unread_keep(case: Case) -> Iterator[str]:
     """Say where nothing in the source reads how many checkpoints to keep."""
     job, texts = case.job, case.source
     keep, usual = job.checkpoint.keep, type(job.checkpoint).model_fields["keep"].default
-    if keep == usual or job.trainer or job.entrypoint == IN_MEMORY or _KEEP.search(case.command):
+    if keep == usual or job.trainer or job.entrypoint in (CALL, IN_MEMORY) or _KEEP.search(case.command):
         return
     if texts.complete and not texts.find(_KEEP):
         yield (
@@ -207,7 +207,7 @@ def _find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any])
         if config
         else strategy in module("launcher.prepare.declared").SHARDED
     )
-    if job.trainer or job.entrypoint == IN_MEMORY or not sharded or strategy in _declared(texts):
+    if job.trainer or job.entrypoint in (CALL, IN_MEMORY) or not sharded or strategy in _declared(texts):
         return
     if not gpus:
         yield Problem(

@@ -1,0 +1,320 @@
+"""Calls of functions as runs: plans, values, exceptions, futures, groups, and what is loaded of whom."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cloudtrain
+from cloudtrain.backends import registry
+from cloudtrain.errors import BadRequest, RunFailed
+from cloudtrain.events import State, Status
+from cloudtrain.functions.function import Function
+from cloudtrain.history.store import Store
+from cloudtrain.runs import returned
+from cloudtrain.runs.run import Run
+from cloudtrain.testing.memory import MemoryBackend
+from tests.conftest import WAIT_S
+from tests.functions.test_call import Harm
+
+
+def scaled(x, factor=2):
+    return x * factor
+
+
+scaled.__module__ = "__main__"  # as in a script: it travels by value
+
+# -- planned ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_runs_here_as_before():
+    made = cloudtrain.function(scaled)
+    assert (made(2), made(2, factor=3), made.__name__) == (4, 6, "scaled")
+    assert inspect.signature(made) == inspect.signature(scaled)
+
+
+def test_decorator_and_call_take_the_same_options(home: Path):
+    @cloudtrain.function(target="local", num_nodes=2)
+    def decorated():
+        pass
+
+    more = cloudtrain.function(decorated, num_nodes=3, env={"A": "1"})
+    assert isinstance(more, Function)
+    assert (more.target, more.job) == ("local", {"num_nodes": 3, "env": {"A": "1"}})
+    assert decorated.job == {"num_nodes": 2}
+
+
+def test_keys_that_a_call_sets_itself_are_refused():
+    with pytest.raises(BadRequest, match="entrypoint is not an argument of cloudtrain.function"):
+        cloudtrain.function(scaled, entrypoint="train.py")
+
+
+def test_the_plan_is_a_job_with_the_function_and_its_text(home: Path):
+    plan = cloudtrain.function(scaled, target="local", num_nodes=2).plan(1, factor=5)
+    assert plan.run_id.startswith("scaled-") and plan.job["num_nodes"] == 2
+    assert plan.job["entrypoint"] == ".cloudtrain/call/call.py"
+    words = dict(zip(plan.job["args"][::2], plan.job["args"][1::2], strict=True))
+    assert words["--python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert words.keys() == {"--digest", "--python", "--arguments"}
+    assert plan.bundle["files"] == 1, "the text of the function"
+    again = cloudtrain.function(scaled, target="local").plan(2)
+    assert again.bundle["sha256"] == plan.bundle["sha256"], "another argument sends no other bundle"
+
+
+def test_arguments_that_the_function_does_not_take_are_refused_before_anything_is_sent(home: Path):
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        cloudtrain.function(scaled, target="local").submit(1, 2, 3)
+    assert not Store(home).runs()
+
+
+def test_another_python_in_the_image_is_refused(home: Path):
+    image = "python:3.9-slim" if sys.version_info >= (3, 10) else "python:3.13-slim"
+    made = cloudtrain.function(scaled, target="kubernetes", image=image, output="s3://bucket/runs")
+    with pytest.raises(
+        BadRequest, match=r"python:3\.9-slim has Python 3\.9, and the function is pickled with Python 3"
+    ):
+        made.plan(1)
+
+
+# -- read -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that ends a call in memory, which has left these files."""
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    MemoryBackend.install()
+
+    def end(files: dict[str, bytes], state: State | None = State.SUCCEEDED, **job: object) -> Run:
+        def fetch(self, handle, into, what=()):
+            folder = into / "outputs" / "returned"
+            folder.mkdir(parents=True)
+            for name, data in files.items():
+                (folder / name).write_bytes(data)
+            return into
+
+        monkeypatch.setattr(MemoryBackend, "fetch", fetch)
+        from cloudtrain.runs.submit import Submitter
+
+        made = cloudtrain.function(scaled, **job)
+        monkeypatch.setattr("cloudtrain.runs.submit.Submitter", lambda target, **more: Submitter("memory", watch=False))
+        run = made.submit(1)
+        if state is not None:
+            run.store.set_status(run.run_id, Status(state, 0 if state is State.SUCCEEDED else 1))
+        return run
+
+    return end
+
+
+def test_the_values_are_those_of_the_last_attempt_by_rank(ended):
+    run = ended(
+        {f"value-{attempt}-{rank}.pkl": pickle.dumps((attempt, rank)) for attempt in (1, 2) for rank in range(11)}
+    )
+    assert run.result() == (2, 0)
+    assert run.results() == [(2, rank) for rank in range(11)]
+    assert (run.exception(), run.done()) == (None, True)
+
+
+def test_a_call_without_a_value_says_so(ended):
+    with pytest.raises(BadRequest, match="has left no value"):
+        ended({"error-1-0.json": b"{}"}).result()
+
+
+def test_the_exception_of_the_node_is_the_cause(ended):
+    import base64
+    import json
+
+    kept = base64.b64encode(pickle.dumps(ValueError("no"))).decode()
+    about = {"type": "ValueError", "text": "no", "traceback": "  line 7", "pickle": kept}
+    run = ended({"error-1-0.json": json.dumps(about).encode()}, State.FAILED)
+    with pytest.raises(RunFailed) as caught:
+        run.result()
+    assert repr(caught.value.__cause__) == "ValueError('no')"
+    assert caught.value.__cause__.__notes__ == ["on the node:\n  line 7"]
+    assert repr(run.exception().__cause__) == "ValueError('no')"
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"pickle": "!!"}', b'{"pickle": "bm8="}', b"\xff"])
+def test_a_damaged_exception_hides_no_failure(ended, data):
+    with pytest.raises(RunFailed) as caught:
+        ended({"error-1-0.json": data}, State.FAILED).result()
+    assert "the exception of the node cannot be read" in "".join(caught.value.__notes__)
+
+
+def test_a_damaged_value_is_said(ended):
+    with pytest.raises(BadRequest, match="has returned a value that cannot be loaded here: UnpicklingError"):
+        ended({"value-1-0.pkl": b"no pickle"}).result()
+
+
+def test_a_value_of_another_user_is_loaded_where_it_is_trusted_only(ended, tmp_path: Path, monkeypatch):
+    harm = tmp_path / "loaded"
+    run = ended({"value-1-0.pkl": pickle.dumps(Harm(harm))})
+    monkeypatch.setattr(returned.getpass, "getuser", lambda: "another")
+    for ask in (run.result, run.results):
+        with pytest.raises(BadRequest, match="is a pickle, which runs code when it is loaded"):
+            ask()
+    assert not harm.exists()
+    run.result(trust=True)
+    assert harm.exists()
+
+
+def test_an_exception_of_another_user_is_read_as_text(ended, tmp_path: Path, monkeypatch):
+    import base64
+    import json
+
+    harm = tmp_path / "loaded"
+    kept = base64.b64encode(pickle.dumps(Harm(harm))).decode()
+    about = {"type": "ValueError", "text": "no", "traceback": "", "pickle": kept}
+    run = ended({"error-1-0.json": json.dumps(about).encode()}, State.FAILED)
+    monkeypatch.setattr(returned.getpass, "getuser", lambda: "another")
+    assert repr(run.exception().__cause__) == "RemoteError('ValueError: no')"
+    assert not harm.exists()
+
+
+def test_readers_that_ask_for_no_value_load_none(ended, tmp_path: Path, cli):
+    harm = tmp_path / "loaded"
+    run = ended({"value-1-0.pkl": pickle.dumps(Harm(harm))})
+    run.wait()
+    run.fetch(tmp_path / "fetched")
+    run._repr_html_()
+    assert (tmp_path / "fetched" / "outputs" / "returned" / "value-1-0.pkl").exists()
+    assert cli("show", run.run_id)[0] == cli("ls")[0] == 0
+    assert not harm.exists()
+
+
+def test_links_in_what_came_back_are_not_followed(ended, tmp_path: Path, monkeypatch):
+    harm, secret = tmp_path / "loaded", tmp_path / "elsewhere.pkl"
+    secret.write_bytes(pickle.dumps(Harm(harm)))
+    run = ended({})
+
+    def fetch(self, handle, into, what=()):
+        (into / "outputs" / "returned").mkdir(parents=True)
+        (into / "outputs" / "returned" / "value-1-0.pkl").symlink_to(secret)
+        return into
+
+    monkeypatch.setattr(MemoryBackend, "fetch", fetch)
+    with pytest.raises((BadRequest, OSError)):
+        run.result()
+    assert not harm.exists()
+
+
+def test_a_script_has_a_status_and_no_values(ended, tmp_path: Path):
+    from cloudtrain.runs.submit import Submitter
+
+    (tmp_path / "train.py").write_text("")
+    run = Submitter("memory", watch=False).submit({"source": str(tmp_path), "entrypoint": "train.py"})
+    run.store.set_status(run.run_id, Status(State.SUCCEEDED, 0))
+    assert run.result().state is State.SUCCEEDED
+    with pytest.raises(BadRequest, match="is not the call of a function"):
+        run.results()
+
+
+# -- futures ----------------------------------------------------------------------------------------------------------
+
+
+def test_futures_are_those_of_the_standard_library(ended):
+    run = ended({"value-1-0.pkl": pickle.dumps(7)})
+    futures = [run.future() for _ in range(3)]
+    done, waiting = concurrent.futures.wait(futures, timeout=WAIT_S)
+    assert (len(done), waiting) == (3, set())
+    assert [each.result() for each in concurrent.futures.as_completed(futures, timeout=WAIT_S)] == [7, 7, 7]
+
+    async def main() -> object:
+        return await run
+
+    assert asyncio.run(main()) == 7
+
+
+def test_a_future_has_the_failure_of_the_run(ended):
+    future = ended({}, State.FAILED).future()
+    assert isinstance(future.exception(timeout=WAIT_S), RunFailed)
+
+
+def test_cancelling_a_future_cancels_the_run(ended):
+    run = ended({}, None)
+    future = run.future()
+    assert future.cancel() and future.cancelled()
+    assert run.record.cancel_requested
+
+
+# -- run on this machine ----------------------------------------------------------------------------------------------
+
+CLIENT = """
+import os, signal, sys
+import cloudtrain
+
+@cloudtrain.function(target="local")
+def slow(x):
+    return {"x": x, "pid": os.getpid()}
+
+run = slow.submit(5)
+print(run.run_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_ranks_of_several_nodes_return_each_their_own(census: Path):
+    def where(x):
+        import cloudtrain_runtime
+
+        context = cloudtrain_runtime.context()
+        cloudtrain_runtime.log_metrics(step=1, loss=0.5)
+        return x, context.rank, context.node_rank
+
+    run = cloudtrain.function(where, target="local", num_nodes=2, processes_per_node=2).submit(1)
+    assert run.results(WAIT_S) == [(1, rank, rank // 2) for rank in range(4)]
+    assert [row.value for row in run.metrics("loss")] == [0.5]
+
+
+def test_a_function_of_a_module_runs_from_the_source(census: Path, module):
+    module("other", "ONE = 1\n")
+    tasks = module(
+        "tasks",
+        "import cloudtrain, other\n@cloudtrain.function(target='local')\ndef add(a):\n    return other.ONE + a\n",
+    )
+    assert tasks.add.submit(4).result(WAIT_S) == 5
+
+
+def test_a_failed_call_has_the_exception_and_its_traceback(census: Path):
+    def fails(x):
+        raise LookupError(f"no {x}")
+
+    run = cloudtrain.function(fails, target="local").submit("row")
+    failure = run.exception(WAIT_S)
+    assert repr(failure.__cause__) == "LookupError('no row')"
+    assert 'raise LookupError(f"no {x}")' in failure.__cause__.__notes__[0]
+    assert "LookupError: no row" in failure.message
+
+
+def test_a_killed_client_finds_the_value_again(census: Path, tmp_path: Path):
+    (tmp_path / "client.py").write_text(CLIENT)
+    done = subprocess.run([sys.executable, "client.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    [run] = cloudtrain.runs()
+    assert run.run_id == done.stdout.strip()
+    value = run.result(WAIT_S)
+    assert value["x"] == 5 and value["pid"] != os.getpid()
+
+
+def test_a_group_keeps_order_and_partial_failures(census: Path, tmp_path: Path):
+    def inverse(x):
+        return 1 / x
+
+    group = cloudtrain.function(inverse, target="local").map([4, 0, 2], max_parallel=2)
+    values = group.results(return_exceptions=True)
+    assert [values[0], values[2]] == [0.25, 0.5]
+    assert isinstance(values[1], RunFailed) and isinstance(values[1].__cause__, ZeroDivisionError)
+    assert len(group.trials) == 3, "a failed call is not repeated"
+    with pytest.raises(RunFailed):
+        group.results()
+    assert len(cloudtrain.runs(f"label.sweep={group.sweep_id}")) == 3
+    assert cloudtrain.Sweep.find(group.sweep_id).results(return_exceptions=True)[0] == 0.25
