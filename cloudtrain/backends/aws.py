@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from functools import cached_property, partial
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache, cached_property, partial
 from typing import Any
 
+from cloudtrain.backends.aws_credentials import Credentials
 from cloudtrain.backends.http import read_body
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, NoService, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, NoCapacity, NoService, Unreachable
 
 TRIES = 6  # tries of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
 # service -> tries, connect and read timeouts. No job depends on these services, so a call gives up early.
 OPTIONAL_SERVICES = {"ecr": (2, 5, 5), "ec2": (2, 5, 10)}
-CREDENTIALS = "set AWS_PROFILE or options.{backend}.profile; run `aws sso login` or `aws configure` to get credentials"
 # Operations of S3 that need another permission than the one of their own name (2026-11-23):
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
 PERMISSIONS = {
@@ -28,8 +30,6 @@ PERMISSIONS = {
     "s3:ListObjectsV2": "s3:ListBucket",
     **dict.fromkeys(("s3:CreateMultipartUpload", "s3:UploadPart", "s3:CompleteMultipartUpload"), "s3:PutObject"),
 }
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
-_INVALID = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
 # The codes that botocore.retries.standard treats as throttling, and those of S3.
 _THROTTLED = {
@@ -74,6 +74,12 @@ class AwsNoCapacity(AwsError, NoCapacity):
     """Insufficient capacity, or a quota of the account is used up."""
 
 
+class _Calls(threading.local):
+    """Of each thread: whether a request of its last call may have been sent."""
+
+    may_have_sent = False
+
+
 class Aws:
     """A boto3 session of one profile and region and its clients; thread-safe. Created at the first call."""
 
@@ -87,22 +93,22 @@ class Aws:
     ) -> None:
         self.backend, self.profile, self.endpoint, self.clock = backend, profile, endpoint, clock
         self._region = region
+        self._credentials = Credentials(profile, self._option("profile"))
         self._clients: dict[str, Any] = {}
-        self._calls = threading.local()  # of each thread: what is known of its last call
+        self._calls = _Calls()
         self._lock = threading.Lock()  # a session makes one client at a time (boto3's guide, "Multithreading")
 
     @cached_property
     def session(self) -> Any:
         """The boto3 session; raises MissingExtra without boto3, AwsError for a profile that does not exist."""
         try:
-            import boto3
-            import botocore.exceptions
+            import boto3  # noqa: F401
         except ModuleNotFoundError:
             raise MissingExtra(f"the backend {self.backend}", self._family) from None
         try:
-            return boto3.Session(profile_name=self.profile, region_name=self._region)
-        except botocore.exceptions.BotoCoreError as error:
-            raise AwsError(f"the AWS configuration cannot be used: {error}", self._option("profile")) from None
+            return self._credentials.make_session(self._region)
+        except Exception as error:
+            raise self.explain(error, "the credentials") from None
 
     @property
     def region(self) -> str:
@@ -113,15 +119,19 @@ class Aws:
         return str(region)
 
     def check_credentials(self) -> None:
-        """Raise MissingExtra, or AwsError without a region or credentials; whether AWS accepts them is not asked."""
-        if self.region and self.explained(self.session.get_credentials, "the credentials") is None:
-            raise AwsError("there are no AWS credentials", self._credentials_hint())
+        """Raise MissingExtra, or AwsError without a region or credentials; whether AWS accepts them is not asked. Blocking.
+
+        A profile may ask for a code here, at a terminal, and nowhere else.
+        """
+        with suppress(Unreachable):
+            if self.region and not self.explained(self._credentials.obtain, "the request for credentials"):
+                raise AwsError("there are no AWS credentials", self._credentials.hint)
 
     def client(self, service: str) -> Any:
         """Return the client of a service, made once."""
         with self._lock:
             if service not in self._clients:
-                self._clients[service] = self._make_client(service)
+                self._clients[service] = self.explained(partial(self._make_client, service), service)
             return self._clients[service]
 
     def _make_client(self, service: str) -> Any:
@@ -157,21 +167,26 @@ class Aws:
     def _call(self, service: str, operation: str, values: dict[str, Any]) -> Any:
         return getattr(self.client(service), operation)(**values)
 
-    def explained(self, call: Callable[[], Any], usual_action: str) -> Any:
-        """Return what `call` returns; boto3's and botocore's errors are raised as AwsError."""
+    def explained(self, call: Callable[[], Any], usual_action: str, *, other: tuple[type[Exception], ...] = ()) -> Any:
+        """Return what `call` returns; what boto3, botocore and the credentials' plugins raise is raised as AwsError.
+
+        `other` is what `call` itself raises.
+        """
         self.session  # noqa: B018 - raises MissingExtra without botocore
         from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
 
+        self._calls.may_have_sent = False
         try:
             return call()
-        except (Boto3Error, BotoCoreError, ClientError, ResponseParserError) as raised:
+        except Exception as raised:
+            if isinstance(raised, (CloudtrainError, *other)):
+                raise
             wrapped = raised.__context__ if isinstance(raised, Boto3Error) else None  # upload_file wraps what it gets
             error = wrapped if isinstance(wrapped, Exception) else raised
             # One transfer calls several operations.
             name = getattr(error, "operation_name", None)
-            action = f"{usual_action.partition(':')[0]}:{name}" if name else usual_action
+            service = "sts" if str(name).startswith("AssumeRole") else usual_action.partition(":")[0]
+            action = f"{service}:{name}" if name and (":" in usual_action or service == "sts") else usual_action
             raise self.explain(error, PERMISSIONS.get(action, action)) from None
 
     def account(self) -> str:
@@ -189,10 +204,8 @@ class Aws:
         status, resent = int(metadata.get("HTTPStatusCode") or 0), bool(metadata.get("RetryAttempts"))
         tries = OPTIONAL_SERVICES.get(action.partition(":")[0], (TRIES,))[0]
         kind, text, hint = AwsError, f"{action} was refused: {message or code}", ""
-        if code in _EXPIRED:
-            text, hint = "the AWS credentials have expired", self._login_hint()
-        elif code in _INVALID:
-            text, hint = f"AWS does not accept the credentials ({code})", self._credentials_hint()
+        if refusal := self._credentials.explain_refusal(code, message):
+            text, hint = refusal
         elif code in DENIED:
             denied = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", message)
             permission, resource = (denied[1], f" on {denied[2]}" if denied[2] else "") if denied else (action, "")
@@ -200,6 +213,8 @@ class Aws:
                 f"AWS denies {permission}{resource}",
                 f"allow {permission}; `cloudtrain permissions -t TARGET` prints all that it needs",
             )
+            if permission.startswith("sts:AssumeRole"):
+                hint = "check role_arn of the profile in ~/.aws/config, and whether the role's trust policy names you"
         elif code == "ResourceLimitExceeded":
             kind, text = AwsNoCapacity, f"the account's quota does not allow it: {message}"
             hint = "request an increase in the AWS console under Service Quotas, or choose another instance_type"
@@ -223,13 +238,10 @@ class Aws:
     def _explain_no_answer(self, error: Exception) -> AwsError:
         from botocore import exceptions, parsers
 
-        if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-            return AwsError("there are no AWS credentials", self._credentials_hint())
-        if isinstance(error, exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError):
-            return AwsError("the AWS credentials have expired", self._login_hint())
+        if reason := self._credentials.explain(error):
+            return AwsError(*reason)
         if isinstance(error, exceptions.ParamValidationError):
             return AwsError(f"AWS rejects the request as invalid: {error}".replace("\n", " "))
-        message = str(error).split("\n")[0]
         no_answer = (
             exceptions.HTTPClientError,
             exceptions.ConnectionError,
@@ -237,10 +249,38 @@ class Aws:
             parsers.ResponseParserError,
             OSError,
         )
-        kind = AwsUnreachable if isinstance(error, no_answer) else AwsError
-        if isinstance(error, exceptions.EndpointConnectionError) and not getattr(self._calls, "may_have_sent", True):
+        message = str(error).split("\n")[0]
+        local = isinstance(error, OSError) and error.filename is not None  # a file or a program of this machine
+        kind = AwsUnreachable if isinstance(error, no_answer) and not local else AwsError
+        if isinstance(error, exceptions.EndpointConnectionError) and not self._calls.may_have_sent:
             kind = AwsNoService
-        return kind(f"AWS cannot be reached: {message}", "check the network, proxies and the region")
+        if kind is AwsError:
+            text = f"AWS cannot be asked: {type(error).__name__}: {message}".removesuffix(": ")
+            hint = "`aws sts get-caller-identity` shows whether the credentials work"
+            return (AwsUnreachable if self._calls.may_have_sent else AwsError)(text, self._region_hint(error) or hint)
+        return kind(f"AWS cannot be reached: {message}", self._network_hint(error))
+
+    def _network_hint(self, error: Exception) -> str:
+        from botocore import exceptions
+
+        if isinstance(error, exceptions.ProxyConnectionError):
+            return "check the proxy's address: HTTPS_PROXY, or NO_PROXY for hosts that need none"
+        if isinstance(error, exceptions.SSLError):
+            return "export AWS_CA_BUNDLE=FILE, with the certificates of the proxy or of your organisation"
+        return self._region_hint(error) or "check the network, proxies and the region"
+
+    def _region_hint(self, error: Exception) -> str:
+        """Return the region that has nearly this name; "" where SageMaker has one of this name."""
+        from botocore import exceptions
+
+        if not isinstance(error, exceptions.EndpointConnectionError | exceptions.InvalidRegionError) or self.endpoint:
+            return ""
+        near = get_close_matches(self.region, _regions(), 1)
+        if self.region in _regions() or not near:
+            return ""
+        return (
+            f"there is no region {self.region}; did you mean {near[0]}? change {self._option('region')} or AWS_REGION"
+        )
 
     @property
     def _family(self) -> str:
@@ -249,11 +289,15 @@ class Aws:
     def _option(self, name: str) -> str:
         return f"options.{self.backend}.{name}"
 
-    def _credentials_hint(self) -> str:
-        return CREDENTIALS.format(backend=self.backend)
 
-    def _login_hint(self) -> str:
-        return f"run: aws sso login{f' --profile {self.profile}' if self.profile else ''}"
+@cache
+def _regions() -> list[str]:
+    """Return the regions in which the SDK knows SageMaker; blocking."""
+    from botocore.session import Session
+
+    session = Session()
+    parts = session.get_available_partitions()
+    return [name for part in parts for name in session.get_available_regions("sagemaker", part)]
 
 
 def _camel_case(operation: str) -> str:

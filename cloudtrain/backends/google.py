@@ -6,11 +6,14 @@ A simulator has one address for all services and needs no credentials.
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends import http
@@ -19,6 +22,27 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+LOGIN = "gcloud auth application-default login"
+# What the token server and google-auth write -> what is wrong, and what to do (google-auth 2.62, 2026-11-28)
+_CAUSES = (
+    (("expired or revoked", "reauth", "invalid_rapt"), "the login has expired or was revoked", LOGIN),
+    (("short-lived token",), "Google does not accept the time of this machine's clock", "timedatectl set-ntp true"),
+    (
+        ("invalid jwt signature", "account not found", "invalid_client"),
+        "the service account or its key was deleted",
+        "gcloud iam service-accounts keys create FILE --iam-account=ACCOUNT; GOOGLE_APPLICATION_CREDENTIALS names the file",
+    ),
+    (
+        ("impersonat",),
+        "the service account cannot be impersonated",
+        "grant yourself roles/iam.serviceAccountTokenCreator on it",
+    ),
+    (
+        ("executable",),
+        "the program that gives the credentials failed",
+        "run the command in the file of GOOGLE_APPLICATION_CREDENTIALS; GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1 allows it",
+    ),
+)
 _QUOTA_METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
 _CALL_RATE = re.compile(
     r"per (minute|second|100 seconds|day)|rate.?limit|requests", re.IGNORECASE
@@ -57,8 +81,15 @@ class GoogleApi:
         self._region, self._endpoint, self.clock = region, endpoint, clock
         self._credentials: Any = None
         direct = (urllib.request.ProxyHandler({}),) if endpoint else ()
-        hint = "the simulator does not answer" if endpoint else "check the network"
-        self._http = http.Http(self._address, api_error, lambda _: hint, lambda: direct, clock=clock)
+
+        def hint(reason: object) -> str:
+            if endpoint:
+                return "the simulator does not answer"
+            near = _near_region(region) if isinstance(reason, socket.gaierror) else ""
+            text = f"there is no region {region}; did you mean {near}? change options.vertex.region"
+            return text if near else http.network_hint(str(reason))
+
+        self._http = http.Http(self._address, api_error, hint, lambda: direct, clock=clock)
 
     @property
     def endpoint(self) -> str | None:
@@ -117,22 +148,15 @@ class GoogleApi:
         """Return google-auth's credentials with a valid token; blocking. Raises BackendError, MissingExtra."""
         try:
             import google.auth
-            from google.auth import exceptions
         except ImportError:
             raise MissingExtra("Google Cloud", "vertex") from None
-        login = "gcloud auth application-default login"
         try:
             if self._credentials is None:
                 self._credentials, _ = google.auth.default(scopes=[SCOPE])
             if not self._credentials.valid:
                 self._credentials.refresh(_auth_transport())
-        except exceptions.DefaultCredentialsError:
-            raise BackendError("no credentials for Google Cloud were found", login) from None
-        except exceptions.TransportError as error:
-            message = f"cannot reach Google's token server: {error}".split("\n")[0][:300]
-            raise Unreachable(message, "check the network") from None
-        except exceptions.GoogleAuthError as error:
-            raise BackendError(f"Google does not accept the credentials: {error}".split("\n")[0][:300], login) from None
+        except Exception as error:  # of plugins and files, too
+            raise credentials_error(error) from None
         return self._credentials
 
     def _address(self, path: str) -> tuple[str, Mapping[str, str]]:
@@ -140,6 +164,46 @@ class GoogleApi:
         service, _, rest = path.partition("/")
         url = path if path.startswith("http") else f"{self.url(service)}/{rest}"
         return url, {} if self._endpoint else {"Authorization": f"Bearer {self.credentials().token}"}
+
+
+def _near_region(region: str) -> str:
+    """Return the region of the SDK's list that has nearly this name; "" for one in the list, or without the SDK.
+
+    The list is read as text, since to import the SDK takes seconds.
+    """
+    from difflib import get_close_matches
+    from importlib.util import find_spec
+
+    try:
+        found = find_spec("google.cloud.aiplatform")
+        page = Path(str(found and found.origin)).with_name("constants") / "base.py"
+        known = re.findall(r'"([a-z]+-[a-z]+[0-9]+)"', page.read_text("utf-8"))
+    except (ImportError, OSError):
+        return ""
+    return "" if region in known else next(iter(get_close_matches(region, known, 1)), "")
+
+
+def credentials_error(error: Exception) -> BackendError:
+    """Return the error for what google-auth raises: which credentials cannot be used, and the command that helps."""
+    from google.auth import exceptions
+
+    first = error.args[0] if isinstance(error, exceptions.GoogleAuthError) and error.args else error
+    text = " ".join(str(first).split())[:300]
+    if isinstance(error, exceptions.TransportError):
+        return Unreachable(f"cannot reach Google's token server: {text}", http.network_hint(text))
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    if isinstance(error, exceptions.DefaultCredentialsError) and not named:
+        return BackendError("no credentials for Google Cloud were found", LOGIN)
+    for words, cause, hint in _CAUSES:
+        if any(word in text.lower() for word in words):
+            return BackendError(f"{cause}: {text}", hint)
+    if isinstance(error, exceptions.DefaultCredentialsError | OSError):
+        what = f"the file of GOOGLE_APPLICATION_CREDENTIALS ({named})" if named else "the credentials' file"
+        return BackendError(
+            f"{what} cannot be used: {text}", "correct the path, or unset GOOGLE_APPLICATION_CREDENTIALS"
+        )
+    kind = "" if isinstance(error, exceptions.GoogleAuthError) else f"{type(error).__name__}: "
+    return BackendError(f"Google does not accept the credentials: {kind}{text}".removesuffix(": "), LOGIN)
 
 
 def is_capacity_error(status: int, api_message: str) -> bool:
@@ -177,7 +241,7 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
             "gcloud services enable aiplatform.googleapis.com",
         )
     if status == 401:
-        return f"{failure}: Google does not accept the credentials: {text}", "gcloud auth application-default login"
+        return f"{failure}: Google does not accept the credentials: {text}", LOGIN
     if status == 404 and "bucket does not exist" in lowercase:
         return (
             f"{failure}: the bucket does not exist: {text}",

@@ -188,6 +188,15 @@ def is_refused_connection(error: BaseException) -> bool:
     return isinstance(reason, ConnectionRefusedError | socket.gaierror)
 
 
+def network_hint(reason: str) -> str:
+    """Return what to do where a server of a cloud was not reached."""
+    if "certificate" in reason.lower():
+        return "export SSL_CERT_FILE=FILE, with the certificates of the proxy or of your organisation"
+    if "tunnel" in reason.lower() or "proxy" in reason.lower():
+        return "check the proxy's address: HTTPS_PROXY, or NO_PROXY for hosts that need none"
+    return "check the network"
+
+
 def read_body(read: Callable[[int], bytes], url: str, clock: Clock = SYSTEM) -> bytes:
     """Read a whole answer; raises Unreachable where it is longer or takes longer than an API's may, and what `read` raises."""
     pieces, size, end = [], 0, clock.monotonic() + ANSWER_S

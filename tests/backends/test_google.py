@@ -81,9 +81,11 @@ def test_a_token_is_fetched_once_and_with_google_auth_alone(tokens: Tokens) -> N
 
 def test_an_account_that_is_refused(tokens: Tokens) -> None:
     tokens.status, tokens.answer = 400, {"error": "invalid_grant", "error_description": "account not found"}
-    with pytest.raises(BackendError, match="does not accept the credentials: .*invalid_grant") as caught:
+    with pytest.raises(
+        BackendError, match="service account or its key was deleted: invalid_grant: account not"
+    ) as caught:
         GoogleApi("us-central1").credentials()
-    assert caught.value.hint == "gcloud auth application-default login"
+    assert caught.value.hint.startswith("gcloud iam service-accounts keys create")
 
 
 def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ SERVICE = "sagemaker.amazonaws.com"
 def check(aws: Aws, options: Mapping[str, Any], workdir: Path) -> list[Problem]:
     """Return the problems that would stop a submission from this machine, and note new machine types; blocking."""
     try:
+        aws.check_credentials()
         region, account = aws.region, aws.account()
     except CloudtrainError as error:
         return [Problem(error.message, "", error.hint)]
@@ -55,8 +56,7 @@ def discover(profile: str | None) -> dict[str, Any]:
 
 def _discover(profile: str | None) -> dict[str, Any]:
     aws = Aws("sagemaker", None, profile, None)
-    if aws.session.get_credentials() is None:
-        return {}
+    aws.check_credentials()
     options: dict[str, Any] = {"region": aws.region, "account": aws.account()}
     if profile:
         options["profile"] = profile

@@ -31,6 +31,7 @@ TAG = re.compile(r":(?P<torch>[\d.]+)-transformers(?P<transformers>[\d.]+)-(?:gp
 CLIENTS = ("sagemaker_runtime_client", "sagemaker_featurestore_runtime_client", "sagemaker_metrics_client")
 
 NOTICE = "SAGEMAKER_SUPPRESS_V2_WARNING"
+REFUSALS = (ValueError, TypeError, RuntimeError)  # of the SDK, which checks its arguments and defaults
 
 
 @contextmanager
@@ -149,11 +150,12 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
         built = build_estimator(aws, request, deploys=False)
         # Without the decorators of `fit`, which send telemetry. To opt out takes longer than to build the request.
         fit = partial(inspect.unwrap(type(built).fit), built, fit_inputs(request), wait=False, job_name=name)
-        aws.explained(partial(fit, experiment_config=request.get("ExperimentConfig")), "sagemaker:CreateTrainingJob")
+        fit = partial(fit, experiment_config=request.get("ExperimentConfig"))
+        aws.explained(fit, "sagemaker:CreateTrainingJob", other=REFUSALS)
     except AwsNoService:
         if not arns:  # else it was a call after the one that sends the job
             raise
-    except (ValueError, TypeError, RuntimeError) as error:  # of the SDK, which checks its arguments and defaults
+    except REFUSALS as error:
         message = f"the SageMaker SDK refuses the job: {error}".partition("\n")[0]
         raise BackendError(
             message, "options.sagemaker.client: set options.sagemaker.client: boto3 to submit without the SDK"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker.listing import DescribedJobs
     from cloudtrain.backends.sagemaker.queue import Queue
 
+NEW_ROLE_S, ROLE_PAUSE_S = 60.0, 5.0  # how long a role counts as new, and the pause between two tries
+
 
 def submit_job(
     aws: Aws, jobs: DescribedJobs, attempt_id: str, request: Mapping[str, Any], options: Mapping[str, Any]
@@ -23,17 +25,39 @@ def submit_job(
     Raises AwsNoService where nothing was sent.
     """
     try:
-        if client.choose_client(request, options)[0] == "sdk":
-            from cloudtrain.backends.sagemaker.huggingface_estimator import submit
-
-            return submit(aws, request)
-        return str(aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
+        return _create(aws, request, options)
     except AwsNoService:
         raise
     except AwsError as error:
         if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
             return _find_after_error(jobs, attempt_id, request, error)
         raise
+
+
+def _create(aws: Aws, request: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Create the job; again for a minute after its role was created, which SageMaker cannot assume at once.
+
+    IAM's changes take seconds to arrive: https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html (2026-11-28).
+    """
+    while True:
+        try:
+            if client.choose_client(request, options)[0] == "sdk":
+                from cloudtrain.backends.sagemaker.huggingface_estimator import submit
+
+                return submit(aws, request)
+            return str(aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
+        except AwsError as error:
+            if "assume" not in error.message or error.resent or not _role_is_new(aws, str(request["RoleArn"])):
+                raise
+            aws.clock.sleep(ROLE_PAUSE_S)
+
+
+def _role_is_new(aws: Aws, role: str) -> bool:
+    try:
+        created = aws.call("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]["CreateDate"]
+    except AwsError:
+        return False
+    return bool(aws.clock.now() - created.timestamp() < NEW_ROLE_S)
 
 
 def _find_after_error(jobs: DescribedJobs, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, FoundAttempt, Plan, Shell
-from cloudtrain.backends.google import GoogleApi, api_error
-from cloudtrain.backends.http import Answer
+from cloudtrain.backends.google import GoogleApi, api_error, credentials_error
+from cloudtrain.backends.http import Answer, network_hint
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.vertex import images as google_images
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cloudtrain.events import LogLine
     from cloudtrain.source.bundle import Bundle
 
+FAILURE = "Vertex AI did not accept the job"
 CREATES = 3  # tries; before each one `find` checks whether the last one created the job
 PAGE = 100  # jobs in one answer of the list
 LOOKS = 3  # a new job may be missing from the first list
@@ -118,9 +119,7 @@ class CustomJobs:
             query = {**query, "pageToken": page["nextPageToken"]}
 
     def _create(self, parent: str, job: Mapping[str, Any]) -> str:
-        answer = self._api.call(
-            "POST", "aiplatform", f"/v1/{parent}/customJobs", "Vertex AI did not accept the job", body=job, tries=1
-        )
+        answer = self._api.call("POST", "aiplatform", f"/v1/{parent}/customJobs", FAILURE, body=job, tries=1)
         try:
             return str(answer.json["name"])
         except (LookupError, TypeError):
@@ -132,53 +131,58 @@ class CustomJobs:
         """Create the job through aiplatform.CustomJob, with exactly the fields of the plan."""
         import logging
 
-        from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+        from google.api_core.exceptions import GoogleAPICallError
         from google.auth import exceptions
-        from google.auth.credentials import AnonymousCredentials
-        from google.cloud import aiplatform
-        from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
 
-        planned = CustomJob.from_json(json.dumps(job))
-        _, project, _, region = parent.split("/")
-        endpoint = self._api.endpoint
-        if endpoint is not None:
-            credentials: Any = AnonymousCredentials()  # type: ignore[no-untyped-call]
-            aiplatform.init(
-                project=project, location=region, credentials=credentials, api_endpoint=endpoint, api_transport="rest"
-            )
-        else:
-            credentials = self._api.credentials()
-        output = planned.job_spec.base_output_directory.output_uri_prefix
-        created = aiplatform.CustomJob(
-            display_name=planned.display_name,
-            worker_pool_specs=list(planned.job_spec.worker_pool_specs),
-            base_output_dir=output,
-            staging_bucket="/".join(output.split("/")[:3]),
-            project=project,
-            location=region,
-            credentials=credentials,
-            labels=dict(planned.labels),
-            encryption_spec_key_name=planned.encryption_spec.kms_key_name or None,
-        )
-        CustomJobSpec.copy_from(created.job_spec, planned.job_spec)  # fields that the constructor has no argument for
+        credentials = None if self._api.endpoint else self._api.credentials()
         logger = logging.getLogger("google.cloud.aiplatform.jobs")  # it logs every step at INFO
         level = logger.level
         logger.setLevel(logging.WARNING)
         try:
+            created = self._sdk_job(parent, job, credentials)
             created.submit(create_request_timeout=CREATE_S)
+        except BackendError:
+            raise
         except GoogleAPICallError as error:
             answer = Answer(int(error.code or 500), {}, str(error.message).encode())
-            raise api_error(answer, "Vertex AI did not accept the job") from None
-        except exceptions.RefreshError as error:
-            message = f"Vertex AI did not accept the job: Google does not accept the credentials: {error}".split("\n")[
-                0
-            ][:300]
-            raise BackendError(message, "gcloud auth application-default login") from None
-        except (OSError, GoogleAPIError, exceptions.TransportError) as error:  # requests' errors are OSErrors
-            raise Unreachable(f"Vertex AI did not answer whether it accepts the job: {type(error).__name__}") from None
+            raise api_error(answer, FAILURE) from None
+        except (exceptions.RefreshError, exceptions.DefaultCredentialsError) as error:
+            raise credentials_error(error) from None
+        except Exception as error:  # while the job was sent: its answer is lost
+            text = f"{FAILURE}: it cannot be reached: {type(error).__name__}"
+            raise Unreachable(text, network_hint(str(error))) from None
         finally:
             logger.setLevel(level)
         return str(created.resource_name)
+
+    def _sdk_job(self, parent: str, job: Mapping[str, Any], credentials: Any) -> Any:
+        """Return the SDK's object of a job that was not sent; raises BackendError for what the SDK does not take."""
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import aiplatform
+        from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
+
+        _, project, _, region = parent.split("/")
+        place: dict[str, Any] = {"project": project, "location": region}
+        place["credentials"] = credentials or AnonymousCredentials()  # type: ignore[no-untyped-call]
+        try:
+            planned = CustomJob.from_json(json.dumps(job))
+            if self._api.endpoint is not None:
+                aiplatform.init(**place, api_endpoint=self._api.endpoint, api_transport="rest")
+            output = planned.job_spec.base_output_directory.output_uri_prefix
+            created = aiplatform.CustomJob(
+                display_name=planned.display_name,
+                worker_pool_specs=list(planned.job_spec.worker_pool_specs),
+                base_output_dir=output,
+                staging_bucket="/".join(output.split("/")[:3]),
+                labels=dict(planned.labels),
+                encryption_spec_key_name=planned.encryption_spec.kms_key_name or None,
+                **place,
+            )
+        except Exception as error:
+            text = f"the Vertex AI SDK refuses the job: {error}".partition("\n")[0][:400]
+            raise BackendError(text, "set options.vertex.client: rest to submit without the SDK") from None
+        CustomJobSpec.copy_from(created.job_spec, planned.job_spec)  # fields that the constructor has no argument for
+        return created
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
