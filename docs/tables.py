@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import contract
 import own_strategies
@@ -10,6 +12,14 @@ import published
 import resume
 import strategies
 import versions
+
+
+def credentials() -> list[str]:
+    """Return what is said in each case of docs/credentials.json (tests/backends/credentials.py)."""
+    rows = json.loads((Path(__file__).parent / "credentials.json").read_text("utf-8"))
+    lines = [" | ".join(row.values()).join(("| ", " |")) for row in rows]
+    return ["| case | message | what to do |", "| --- | --- | --- |", *lines]
+
 
 PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "The shared trainer: each strategy against one process": (
@@ -44,6 +54,11 @@ PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
         "38 trainings that were set aside: torchtitan (2024-08 to 2025-06), 14 rows of llm-foundry, Megatron-Bridge 25.11"
         " and NeMo 24.12. All are tuned programs, so most are faster than the forecast's middle.",
         published.table,
+    ),
+    "Credentials that cannot be used": (
+        "Each is a case against moto, a token server on loopback, or botocore's and google-auth's own files."
+        " `python -m tests.backends.credentials` repeats them.",
+        credentials,
     ),
     "Faults that the suite for backends finds": (
         "Each mutant is the reference backend (`tests/testing/reference.py`) with one fault. Each runs against the whole"

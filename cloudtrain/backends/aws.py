@@ -250,8 +250,7 @@ class Aws:
             OSError,
         )
         message = str(error).split("\n")[0]
-        local = isinstance(error, OSError) and error.filename is not None  # a file or a program of this machine
-        kind = AwsUnreachable if isinstance(error, no_answer) and not local else AwsError
+        kind = AwsUnreachable if isinstance(error, no_answer) else AwsError
         if isinstance(error, exceptions.EndpointConnectionError) and not self._calls.may_have_sent:
             kind = AwsNoService
         if kind is AwsError:
@@ -270,12 +269,12 @@ class Aws:
         return self._region_hint(error) or "check the network, proxies and the region"
 
     def _region_hint(self, error: Exception) -> str:
-        """Return the region that has nearly this name; "" where SageMaker has one of this name."""
+        """Return the regions that have nearly this name; "" where there is one of this name."""
         from botocore import exceptions
 
         if not isinstance(error, exceptions.EndpointConnectionError | exceptions.InvalidRegionError) or self.endpoint:
             return ""
-        near = get_close_matches(self.region, _regions(), 1)
+        near = get_close_matches(self.region, _regions(), 2)
         if self.region in _regions() or not near:
             return ""
         return (
@@ -292,12 +291,12 @@ class Aws:
 
 @cache
 def _regions() -> list[str]:
-    """Return the regions in which the SDK knows SageMaker; blocking."""
+    """Return the regions that the SDK knows; blocking."""
     from botocore.session import Session
 
     session = Session()
     parts = session.get_available_partitions()
-    return [name for part in parts for name in session.get_available_regions("sagemaker", part)]
+    return [name for part in parts for name in session.get_available_regions("ec2", part)]
 
 
 def _camel_case(operation: str) -> str:

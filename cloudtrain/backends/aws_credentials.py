@@ -99,7 +99,7 @@ class Credentials:
         if method == "env":
             return "the AWS credentials of the environment have expired", f"unset {_KEYS}, or export new ones"
         if method in ("shared-credentials-file", "config-file"):
-            return f"the AWS credentials of {self._name} have expired", self._command("aws configure")
+            return f"the credentials of {self._name} have expired", self._command("aws configure")
         if method == "login":
             return f"the login of {self._name} has expired", self._command("aws login")
         return "the AWS credentials have expired", self._command("aws sso login")
@@ -139,6 +139,9 @@ class Credentials:
             return f"there is no AWS profile {self._profile or text}", hint
         if {"InvalidConfigError", "ConfigParseError", "UnknownCredentialError", "InfiniteLoopConfigError"} & {*names}:
             return f"the AWS configuration cannot be used: {text}", f"correct ~/.aws/config, or change {self._option}"
+        if isinstance(error, OSError) and error.filename is not None:
+            what = f"a file or program that {self._name} needs cannot be used"
+            return f"{what}: {error.strerror}: {error.filename}", f"correct ~/.aws/config, or change {self._option}"
         return None
 
     @property

@@ -192,7 +192,7 @@ def network_hint(reason: str) -> str:
     """Return what to do where a server of a cloud was not reached."""
     if "certificate" in reason.lower():
         return "export SSL_CERT_FILE=FILE, with the certificates of the proxy or of your organisation"
-    if "tunnel" in reason.lower() or "proxy" in reason.lower():
+    if {"http", "https"} & {*urllib.request.getproxies()}:
         return "check the proxy's address: HTTPS_PROXY, or NO_PROXY for hosts that need none"
     return "check the network"
 

@@ -135,21 +135,20 @@ class CustomJobs:
         from google.auth import exceptions
 
         credentials = None if self._api.endpoint else self._api.credentials()
-        logger = logging.getLogger("google.cloud.aiplatform.jobs")  # it logs every step at INFO
+        created = self._sdk_job(parent, job, credentials)
+        logger = logging.getLogger("google.cloud.aiplatform.jobs")  # the SDK's own; it logs every step at INFO
         level = logger.level
         logger.setLevel(logging.WARNING)
         try:
-            created = self._sdk_job(parent, job, credentials)
             created.submit(create_request_timeout=CREATE_S)
-        except BackendError:
-            raise
         except GoogleAPICallError as error:
-            answer = Answer(int(error.code or 500), {}, str(error.message).encode())
+            said = re.sub(r"^POST \S+: ", "", str(error.message))  # its REST transport writes the address
+            answer = Answer(int(error.code or 500), {}, said.encode())
             raise api_error(answer, FAILURE) from None
         except (exceptions.RefreshError, exceptions.DefaultCredentialsError) as error:
             raise credentials_error(error) from None
         except Exception as error:  # while the job was sent: its answer is lost
-            text = f"{FAILURE}: it cannot be reached: {type(error).__name__}"
+            text = f"{FAILURE}: it cannot be reached: {type(error).__name__}: {error}".partition("\n")[0][:400]
             raise Unreachable(text, network_hint(str(error))) from None
         finally:
             logger.setLevel(level)

@@ -106,7 +106,14 @@ def test_a_name_that_another_job_has_is_not_adopted(bench: Bench) -> None:
 
 
 REFUSALS = {
-    "expired": ("CreateTrainingJob", 400, "ExpiredTokenException", "", "credentials have expired", "aws sso login"),
+    "expired": (
+        "CreateTrainingJob",
+        400,
+        "ExpiredTokenException",
+        "",
+        "credentials of the environment have expired",
+        "unset AWS_",
+    ),
     "unknown": ("PutObject", 403, "InvalidAccessKeyId", "", "does not accept the credentials", "AWS_PROFILE"),
     "denied": ("CreateTrainingJob", 400, "AccessDeniedException", "", "denies sagemaker:CreateTrainingJob", "needs"),
     "denied role": (
