@@ -44,6 +44,7 @@ _ON_PATH = {
         ("python_start", "sitecustomize"),
     )
 }
+_START = f"{RESERVED}/python_start.py"  # needed there alone
 _TRAINER = tuple(f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py"))
 MOST_SCRIPT = 1 << 20  # bytes of a shell script that are looked at
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
@@ -213,7 +214,8 @@ def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
     if not trainer:
         files = [file for file in files if not file[0].startswith(_TRAINER)]
     # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
-    return files + [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
+    on_path = [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
+    return [file for file in files if file[0] != _START] + on_path
 
 
 def _starts_trainer(source: Source) -> bool:
