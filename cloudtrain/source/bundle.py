@@ -44,8 +44,9 @@ _ON_PATH = {
         ("python_start", "sitecustomize"),
     )
 }
-_START = f"{RESERVED}/python_start.py"  # needed there alone
-_TRAINER = tuple(f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py"))
+_TRAINER = tuple(
+    f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py", "media.py")
+)
 MOST_SCRIPT = 1 << 20  # bytes of a shell script that are looked at
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
@@ -211,11 +212,11 @@ def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
         inner = os.path.relpath(at, folder)
         prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
         files += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
-    if not trainer:
-        files = [file for file in files if not file[0].startswith(_TRAINER)]
     # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
     on_path = [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
-    return [file for file in files if file[0] != _START] + on_path
+    if not trainer:
+        files = [file for file in files if not file[0].startswith(_TRAINER)]
+    return files + on_path
 
 
 def _starts_trainer(source: Source) -> bool:

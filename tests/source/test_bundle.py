@@ -94,7 +94,7 @@ def test_runtime_files_are_the_entrypoints_without_tests_and_the_runtime_twice()
         for name in ("runtime", "media", "script_checkpoints")
     }
     twice[".cloudtrain/path/cloudtrain_fence.py"] = ".cloudtrain/launcher/fence.py"
-    wanted = wanted - {".cloudtrain/python_start.py"} | {".cloudtrain/path/sitecustomize.py"}
+    twice[".cloudtrain/path/sitecustomize.py"] = ".cloudtrain/python_start.py"
     assert found.keys() == wanted | twice.keys()
     assert all(found[path] == found[first] for path, first in twice.items())
     assert ".cloudtrain/launch.py" in found
@@ -108,11 +108,14 @@ def test_the_shared_trainer_stays_here_where_no_job_needs_it(source, into):
 
     lean, without = runtime(trainer=False)
     whole, with_trainer = runtime()
-    programs = {".cloudtrain/train.py", ".cloudtrain/evaluate_model.py", ".cloudtrain/shipped.py"}
+    programs = {
+        ".cloudtrain/train.py",
+        ".cloudtrain/evaluate_model.py",
+        ".cloudtrain/shipped.py",
+        ".cloudtrain/media.py",
+    }
     assert whole - lean == programs | {name for name in whole if name.startswith(".cloudtrain/trainer/")}
-    assert (
-        len(whole - lean) > 60 and ".cloudtrain/launch.py" in lean and ".cloudtrain/path/cloudtrain_runtime.py" in lean
-    )
+    assert len(whole - lean) > 60 and ".cloudtrain/launch.py" in lean and ".cloudtrain/path/cloudtrain_media.py" in lean
     assert without.source_sha256 == with_trainer.source_sha256 and without.size_bytes < with_trainer.size_bytes / 2
     assert runtime(trainer=False)[1] == without
     (source / "go.sh").write_text("torchrun .cloudtrain/train.py --model m\n")
