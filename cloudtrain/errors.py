@@ -234,6 +234,10 @@ def first_request() -> Iterator[None]:
         raise NotReached(error.message, error.hint, waits=False) from error
 
 
+class LogDenied(BackendError):
+    """The account may not read an attempt's log; its status can be read all the same."""
+
+
 class NoCapacity(BackendError):
     """The platform has no such machines free, or a quota is used up; nothing was started.
 

@@ -31,6 +31,8 @@ TABLE = {
     ),
     "cloudtrain/backends/attached/": ("runs/test_attach_resume.py::test_the_older_attempt_is_harmless",),
     "cloudtrain/backends/kubernetes/": (
+        "backends/kubernetes/test_security.py::TestSimulated::"
+        "test_without_any_verb_of_the_role_a_run_ends_right_or_is_refused_before_it_is_created",
         "backends/kubernetes/test_jobset.py::TestJobSets::test_a_collective_over_two_nodes",
         "backends/kubernetes/test_jobset.py::TestJobSets::test_one_failing_node_ends_the_attempt",
     ),

@@ -86,8 +86,10 @@ class Refresher:
         self._without_answer = without_answer
         backend = self._store.find(self._run_id).backend
         if answer and answer.error:
-            what = "has not answered" if answer.unreachable else "has reported errors"
-            _say(f"{self._run_id}: {backend} {what} since {answer.since} ({answer.error}); retrying")
+            if answer.unreachable:
+                _say(f"{self._run_id}: {backend} has not answered since {answer.since} ({answer.error}); retrying")
+            else:
+                _say(f"{self._run_id}: {backend} reports an error since {answer.since}: {answer.error}")
         else:
             _say(f"{self._run_id}: {backend} answers again")
 

@@ -93,17 +93,14 @@ def test_the_role_is_what_a_cluster_is_asked(kind: str, tmp_path: Path, monkeypa
     assert role <= used | rare, role - used
 
 
-def test_what_options_add_to_the_role_is_what_doctor_asks_for():
-    from cloudtrain.backends.kubernetes import doctor
-
+def test_options_add_to_the_role():
     for options, wanted in (
-        ({}, (*doctor.REQUIRED_PERMISSIONS, *doctor.KIND_PERMISSIONS["job"])),
-        ({"kind": "jobset"}, (*doctor.REQUIRED_PERMISSIONS, *doctor.KIND_PERMISSIONS["jobset"])),
-        ({"volumes": [1]}, doctor.VOLUME_PERMISSIONS),
-        ({"network_policy": True}, doctor.POLICY_PERMISSIONS),
-        ({"queue": "q"}, (("list", "kueue.x-k8s.io", "workloads", ""),)),
+        ({"kind": "jobset"}, ("create", "jobset.x-k8s.io", "jobsets")),
+        ({"volumes": [1]}, ("get", "", "pods/proxy")),
+        ({"network_policy": True}, ("create", "networking.k8s.io", "networkpolicies")),
+        ({"queue": "q"}, ("list", "kueue.x-k8s.io", "workloads")),
     ):
-        assert {row[:3] for row in wanted} <= granted(options)
+        assert wanted in granted(options) and wanted not in granted({})
     plain = granted({})
     assert not {grant for grant in plain if grant[2] in ("pods/proxy", "networkpolicies", "workloads", "jobsets")}
     assert ("create", "", "pods") not in plain, "who may make pods passes an admission policy for Jobs by"

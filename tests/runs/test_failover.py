@@ -10,10 +10,10 @@ import pytest
 
 from cloudtrain.cli.view.follow import Begun, begin
 from cloudtrain.cli.view.options import Ending
-from cloudtrain.errors import Unreachable
+from cloudtrain.errors import LogDenied, Unreachable
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
-from tests.runs.fleet import NAMES, Fleet, submit
+from tests.runs.fleet import NAMES, Fleet, Site, submit
 
 
 @pytest.fixture
@@ -71,7 +71,13 @@ def test_a_second_round_begins_after_a_pause(fleet, source, home):
     assert fleet.live() == [f"{run.run_id}-a5"]
 
 
-def test_a_request_that_stays_pending_is_gone_before_the_next_is_sent(fleet, source, home):
+@pytest.mark.parametrize("may_read_log", [True, False])
+def test_a_request_that_stays_pending_is_gone_before_the_next_is_sent(fleet, source, home, monkeypatch, may_read_log):
+    def refuse(*_, **__):
+        raise LogDenied("your account may not get pods/log")
+
+    if not may_read_log:
+        monkeypatch.setattr(Site, "logs", refuse)
     run = submit(fleet, job_of(source), home)
     life = fleet.lives[f"{run.run_id}-a1"]
     life.starts_at, life.stops_s = float("inf"), 600

@@ -12,13 +12,13 @@ import pytest
 from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.clock import SYSTEM
-from cloudtrain.errors import BackendError, RunFailed
+from cloudtrain.errors import BackendError, LogDenied, RunFailed
 from cloudtrain.events import State
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import resume
 from cloudtrain.runs.sending.retry import capacity_pause_s
-from cloudtrain.runs.watching import notify
+from cloudtrain.runs.watching import last_contact, notify
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.clock import VirtualClock
@@ -175,6 +175,31 @@ def test_a_cancelled_run_is_so_before_the_metrics_of_a_long_log(submitter, job, 
 
     Watcher(run.store, run.run_id, lease=lease).look()
     assert (4000, "CANCELLED") in seen and len(run.metrics("loss")) == 7000
+
+
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED, State.PREEMPTED])
+def test_a_log_that_the_account_may_not_read_delays_no_state(submitter, job, clock, monkeypatch, state):
+    def refuse(*_, **__):
+        asked.append(clock.now())
+        raise LogDenied("the log cannot be read: your account may not get pods/log")
+        yield
+
+    asked, errors = [], []
+    monkeypatch.setattr(MemoryBackend, "logs", refuse)
+    run = submitter.submit(job)
+    looks = Watcher(run.store, run.run_id, complain=errors.append)
+    for _ in range(5):
+        looks.look()
+        clock.sleep(1)
+    assert run.record.status.state is State.RUNNING and len(asked) == len(errors) == 1
+    answer = last_contact.last(run.store.home, run.run_id, clock)
+    assert "may not get pods/log" in answer.error and not answer.unreachable
+    clock.sleep(watch_module.DENIED_S)
+    looks.look()
+    assert len(asked) == 2 and len(errors) == 1, "tried again, and said once"
+    MemoryBackend.finish(newest(run), state, 3 if state is State.FAILED else None)
+    looks.look()
+    assert run.record.status.state is state
 
 
 def test_an_attempt_that_another_follows_is_read_to_its_end_first(submitter, job, monkeypatch):

@@ -6,6 +6,7 @@ It uses the standard library only, because importing the Kubernetes SDK would sl
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import urllib.parse
@@ -177,6 +178,11 @@ class KubeApi:
         return "check the network, a VPN, and the context (options.kubernetes.context)"
 
 
+# https://github.com/kubernetes/apiserver, pkg/endpoints/handlers/responsewriters/errors.go (2026-11-29). Other refusals are of
+# admission: webhooks, policies, Pod Security, quotas, a namespace that is being deleted.
+_RBAC = re.compile(r'[^:]*forbidden: User ".*" cannot (?!impersonate)\S+ (resource|path) "')
+
+
 def _with_query(path: str, query: Mapping[str, str] | None) -> str:
     return f"{path}?{urllib.parse.urlencode(query)}" if query else path
 
@@ -192,7 +198,7 @@ def _describe_error(status: int, server_message: str, failure: str) -> tuple[str
         return f"{failure}: the kubeconfig has no credentials", "log in to the cluster, or choose another context"
     if "exceeded quota" in text:
         return f"{failure}: the namespace's quota does not allow it: {text}", "see: kubectl describe quota"
-    if status == 403:
+    if status == 403 and _RBAC.match(text):
         return (
             f"{failure}: permission denied: {text}",
             "`cloudtrain permissions -t TARGET` prints the role that you need",
@@ -204,6 +210,11 @@ def _describe_error(status: int, server_message: str, failure: str) -> tuple[str
         )
     if status == 404 and "namespaces" in text:
         return f"{failure}: {text}", "choose another one with options.kubernetes.namespace"
+    if "failed calling webhook" in text:
+        return (
+            f"{failure}: {text}",
+            "a webhook of the cluster does not answer: who administers it can mend or remove it",
+        )
     return f"{failure}: {text or 'no reason was given'} ({status})", "" if status < 500 else "try again"
 
 

@@ -6,44 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
+from cloudtrain.backends.kubernetes.permissions import find_missing, purposes
 from cloudtrain.backends.kubernetes.rules import parse_quantity, usage_of
 from cloudtrain.errors import CloudtrainError, Problem
 from cloudtrain.job.units import format_count
-
-REPEAT = "to repeat a submit that was cut off"
-# verb, API group, resource, purpose
-REQUIRED_PERMISSIONS = (
-    ("get", "batch", "jobs", "to read a job's state"),
-    ("create", "", "configmaps", "to upload the source"),
-    ("get", "", "configmaps", REPEAT),
-    ("list", "", "pods", "to read a job's state"),
-    ("get", "", "pods/log", "to read logs"),
-)
-KIND_PERMISSIONS = {
-    "job": (
-        ("create", "batch", "jobs", "to submit"),
-        ("patch", "batch", "jobs", "to start and cancel jobs"),
-        ("delete", "batch", "jobs", "to delete cancelled jobs, and for cloudtrain rm"),
-        ("create", "", "services", "for jobs on several nodes"),
-        ("get", "", "services", REPEAT),
-    ),
-    "jobset": (
-        ("create", "jobset.x-k8s.io", "jobsets", "to submit"),
-        ("patch", "jobset.x-k8s.io", "jobsets", "to start and cancel jobs"),
-        ("delete", "jobset.x-k8s.io", "jobsets", "to delete cancelled jobs, and for cloudtrain rm"),
-        ("get", "jobset.x-k8s.io", "jobsets", "to read a job's state"),
-    ),
-}
-POLICY_PERMISSIONS = (
-    ("create", "networking.k8s.io", "networkpolicies", "for network_policy"),
-    ("get", "networking.k8s.io", "networkpolicies", REPEAT),
-)
-VOLUME_PERMISSIONS = (
-    ("create", "", "pods", "to fetch results from a claim"),
-    ("get", "", "pods", "to fetch results from a claim"),
-    ("delete", "", "pods", "to fetch results from a claim"),
-    ("get", "", "pods/proxy", "to fetch results from a claim"),
-)
 
 QUEUE_API, JOBSET_API = "/apis/kueue.x-k8s.io", "/apis/jobset.x-k8s.io"
 
@@ -134,13 +100,15 @@ class KubeDoctor:
                 raise
             return {}
 
-    def _check_permissions(self) -> list[Problem]:
-        options = self._options
-        kind = str(options.get("kind") or "job")
-        permissions = [*KIND_PERMISSIONS[kind], *REQUIRED_PERMISSIONS]
-        permissions += POLICY_PERMISSIONS if options.get("network_policy") else ()
-        permissions += VOLUME_PERMISSIONS if options.get("volumes") else ()
-        return [problem for permission in permissions if (problem := self._check_permission(*permission))]
+    def _check_permissions(self) -> Iterator[Problem]:
+        needed, namespace = purposes(self._options), self._namespace
+        for permission in find_missing(self._api, namespace, needed):
+            verb, _, resource = permission
+            message = f"you have no permission to {verb} {resource} in {namespace}, which cloudtrain needs {needed[permission]}"
+            hint = (
+                f"kubectl auth can-i {verb} {resource} -n {namespace}; `cloudtrain permissions -t TARGET` prints a role"
+            )
+            yield Problem(message, "", hint)
 
     def capacity(self) -> str:
         """Return a sentence that counts the GPUs on the nodes that this target may use; raises BackendError."""
@@ -173,27 +141,3 @@ class KubeDoctor:
             if wanted not in values:
                 parts.append(f"no node has {label}={wanted}" + (f", but {' or '.join(values)}" if values else ""))
         return f" ({'; '.join(parts)})" if parts else ""
-
-    def _check_permission(self, verb: str, group: str, resource: str, purpose: str) -> Problem | None:
-        namespace = str(self._options["namespace"])
-        name, _, subresource = resource.partition("/")
-        attributes = {
-            "namespace": namespace,
-            "verb": verb,
-            "group": group,
-            "resource": name,
-            **({"subresource": subresource} if subresource else {}),
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = self._api.call("POST", path, "permissions cannot be checked", body=review)
-        if answer.json["status"].get("allowed"):
-            return None
-        hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; `cloudtrain permissions -t TARGET` prints a role"
-        return Problem(
-            f"you have no permission to {verb} {resource} in {namespace}, which cloudtrain needs {purpose}", "", hint
-        )

@@ -1,8 +1,9 @@
 """Create, find, inspect and cancel Kubernetes Jobs, and JobSets of one Job.
 
 The handle is <cluster>/<namespace>/<name>/<uid>, of a JobSet <cluster>/<namespace>/jobset:<name>/<uid>. submit creates
-the Job suspended, then the objects that it owns, and a patch starts it: four calls, each safe to repeat. cancel suspends
-the Job: its pods are deleted, its record stays. A Job is not reported as lost when the context points to another cluster.
+the Job suspended, then the objects that it owns, and a patch starts it: four calls, each safe to repeat, after one that
+asks for the account's permissions. cancel suspends the Job: its pods are deleted, its record stays. A Job is not reported
+as lost when the context points to another cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_
 from cloudtrain.backends.kubernetes.jobset import API, as_job, child_name, pods_owner
 from cloudtrain.backends.kubernetes.kueue import with_ends
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, QUEUE, RUN, STARTED
+from cloudtrain.backends.kubernetes.permissions import Permission, find_missing
 from cloudtrain.backends.kubernetes.request import UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
     condition,
@@ -73,6 +75,7 @@ class KubeJobs:
         namespace = request["namespace"]
         job_manifest, *owned_manifests = request["manifests"]
         with first_request():
+            self._check_permissions(namespace, request["manifests"])
             job = self._create(namespace, job_manifest)
         if not _is_same_job(job, job_manifest):
             name = job_manifest["metadata"]["name"]
@@ -92,6 +95,19 @@ class KubeJobs:
                 self._delete_refused_job(job)
                 raise
         return self.handle(job)
+
+    def _check_permissions(self, namespace: str, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse an attempt that the account may not create, start or read; raises BackendError before anything is sent."""
+        places = {manifest["kind"]: _place(manifest["kind"]) for manifest in manifests}
+        wanted = [Permission("create", *place) for place in places.values()]
+        verbs = ["get", "patch", *(["delete"] if QUEUE in (manifests[0]["metadata"].get("labels") or {}) else [])]
+        wanted += [Permission(verb, *_place(self.kind)) for verb in verbs]
+        if missing := find_missing(self._api, namespace, wanted):
+            names = ", ".join(f"{verb} {resource}" for verb, _, resource in missing)
+            raise BackendError(
+                f"your account may not {names} in the namespace {namespace}: nothing was created",
+                "`cloudtrain permissions -t TARGET` prints the role that you need",
+            )
 
     def _create_owned(
         self, namespace: str, uid: str, manifests: Sequence[Mapping[str, Any]], bundle_base64: str
@@ -202,6 +218,15 @@ class KubeJobs:
         pod_list = self._api.get(path, "the pods cannot be listed", query) or {}
         return pods_of(job, pod_list.get("items") or ())
 
+    def visible_pods(self, handle: str, job: Object) -> list[Object]:
+        """Return an attempt's pods, [] where the account may not list pods: its Job alone says the state then."""
+        try:
+            return self.pods(handle, job)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return []
+
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
         """Keep what a status was made of, for `known`."""
         kept = [{"metadata": pod["metadata"], "status": pod["status"]} for pod in pods]
@@ -221,7 +246,7 @@ class KubeJobs:
         job = self.job(handle)
         if job is None:
             return Status(State.LOST, None, f"the Job {'/'.join(parse_handle(handle)[1:3])} no longer exists")
-        pods = self.pods(handle, job)
+        pods = self.visible_pods(handle, job)
         self.remember(handle, job, pods)
         status = status_of(job, pods)
         if status.state is not State.STARTING:
@@ -257,7 +282,7 @@ class KubeJobs:
             return
         failure = "the Job cannot be cancelled"
         noted = get_annotations(job).get(CANCELLED)
-        started = first_start(self.pods(handle, job)) or "" if noted is None else noted  # the pods will be gone
+        started = first_start(self.visible_pods(handle, job)) or "" if noted is None else noted  # the pods will be gone
         change = {"metadata": {"annotations": {CANCELLED: started}}, "spec": {"suspend": True}}
         self._patch(parse_handle(handle).path, change, failure, (404,))
         if QUEUE in (job["metadata"].get("labels") or {}):  # Kueue would admit it again
@@ -275,6 +300,12 @@ class KubeJobs:
         parsed = parse_handle(handle)
         body = {"propagationPolicy": "Background", "preconditions": {"uid": parsed.uid}}
         self._api.call("DELETE", parsed.path, failure, body=body, accept=(404, 409))
+
+
+def _place(kind: str) -> tuple[str, str]:
+    """Return API group and plural of a kind."""
+    parts = PATHS[kind].split("/")
+    return parts[2] if parts[1] == "apis" else "", parts[-1]
 
 
 def pods_of(job: Object, pods: Iterable[Object]) -> list[Object]:

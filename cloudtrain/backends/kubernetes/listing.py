@@ -74,7 +74,12 @@ class KubeList:
             for jobset in self._list(PATHS["JobSet"].format(namespace), "the JobSets cannot be listed", query):
                 children = (job for job in jobs if is_owned_by(job, jobset["metadata"]["uid"]))
                 jobs.append(as_job(jobset, next(children, None)))
-        pods = list(self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query))
+        pods: list[Object] = []
+        try:
+            pods += self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query)
+        except KubeError as error:
+            if error.status != 403:  # else the Jobs alone say the states
+                raise
         found: dict[str, Status] = {}
         waiting: dict[str, tuple[Object, list[Object]]] = {}  # handle -> a Job and its pods, some of which wait
         silent: set[str] = set()  # uids of objects whose newest event is the reason

@@ -16,7 +16,7 @@ from cloudtrain.backends.kubernetes.names import CONTAINER, OUTPUT, UNPACK
 from cloudtrain.backends.kubernetes.status import container_state, creation_order, get_annotations, node_rank, status_of
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.backends.store.open import Clients
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, LogDenied
 from cloudtrain.events import LogLine
 
 Object = dict[str, Any]
@@ -41,11 +41,13 @@ class KubeLogs:
             if job is None:
                 return
             merger = merger or LogMerger(int(job["spec"]["completions"]), after)
-            pods = known[1] if known else self._jobs.pods(handle, job)
+            with _denied("list pods"):
+                pods = known[1] if known else self._jobs.pods(handle, job)
             final = status_of(job, pods).state.final  # checked before reading: a final job prints nothing more
             for node in merger.nodes:
                 node_pods = [pod for pod in pods if node_rank(pod) == node.node]
-                yield from self._read_node(job, node, node_pods, merger, final)
+                with _denied("get pods/log"):
+                    yield from self._read_node(job, node, node_pods, merger, final)
             if final or not follow:
                 return
             self._api.clock.sleep(self._pause_s)
@@ -162,6 +164,17 @@ class KubeLogs:
                 texts = {str(path.relative_to(temporary)): path.read_text(errors="replace") for path in files}
                 self._volume_logs[uid] = texts
         return self._volume_logs[uid]
+
+
+@contextlib.contextmanager
+def _denied(permission: str) -> Iterator[None]:
+    """Raise LogDenied where the account lacks a permission."""
+    try:
+        yield
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        raise LogDenied(f"the log cannot be read: your account may not {permission}", error.hint) from None
 
 
 def _may_have_output(pod: Object) -> bool:

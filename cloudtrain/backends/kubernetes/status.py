@@ -33,7 +33,8 @@ def status_of(job: Object, pods: Sequence[Object]) -> Status:
     if (noted := get_annotations(job).get(CANCELLED)) is not None:
         started = started if noted == "yes" else noted or None  # version 0.1 wrote "yes"
         suspended = condition(job, "Suspended")
-        if end_condition or (suspended and not any(is_live(pod) for pod in pods)):
+        live = any(is_live(pod) for pod in pods) or job["status"].get("active") or job["status"].get("terminating")
+        if end_condition or (suspended and not live):
             at = ended or (suspended or {}).get("lastTransitionTime")
             return Status(State.CANCELLED, EXIT_RESUMABLE, "cancelled", started, at)
         return Status(State.STOPPING, None, "", started)
@@ -47,6 +48,8 @@ def status_of(job: Object, pods: Sequence[Object]) -> Status:
     running = [pod for pod in newest_pods.values() if container_state(pod).get("startedAt") and not has_failed(pod)]
     if len(running) == job["spec"]["completions"]:
         return Status(State.RUNNING, None, "", started)
+    if not pods and job["status"].get("ready") == job["spec"]["completions"]:  # the account may not list pods
+        return Status(State.RUNNING, None, "", job["status"].get("startTime"))
     return Status(State.STARTING, None, waiting_reason(job, pods), started)
 
 

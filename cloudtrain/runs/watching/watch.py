@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cloudtrain import events
 from cloudtrain.backends.api import Backend
-from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, LogDenied, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
@@ -31,6 +31,7 @@ from cloudtrain.runs.watching.spool import Spool
 
 LEASE_S = 30.0
 REST_S = 1.0  # how long a state waits for the log: of a live run it is asked again, an end is stored before the rest
+DENIED_S = 60.0  # after it a log that the account may not read is tried again
 NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
 
 
@@ -76,6 +77,7 @@ class Watcher(AttemptEnds):
         self._noted_at = -NOTED_S
         self._log_is_complete = False
         self.log_was_read = False  # though the platform has not said the status
+        self._log_denied: tuple[float, LogDenied] | None = None  # when, and the error
 
     def run(self, until: Callable[[], bool] = lambda: False, *, hold: bool = False) -> Status | None:
         """Watch until the run is final or `until` returns true, and return its status; blocking.
@@ -184,7 +186,8 @@ class Watcher(AttemptEnds):
             self.pace(attempt, backend).asked()
         moved = self.step(run, attempt, backend, status)
         if self.store.clock.monotonic() - self._noted_at > NOTED_S:
-            last_contact.note(self.store.home, self.run_id, backend, clock=self.store.clock)
+            denied = self._log_denied[1] if self._log_denied else None
+            last_contact.note(self.store.home, self.run_id, backend, denied, self.store.clock)
             self._noted_at = self.store.clock.monotonic()
         return moved
 
@@ -249,6 +252,9 @@ class Watcher(AttemptEnds):
     def _read_log(self, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> None:
         pace, began = self.pace(attempt, backend), self.store.clock.monotonic()
         ended = status is not None and status.state.final
+        if self._log_denied and began - self._log_denied[0] < DENIED_S and not ended:
+            pace.read()
+            return
 
         is_long = False
 
@@ -257,8 +263,14 @@ class Watcher(AttemptEnds):
             is_long = self.store.clock.monotonic() - began >= REST_S
             return not is_long
 
-        if self.collector.read_log(self.store, attempt, backend, ended=ended, go_on=go_on):
-            pace.expect_change()
+        try:
+            if self.collector.read_log(self.store, attempt, backend, ended=ended, go_on=go_on):
+                pace.expect_change()
+            self._log_denied = None
+        except LogDenied as error:  # the platform's state counts without it
+            if not self._log_denied:
+                self._complain(error)
+            self._log_denied = self.store.clock.monotonic(), error
         if is_long and status and ended:
             attempt = self.store.attempts(self.run_id)[-1]
             self.store_end(attempt, status, backend)

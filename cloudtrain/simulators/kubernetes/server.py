@@ -89,6 +89,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             ]
         pod = r"/api/v1/namespaces/([^/]+)/pods/([^/]+)"
         review = r"/apis/authorization\.k8s\.io/v1/selfsubjectaccessreviews"
+        rules = r"/apis/authorization\.k8s\.io/v1/selfsubjectrulesreviews"
         return [
             ("GET", rf"{pod}/log", self._authenticated(self.pods.log)),
             ("GET", rf"{pod}/exec", self._authenticated(self.pods.exec)),
@@ -96,6 +97,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             ("GET", rf"{pod}:(\d+)/proxy/(.*)", self._authenticated(self.pods.proxy)),
             ("POST", rf"{pod}/eviction", self._authenticated(self.pods.evict)),
             ("POST", review, self._authenticated(self._review)),
+            ("POST", rules, self._authenticated(self._review_rules)),
             (
                 "GET",
                 "/version",
@@ -152,6 +154,16 @@ class Cluster(AbstractContextManager["Cluster"]):
         allowed = (str(attributes.get("verb")), plural) not in self.resources.denied
         about = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
         return Response({**about, "spec": review["spec"], "status": {"allowed": allowed}}, 201)
+
+    def _review_rules(self, request: Request) -> Response:
+        plurals = [*KINDS, "events", "workloads", "pods/log", "pods/proxy", "pods/exec", "pods/portforward"]
+        verbs = ("create", "delete", "get", "list", "patch", "watch")
+        denied = self.resources.denied
+        allowed = {name: [verb for verb in verbs if (verb, name) not in denied] for name in dict.fromkeys(plurals)}
+        rules = [{"apiGroups": ["*"], "resources": [name], "verbs": allowed[name]} for name in allowed]
+        about = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "metadata": {}}
+        status = {"resourceRules": rules, "nonResourceRules": [], "incomplete": False}
+        return Response({**about, "spec": request.json["spec"], "status": status}, 201)
 
 
 def discovery() -> dict[str, Object]:

@@ -15,8 +15,9 @@ import yaml
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.backends.kubernetes.client import KubeError
+from cloudtrain.backends.kubernetes.permissions import build_role
 from cloudtrain.backends.plan import Plan
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, LogDenied, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -27,18 +28,35 @@ SMALL = {"cpus": 1, "memory": "512MiB"}
 PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 
 
-def documented_rules(without: str) -> list[dict[str, Any]]:
-    """Return the rules of the page's Role, but for one resource."""
+# What the Role of a plain job has, and what a submit needs of it
+PERMISSIONS = sorted((each["resources"][0], verb) for each in build_role({})[0]["rules"] for verb in each["verbs"])
+NEEDED = {("jobs", "create"), ("jobs", "get"), ("jobs", "patch"), ("services", "create"), ("configmaps", "create")}
+
+
+def documented_rules(without: str, verb: str = "") -> list[dict[str, Any]]:
+    """Return the rules of the page's Role, but for one resource, or for one verb of it."""
     role = yaml.safe_load(PAGE.read_text().partition("```yaml\n")[2].partition("```")[0])
     assert role["kind"] == "Role" and any(without in rule["resources"] for rule in role["rules"])
-    return [rule for rule in role["rules"] if without not in rule["resources"]]
+    rules = [{**rule, "resources": [name]} for rule in role["rules"] for name in rule["resources"]]
+    for rule in rules:
+        if rule["resources"] == [without]:
+            rule["verbs"] = [each for each in rule["verbs"] if verb and each != verb]
+    return [rule for rule in rules if rule["verbs"]]
 
 
 class LockedDown:
     """Inherit it, and give the options of the backend without a namespace, and the accounts of a limited user."""
 
-    def create_user(self, space: str, without: str) -> str:
-        """Return the kubeconfig of a user who has the page's Role, but not its rule for the resource `without`."""
+    def create_user(self, space: str, without: str, verb: str = "") -> str:
+        """Return the kubeconfig of a user who has the page's Role, but not what it has for the resource `without`.
+
+        Args:
+            verb: what alone is left out of it, "" for all.
+        """
+        raise AssertionError("of each cluster")
+
+    def list_jobs(self, space: str) -> list[Any]:
+        """Return the Jobs there, as an administrator sees them."""
         raise AssertionError("of each cluster")
 
     def end_token(self, space: str) -> AbstractContextManager[None]:
@@ -147,9 +165,35 @@ class LockedDown:
         problems = [problem.message for problem in backend.check()]
         assert len(problems) == 1 and "no permission to get pods/log" in problems[0], problems
         wait_for(lambda: backend.status(handle).state is State.SUCCEEDED, "its end", 200)
-        with pytest.raises(BackendError, match="permission denied"):
+        with pytest.raises(LogDenied, match="your account may not get pods/log"):
             list(backend.logs(handle))
         backend.remove(handle)
+
+    @pytest.mark.parametrize(("resource", "verb"), PERMISSIONS)
+    def test_without_any_verb_of_the_role_a_run_ends_right_or_is_refused_before_it_is_created(
+        self, space: str, resource: str, verb: str
+    ) -> None:
+        user = {"security": "restricted", "kubeconfig": self.create_user(space, resource, verb)}
+        script = (
+            "import sys, time; print('here', flush=True); time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+        )
+        if (resource, verb) in NEEDED:
+            refusal = f"your account may not {verb} {resource} in the namespace {space}: nothing was created"
+            with pytest.raises(BackendError, match=refusal):
+                self.submit(script, user, num_nodes=2, args=["0", "0"])
+            assert self.list_jobs(space) == []
+            return
+        backend, handle = self.submit(script, user, num_nodes=2, args=["0", "0"])
+        status = wait_for(lambda: s if (s := backend.status(handle)).state.final else None, "its end", 200)
+        assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
+        assert {each.state for each in backend.statuses([handle]).values()} <= {State.SUCCEEDED}
+        _, failing = self.submit(script, user, args=["0", "3"])
+        status = wait_for(lambda: s if (s := backend.status(failing)).state.final else None, "its end", 200)
+        assert (status.state, status.exit_code) == (State.FAILED, 3)
+        _, long = self.submit(script, user, args=["900", "0"])
+        wait_for(lambda: backend.status(long).state is State.RUNNING, "its start", 200)
+        backend.cancel(long)
+        wait_for(lambda: backend.status(long).state is State.CANCELLED, "its end", 200)
 
     def test_a_submit_that_was_cut_off_is_repeated_with_the_permissions_of_the_page(
         self, space: str, monkeypatch: pytest.MonkeyPatch

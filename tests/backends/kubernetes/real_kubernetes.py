@@ -119,7 +119,10 @@ class TestLockedDown(LockedDown):
     def options(self) -> dict[str, Any]:
         return {name: value for name, value in options().items() if name not in ("namespace", "volumes", "ttl")}
 
-    def create_user(self, space: str, without: str) -> str:
+    def list_jobs(self, space: str) -> list[Any]:
+        return list(self._api.get(f"/apis/batch/v1/namespaces/{space}/jobs", "Jobs")["items"])
+
+    def create_user(self, space: str, without: str, verb: str = "") -> str:
         """A service account with the page's Role, and a token of it."""
         group, named = "rbac.authorization.k8s.io", {"metadata": {"name": USER, "namespace": space}}
         core, roles = f"/api/v1/namespaces/{space}/serviceaccounts", f"/apis/{group}/v1/namespaces/{space}"
@@ -131,20 +134,17 @@ class TestLockedDown(LockedDown):
             "spec": {"expirationSeconds": 3600},
         }
         self._create(core, {"apiVersion": "v1", "kind": "ServiceAccount", **named})
-        rules = documented_rules(without)
+        rules = documented_rules(without, verb)
         self._create(f"{roles}/roles", {"apiVersion": f"{group}/v1", "kind": "Role", **named, "rules": rules})
         binding = {"apiVersion": f"{group}/v1", "kind": "RoleBinding", **named}
         self._create(f"{roles}/rolebindings", {**binding, "roleRef": role, "subjects": [subject]})
         token = self._create(f"{core}/{USER}/token", request)["status"]["token"]
         access, name = self._api.access, {"name": USER}
-        cluster = dict(access.cluster)
-        if path := cluster.get("certificate-authority"):
-            cluster["certificate-authority"] = str((access.folder / path).absolute())
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": USER,
-            "clusters": [{**name, "cluster": cluster}],
+            "clusters": [{**name, "cluster": dict(access.cluster)}],
             "users": [{**name, "user": {"token": token}}],
             "contexts": [{**name, "context": {"cluster": USER, "user": USER}}],
         }

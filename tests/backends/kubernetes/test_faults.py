@@ -72,13 +72,14 @@ def said(backend: KubernetesBackend, handle: str) -> list[str]:
 # -- the plan is what is sent, once -----------------------------------------------------------------------------------
 
 
-def test_a_server_receives_what_the_plan_printed_in_four_calls(place: Ground):
+def test_a_server_receives_what_the_plan_printed_in_four_calls_after_one_for_permissions(place: Ground):
     backend, plan, bundle = planned(place, "print(1)", num_nodes=2)
     plan = Plan.from_json(plan.to_json())
     handle = backend.submit(plan, bundle)
     seen = list(place.cluster.server.requests)
+    assert seen.pop(0) == ("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews")
     assert [method for method, _ in seen] == ["POST", "POST", "POST", "PATCH"]
-    bodies = [json.loads(body) for _, _, body in place.cluster.server.request_bodies]
+    bodies = [json.loads(body) for _, _, body in place.cluster.server.request_bodies][1:]
     uid = handle.rpartition("/")[2]
     packed = bodies[2]["binaryData"]["source.tar.gz"]
     known = {request.UID: uid, request.BYTES: packed}

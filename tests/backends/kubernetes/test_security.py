@@ -26,13 +26,16 @@ class TestSimulated(LockedDown):
         with Cluster(tmp_path / "cluster") as self.cluster:
             yield {"kubeconfig": str(self.cluster.kubeconfig), "image": "any:1", "poll_s": 0.1}
 
-    def create_user(self, space: str, without: str) -> str:
-        rules = documented_rules(without)
+    def create_user(self, space: str, without: str, verb: str = "") -> str:
+        rules = documented_rules(without, verb)
         allowed = {(verb, name) for rule in rules for verb in rule["verbs"] for name in rule["resources"]}
         resources = {*(name for _, name in allowed), without, "secrets"}
         verbs = ("create", "delete", "get", "list", "patch")
         self.cluster.resources.denied = {(verb, name) for verb in verbs for name in resources} - allowed
         return str(self.cluster.kubeconfig)
+
+    def list_jobs(self, space: str) -> list[Any]:
+        return self.cluster.objects.all("jobs", space)
 
     @contextmanager
     def end_token(self, space: str) -> Iterator[None]:
