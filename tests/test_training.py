@@ -406,7 +406,7 @@ REFUSED = {
     "no pickle": (
         locked(),
         [(torch.ones(1), torch.ones(1))],
-        "the attribute lock of model .Linear. cannot be pickled: TypeError: cannot pickle a lock",
+        "the attribute lock of model cannot be sent: TypeError: cannot pickle a lock",
     ),
 }
 

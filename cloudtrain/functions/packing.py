@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -34,16 +35,17 @@ from cloudtrain.source.secrets import search
 FOLDER = CALL.rpartition("/")[0]
 IN_COMMAND = 8192  # bytes of pickled arguments that are in the command line; more are a file of the bundle
 MOST_SEARCHED = 1 << 20  # bytes of a pickle whose texts are searched for credentials
+_MOST_ITEMS = 1000  # of a list or mapping, where a refusal looks for what cannot travel
 _DEPTH = 4  # of objects in objects, where a refusal looks for the name of what cannot travel
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _HINTS: Mapping[tuple[type, ...], tuple[str, str]] = {  # what has no meaning on another machine -> what to do instead
-    _FILES: ("an open file", "open it inside the function"),
-    (socket.socket,): ("a socket", "connect inside the function"),
+    _FILES: ("an open file", "open it on the node, inside the function that uses it"),
+    (socket.socket,): ("a socket", "connect on the node, inside the function that uses it"),
     (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore, threading.Event): (
         "a lock",
-        "create it inside the function",
+        "create it on the node, inside the function that uses it",
     ),
-    (GeneratorType,): ("a generator", "pass a list, or create it inside the function"),
+    (GeneratorType,): ("a generator", "pass a list, or create it inside the function that uses it"),
 }
 
 
@@ -153,10 +155,22 @@ def _dumps(where: str, obj: Any, function: Callable[..., Any] | None = None) -> 
         _pickler(stream).dump(obj)
     except Exception as error:  # whatever an object's own __reduce__ raises
         parts = {obj.__name__: obj} if isinstance(obj, FunctionType) else named_arguments(function, *obj)
-        name, value = culprit(parts)
-        reason, hint = _reason(value, error)
-        raise BadRequest(f"{name}{where} cannot be sent: {reason}", hint) from error
+        raise refusal(parts, error, _fails, where) from error
     return stream.getvalue()
+
+
+def refusal(parts: Mapping[str, Any], error: Exception, fails: Callable[[Any], bool], where: str = "") -> BadRequest:
+    """Return the error for parts that cannot be pickled, with the name of the variable or attribute that cannot.
+
+    Args:
+        parts: what was pickled, by name.
+        error: what the pickler raised.
+        fails: whether an object cannot be pickled.
+        where: what follows the name.
+    """
+    name, value = culprit(parts, fails)
+    reason, hint = _reason(value, error)
+    return BadRequest(f"{name or 'what is sent'}{where} cannot be sent: {reason}", hint)
 
 
 def named_arguments(
@@ -171,17 +185,14 @@ def named_arguments(
     }
 
 
-def culprit(parts: Mapping[str, Any], depth: int = _DEPTH) -> tuple[str, Any]:
+def culprit(parts: Mapping[str, Any], fails: Callable[[Any], bool], depth: int = _DEPTH) -> tuple[str, Any]:
     """Return the name of the part that cannot be pickled, down to the variable or attribute that holds it, and its value."""
     for name, part in parts.items():
-        if not _fails(part):
+        if not fails(part):
             continue
-        inner = _inside(part)
-        if depth and any(map(_fails, inner.values())):
-            found, value = culprit(inner, depth - 1)
-            return f"{found} of {name}", value
-        return name, part
-    return "the function", None
+        found, value = culprit(_inside(part), fails, depth - 1) if depth else ("", None)
+        return (f"{found} of {name}", value) if found else (name, part)
+    return "", None
 
 
 def _inside(part: Any) -> dict[str, Any]:
@@ -190,9 +201,9 @@ def _inside(part: Any) -> dict[str, Any]:
     if isinstance(function, FunctionType):
         return {f"the variable {name}": value for name, value in _captured(function) if value is not part}
     if isinstance(part, Mapping):
-        return {f"the item {key!r}": value for key, value in part.items()}
+        return {f"the item {key!r}": value for key, value in islice(part.items(), _MOST_ITEMS)}
     if isinstance(part, list | tuple):
-        return {f"the item {at}": value for at, value in enumerate(part)}
+        return {f"the item {at}": value for at, value in enumerate(part[:_MOST_ITEMS])}
     return {f"the attribute {name}": value for name, value in getattr(part, "__dict__", {}).items()}
 
 
@@ -218,7 +229,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _fails(part: Any) -> bool:
     try:
-        _pickler(_Nowhere()).dump(part)
+        _pickler(Nowhere()).dump(part)
     except Exception:
         return True
     return False
@@ -230,7 +241,7 @@ def _reason(value: Any, error: Exception) -> tuple[str, str]:
             return f"it is {what}", hint
     if _is_on_gpu(value):
         return f"it is a tensor on {value.device}, and the node may have no such device", "pass tensor.cpu()"
-    return f"{type(error).__name__}: {error}", "create it inside the function"
+    return f"{type(error).__name__}: {error}", "create it on the node, inside the function that uses it"
 
 
 def _is_on_gpu(obj: Any) -> bool:
@@ -238,13 +249,17 @@ def _is_on_gpu(obj: Any) -> bool:
     return torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta")
 
 
+def is_file(obj: Any) -> bool:
+    """Return whether an object is an open file; cloudpickle would send the content of a text file."""
+    return isinstance(obj, _FILES) and obj not in (sys.stdout, sys.stderr)
+
+
 def _pickler(stream: Any) -> Any:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            is_file = isinstance(obj, _FILES) and obj not in (sys.stdout, sys.stderr)
-            if is_file or _is_on_gpu(obj):  # cloudpickle would send a text file's content
+            if is_file(obj) or _is_on_gpu(obj):
                 raise pickle.PicklingError(f"a {type(obj).__name__}")
             return super().reducer_override(obj)
 
@@ -257,7 +272,9 @@ def _texts(data: bytes) -> bytes:
     return "\n".join(texts).encode("utf-8", "surrogatepass")
 
 
-class _Nowhere:
+class Nowhere:
+    """A file that keeps nothing."""
+
     def write(self, piece: Any) -> int:
         return memoryview(piece).nbytes
 

@@ -6,7 +6,6 @@ A reference is a name and its arguments, a method of `Files` in entrypoints/trai
 
 from __future__ import annotations
 
-import io
 import pickle
 import shutil
 import sys
@@ -19,11 +18,10 @@ import cloudpickle
 import numpy
 from numpy.lib.array_utils import byte_bounds
 
-from cloudtrain.errors import BadRequest
+from cloudtrain.functions.packing import is_file
 from cloudtrain.training.array_file import ArrayFile, bytes_of
 
 SMALL = 1024  # bytes; what has fewer is in the pickle
-_FILES = io.TextIOWrapper | io.BufferedReader | io.BufferedWriter | io.BufferedRandom | io.FileIO
 
 
 class BesideFiles:
@@ -102,11 +100,8 @@ class PartsPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
         if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(4)  # type: ignore[no-untyped-call]
-        if isinstance(obj, _FILES):
-            raise BadRequest(
-                f"an open file ({obj.name}) cannot be sent to the nodes",
-                "open it where it is read: in __getitem__, __iter__ or the function itself",
-            )
+        if is_file(obj):
+            raise pickle.PicklingError(f"an open file ({obj.name})")
         return super().reducer_override(obj)
 
     def _tensor(self, obj: Any) -> Any:

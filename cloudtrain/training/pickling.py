@@ -8,18 +8,13 @@ anything else are files too, which a rank maps (parts_pickler.py).
 from __future__ import annotations
 
 import errno
-import os
-import site
-import sys
-import sysconfig
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 from cloudtrain.errors import BadRequest
-from cloudtrain.source.node_code import PACKAGE, module
+from cloudtrain.functions import packing
+from cloudtrain.source.node_code import module
 
 MAX_WITH_LISTS = 1 << 24  # bytes of a pickle that has lists of samples; of a larger one each sample is read by itself
 DATA = ("data", "eval_data")
@@ -61,7 +56,7 @@ def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> i
     path, whole = folder / "parts.pkl", _pickled_parameters(parts.get("model"), stored)
     lists = {key: each for name in DATA for key, each in lists_of_samples(parts.get(name)).items()}
     limit = MAX_WITH_LISTS + sum(whole.values()) if lists else None
-    with _own_modules_by_value():
+    with packing.by_value():
         while True:
             files = BesideFiles(folder, stored, frozenset(whole), lists if limit is None else {})
             try:
@@ -76,9 +71,8 @@ def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> i
             except Exception as error:  # whatever an object's own __reduce__ raises
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                reason = f"{type(error).__name__}: {error}"
                 files.discard()
-                raise BadRequest(f"{_culprit(parts, folder, stored)} cannot be pickled: {reason}") from error
+                raise _refusal(parts, error, folder, stored) from error
             files.discard()
 
 
@@ -92,30 +86,21 @@ def _pickled_parameters(model: Any, stored: Mapping[str, Any]) -> dict[int, int]
     return {each.untyped_storage().data_ptr(): each.nbytes for each in own}
 
 
-def _culprit(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> str:
-    """Return which part cannot be pickled, and which attribute of it."""
+def _refusal(parts: Mapping[str, Any], error: Exception, folder: Path, stored: Mapping[str, Any]) -> BadRequest:
+    """Return the error for parts that cannot be pickled."""
     from cloudtrain.training.parts_pickler import BesideFiles, PartsPickler
 
     def fails(obj: Any) -> bool:
         files = BesideFiles(folder, stored, frozenset(), {})
         try:
-            PartsPickler(_Nowhere(), files).dump(obj)
+            PartsPickler(packing.Nowhere(), files).dump(obj)
         except Exception:
             return True
         finally:
             files.discard()
         return False
 
-    for name, part in parts.items():
-        if fails(part):
-            attributes = [key for key, value in getattr(part, "__dict__", {}).items() if fails(value)]
-            return f"{f'the attribute {attributes[0]} of ' if attributes else ''}{name} ({type(part).__name__})"
-    return "model or data"
-
-
-class _Nowhere:
-    def write(self, piece: Any) -> int:
-        return memoryview(piece).nbytes
+    return packing.refusal(parts, error, fails)
 
 
 class _TooLarge(Exception):
@@ -134,44 +119,3 @@ class _Bounded:
             if self.left < 0:
                 raise _TooLarge
         return self.stream.write(piece)
-
-
-@contextmanager
-def _own_modules_by_value() -> Iterator[None]:
-    """Let classes of the user's own modules be pickled whole: the nodes have what is installed, and no more."""
-    import cloudpickle
-
-    installed = _installed()
-    before = cloudpickle.list_registry_pickle_by_value()
-    mine = [
-        found
-        for name, found in list(sys.modules.items())
-        if name not in before
-        and _is_own(name, found)
-        and not os.path.realpath(str(found.__file__)).startswith(installed)
-    ]
-    for each in mine:
-        cloudpickle.register_pickle_by_value(each)
-    try:
-        yield
-    finally:
-        for each in mine:
-            cloudpickle.unregister_pickle_by_value(each)
-
-
-def _is_own(name: str, module: Any) -> bool:
-    """Return whether a module is a file's, and not ours; the script itself is pickled by value anyhow."""
-    return (
-        isinstance(module, ModuleType)
-        and bool(getattr(module, "__file__", None))
-        and module.__name__ == name
-        and name != "__main__"
-        and name.partition(".")[0] not in ("cloudtrain", PACKAGE)
-    )
-
-
-def _installed() -> tuple[str, ...]:
-    """Return the folders of what is installed, and of Python itself."""
-    paths = {path for name, path in sysconfig.get_paths().items() if name.endswith("lib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return tuple(os.path.realpath(path) + os.sep for path in paths)
