@@ -18,6 +18,7 @@ BOUND_S = 280
 # folder -> what its output shows when it has done what it is for
 SHOWN = {
     "own-script": r"trained by 2 processes",
+    "function": r"'rank': 1, 'weight': 2\.998}(.|\n)*best: 0\.3",
     "sbatch": r"step=3 mean=0\.50",
     "train_distributed": r"'nodes_used': 3, .*'status': 'distributed_trained'(.|\n)*accuracy 0\.9",
     "classification": r"held-out loss .* accuracy (1\.000|0\.9)",
