@@ -277,9 +277,8 @@ class Aws:
         near = get_close_matches(self.region, _regions(), 2)
         if self.region in _regions() or not near:
             return ""
-        return (
-            f"there is no region {self.region}; did you mean {near[0]}? change {self._option('region')} or AWS_REGION"
-        )
+        meant = f"there is no region {self.region}; did you mean {' or '.join(near)}?"
+        return f"{meant} change {self._option('region')} or AWS_REGION"
 
     @property
     def _family(self) -> str:

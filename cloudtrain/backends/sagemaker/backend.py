@@ -42,7 +42,6 @@ from cloudtrain.backends.sagemaker import (
     status,
     submission,
     types,
-    upload,
 )
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending, first_request
@@ -157,7 +156,7 @@ class SagemakerBackend(Backend):
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         with before_sending():
             self._check_account()
-            upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
+            submission.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
         with first_request():
             if self._options.get("queue"):

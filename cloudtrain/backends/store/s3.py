@@ -83,6 +83,7 @@ class S3(Objects):
     def write(self, name: str, data: bytes | Path) -> None:
         """Write bytes or a file, in parts where it is large; an object of that name is replaced."""
         if isinstance(data, Path):
+            data.open("rb").close()  # raises OSError, which AWS's calls do not
             self._call("upload_file", name, Filename=str(data), ExtraArgs=self._encryption)
         else:
             self._call("put_object", name, Body=data, **self._encryption)

@@ -105,7 +105,7 @@ class SageMaker(Platform):
         for name, result in (("_check_account", None), ("_check_account_is", None), ("images", {})):
             patch.setattr(self.backend, name, lambda *_, result=result: result)
         patch.setattr(self.backend, "logs", lambda *_, **__: iter(()))
-        patch.setattr("cloudtrain.backends.sagemaker.upload.upload", lambda *_: None)
+        patch.setattr("cloudtrain.backends.sagemaker.submission.upload", lambda *_: None)
 
     def create_training_job(self, **request: Any) -> dict[str, str]:
         name = request["TrainingJobName"]
