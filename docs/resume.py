@@ -28,8 +28,12 @@ PLACES = ("local", "ssh", "slurm", "kubernetes", "sagemaker", "sagemaker-local",
 
 
 def results_table() -> list[str]:
-    """Return a line for each script: the folders that it resumed from on each target, and how many files came home."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    """Return a line for each script: the folders that it resumed from on each target, and how many files came home.
+
+    A case that failed in its last run has no step, and is not counted.
+    """
+    noted: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    found = {name: case for name, case in noted.items() if "step" in case}
     rows = [f"| script | step | exit code | files | {' | '.join(PLACES)} |", "| --- " * (4 + len(PLACES)) + "|"]
     for script in dict.fromkeys(case["script"] for case in found.values()):
         cases = [case for case in found.values() if case["script"] == script]

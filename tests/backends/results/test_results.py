@@ -102,6 +102,8 @@ def test_the_next_attempt_resumes_and_all_comes_home(
     place, script, folder, tmp_path, home, request, figure, monkeypatch
 ):
     case = CASES[script]
+    cell = {"script": case.title, "folder": folder, "place": place}
+    figure("results", cell)  # has failed, unless it is noted once more
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     source = tmp_path / "source"
     shutil.copytree(SCRIPTS, source)
@@ -125,8 +127,8 @@ def test_the_next_attempt_resumes_and_all_comes_home(
     found = {name.removeprefix(FOLDERS[folder]) for name in files if not name.startswith(".")}
     assert found >= case.left and found - case.left <= OTHERS
     assert "step 4" in run.notes[0] or case.saved in run.notes[0], run.notes[0]
-    figure("results", {"script": case.title, "folder": folder, "place": place, "step": resumed[1], "files": len(found),
-                       "to": FOLDERS[folder], "exit_code": last.exit_code})  # fmt: skip
+    came = {"step": resumed[1], "files": len(found), "to": FOLDERS[folder], "exit_code": last.exit_code}
+    figure("results", cell | came)
 
 
 @pytest.mark.timeout(900)
