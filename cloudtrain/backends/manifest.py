@@ -181,8 +181,10 @@ class Manifest:
             if len(packed) <= limit:
                 break
         if len(packed) > limit:
+            parts = {"args": "".join(self.argv), "setup": self.setup, **{f"env.{n}": v for n, v in self.env.items()}}
+            largest = max(parts, key=lambda name: len(parts[name]))
             raise BadRequest(
-                f"arguments and environment take {len(packed):,} bytes packed, {limit:,} are allowed",
+                f"arguments and environment take {len(packed):,} bytes packed, {limit:,} are allowed; {largest} has the most",
                 "move long values into a file in the source folder",
             )
         return packed

@@ -104,3 +104,28 @@ def test_five_notes_are_printed_and_all_with_verbose(job: dict, home: Path, caps
     assert [note in short for note in notes] == [True] * 5 + [False] * (len(notes) - 5)
     assert f"notes {len(notes) - 5} more: cloudtrain plan --verbose prints all" in short
     assert all(note in whole for note in notes) and "more: cloudtrain plan" not in whole
+
+
+def test_texts_that_no_process_can_be_started_with_are_refused_with_their_keys(job: dict):
+    """The bounds are those that a process here meets."""
+    word = job_checks.WORD_BYTES - 1
+    for changes, key in (
+        ({"env": {"BIG": "x" * (word - len("BIG="))}}, ""),
+        ({"env": {"BIG": "x" * (word - len("BIG=") + 1)}}, "env.BIG"),
+        ({"env": {"BIG": "\u00e9" * (word // 2)}}, "env.BIG"),
+        ({"args": ["x" * word]}, ""),
+        ({"args": ["x" * (word + 1)]}, "args"),
+        ({"args": ["--ids", *["x" * 250] * 9_000]}, "args"),
+        ({"entrypoint": None, "args": [], "run": f"echo {'x' * word}"}, "run"),
+        ({"env": {f"V{number:02}": "x" * 120_000 for number in range(18)}}, "env.V00"),
+    ):
+        assert _long_keys({**job, **changes}) == ([key] if key else []), key
+
+
+def _long_keys(job: dict) -> list[str]:
+    planner = Planner(None)
+    try:
+        planner.plan({name: value for name, value in job.items() if value is not None})
+    except BadJob as error:
+        return [problem.path for problem in error.problems if "Linux" in problem.message]
+    return []

@@ -15,6 +15,10 @@ from cloudtrain.runs.planning import output_audit, upstream
 if TYPE_CHECKING:
     from cloudtrain.runs.planning.checks.case import Case
 
+# MAX_ARG_STRLEN, with the zero at its end, and a quarter of a stack of 8 MiB: man 2 execve, Limits on size of arguments and
+# environment (2026-11-29). What a node's own variables need is left out.
+WORD_BYTES, ALL_BYTES = 128 << 10, 2 << 20
+
 
 def audit_elsewhere(case: Case) -> Iterator[Problem]:
     """Refuse an audit log in a folder that this machine cannot write."""
@@ -22,6 +26,25 @@ def audit_elsewhere(case: Case) -> Iterator[Problem]:
     if job.audit and "://" not in str(job.output) and not output_audit.is_here(plan.backend, job):
         message = f"is written from this machine, and {job.output} is on the machines of {job.target}"
         yield Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")
+
+
+def too_long(case: Case) -> Iterator[Problem]:
+    """Refuse variables and arguments with which the operating system of a node starts no process."""
+    sent, hint = case.plan.manifest, "put it into a file of the source, and pass the file's name"
+    words = ("run" if case.job.run else "args", [*sent["argv"], *sent.get("resume_args", ())])
+    texts = [(f"env.{name}", f"{name}={value}") for name, value in sent.get("env", {}).items()]
+    texts += [(words[0], word) for word in words[1]]
+    sizes = [(key, len(text.encode(errors="surrogateescape")) + 1) for key, text in texts]
+    for key, size in sizes:
+        if size > WORD_BYTES:
+            yield Problem(f"is {size:,} bytes long; Linux starts no process with one over {WORD_BYTES:,}", key, hint)
+    total = sum(size + 8 for _, size in sizes)  # with its pointer
+    if total > ALL_BYTES:
+        largest = max(sizes, key=lambda each: each[1])[0]
+        message = (
+            f"is the largest of variables and arguments that have {total:,} bytes together; Linux takes {ALL_BYTES:,}"
+        )
+        yield Problem(message, largest, hint)
 
 
 def launcher_nodes(case: Case) -> Iterator[str]:

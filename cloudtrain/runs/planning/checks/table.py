@@ -11,6 +11,7 @@ from cloudtrain.runs.planning.checks.case import Case
 CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # The job cannot run as it is written.
     node.refusals,
+    job.too_long,
     job.audit_elsewhere,
     # Work or its results are lost.
     source.results_outside,
