@@ -20,6 +20,8 @@ SLURM = ("lab/test_lab.py", "backends/slurm/test_backend.py", "backends/slurm/te
 LAB = (*SSH, *SLURM, "nodes/test_ssh.py")
 STRATEGIES = "entrypoints/trainer/strategies"
 RESULTS = "backends/results/test_results.py::test_the_next_attempt_resumes_and_all_comes_home"
+STOPS = "backends/results/test_stops.py::test_a_script_behind_any_wrapper_saves"
+INDEX = "runs/test_attach_all.py::test_concurrent_writers_of_the_index_lose_nothing[S3]"
 THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
 
 # What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
@@ -29,7 +31,7 @@ TABLE = {
         "backends/akash/test_backend.py::TestAkash::test_a_collective_over_two_nodes",
         "backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",
     ),
-    "cloudtrain/backends/attached/": ("runs/test_attach_resume.py::test_the_older_attempt_is_harmless",),
+    "cloudtrain/backends/attached/": (INDEX, "runs/test_attach_resume.py::test_the_older_attempt_is_harmless"),
     "cloudtrain/backends/kubernetes/": (
         "backends/kubernetes/test_security.py::TestSimulated::"
         "test_without_any_verb_of_the_role_a_run_ends_right_or_is_refused_before_it_is_created",
@@ -44,6 +46,7 @@ TABLE = {
     "cloudtrain/backends/slurm/": (
         *SLURM,
         f"{RESULTS}[slurm-loop-out]",
+        f"{STOPS}[slurm]",
         "backends/slurm/test_login.py",
         "backends/slurm/test_placement.py",
     ),
@@ -65,7 +68,7 @@ TABLE = {
     "entrypoints/evaluate": (
         "entrypoints/test_evaluate_model.py::test_a_local_task_of_the_harness_runs_without_network",
     ),
-    "entrypoints/launch": (*LAB, f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
+    "entrypoints/launch": (*LAB, f"{STOPS}[kubernetes]", f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (
         "entrypoints/trainer/data/test_token_cache.py::test_memory_does_not_grow_with_the_text",

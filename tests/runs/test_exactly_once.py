@@ -33,7 +33,7 @@ SUBMIT = [sys.executable, "-B", "-m", "cloudtrain.cli", "submit", "once.py"]
 SCRIPT = "import os\nprint('ran in', os.environ['CLOUDTRAIN_ATTEMPT_ID'], flush=True)\n"
 SHARDS = 2
 ROOT = Path(__file__).parents[2]
-STRIDE = 20  # in CI every twentieth step; all of them in make test-long
+STRIDE = 40  # in CI every fortieth step; all of them in make test-long
 
 
 @pytest.fixture
