@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import runtime
+sys.path.append(str(Path(__file__).resolve().parent / "path"))  # where it is started by hand
+
+import cloudtrain_runtime as runtime
 from trainer.errors import Unsupported, exit_when_unsupported
 
 MOST = 50  # results of one event

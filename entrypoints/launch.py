@@ -14,7 +14,8 @@ import signal
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [HERE, *(folder for folder in sys.path if folder != HERE)]
+PATH = os.path.join(HERE, "path")  # of what scripts import
+sys.path[:] = [HERE, PATH, *(folder for folder in sys.path if folder not in (HERE, PATH))]
 
 from launcher import cgroup, processes  # noqa: E402 - light: no more than the guard itself needs
 

@@ -39,7 +39,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import runtime
+sys.path.append(str(Path(__file__).resolve().parent / "path"))  # where it is started by hand
+
+import cloudtrain_runtime as runtime
 from trainer import collectives, strategies
 from trainer.arguments import Arguments, parse, parse_or_exit
 from trainer.errors import Divergence, Ended, Unsupported, check_versions, exit_when_unsupported

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudtrain
-from entrypoints import runtime
+from entrypoints.path import cloudtrain_runtime as runtime
 
 SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):$", re.MULTILINE)
 # Methods that the classes have from other modules are steps of a submit, or pydantic's, and no part of the API.

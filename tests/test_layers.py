@@ -233,9 +233,9 @@ def test_entrypoints_import_nothing_of_cloudtrain():
 def test_the_launcher_and_the_runtime_start_with_the_standard_library_only():
     entrypoints = ROOT / "entrypoints"
     launcher = entrypoints / "launcher"
-    own = {path.stem for path in entrypoints.iterdir()}
-    own_files = ("launch.py", "runtime.py", "media.py", "script_checkpoints.py")
-    found = [*(entrypoints / name for name in own_files), *files(launcher)]
+    scripts = files(entrypoints / "path")
+    own = {path.stem for path in (*entrypoints.iterdir(), *scripts)} | {"cloudtrain_fence"}
+    found = [entrypoints / "launch.py", *scripts, *files(launcher)]
     assert len(found) > 3
     for path in found:
         assert at_the_top(path) - sys.stdlib_module_names - own == set(), path

@@ -34,19 +34,9 @@ from cloudtrain.source.files import why as verdict
 from cloudtrain.source.ignore import matches
 
 __all__ = ["Bundle", "File", "list_files", "why"]
-_ON_PATH = {
-    f"{RESERVED}/{name}.py": f"{RESERVED}/path/{imported}.py"
-    for name, imported in (
-        ("runtime", "cloudtrain_runtime"),
-        ("media", "cloudtrain_media"),
-        ("script_checkpoints", "cloudtrain_script_checkpoints"),
-        ("launcher/fence", "cloudtrain_fence"),
-        ("python_start", "sitecustomize"),
-    )
-}
-_TRAINER = tuple(
-    f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py", "media.py")
-)
+# `path` holds what scripts may import, and nothing else: it stands on PYTHONPATH
+_FENCE = (f"{RESERVED}/launcher/fence.py", f"{RESERVED}/path/cloudtrain_fence.py")  # the launcher and scripts use it
+_TRAINER = tuple(f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py"))
 MOST_SCRIPT = 1 << 20  # bytes of a shell script that are looked at
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
@@ -212,11 +202,9 @@ def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
         inner = os.path.relpath(at, folder)
         prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
         files += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
-    # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
-    on_path = [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
     if not trainer:
         files = [file for file in files if not file[0].startswith(_TRAINER)]
-    return files + on_path
+    return files + [(_FENCE[1], at) for path, at in files if path == _FENCE[0]]
 
 
 def _starts_trainer(source: Source) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 
 from .environment import Prepared
@@ -61,10 +60,7 @@ def checkpoint_folders(folders: Mapping[str, str]) -> list[str]:
 
 def newest_checkpoint(folders: Iterable[str]) -> str | None:
     """Return the complete checkpoint-N, step_N or epoch_N that was written last in any of the folders, None without."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    import runtime
+    import cloudtrain_runtime as runtime
 
     found = [path for folder in folders if (path := runtime.latest_checkpoint(folder))]
     return max(found, key=os.path.getmtime, default=None)

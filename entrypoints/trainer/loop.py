@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import runtime
+import cloudtrain_runtime as runtime
 import torch
 
 from . import collectives

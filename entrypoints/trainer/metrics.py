@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import runtime
+import cloudtrain_runtime as runtime
 import torch
 
 from .clock import SYSTEM, Clock

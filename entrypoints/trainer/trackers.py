@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import Unsupported
 
 if TYPE_CHECKING:
-    from runtime import RunContext
+    from cloudtrain_runtime import RunContext
 
     from .arguments import Arguments
 

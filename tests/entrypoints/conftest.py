@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
+ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"
+sys.path[:0] = [str(ENTRYPOINTS), str(ENTRYPOINTS / "path")]
+sys.modules["cloudtrain_fence"] = importlib.import_module("launcher.fence")  # as a bundle has it

@@ -53,10 +53,9 @@ class Attempt:
             place = folder / "source" / ".cloudtrain"
             place.mkdir(parents=True)
             shutil.copy(ENTRYPOINTS / "launch.py", place)
-            for package in ("launcher", "trainer"):
+            for package in ("launcher", "path", "trainer"):
                 shutil.copytree(ENTRYPOINTS / package, place / package, ignore=shutil.ignore_patterns("__pycache__"))
-            (place / "path").mkdir()
-            shutil.copy(ENTRYPOINTS / "runtime.py", place / "path" / "cloudtrain_runtime.py")
+            shutil.copy(ENTRYPOINTS / "launcher" / "fence.py", place / "path" / "cloudtrain_fence.py")
             for name, text in {"train.py": script, **(files or {})}.items():
                 file = folder / "source" / name
                 file.parent.mkdir(parents=True, exist_ok=True)

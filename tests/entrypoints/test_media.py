@@ -7,10 +7,10 @@ import io
 import json
 from pathlib import Path
 
-import media
+import cloudtrain_media as media
+import cloudtrain_runtime as runtime
 import numpy
 import pytest
-import runtime
 from PIL import Image
 
 from cloudtrain import events

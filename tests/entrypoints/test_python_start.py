@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-START = Path(__file__).parents[2] / "entrypoints" / "python_start.py"
+START = Path(__file__).parents[2] / "entrypoints" / "path" / "sitecustomize.py"
 PAIRS = 10
 # The main thread keeps Python's lock from its last collective until Python ends: gloo's threads then wait for it.
 SCRIPT = """

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudtrain_runtime as runtime
 import pytest
-import runtime
 
 from cloudtrain import events
 from tests.entrypoints.launching import Attempt
@@ -131,7 +131,7 @@ runtime.exit_resumable()
 
 
 def test_import_needs_no_torch():
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import runtime; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import cloudtrain_runtime; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(runtime.__file__).parent)], capture_output=True, text=True, check=True
     )

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import cloudtrain_runtime as runtime
+import cloudtrain_script_checkpoints as script_checkpoints
 import pytest
-import runtime
-import script_checkpoints
 from trainer.checkpoints import files
 
 from tests.conftest import WAIT_S

@@ -7,7 +7,6 @@ Accelerate's folders are known. Standard library only; Python 3.9 on.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -16,11 +15,9 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
+import cloudtrain_fence
+
 MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; trainer/checkpoints/files.py writes the same
-_ON_PATH = __name__ == "cloudtrain_script_checkpoints"
-_fence: Any = importlib.import_module(
-    "cloudtrain_fence" if _ON_PATH else __name__.replace("script_checkpoints", "launcher.fence")
-)
 _TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
 # Accelerator.save_state with automatic names, and as Accelerate's examples name what it saves
 _ACCELERATES = re.compile(r"(?:checkpoint|step|epoch)_(\d+)")
@@ -58,7 +55,7 @@ def complete(path: str, step: int, emit: Callable[..., None]) -> None:
         os.fsync(mark.fileno())
     os.replace(partial, os.path.join(path, MARKER))
     emit("checkpoint", step=step, path=str(path))
-    later = _fence.newest(os.path.dirname(os.path.abspath(path)))
+    later = cloudtrain_fence.newest(os.path.dirname(os.path.abspath(path)))
     if 0 < _epoch < later:
         emit(
             "alarm",
@@ -74,8 +71,10 @@ def _begin(here: Any, path: str | None) -> None:
     record = {"from": os.path.basename(path or ""), "epoch": marked.get("epoch", 0), "step": marked.get("step", 0)}
     try:
         if not _epoch:
-            _epoch = _fence.claim(
-                base, here.epoch, lambda given: (given or max(here.attempt - 1, _fence.newest(base)) + 1, record)
+            _epoch = cloudtrain_fence.claim(
+                base,
+                here.epoch,
+                lambda given: (given or max(here.attempt - 1, cloudtrain_fence.newest(base)) + 1, record),
             )
     except OSError as error:
         sys.stderr.write(f"this start of the run could not be recorded: {error}\n")
@@ -84,13 +83,13 @@ def _begin(here: Any, path: str | None) -> None:
 def _history(base: str) -> dict[int, float]:
     """Return up to which step the checkpoints of each start are the run's history; of others none is."""
     origins: dict[int, Optional[tuple[int, float]]] = {}
-    for number, record in _fence.records(base).items():
+    for number, record in cloudtrain_fence.records(base).items():
         try:
             origins[number] = int(record["epoch"]), int(record["step"])
         except (KeyError, TypeError, ValueError):
             origins[number] = None  # it did not ask where to begin
     starts = {*origins, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}
-    limits: dict[int, float] = _fence.history(starts, origins)
+    limits: dict[int, float] = cloudtrain_fence.history(starts, origins)
     return limits
 
 

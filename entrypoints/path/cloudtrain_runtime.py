@@ -19,7 +19,6 @@ Standard library only; Python 3.9 on.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -183,7 +182,7 @@ def log_image(name: str, image: Any, *, step: int) -> None:
             are not logged.
         TypeError: It is not an image.
     """
-    _sibling("media").log("image", name, image, step, context(), emit)
+    _media().log("image", name, image, step, context(), emit)
 
 
 def log_text(name: str, text: Any, *, step: int) -> None:
@@ -194,7 +193,7 @@ def log_text(name: str, text: Any, *, step: int) -> None:
         text: The text, at most 8 MiB.
         step: The optimizer step.
     """
-    _sibling("media").log("text", name, text, step, context(), emit)
+    _media().log("text", name, text, step, context(), emit)
 
 
 def log_table(name: str, rows: Any, *, step: int, columns: Any = None) -> None:
@@ -206,7 +205,7 @@ def log_table(name: str, rows: Any, *, step: int, columns: Any = None) -> None:
         step: The optimizer step.
         columns: Names of the columns; None for those of the dictionaries or the data frame.
     """
-    _sibling("media").log("table", name, rows, step, context(), emit, columns=columns)
+    _media().log("table", name, rows, step, context(), emit, columns=columns)
 
 
 def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
@@ -218,12 +217,19 @@ def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
         step: The optimizer step.
         bins: Number of bins of equal width.
     """
-    _sibling("media").log("histogram", name, values, step, context(), emit, bins=bins)
+    _media().log("histogram", name, values, step, context(), emit, bins=bins)
 
 
-def _sibling(name: str) -> Any:
-    """Return a module beside this one: media.py is cloudtrain_media where this one is cloudtrain_runtime."""
-    return importlib.import_module(__name__.replace("runtime", name))
+def _media() -> Any:
+    import cloudtrain_media  # only here: it costs every job some milliseconds
+
+    return cloudtrain_media
+
+
+def _checkpoints() -> Any:
+    import cloudtrain_script_checkpoints  # only here: it costs every job some milliseconds
+
+    return cloudtrain_script_checkpoints
 
 
 def _rank() -> int:
@@ -256,7 +262,7 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
     Returns:
         The path, or None if there is no complete checkpoint.
     """
-    path: str | None = _sibling("script_checkpoints").find_latest(context(), folder)
+    path: str | None = _checkpoints().find_latest(context(), folder)
     return path
 
 
@@ -270,7 +276,7 @@ def complete_checkpoint(path: str, *, step: int) -> None:
         path: The checkpoint's folder.
         step: The optimizer step.
     """
-    _sibling("script_checkpoints").complete(path, int(step), emit)
+    _checkpoints().complete(path, int(step), emit)
 
 
 def install() -> None:
