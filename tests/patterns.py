@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache

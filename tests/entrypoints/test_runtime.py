@@ -131,7 +131,10 @@ runtime.exit_resumable()
 
 
 def test_import_needs_no_torch():
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import cloudtrain_runtime; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import cloudtrain_runtime; "
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(runtime.__file__).parent)], capture_output=True, text=True, check=True
     )
