@@ -87,7 +87,7 @@ def test_a_command_that_hangs_fails_with_the_stacks_of_all_processes_of_its_home
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as other:
             other.stdout.readline()
             with pytest.raises(pytest.fail.Exception, match=r"(?s)in asked.*simulator\.log.*in simulated"):
-                run_bounded([sys.executable, "-ISc", command], tmp_path, bound_s=15)  # it must have begun
+                run_bounded([sys.executable, "-Sc", command], tmp_path, bound_s=15)  # it must have begun
 
 
 def test_the_most_specific_name_counts(monkeypatch):
