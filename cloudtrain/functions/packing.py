@@ -310,12 +310,17 @@ def _is_own(name: str, module: Any) -> bool:
         and module.__name__ == name
         and name != "__main__"
         and name.partition(".")[0] not in ("cloudtrain", PACKAGE)
-        and not os.path.realpath(str(module.__file__)).startswith(_installed())
+        and not _is_installed(str(module.__file__))
     )
 
 
 def _is_in(module: Any, source: Path | None) -> bool:
     return source is not None and Path(os.path.realpath(str(module.__file__))).is_relative_to(source.resolve())
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    return os.path.realpath(file).startswith(_installed())
 
 
 @cache

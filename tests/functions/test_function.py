@@ -85,6 +85,13 @@ def test_another_python_in_the_image_is_refused(home: Path):
         made.plan(1)
 
 
+def test_a_call_whose_value_nothing_would_keep_is_refused(home: Path):
+    made = cloudtrain.function(scaled, target="kubernetes", image="registry/train:1")
+    with pytest.raises(BadRequest, match="output: is needed: the value of a function is kept there"):
+        made.plan(1)
+    assert cloudtrain.function(made, output="s3://bucket/runs").plan(1).backend == "kubernetes"
+
+
 # -- read -------------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +112,7 @@ def ended(home: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(MemoryBackend, "fetch", fetch)
         from cloudtrain.runs.submit import Submitter
 
-        made = cloudtrain.function(scaled, **job)
+        made = cloudtrain.function(scaled, output="/shared/runs", **job)
         monkeypatch.setattr("cloudtrain.runs.submit.Submitter", lambda target, **more: Submitter("memory", watch=False))
         run = made.submit(1)
         if state is not None:

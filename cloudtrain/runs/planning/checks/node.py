@@ -28,6 +28,14 @@ def refusals(case: Case) -> Iterator[Problem]:
     yield from find_refusals(case.job, made["parallelism"], world, made["nodes"], case.source.root, images, here)
 
 
+def lost_values(case: Case) -> Iterator[Problem]:
+    """Refuse the call of a function whose value nothing would keep."""
+    traits = case.backend.traits
+    kept = traits.own_machines or traits.packs or case.plan.manifest.get("output")
+    if case.job.entrypoint == CALL and not kept:
+        yield Problem("is needed: the value of a function is kept there", "output", "name a bucket or a mounted path")
+
+
 def notes(case: Case) -> Iterator[str]:
     """Say what a node would do that a user may not expect."""
     job = case.job

@@ -12,6 +12,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # The job cannot run as it is written.
     node.refusals,
     job.too_long,
+    node.lost_values,
     job.audit_elsewhere,
     # Work or its results are lost.
     source.results_outside,
