@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.job import targets
 from cloudtrain.runs.planning import fetched
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import RunRecord
     from cloudtrain.history.store import Store
 
-FOLDER = "outputs/returned"
 MOST_ERROR = 1 << 26  # bytes of an exception
 _KEPT = re.compile(r"(value|error)-(\d{1,9})-(\d{1,9})\.(?:pkl|json)")
 
@@ -87,8 +87,10 @@ def add_cause(store: Store, run: RunRecord, failure: RunFailed, trust: bool) -> 
 def _kept(store: Store, run: RunRecord, kind: str) -> Iterator[tuple[Path, list[str]]]:
     """Fetch what the ranks have kept into a folder of this block; its files of a kind and the last attempt, by rank."""
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-        fetched.fetch(store, run, Path(folder), ["outputs"])
-        at = Path(folder, FOLDER)
+        traits = registry.traits(store.attempts(run.run_id)[-1].plan.backend)
+        alone = traits.own_machines and not traits.packs  # these copy a part of the outputs
+        fetched.fetch(store, run, Path(folder), [fetched.RETURNED if alone else "outputs"])
+        at = Path(folder, fetched.RETURNED)
         found = [match for path in at.glob("*") if (match := _KEPT.fullmatch(path.name)) and match[1] == kind]
         newest = max((int(match[2]) for match in found), default=0)
         yield at, [match[0] for match in sorted(found, key=lambda match: int(match[3])) if int(match[2]) == newest]

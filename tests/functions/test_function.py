@@ -291,6 +291,26 @@ def test_a_function_of_a_module_runs_from_the_source(census: Path, module):
     assert tasks.add.submit(4).result(WAIT_S) == 5
 
 
+def test_a_value_is_read_without_the_other_outputs(census: Path, monkeypatch: pytest.MonkeyPatch):
+    def call():
+        import os
+
+        with open(os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], "large"), "w") as file:
+            file.write("x")
+        return 1
+
+    run = cloudtrain.function(call, target="local").submit()
+    run.wait(WAIT_S)
+    from cloudtrain.source import folder_writer
+
+    copied: list[str] = []
+    copy = folder_writer.copy_tree
+    monkeypatch.setattr(
+        folder_writer, "copy_tree", lambda start, into, **more: copied.append(start.name) or copy(start, into, **more)
+    )
+    assert (run.result(), copied) == (1, ["returned"])
+
+
 def test_a_failed_call_has_the_exception_and_its_traceback(census: Path):
     def fails(x):
         raise LookupError(f"no {x}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 MARK = ".cloudtrain-run"  # holds the run's id
+RETURNED = "outputs/returned"  # what functions have returned (functions/call.py)
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
 
     Raises BadRequest, DiskError, and BackendError.
     """
-    unknown = set(what) - {*FETCHABLE, WORKDIR}
+    unknown = set(what) - {*FETCHABLE, WORKDIR, RETURNED}
     if unknown:
         raise BadRequest(f"there is no part named {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
     accepted = [attempt for attempt in store.attempts(run.run_id) if attempt.handle is not None]
