@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -118,7 +119,7 @@ class RemoteAgent:
         )
         key = (self._command, self._process)
         task = sessions.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().over)):
+        if task is None or (task.done() and not _is_live(task)):
             task = sessions[key] = asyncio.ensure_future(self._begin(connection))
         return await asyncio.shield(task)
 
@@ -126,17 +127,28 @@ class RemoteAgent:
         process = await connection.create_process(self._command, encoding=None)
         with suppress(BrokenPipeError):  # it may have ended already; its error output is read below
             process.stdin.write(_program())
+        printed: deque[bytes] = deque(maxlen=5)
         while (line := await process.stdout.readline()) and not line.endswith(READY):
-            pass  # what a .bashrc prints
-        if not line:
-            stderr_lines = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-            if not stderr_lines:  # killed, or the connection broke: an interpreter that fails prints why
-                raise Unreachable(f"{self.host.label}: its Python ended before it was ready")
+            printed.append(line)  # of a .bashrc, or of a shell that takes no commands
+        if line:
+            return _Session(process, self.host.label)
+        errors = await process.stderr.read()
+        await process.wait_closed()
+        self.remote.drop(connection)  # its login shell is that of the moment when it was opened
+        if not any(_is_live(task) for task in connection.cloudtrain_sessions.values()):
+            connection.close()
+        if errors.strip():
             raise BackendError(
-                f"{self.host.label}: its Python does not start: {stderr_lines[-1]}",
+                f"{self.host.label}: its Python does not start: {telling_line(errors)}",
                 "set another interpreter (python), or the shell lines that it needs first (setup)",
             )
-        return _Session(process, self.host.label)
+        if process.exit_status in (None, -1):  # killed, or the connection broke
+            raise Unreachable(f"{self.host.label}: its Python ended before it was ready")
+        raise BackendError(
+            f"{self.host.label}: the login shell ended with exit code {process.exit_status} before Python started: "
+            f"{telling_line(b''.join(printed)) or 'it printed nothing'}",
+            "let the account have a shell that runs commands; see: ssh HOST true",
+        )
 
 
 def begin_each(agent: Agent, name: str, arguments: Sequence[Mapping[str, Any]]) -> Future[Answer]:
@@ -189,6 +201,25 @@ def remote_log_reader(
     return ask
 
 
+def _is_live(task: asyncio.Task[_Session]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None and not task.result().over
+
+
+def telling_line(output: bytes) -> str:
+    """Return the line of an error output that says what is wrong, by default the last one; "" without any.
+
+    fish and csh show the place of an error in the lines after it.
+    """
+    lines = [line.strip()[:300] for line in output.decode(errors="replace").splitlines() if _WORDS.search(line)]
+    return next((line for line in reversed(lines) if _FAILURES.search(line)), lines[-1] if lines else "")
+
+
+_WORDS = re.compile(r"[^\W\d_]{2}")
+_FAILURES = re.compile(
+    r"error|not found|unknown|no such|not available|denied|cannot|can't|no space|expired|not exist", re.I
+)
+
+
 class AgentEnded(Exception):
     """The agent has ended, but its connection is open."""
 
@@ -232,8 +263,7 @@ class _Session:
                     future.set_exception(BackendError(f"{self._label}: {header['error']}"))
                 else:
                     future.set_result(Answer(header["value"], data))
-            stderr_lines = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
-            problem = AgentEnded(stderr_lines[-1] if stderr_lines else "it ended")
+            problem = AgentEnded(telling_line(await self._process.stderr.read()) or "it ended")
         except (Exception, asyncio.CancelledError) as error:
             problem = error
         self.over = True

@@ -120,6 +120,11 @@ class Remote:
         finally:
             event_loop.run_blocking(context.__aexit__(None, None, None))
 
+    def drop(self, connection: SSHClientConnection) -> None:
+        """Use a connection for nothing new: the next call opens another one. What runs over it goes on."""
+        if self._connection is connection:
+            self._connection = None
+
     def close(self) -> None:
         """Close the connection; the next call opens it again."""
         connection, self._connection = self._connection, None

@@ -50,7 +50,10 @@ def send_bundle(agent: Agent, root: str, bundle: Bundle) -> None:
 class Receiver(Protocol):
     """A machine of a job."""
 
-    internal: str  # address by which the others see it
+    @property
+    def internal(self) -> str:
+        """The address by which the others see it."""
+        ...
 
     @property
     def agent(self) -> Agent: ...

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.nodes import ssh
+from cloudtrain.nodes import ssh, ssh_config
 from cloudtrain.nodes.agents import Node
 from cloudtrain.nodes.rpc import RemoteAgent, begin_each, read_each
 
@@ -32,17 +33,29 @@ class Machine:
             value("known_hosts"),
         )
         self.label = self.host.label
-        self.internal = str(host_options.get("internal") or host_options["address"])  # where the other nodes see it
+        self._internal = str(host_options.get("internal") or "")
         self.python = str(value("python") or "python3")
         self.setup = tuple(value("setup") or ())
         self.agent = RemoteAgent(self.host, self.python, self.setup)
         self.courier = RemoteAgent(self.host, self.python, self.setup, "bundles")
 
+    @cached_property
+    def internal(self) -> str:
+        """The address by which the other nodes see it: by default what ~/.ssh/config has for `address`; blocking.
+
+        The other machines have no such configuration. Raises BackendError where ssh does not understand it.
+        """
+        host = self.host
+        if self._internal:
+            return self._internal
+        config = ssh_config.read(host.address, host.port, host.user, host.known_hosts)
+        return config.hostname if config else host.address
+
     def to_dict(self) -> dict[str, Any]:
         fields = {
             name: getattr(self.host, name) for name in ("address", "port", "user", "jump", "identity", "known_hosts")
         }
-        fields |= {"internal": self.internal, "python": self.python, "setup": list(self.setup)}
+        fields |= {"internal": self._internal or self.host.address, "python": self.python, "setup": list(self.setup)}
         return {name: value for name, value in fields.items() if value not in (None, [])}
 
 

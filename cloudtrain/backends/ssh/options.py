@@ -30,7 +30,9 @@ class SshHost(Access):
     """One machine; what it leaves out is that of all."""
 
     address: str = Field(min_length=1, description="host name or address, or a Host of ~/.ssh/config")
-    internal: str | None = Field(None, description="address that the other nodes use for it; default: address")
+    internal: str | None = Field(
+        None, description="address that the other nodes use for it; default: address, or its HostName in ~/.ssh/config"
+    )
 
 
 class SshOptions(Access):

@@ -60,7 +60,8 @@ class Coordinator:
             server.bind(address)
             server.listen(128)
         except OSError as error:
-            raise Refused(f"node 0 cannot listen on {host}:{port}: {error.strerror or error}") from None
+            reason = f"node 0 cannot listen on {host}:{port}: {error.strerror or error}"
+            raise Refused(f"{reason} (SSH: set `internal` of its host to an address of its own)") from None
         server.setblocking(False)
         self._server = server
         self._loop.watch(server.fileno(), self._accept)
