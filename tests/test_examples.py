@@ -20,6 +20,7 @@ SHOWN = {
     "own-script": r"trained by 2 processes",
     "function": r"'rank': 1, 'weight': 2\.998}(.|\n)*best: 0\.3",
     "sbatch": r"step=3 mean=0\.50",
+    "roles": r"role evaluator is ready\n(.|\n)*step=300 held_out=0\.00",
     "train_distributed": r"'nodes_used': 3, .*'status': 'distributed_trained'(.|\n)*accuracy 0\.9",
     "classification": r"held-out loss .* accuracy (1\.000|0\.9)",
     "ddp": r"2 x cpu, strategy ddp (.|\n)*held-out loss 6\.\d+ -> [345]\.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.job import placeholders
+from cloudtrain.job import placeholders, roles
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -28,6 +28,7 @@ MAX_BYTES = 64 * 1024  # encoded
 VARIABLE = "CLOUDTRAIN_MANIFEST_"  # and the number of the piece
 VERSION = 1
 EXTENDED = 2  # of a job that launchers of version 0.1 would not run as it is meant: they refuse it
+ROLES = 4  # it has roles
 MOVED = 3  # checkpoint.folder is set: a launcher that did not know it would begin anew
 
 
@@ -64,6 +65,7 @@ class Manifest:
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
     hyperparameters: Mapping[str, Any] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
+    roles: Sequence[Mapping[str, Any]] = ()  # the main one first: cloudtrain.job.roles.to_manifest
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # for `attach` (provenance.about); only in the encoded pieces
@@ -75,7 +77,7 @@ class Manifest:
 
     @property
     def world_size(self) -> int:
-        return self.nodes * self.processes_per_node
+        return (int(self.roles[0]["nodes"]) if self.roles else self.nodes) * self.processes_per_node
 
     @classmethod
     def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
@@ -94,7 +96,8 @@ class Manifest:
             rank_env=job.has_rank_env,
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
-            version=MOVED if job.checkpoint.folder else EXTENDED if extended else VERSION,
+            roles=tuple(roles.to_manifest(job)),
+            version=ROLES if job.roles else MOVED if job.checkpoint.folder else EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
             argv=tuple(job.argv()),
@@ -128,7 +131,7 @@ class Manifest:
         """Return the manifest as JSON-ready data, as a plan shows it; without `about`."""
         data = asdict(self)
         del data["about"]  # a plan has the same data elsewhere
-        data["argv"], data["resume_args"] = list(self.argv), list(self.resume_args)
+        data |= {name: list(getattr(self, name)) for name in ("argv", "resume_args", "roles")}
         data["keep"] = None if self.keep is None else list(self.keep)
         for name in (
             "stall_s",
@@ -140,6 +143,7 @@ class Manifest:
             "resume_args",
             "compat",
             "keep_limit",
+            "roles",
         ):
             if data[name] in (None, "", [], "script"):
                 del data[name]
@@ -153,12 +157,12 @@ class Manifest:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
         """Return the manifest of a plan; raises BadRequest for another version."""
-        if data.get("version") not in (VERSION, EXTENDED, MOVED):
+        if data.get("version") not in (VERSION, EXTENDED, MOVED, ROLES):
             raise BadRequest(
-                f"the plan's manifest has version {data.get('version')}, this cloudtrain reads up to {MOVED}",
+                f"the plan's manifest has version {data.get('version')}, this cloudtrain reads up to {ROLES}",
                 "run cloudtrain plan again with this version",
             )
-        lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args")}
+        lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args", "roles")}
         lists |= {"keep": tuple(data["keep"])} if "keep" in data else {}
         return cls(**{**data, **lists})
 

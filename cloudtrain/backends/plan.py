@@ -53,6 +53,16 @@ class Plan:
             return None
         return int(self.manifest["gpus_per_node"]) * int(self.manifest["nodes"])
 
+    @property
+    def node_roles(self) -> list[str]:
+        """The role of each node, the main one's first; [] for a job without roles."""
+        return [str(role["name"]) for role in self.manifest.get("roles", ()) for _ in range(int(role["nodes"]))]
+
+    @property
+    def main_nodes(self) -> int:
+        """The nodes of the main role; of a job without roles, all."""
+        return int(self.manifest["roles"][0]["nodes"] if self.manifest.get("roles") else self.manifest["nodes"])
+
     def to_json(self, indent: int | None = 2) -> str:
         """Return the plan as JSON with a final newline, indented for people."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}  # asdict would copy all of it

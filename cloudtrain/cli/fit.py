@@ -50,7 +50,7 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
         settings = [text for text in first.sets if not text.startswith("resources.accelerators=")]
         job = planner.resolve(first.job, (*settings, f"resources.accelerators={gpus}")).job
         job = layout.freeze(job)[0] if job.parallelism.strategy == "auto" else job
-        answer = fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.num_nodes)
+        answer = fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.main_nodes)
         if answer is None:
             raise BadRequest(
                 "the job does not describe its model",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @options.run_or_newest
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run has ended, all attempts included.")
 @click.option("--node", type=click.IntRange(0), help="Only lines of this node.")
+@click.option("--role", metavar="NAME", help="Only lines of the nodes of this role.")
 @click.option(
     "--rank", type=click.IntRange(-1), help="Only lines of this rank, counted over all nodes; -1 is the launcher."
 )
@@ -43,6 +44,7 @@ def command(
     run_id: str | None,
     follow: bool,
     node: int | None,
+    role: str | None,
     rank: int | None,
     tail: int | None,
     after: str | None,
@@ -55,8 +57,8 @@ def command(
     The log has all attempts of the run, one after the other. With -f it follows the log until the run ends. The
     exit code is 0 also when the run failed; `cloudtrain wait` returns the exit code of the run. Ctrl-C ends the
     following only, with exit code 130. Each line of a run with several ranks begins with [node:rank], also with
-    --rank. Lines that begin with ::cloudtrain:: (metrics and states for the history) are hidden, except with --raw
-    and --json. --json prints one object per line: at, node, rank, seq, text and cursor.
+    --rank; of a job with roles with [role node:rank]. Lines that begin with ::cloudtrain:: (metrics and states for the
+    history) are hidden, except with --raw and --json. --json prints one object per line: at, node, rank, seq, text and cursor.
 
     On a terminal, escape sequences that the job printed (colours, cursor movements) are removed, because they could
     change what you see. A pipe or file gets the text with them. In both, lines of several ranks begin with [node:rank],
@@ -70,7 +72,9 @@ def command(
         raise click.UsageError("--number cannot be combined with --raw or --json: --json prints the number as `seq`")
     run = runs.find(run_id)
     run.refresh(lambda _: None)  # an outage is reported while the log is read
-    formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json, number=number)
+    formatter = LineFormatter(
+        run.attempts[-1], node=node, rank=rank, role=role, raw=raw, as_json=as_json, number=number
+    )
     try:
         if print_log(run, formatter, follow=follow, after=after, tail=tail) is None and (gone := _why_gone(run)):
             raise BadRequest(f"{run.run_id} has no log any more: {gone}")

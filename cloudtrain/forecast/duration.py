@@ -40,7 +40,7 @@ def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[s
     gpu = devices.named(job.resources.accelerator or "", speed.MFU)
     if why := next(_unknown(found, gpu), ""):
         return {"line": f"unknown: {why}"}
-    length, nodes = found.length, int(plan.manifest["nodes"])
+    length, nodes = found.length, plan.main_nodes
     assert gpu and isinstance(length, Length)
     machines = pool(gpu, nodes, int(plan.manifest["processes_per_node"]), machine)
     made = speed.of_step(found.shape, found.step, machines, found.ranks)

@@ -115,6 +115,38 @@ class RetryKeys(TypedDict, total=False):
     on_events: Sequence[Literal["preempted", "lost", "capacity"]]
     """Which ends of an attempt are retried."""
 
+class RoleKeys(TypedDict, total=False):
+    main: bool
+    """true: the run ends with this role. Default: the role that is named trainer."""
+    entrypoint: str | Sequence[str | int | float | bool] | None
+    """As the job's."""
+    run: str | None
+    """As the job's."""
+    args: Sequence[str | int | float | bool]
+    """As the job's."""
+    hyperparameters: Mapping[str, Any]
+    """As the job's."""
+    num_nodes: int
+    """Nodes of this role."""
+    processes_per_node: int | None
+    """As the job's."""
+    env: Mapping[str, str | int | float | bool]
+    """As the job's."""
+    setup: str | None
+    """As the job's."""
+    secrets: Sequence[str]
+    """Secrets of the job that a service gets; the main role gets all."""
+    ports: Sequence[int]
+    """Ports that must be free when the role starts."""
+    ready: str | None
+    """When a service is ready: tcp://:8000, http://:8000/health or line:REGEX. Default: at its start."""
+    ready_timeout: str
+    """A service that is not ready by then ends the run."""
+    after: Sequence[str | int | float | bool]
+    """Services that must be ready before it starts."""
+    restart: int
+    """How often a service that has ended on a node is restarted there."""
+
 class JobKeys(TypedDict, total=False):
     name: str
     """Name of the job; runs are called <name>-<time>-<random>. Default: the folder's name."""
@@ -148,6 +180,8 @@ class JobKeys(TypedDict, total=False):
     """Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."""
     args: Sequence[str | int | float | bool]
     """More arguments, appended unchanged."""
+    roles: Mapping[str, RoleKeys | sections.Role]
+    """Several programs by name, each on nodes of its own; the run ends with the main one, `trainer`."""
     environment: EnvironmentKeys | sections.Environment
     """What to install on each node."""
     num_nodes: int

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.job import roles
 from cloudtrain.job.arguments import Number
 from cloudtrain.job.document import Document
 from cloudtrain.job.problems import explain, fit_name, located, unsendable
@@ -108,6 +109,8 @@ def fill_job(job: JobModel, data: Mapping[str, Any], document: Document | None, 
     """
     from pydantic import ValidationError
 
+    if "roles" in data:
+        data = roles.lift_main(data, document)
     name = data.get("name")
     if name is None:
         data = {**data, "name": fit_name(_first_name(data, document, folder))}
@@ -155,6 +158,7 @@ def _written(value: Any, document: Document, path: tuple[str | int, ...]) -> Any
     text = document.mark(path).text
     if value is None or isinstance(value, str) or text is None:
         return value
+    path = path[2:] if path[0] == "roles" and path[2:] else path
     if path[0] in _TEXTS:
         return text
     if isinstance(value, bool):

@@ -48,7 +48,18 @@ from cloudtrain.job.fields import (
     place,
 )
 from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
-from cloudtrain.job.sections import Checkpoint, Environment, Fit, Input, Limits, Parallelism, Resources, Retry
+from cloudtrain.job.sections import (
+    Checkpoint,
+    Environment,
+    Fit,
+    Input,
+    Limits,
+    Parallelism,
+    Resources,
+    Retry,
+    Role,
+    main_role,
+)
 from cloudtrain.job.units import size_bytes
 from cloudtrain.source.node_code import CALL
 
@@ -119,6 +130,10 @@ class JobModel(Spec):
         default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
     )
     args: Many[list[Text]] = Field(default_factory=none_yet, description="More arguments, appended unchanged.")
+    roles: Few[dict[str, Role]] = Field(
+        default_factory=dict,
+        description="Several programs by name, each on nodes of its own; the run ends with the main one, `trainer`.",
+    )
     environment: Environment = Field(default=Environment(), description="What to install on each node.")
     num_nodes: Nodes = Field(default=1, description="Nodes.")
     min_nodes: Nodes | None = Field(
@@ -253,8 +268,18 @@ class JobModel(Spec):
         return self.processes_per_node or self.resources.gpus or 1
 
     @property
+    def main_nodes(self) -> int:
+        """Nodes of the main role: of a job without roles, all."""
+        return self.roles[self.main_role].num_nodes if self.main_role else self.num_nodes
+
+    @property
+    def main_role(self) -> str:
+        """The role with which the run ends; "" without roles."""
+        return main_role(self.roles)
+
+    @property
     def world_size(self) -> int:
-        return self.num_nodes * self.processes
+        return self.main_nodes * self.processes
 
     @property
     def has_rank_env(self) -> bool:
@@ -267,6 +292,8 @@ class JobModel(Spec):
         """Take what follows from other fields out of this job's data."""
         if self.parallelism.strategy == _strategy(self.world_size):
             data.get("parallelism", {}).pop("strategy", None)
+        if self.roles:
+            data.pop("num_nodes", None)
         if self.retry.max_attempts == _max_attempts(self.resources):
             data.get("retry", {}).pop("max_attempts", None)
         return data
@@ -274,6 +301,8 @@ class JobModel(Spec):
     @model_validator(mode="after")
     def _follow(self) -> Self:
         """Set what follows from other fields, unless it was given."""
+        if self.roles and "num_nodes" not in self.model_fields_set:
+            self.__dict__["num_nodes"] = sum(role.num_nodes for role in self.roles.values())
         if "strategy" not in self.parallelism.model_fields_set:
             self.__dict__["parallelism"] = _with(self.parallelism, "strategy", _strategy(self.world_size))
         if "max_attempts" not in self.retry.model_fields_set:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-PATTERN = (
-    r"\{\{(?P<literal>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}\}"
-    r"|\{(?P<name>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}"
+_NAMES = (
+    r"model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*"
+    r"|role\.[a-z][a-z0-9-]*\.(?:host|addresses)"
 )
+PATTERN = rf"\{{\{{(?P<literal>{_NAMES})\}}\}}|\{{(?P<name>{_NAMES})\}}"
 
 
 def used(text: str) -> bool:
@@ -38,8 +39,14 @@ def inputs(text: str) -> Iterator[str]:
     yield from (name[len("input:") :] for name in names(text) if name.startswith("input:"))
 
 
+def roles(text: str) -> Iterator[str]:
+    """Yield the roles whose addresses the text asks for."""
+    yield from (name.split(".")[1] for name in names(text) if name.startswith("role."))
+
+
 def variable(name: str) -> str:
     """Return the variable that holds in a shell what a placeholder stands for."""
     if name.startswith("input:"):
-        name = "input_" + re.sub(r"\W", "_", name[len("input:") :])
-    return f"$CLOUDTRAIN_{name.upper()}"
+        name = "input_" + name[len("input:") :]
+    word = re.sub(r"\W", "_", name).upper()
+    return f"$CLOUDTRAIN_{word}"

@@ -69,7 +69,7 @@ def explain(
         path = (*prefix, *loc)
         name = ".".join(map(str, path[2:]))
         private = path[:1] == ("options",) and (not name or _QUIET_OPTION.search(name))
-        message, hint = _describe(item, model, loc, quiet=bool(private or _QUIET & set(path[:1])))
+        message, hint = _describe(item, model, loc, quiet=bool(private or _QUIET & set(path[:3])))
         if hint.startswith(KNOWN) and any(hint == problem.hint for problem in problems):
             hint = ""  # the same long list once
         problems.append(located(Problem(message, dotted(path), hint), document, path))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.errors import Problem
 from cloudtrain.job import placeholders
+from cloudtrain.job.roles import find_role_problems, program, services
 from cloudtrain.job.units import MOST_RANKS, RANKS_WHY
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ class Conflict(NamedTuple):
 
 def find_conflicts(job: JobModel) -> Iterator[Conflict]:
     """Yield what is wrong with fields together."""
+    if job.roles:
+        yield from (Conflict(("roles", "num_nodes"), problem) for problem in find_role_problems(job))
+        if not job.main_role:
+            return
     p = job.parallelism
     yield from _counts(job)
     yield from _entry(job)
@@ -234,9 +239,11 @@ def find_keys(job: JobModel) -> list[Problem]:
     """
     from cloudtrain.source.ignore import matches
 
+    programs = [("", job), *((f"roles.{name}.", program(job, name)) for name in services(job))]
     return [
-        Problem(f"looks like a credential: {kind}", path, _hint(path))
-        for path, text in _texts(job)
+        Problem(f"looks like a credential: {kind}", before + path, _hint(path))
+        for before, one in programs
+        for path, text in _texts(one)
         if (kind := _credential_kind(path, text)) and not matches(job.allow_secrets, path.partition("[")[0])
     ]
 

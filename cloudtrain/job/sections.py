@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
 from cloudtrain.job.fields import (
     FEW_ENTRIES,
+    MANY_ENTRIES,
     MOST_PROCESSES,
     NO_WAIT,
     Attempts,
@@ -19,11 +21,17 @@ from cloudtrain.job.fields import (
     Few,
     Flag,
     HourlyUsd,
+    Hyperparameters,
     Inside,
+    Many,
     Money,
+    Name,
+    Nodes,
     OneOrMore,
     Passes,
     Place,
+    Port,
+    Processes,
     Ranks,
     Samples,
     Size,
@@ -31,9 +39,13 @@ from cloudtrain.job.fields import (
     Steps,
     Text,
     Wait,
+    none_yet,
 )
 from cloudtrain.job.problems import NUMBER, example, quote, wrong
 from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
+
+_READY = r"tcp://:(?P<tcp>\d{1,5})|http://:(?P<http>\d{1,5})(/[!-~]*)?|line:.+"
+_MAIN = "trainer"
 
 
 class Environment(Spec):
@@ -348,3 +360,73 @@ class Retry(Spec):
     on_events: Few[list[Literal["preempted", "lost", "capacity"]]] = Field(
         default=["preempted", "lost", "capacity"], description="Which ends of an attempt are retried."
     )
+
+
+class Role(Spec):
+    """One program of a job with several, on nodes of its own."""
+
+    main: Flag = Field(
+        default=False, description="true: the run ends with this role. Default: the role that is named trainer."
+    )
+    entrypoint: str | Many[list[Text]] | None = Field(default=None, description="As the job's.")
+    run: str | None = Field(default=None, description="As the job's.")
+    args: Many[list[Text]] = Field(default_factory=none_yet, description="As the job's.")
+    hyperparameters: Annotated[Hyperparameters, MANY_ENTRIES] = Field(default_factory=dict, description="As the job's.")
+    num_nodes: Nodes = Field(default=1, description="Nodes of this role.")
+    processes_per_node: Processes | None = Field(default=None, description="As the job's.")
+    env: Many[dict[Name, Text]] = Field(default_factory=dict, description="As the job's.")
+    setup: str | None = Field(default=None, description="As the job's.")
+    secrets: Few[list[Name]] = Field(
+        default_factory=none_yet, description="Secrets of the job that a service gets; the main role gets all."
+    )
+    ports: Few[list[Port]] = Field(
+        default_factory=none_yet, description="Ports that must be free when the role starts."
+    )
+    ready: str | None = Field(
+        default=None,
+        description="When a service is ready: tcp://:8000, http://:8000/health or line:REGEX. Default: at its start.",
+    )
+    ready_timeout: Duration = Field(default="30m", description="A service that is not ready by then ends the run.")
+    after: Few[list[Text]] = Field(
+        default_factory=none_yet, description="Services that must be ready before it starts."
+    )
+    restart: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="How often a service that has ended on a node is restarted there.",
+    )
+
+    @field_validator("ready")
+    @classmethod
+    def _ready(cls, value: str | None) -> str | None:
+        match = re.fullmatch(_READY, value or "line:.")
+        if match is None:
+            raise wrong(f"is not known: {quote(value)}", "write tcp://:8000, http://:8000/health or line:REGEX")
+        try:
+            re.compile((value or "").removeprefix("line:"))
+        except re.error as error:
+            raise wrong(f"is not a valid regular expression: {error}") from None
+        return value
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {
+            key: value for key, value in handler(self).items() if value not in (None, [], {}) and value is not False
+        }
+
+    @property
+    def all_ports(self) -> list[int]:
+        """Its ports, that of `ready` too."""
+        match = re.fullmatch(_READY, self.ready or "")
+        asked = [int(port) for port in match.groupdict().values() if port] if match else []
+        return [*self.ports, *(port for port in asked if port not in self.ports)]
+
+
+def main_role(roles: Mapping[str, Any]) -> str:
+    """Return the name of the main role, of several the first; "" where no role is."""
+
+    def is_main(role: Any) -> bool:
+        return (role.get("main") if isinstance(role, Mapping) else getattr(role, "main", False)) is True
+
+    return next((name for name, role in roles.items() if is_main(role)), _MAIN if _MAIN in roles else "")

@@ -103,10 +103,12 @@ def node_environment(
         CLOUDTRAIN_ATTEMPT=str(manifest.attempt),
         CLOUDTRAIN_ATTEMPT_ID=manifest.attempt_id,
         CLOUDTRAIN_CHECKPOINT_DIR=prepared.folders["checkpoints"],
-        CLOUDTRAIN_OUTPUT_DIR=prepared.folders["outputs"],
+        CLOUDTRAIN_OUTPUT_DIR=manifest.outputs(prepared.folders["outputs"]),
         CLOUDTRAIN_MODEL_DIR=prepared.folders["model"],
         CLOUDTRAIN_PARALLELISM=json.dumps(manifest.parallelism),
     )
+    if manifest.role:
+        env["CLOUDTRAIN_ROLE"] = manifest.role["name"]
     if "CLOUDTRAIN_NODE_DIR" in base:
         env["CLOUDTRAIN_NODE_DIR"] = base["CLOUDTRAIN_NODE_DIR"]  # by this mark a stray process of the node is found
     for name in ("every_s", "every_steps", "keep"):
@@ -189,7 +191,7 @@ def setup_environment(
     for name in WORLD:
         env.pop(name, None)
     env["PATH"] = os.path.dirname(prepared.python) + os.pathsep + env.get("PATH", os.defpath)
-    env["CLOUDTRAIN_NODE_RANK"] = str(cluster.node_rank)
+    env["CLOUDTRAIN_NODE_RANK"] = str(manifest.role_rank if manifest.role else cluster.node_rank)
     return env
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import binascii
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 
 from .errors import Refused
 
-# 2: a form other than a script, placeholders, setup, or resume_args; 3: checkpoint.folder. Older launchers refuse them.
-VERSIONS = (1, 2, 3)
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+    Role = dict[str, Any]
+
+# 2: a form other than a script, placeholders, setup, or resume_args; 3: checkpoint.folder; 4: roles. Older launchers
+# refuse them.
+VERSIONS = (1, 2, 3, 4)
 PREFIX = "CLOUDTRAIN_MANIFEST_"
 OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints, and of no checkpoint
 
@@ -51,6 +59,7 @@ class Manifest:
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
     hyperparameters: dict[str, object] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
+    roles: Sequence[Role] = ()  # the main one first, whose program is this manifest's own
     about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:
@@ -59,6 +68,8 @@ class Manifest:
             raise Refused(f"the manifest lacks {', '.join(missing)}")
         self.fields = dict(fields)
         vars(self).update(fields)
+        self.role: Role | None = None  # this node's, from take_role on
+        self.role_rank, self.is_service = 0, False
 
     @property
     def attempt_id(self) -> str:
@@ -70,8 +81,45 @@ class Manifest:
         return self.argv[0].startswith(OURS)
 
     @property
+    def main_nodes(self) -> int:
+        """Nodes of the main role, which come first; all of a job without roles."""
+        return self.roles[0]["nodes"] if self.roles else self.nodes
+
+    def place(self, node: int) -> tuple[int, int]:
+        """Return which role a node has, as an index, and its rank among the nodes of that role."""
+        for index, role in enumerate(self.roles):
+            if node < role["nodes"]:
+                return index, node
+            node -= role["nodes"]
+        return 0, node
+
+    def processes_of(self, node: int) -> int:
+        """Return the processes of a node."""
+        index, _ = self.place(node)
+        return self.roles[index]["processes_per_node"] if index else self.processes_per_node
+
+    def take_role(self, node: int) -> None:
+        """Make this the manifest of one node: with its role, and for a service with the service's program."""
+        if not self.roles:
+            return
+        index, self.role_rank = self.place(node)
+        self.role = role = self.roles[index]
+        if index:
+            self.is_service = True
+            vars(self).update(
+                {name: role[name] for name in ("argv", "form", "processes_per_node", "rank_env", "env", "setup")}
+            )
+            self.secrets = {name: self.secrets[name] for name in role["secrets"]}
+            self.resume_args, self.keep, self.hyperparameters, self.aip_env = (), (), None, False
+            self.stall_s = self.idle_s = self.silence_s = None
+
+    def outputs(self, folder: str) -> str:
+        """Return where this node's role writes outputs, of the run's folder of outputs."""
+        return os.path.join(folder, self.role["name"]) if self.is_service else folder
+
+    @property
     def world_size(self) -> int:
-        return self.nodes * self.processes_per_node
+        return (self.role or {"nodes": self.nodes})["nodes"] * self.processes_per_node
 
     @property
     def fewest_nodes(self) -> int:

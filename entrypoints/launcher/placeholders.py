@@ -3,6 +3,7 @@
 {model_dir} {output_dir} {checkpoint_dir}   folders of the run on this node
 {input:NAME}                                path of an input
 {run_id} {attempt}                          as in the manifest
+{role.NAME.host} {role.NAME.addresses}      of a role's nodes; known when all nodes are ready
 {{model_dir}}                               the literal text {model_dir}
 
 Every other text with braces stays as it is. cloudtrain/job/placeholders.py has the same pattern.
@@ -15,17 +16,18 @@ from collections.abc import Mapping
 
 from .manifest import Manifest
 
-PATTERN = (
-    r"\{\{(?P<literal>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}\}"
-    r"|\{(?P<name>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}"
+_NAMES = (
+    r"model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*"
+    r"|role\.[a-z][a-z0-9-]*\.(?:host|addresses)"
 )
+PATTERN = rf"\{{\{{(?P<literal>{_NAMES})\}}\}}|\{{(?P<name>{_NAMES})\}}"
 
 
 def values_of(manifest: Manifest, folders: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
     """Return placeholder -> value; `folders` are the run's by name, `inputs` are paths or URIs by name."""
     return {
         "model_dir": folders["model"],
-        "output_dir": folders["outputs"],
+        "output_dir": manifest.outputs(folders["outputs"]),
         "checkpoint_dir": folders["checkpoints"],
         "run_id": manifest.run_id,
         "attempt": str(manifest.attempt),

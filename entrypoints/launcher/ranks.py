@@ -24,6 +24,7 @@ class Ranks:
 
     def __init__(self, loop: Loop, log: Log, ended: Callable[[int, int, float], None]) -> None:
         self._loop, self._log, self._ended = loop, log, ended
+        self.printed: Callable[[list[bytes]], None] | None = None  # is called with the lines of all ranks
         self._ranks: list[_Rank] = []
         self._by_pid: dict[int, _Rank] = {}
         self._deaths = ExitOrder()
@@ -110,6 +111,12 @@ class Ranks:
             if rank.code is None:
                 processes.kill_group(rank.pid, signal.SIGKILL)
 
+    def read(self, rank: int) -> None:
+        """Read what a rank has printed until now."""
+        newest = next((each for each in reversed(self._ranks) if each.rank == rank), None)
+        while newest is not None and newest.pipe >= 0 and self._read(newest):
+            pass
+
     def drain(self) -> None:
         """Read what is left in the pipes, the last lines without an end too, and close them."""
         for rank in self._ranks:
@@ -126,7 +133,10 @@ class Ranks:
         if not data:
             self._close(rank)
             return False
-        self._log.lines(rank.rank, rank.splitter.feed(data))
+        lines = rank.splitter.feed(data)
+        self._log.lines(rank.rank, lines)
+        if self.printed is not None:
+            self.printed(lines)
         return True
 
     def _close(self, rank: _Rank) -> None:
@@ -134,7 +144,10 @@ class Ranks:
             self._loop.unwatch(rank.pipe)
             os.close(rank.pipe)
             rank.pipe = -1
-            self._log.lines(rank.rank, rank.splitter.end())
+            lines = rank.splitter.end()
+            self._log.lines(rank.rank, lines)
+            if self.printed is not None:
+                self.printed(lines)
 
 
 def _widen(pipe: int) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from . import manifest as manifests
 from . import processes, resume, slurm
@@ -22,11 +22,13 @@ from .output.written import NewCheckpoints
 from .preparation import Preparation
 from .ranks import Ranks, manner
 from .result import finish_output, report
+from .service import EXIT_SERVICE, Service, check_free
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, alone, check_world, later_rank, sagemaker_file, standard_input, starter_died
 from .usage import EVERY_S, Usage
 from .world import cluster as clusters
+from .world import roles
 from .world.channel import FEWER_S, JOIN_S, Listener, World
 from .world.cluster import SHARED_GPUS
 from .world.coordinator import Coordinator
@@ -87,6 +89,8 @@ class Supervisor:
         self._files = False
         self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
+        self._service: Service | None = None  # where this node's role is one
+        self._programs: list[tuple[int, list[str], dict[str, str], str]] = []  # that this node runs
         if environ.get(SHARED_GPUS):
             self.status.fields["started_at"] = None  # until it has them
 
@@ -140,6 +144,10 @@ class Supervisor:
             if value:
                 self.log.masks.hide(value)
         check_world(manifest, cluster, self._environ)
+        manifest.take_role(cluster.node_rank)
+        if manifest.is_service and manifest.role:
+            self._service = Service(manifest.role, self._loop, lambda: self._peers.up())
+            self._ranks.printed = self._service.printed
         self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ, self._clock)
         if self._environ.get(SHARED_GPUS):
@@ -161,6 +169,7 @@ class Supervisor:
                 self.log.say,
                 self._shared and self._shared.turn.set,
                 self._warn,
+                self._begin_time,
             ),
             join_s,
         )
@@ -203,6 +212,8 @@ class Supervisor:
                 self._shared.report(self.status, self._peers)
             self._take_preparation()
             self._keep_times(now)
+            if self._service is not None:
+                self._look_at_service(self._service)
             due = now - beat >= TICK_S
             if due:
                 beat = now
@@ -264,7 +275,7 @@ class Supervisor:
 
     def _report_new_checkpoints(self) -> None:
         """Report a script's own checkpoints, so that progress of a run can be seen."""
-        if self._new_checkpoints is not None and (found := self._new_checkpoints.look()):
+        if self._new_checkpoints is not None and self._service is None and (found := self._new_checkpoints.look()):
             self.log.event("checkpoint", **found)
 
     def _checkpoint_age(self) -> dict[str, float]:
@@ -285,11 +296,16 @@ class Supervisor:
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""
         pause = 0.05 if self._outcome is not None or self._stopping else TICK_S
-        pause = min(pause, self._peers.patience_s)
+        pause = min(pause, self._peers.patience_s, self._service.patience_s if self._service is not None else pause)
         for moment in (self._kill_at, self._end_at):
             if moment is not None:
                 pause = min(pause, max(0.0, moment - now))
         return pause
+
+    def _begin_time(self) -> None:
+        """The first ranks start: from now on the time counts."""
+        if self._end_at is None:
+            self._end_at = self._clock.monotonic() + self._manifest.max_runtime_s
 
     def _start(self, world: World) -> None:
         """All nodes are ready: start the ranks."""
@@ -300,8 +316,9 @@ class Supervisor:
             (each for each in (manifest.stall_s, manifest.idle_s, manifest.silence_s) if each), default=None
         ):
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
-        if self._end_at is None and isinstance(self._peers, Coordinator):
-            self._end_at = self._clock.monotonic() + manifest.max_runtime_s
+        if world.roles:
+            self._environ = {**self._environ, **roles.variables(world.roles)}
+            prepared.placeholders.update(roles.placeholders(world.roles))
         environments = [
             rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
             for local in range(count)
@@ -333,11 +350,8 @@ class Supervisor:
         prepared.keeper.begin()
         if self._cluster.platform == "slurm":
             self._ranks.find_deaf()
-        try:
-            for local, env in enumerate(environments):
-                self._ranks.start(first_rank + local, argv, env, self._source)
-        except OSError as error:
-            self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
+        self._programs = [(first_rank + local, argv, env, self._source) for local, env in enumerate(environments)]
+        if not self._start_ranks(manifest.role["ports"] if manifest.role else ()):
             return
         if limit_s:
             self.log.printed_at = self._clock.monotonic()
@@ -346,13 +360,52 @@ class Supervisor:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
         self.log.event("state", state="RUNNING")
-        if world.node_rank == 0:
+        if world.node_rank == 0 and self._service is None:
             from .prepare import packages  # only now: no rank waits for it
 
             packages.report(prepared.python, self.log)
 
+    def _start_ranks(self, ports: Sequence[int] = ()) -> bool:
+        """Start this node's programs, whose ports must be free; return whether they could be."""
+        try:
+            for port in ports:
+                check_free(port)
+            for program in self._programs:
+                self._ranks.start(*program)
+        except OSError as error:
+            what = f"{error.filename or self._programs[0][1][0]} cannot be started: {error.strerror}"
+            self._peers.refuse(what)
+            return False
+        if self._service is not None:
+            self._service.began()
+        return True
+
+    def _look_at_service(self, service: Service) -> None:
+        """Start the service again where its pause is over, and end the attempt where it does not become ready."""
+        if self._stopping is None and self._outcome is None:
+            if service.is_due:
+                self._ranks.reap(processes.end_descendants())  # what it left may hold its port
+                self._start_ranks()
+            elif late := service.look():
+                self._peers.refuse(late)
+
+    def _service_ended(self, service: Service, rank: int, status: int, at: float) -> None:
+        """A rank of the service has ended before the main role: restart all of this node, or end the attempt."""
+        if self._stopping is not None or service.has_ended:
+            return
+        self._ranks.read(rank)
+        if verdict := service.ended(manner(status)):
+            self.status.set(failed_at=stamp(at))
+            self._peers.fail(-1, processes.exit_code(status) or EXIT_SERVICE, at, verdict)
+        else:
+            self.log.say(f"rank {rank} of the service {manner(status)}: {service.describe_restart()}")
+            self._ranks.kill()
+
     def _rank_ended(self, rank: int, status: int, at: float) -> None:
         if self._outcome is not None:
+            return
+        if self._service is not None:
+            self._service_ended(self._service, rank, status, at)
             return
         code = processes.exit_code(status)
         if self._stopping is None and self._manifest.compat == "sbatch" and slurm.is_preempted():
@@ -369,6 +422,8 @@ class Supervisor:
 
     def _report_end(self) -> None:
         """Tell the other nodes, once, that all ranks of this one have ended, and whatever of them still saved."""
+        if self._service is not None:
+            return  # it ends after the main role
         if self._outcome is None and not self._ended and self._ranks.groups and not self._ranks.active:
             self._ended = True
             self._peers.end()
@@ -392,6 +447,11 @@ class Supervisor:
     def _stop(self, state: str) -> None:
         """The attempt is to stop on all nodes: ask the ranks, and kill them when their time is over."""
         self._stopping = state
+        if self._service is not None:
+            return  # it ends after the main role
+        if self._manifest.roles and not self._ranks.groups:  # it waits for a service
+            self._ended = True
+            self._peers.end()
         if self._ranks.active:
             self.status.set(state="STOPPING")
             self.log.event("state", state="STOPPING")
@@ -412,6 +472,8 @@ class Supervisor:
         if self._ranks.active:
             self._ranks.terminate()
             patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S
+            if self._service is not None and outcome.state in ("SUCCEEDED", "FAILED"):
+                patience = self._manifest.grace_s
             limit = self._clock.monotonic() + min(patience, self._manifest.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
 

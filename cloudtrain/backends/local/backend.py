@@ -21,6 +21,7 @@ from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
+from cloudtrain.job import roles
 from cloudtrain.nodes.files import MOST_REQUEST, write
 from cloudtrain.nodes.files import token as shared_token
 from cloudtrain.source import untrusted
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 
 
-KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
+KEYS = dict.fromkeys(
+    ("num_nodes", "min_nodes", "roles", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED
+)
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 
 
@@ -74,12 +77,14 @@ class LocalBackend(FolderBackend):
             about = provenance.about(self.name, job, bundle)
         manifest = manifests.Manifest.of(job, run_id, attempt, about)
         output: str | None = None
+        problems = list(roles.find_shared_ports(job))
         if job.output or job.inputs:
             from cloudtrain.nodes import paths
 
-            output, problems = paths.output_path(job.output)
-            if problems := problems + paths.check_inputs(job):
-                raise BadJob(problems)
+            output, wrong = paths.output_path(job.output)
+            problems += wrong + paths.check_inputs(job)
+        if problems:
+            raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
         common_env = manifest.environment() | {
             "CLOUDTRAIN_HOST": "127.0.0.1",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cloudtrain import events
 from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal, note
 from cloudtrain.diagnosis.tail import Tail
+from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ TRACEBACK = "Traceback (most recent call last):"
 class LineFormatter:
     """Format log lines; `format` returns the text of a line, or None for a line that is not printed.
 
-    It leaves out events (marked lines) and the lines of other nodes or ranks. With several ranks every line begins with
-    `[node:rank]`. On a terminal it removes control sequences; a pipe gets the text as it is. `raw` prints exactly what
-    the job wrote, events included. `as_json` prints every line as an object. `number` prints a line's number on its node.
+    It leaves out events (marked lines) and the lines of other nodes, ranks or roles. With several ranks every line begins
+    with `[node:rank]`, or `[role node:rank]`. On a terminal it removes control sequences; a pipe gets the text as it is.
+    `raw` prints exactly what the job wrote, events included. `as_json` prints every line as an object. `number` prints a
+    line's number on its node.
     """
 
     def __init__(
@@ -40,13 +42,19 @@ class LineFormatter:
         *,
         node: int | None = None,
         rank: int | None = None,
+        role: str | None = None,
         raw: bool = False,
         as_json: bool = False,
         number: bool = False,
     ) -> None:
         manifest = attempt.plan.manifest
-        self._all = node is None and rank is None
+        self._all = node is None and rank is None and role is None
         self._node, self._rank = node, rank
+        self._roles = attempt.plan.node_roles
+        if role is not None and role not in self._roles:
+            known = ", ".join(dict.fromkeys(self._roles))
+            raise BadRequest(f"the run has no role {role}", f"choose from {known}" if known else "leave --role out")
+        self._role = role
         self._platform = attempt.plan.backend  # Slurm's own lines
         self._prefixed = not raw and int(manifest["nodes"]) * int(manifest["processes_per_node"]) > 1
         self._clean: Callable[[str], str] | None = clean if is_terminal() and not raw else None
@@ -59,6 +67,8 @@ class LineFormatter:
     def format(self, line: LogLine) -> str | None:
         timestamp, node, rank, seq, text, cursor = line
         if not self._all and (self._node not in (None, node) or self._rank not in (None, rank)):
+            return None
+        if self._role is not None and self._role_of(node) != self._role:
             return None
         if self._encode:
             return self._encode(
@@ -74,10 +84,14 @@ class LineFormatter:
             text = self._prefix(node, rank) + text
         return f"{seq:>6}  {text}" if self._number else text
 
+    def _role_of(self, node: int) -> str:
+        return self._roles[node] if 0 <= node < len(self._roles) else ""
+
     def _prefix(self, node: int, rank: int) -> str:
         prefix = self._prefixes.get((node, rank))
         if prefix is None:
-            prefix = (f"[{node}:{rank}] " if rank >= 0 else f"[{node}:launcher] ") if self._prefixed else "[launcher] "
+            role = f"{self._role_of(node)} " if self._roles else ""
+            prefix = f"[{role}{node}:{rank if rank >= 0 else 'launcher'}] " if self._prefixed else "[launcher] "
             if node == events.PLATFORM:
                 prefix = f"[{self._platform}] "
             self._prefixes[node, rank] = prefix

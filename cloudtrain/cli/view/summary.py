@@ -31,7 +31,7 @@ def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False) -> None:
             ("world", describe_nodes(plan)),
             ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)} (retry.max_attempts)"),
             ("setup", _first_line(str(plan.job.get("setup") or ""))),
-            ("runs", describe_command(plan)),
+            *(("runs", _describe_program(each)) for each in _programs(plan)),
             ("source", describe_source(plan)),
             ("keeps", _describe_kept(plan)),
             *_forecast_rows(plan),
@@ -232,10 +232,18 @@ def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
 
 def describe_nodes(plan: Plan) -> str:
     """Describe nodes, processes and GPUs of a plan."""
-    nodes, processes = int(plan.manifest["nodes"]), int(plan.manifest["processes_per_node"])
     gpus = int(plan.manifest.get("gpus_per_node") or 0)
-    text = f"{_count(nodes, 'node')} x {_count(processes, 'process', 'processes')}"
+    text = "; ".join(
+        (f"{each['name']} " if "name" in each else "")
+        + f"{_count(int(each['nodes']), 'node')} x {_count(int(each['processes_per_node']), 'process', 'processes')}"
+        for each in _programs(plan)
+    )
     return text + (f", {_count(gpus, 'GPU')} each" if gpus else "")
+
+
+def _programs(plan: Plan) -> list[dict[str, Any]]:
+    """Return the program of each role with its nodes, the main one first; of a job without roles its only one."""
+    return [{**plan.manifest, **role} for role in plan.manifest.get("roles") or [{}]]
 
 
 def describe_target(plan: Plan) -> str:
@@ -269,13 +277,18 @@ def _first_line(text: str) -> str:
 
 def describe_command(plan: Plan) -> str:
     """Return the command of a rank without the interpreter, quoted for a shell; of a shell text its first line."""
+    return _describe_program(_programs(plan)[0])
+
+
+def _describe_program(program: Mapping[str, Any]) -> str:
     import shlex
 
-    if plan.manifest.get("form") == "shell":
-        where = "of sbatch, on the first node" if plan.manifest.get("compat") == "sbatch" else "once per node"
-        return f"{_first_line(str(plan.manifest['argv'][0]))}  (run, {where})"
-    argv = [str(argument) for argument in plan.manifest["argv"]]
-    text = " ".join(shlex.quote(argument) if argument.isprintable() else repr(argument) for argument in argv)
+    role = f"{program['name']}: " if "name" in program else ""
+    if program.get("form") == "shell":
+        where = "of sbatch, on the first node" if program.get("compat") == "sbatch" else "once per node"
+        return f"{role}{_first_line(str(program['argv'][0]))}  (run, {where})"
+    argv = [str(argument) for argument in program["argv"]]
+    text = role + " ".join(shlex.quote(argument) if argument.isprintable() else repr(argument) for argument in argv)
     return text if len(text) <= 300 else text[:297] + "..."
 
 

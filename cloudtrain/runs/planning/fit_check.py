@@ -20,7 +20,7 @@ def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan,
     A script is never refused: what it does is its own.
     """
     made = plan.manifest
-    nodes = int(made["nodes"])
+    nodes = plan.main_nodes
     found = training.of_job(job, made["parallelism"], nodes * int(made["processes_per_node"]), nodes)
     if found is None:
         return plan, []

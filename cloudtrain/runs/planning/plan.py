@@ -148,7 +148,8 @@ class Planner:
     def package(self, resolved: Resolved, extra: Mapping[str, Path] | None = None) -> Bundle:
         """Return the bundle of a job's source and of `extra` files, made or found below the home."""
         job = resolved.job
-        names = (_script(job.entrypoint), job.environment.requirements, job.parallelism.accelerate_config)
+        scripts = [_script(each) for each in (job.entrypoint, *(role.entrypoint for role in job.roles.values()))]
+        names = (*scripts, job.environment.requirements, job.parallelism.accelerate_config)
         needed = [name for name in names if name]
         folder = Path(job.source)
         with suppress(OSError):  # a home that only can be read

@@ -76,17 +76,18 @@ class Collector:
             others: list[Event] = []
             points: list[Row] = []
             for line in batch:
+                of_service = line.node in metrics.services
                 marked = events.MARK in line.text  # a call for every line would cost as much as looking for metrics
                 if marked and (parsed := events.parse(line.text)):
                     event = Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed)
                     if event.kind != "metric":
                         others.append(event)
-                    elif not events_only:
+                    elif not events_only and not of_service:
                         points += metrics.event_rows(event, line.rank)
                 if not (marked and line.text.startswith(events.MARK)):
                     if tail:
                         tail.add(line)
-                    if not events_only:
+                    if not events_only and not of_service:
                         points += metrics.rows(line)
             cursor = None if events_only else batch[-1].cursor
             store.record(attempt.attempt_id, cursor=cursor, events=others, metrics=points)
@@ -179,6 +180,8 @@ class MetricLines:
         self._shared_trainer = bool(attempt.plan.job.get("trainer"))  # it logs every number that it prints
         self._logged = set[tuple[int, str]]()  # rank and name of what the script logs by metric events
         self._last: dict[int, LogLine] = {}  # of each rank
+        # Nodes whose metrics are not the run's: those of the main role are.
+        self.services = range(attempt.plan.main_nodes, int(attempt.plan.manifest["nodes"]))
 
     def rows(self, line: LogLine) -> list[Row]:
         """Return the points that an ordinary line holds or completes, without what the script logs by metric events."""

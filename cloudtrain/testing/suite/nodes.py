@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -31,6 +32,27 @@ class NodesContract(ContractFixtures):
         )
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED, 23), self.text(backend, handle)
+        self.assert_no_leftovers(handle)
+
+    def test_a_service_beside_the_main_role(self, backend: Backend, start: Any) -> None:
+        self.require(backend, "roles")
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
+        script = (
+            "import os, socket\n"
+            "if os.environ['CLOUDTRAIN_ROLE'] == 'server':\n"
+            f"    server = socket.create_server(('', {port}))\n"
+            "    while True:\n"
+            "        server.accept()[0].sendall(b'weights')\n"
+            f"with socket.create_connection((os.environ['CLOUDTRAIN_ROLE_SERVER_HOST'], {port})) as connection:\n"
+            "    print('received', connection.makefile().read(7), flush=True)\n"
+        )
+        server = {"entrypoint": "script.py", "ready": f"tcp://:{port}"}
+        handle = start(script, roles={"trainer": {"after": ["server"]}, "server": server})
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        received = [(line.node, line.text) for line in self.script_lines(backend, handle) if "received" in line.text]
+        assert received == [(0, "received weights")]
         self.assert_no_leftovers(handle)
 
     @pytest.mark.train

@@ -244,6 +244,6 @@ def make_folders(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str
         inner = {name: name for name in SAGEMAKER}
     inner["checkpoints"] = str(manifest.checkpoint.get("folder") or inner["checkpoints"])
     folders = {name: os.path.join(base, at) for name, at in inner.items()}
-    for folder in folders.values():
+    for folder in (*folders.values(), manifest.outputs(folders["outputs"])):
         os.makedirs(folder, exist_ok=True)
     return folders

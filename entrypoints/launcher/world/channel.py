@@ -1,7 +1,7 @@
 """Control channel between the supervisors of an attempt: JSON lines over TCP, each node connected to node 0.
 
     node 0 -> node    challenge; welcome; turn; start; stop; verdict; beat
-    node -> node 0    hello; queue; taken; ready; refuse; fail; left; end; stop; beat; told; home
+    node -> node 0    hello; queue; taken; ready; up; refuse; fail; left; end; stop; beat; told; home
 
 Each side proves that it knows the attempt's token, where one was given. A single node opens no socket at all.
 """
@@ -27,14 +27,15 @@ LOOK_S = 2.0  # of the time between two looks at a channel at most so much count
 INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
 MAX_MESSAGE = 64 * 1024
 
-World = namedtuple("World", "nodes node_rank master_host master_port addresses")
+World = namedtuple("World", "nodes node_rank master_host master_port addresses roles", defaults=({},))
 World.__doc__ = (
-    """The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses."""
+    "The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses;"
+    " with roles those of this node's role, and the addresses of each."
 )
-Listener = namedtuple("Listener", "start stop outcome say turn warn", defaults=(None, None))
+Listener = namedtuple("Listener", "start stop outcome say turn warn begin", defaults=(None, None, None))
 Listener.__doc__ = (
     "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line), turn() to take GPUs,"
-    " warn(line) for the log and the run's events."
+    " warn(line) for the log and the run's events, begin() on node 0 when the first ranks start."
 )
 
 

@@ -46,6 +46,8 @@ class Coordinator:
         self._awaited = 0  # how many nodes must have received the outcome
         self._started = False
         self._port: socket.socket | None = None  # held until the end
+        self._ports: dict[int, int] = {}  # that the first nodes of services hold for their ranks
+        self._addresses: dict[int, str] = {}  # of the nodes that take part
         self._state.join(0, socket.gethostname(), manifest.processes_per_node)
 
     def open(self) -> tuple[str, int] | None:
@@ -229,7 +231,12 @@ class Coordinator:
         elif kind == "taken":
             self._turns.pop(0)
         elif kind == "ready":
+            self._ports[node] = int(message.get("port") or 0)
             self._state.ready(node)
+        elif kind == "up":
+            if name := self._state.roles.up(node):
+                self._listener.say(f"role {name} is ready")
+                self._start_roles()
         elif kind == "refuse":
             self._state.refuse(node, str(message["reason"]))
         elif kind == "fail":
@@ -296,20 +303,45 @@ class Coordinator:
 
     def _start(self, start: Start) -> None:
         self._started = True
-        host, port = self._cluster.master_host, self._cluster.master_port
-        if len(start.node_ranks) == 1:
-            host, port = LOOPBACK, 0
+        if self._listener.begin is not None:
+            self._listener.begin()
+        host = LOOPBACK if len(start.node_ranks) == 1 else self._cluster.master_host
+        peers = {node: channel.peer for node, channel in self._workers.items()}
+        self._addresses = {node: host if node == 0 else peers.get(node, "") for node in start.node_ranks}
+        if not self._manifest.roles:
+            self._start_world(list(start.node_ranks))
+            return
+        self._start_roles()
+        for name, others in self._state.roles.waiting.items():
+            self._listener.say(
+                f"role {name} starts when {' and '.join(others)} {'is' if len(others) == 1 else 'are'} ready"
+            )
+
+    def _start_roles(self) -> None:
+        """Start the roles whose time has come, each as a world of its own."""
+        if self._outcome is None and self._state.stopping is None:
+            for nodes in self._state.roles.due():
+                self._start_world(nodes)
+
+    def _start_world(self, nodes: list[int]) -> None:
+        """Start the ranks of nodes that are one world."""
+        first = nodes[0]
+        host, port = self._addresses[first], self._ports.get(first) or self._cluster.master_port
+        if len(nodes) == 1:
+            host, port = LOOPBACK, self._ports.get(first) or 0
         if not port:
             from .ports import hold
 
             self._port = hold()
             port = self._port.getsockname()[1]
-        peers = {node: channel.peer for node, channel in self._workers.items()}
-        addresses = [host if node == 0 else peers.get(node, "") for node in start.node_ranks]
-        for new, node in enumerate(start.node_ranks):
-            world = World(len(start.node_ranks), new, host, port, addresses)
+        addresses = [self._addresses[node] for node in nodes]
+        roles = self._state.roles.addresses(self._addresses)
+        own = None
+        for new, node in enumerate(nodes):
+            world = World(len(nodes), new, host, port, addresses, roles)
             if node == 0:
                 own = world
             elif node in self._workers:
                 self._workers[node].send(kind="start", **world._asdict())
-        self._listener.start(own)
+        if own is not None:
+            self._listener.start(own)

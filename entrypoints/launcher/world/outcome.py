@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import namedtuple
 
 from ..manifest import Manifest
+from .roles import RoleStarts
 
 EXIT_RESUMABLE = 75  # left on request
 EXIT_REFUSED = 78  # refused before training
@@ -91,6 +92,7 @@ class ClusterState:
         ] = {}  # of life, by node: seconds of silence, idle CPU, idle GPUs
         self.stopping: str | None = None
         self._stopped_at = 0.0
+        self.roles = RoleStarts(manifest.roles)
         self.closed = False  # no other node may join: the nodes take their GPUs
 
     def join(self, node: int, hostname: str, processes: int) -> str | None:
@@ -101,8 +103,8 @@ class ClusterState:
             return f"node rank {node} is not one of {self._manifest.nodes} nodes"
         if node in self._nodes:
             return f"node rank {node} is already used by {self._nodes[node].hostname}"
-        if processes != self._manifest.processes_per_node:
-            return f"node {node} would start {processes} processes, not {self._manifest.processes_per_node}"
+        if processes != (wanted := self._manifest.processes_of(node)):
+            return f"node {node} would start {processes} processes, not {wanted}"
         self._nodes[node] = _Node(hostname)
         return None
 
@@ -132,7 +134,7 @@ class ClusterState:
 
         SILENT: no rank of any node has printed a line. STALLED: and one has used no CPU. IDLE: no node has used its GPUs.
         """
-        going = [number for number, node in self._nodes.items() if not node.ended]
+        going = [number for number, node in self._main() if not node.ended]
         if self._decided or self.stopping or not going or any(n not in self._signs for n in going):
             return None
         quiet_s = min(quiet for quiet, _, _ in self._signs.values())
@@ -151,11 +153,12 @@ class ClusterState:
         self._refused = self._refused or self._on(node, reason)
 
     def fail(self, node: int, rank: int, code: int, at: float, reason: str) -> None:
-        """A rank ended badly at a time by its own node's clock; `rank` is the global one."""
+        """A rank ended badly at a time by its own node's clock; `rank` is the global one, -1 for a service."""
         clock = self._nodes[node].clock or 0.0
         at += clock if abs(clock) > CLOCKS_AGREE_S else 0.0
         if self.stopping is None or at < self._stopped_at:
-            self._failures.append((at, node, Outcome("FAILED", code, "script", rank, self._on(node, reason))))
+            failed = rank if rank >= 0 else None
+            self._failures.append((at, node, Outcome("FAILED", code, "script", failed, self._on(node, reason))))
 
     def leave(self, rank: int, now: float) -> None:
         """A rank has ended with 0. `now` is monotonic."""
@@ -211,10 +214,8 @@ class ClusterState:
         decision = self._running(now) if self._started else self._joining(now)
         if isinstance(decision, Start):
             self._started = True
-            count = self._manifest.processes_per_node
-            self._ranks = list(
-                range(0, len(decision.node_ranks) * count, 1 if self._manifest.form == "script" else count)
-            )
+            count, nodes = self._manifest.processes_per_node, min(len(decision.node_ranks), self._manifest.main_nodes)
+            self._ranks = list(range(0, nodes * count, 1 if self._manifest.form == "script" else count))
         elif decision is not None:
             self._decided = True
         return decision
@@ -249,9 +250,13 @@ class ClusterState:
             if now >= self._settle_by:
                 return self._first()
             return None
-        if all(node.ended for node in self._nodes.values()):
+        if all(node.ended for _, node in self._main()):
             return self._left() if self.stopping else Outcome("SUCCEEDED", 0, "script")
         return None
+
+    def _main(self) -> list[tuple[int, _Node]]:
+        """Return the nodes of the main role, with whose end the attempt ends; of a job without roles, all."""
+        return [(number, node) for number, node in self._nodes.items() if number < self._manifest.main_nodes]
 
     def _first(self) -> Outcome | None:
         """Return what came first: a rank whose peer's machine vanished fails too, often before that node counts as lost."""

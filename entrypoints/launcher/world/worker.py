@@ -7,6 +7,7 @@ import socket
 
 from ..loop import Loop
 from ..manifest import Manifest
+from . import ports
 from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
 from .outcome import EXIT_RESUMABLE, HUNG, Outcome, missing_outcome, refused_outcome
@@ -44,6 +45,7 @@ class Worker:
         self._signs: dict[str, float] = {}  # for how long no rank has printed a line, and the idlest has used no CPU
         self._over = False
         self._why, self._is_known = "it does not answer", True
+        self._port: socket.socket | None = None
         self._given_up: Outcome | None = None  # the outcome if node 0 is never reached
 
     def open(self) -> None:
@@ -59,7 +61,13 @@ class Worker:
         self._report(kind="taken")
 
     def ready(self) -> None:
-        self._report(kind="ready")
+        if self._manifest.is_service and self._manifest.role_rank == 0:
+            self._port = ports.hold()  # MASTER_PORT of this role, held until the end
+        self._report(kind="ready", port=self._port.getsockname()[1] if self._port else 0)
+
+    def up(self) -> None:
+        """This node's service is ready."""
+        self._report(kind="up")
 
     def refuse(self, reason: str) -> None:
         self._report(kind="refuse", reason=reason)

@@ -62,7 +62,7 @@ def test_pieces_come_as_hyperparameters_too():
         (["***"], "damaged"),
         (["eJw"], "damaged"),
         (["ü"], "damaged"),
-        (packed(version=4), "has version 4, this launcher reads versions up to 3"),
+        (packed(version=5), "has version 5, this launcher reads versions up to 4"),
         (MANIFEST.encode()[:-1] + [MANIFEST.encode()[-1][:-40]], "damaged"),
         (packed(version=1, run_id="r"), "lacks attempt, argv"),
         ([base64.urlsafe_b64encode(zlib.compress(b"[]")).decode()], "damaged"),

@@ -50,14 +50,14 @@ def too_long(case: Case) -> Iterator[Problem]:
 def launcher_nodes(case: Case) -> Iterator[str]:
     """Say where a launcher in a command expects other nodes than the job has."""
     if case.job.form != "script":
-        note = launchers.nodes_note(case.command, case.job.num_nodes, is_text=bool(case.job.run))
+        note = launchers.nodes_note(case.command, case.job.main_nodes, is_text=bool(case.job.run))
         yield from [note] * bool(note)
 
 
 def idle_gpus(case: Case) -> Iterator[str]:
     """Say where a node has more GPUs than processes."""
     if case.job.form != "script":
-        note = launchers.gpus_note(case.command, case.gpus, case.job.num_nodes)
+        note = launchers.gpus_note(case.command, case.gpus, case.job.main_nodes)
         yield from [note] * bool(note)
         return
     ranks, gpus = int(case.plan.manifest["processes_per_node"]), case.gpus

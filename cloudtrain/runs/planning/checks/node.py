@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def refusals(case: Case) -> Iterator[Problem]:
     """Refuse what a node would refuse."""
     made = case.plan.manifest  # the platform's machine may have given the number of ranks
-    world = made["nodes"] * made["processes_per_node"]
+    nodes = case.plan.main_nodes
+    world = nodes * made["processes_per_node"]
     images = facts_of(case.plan, case.backend).images or ()
     here = case.backend.traits.paths is Paths.HERE
-    yield from find_refusals(case.job, made["parallelism"], world, made["nodes"], case.source.root, images, here)
+    yield from find_refusals(case.job, made["parallelism"], world, nodes, case.source.root, images, here)
 
 
 def lost_values(case: Case) -> Iterator[Problem]:

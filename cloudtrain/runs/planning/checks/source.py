@@ -97,7 +97,7 @@ def not_sent(case: Case) -> Iterator[str]:
 def copies(case: Case) -> Iterator[str]:
     """Say where nothing in the source joins the ranks; a package that the script imports may still do so."""
     job, plan, texts = case.job, case.plan, case.source
-    count = int(plan.manifest["nodes"]) * int(plan.manifest["processes_per_node"])
+    count = plan.main_nodes * int(plan.manifest["processes_per_node"])
     if job.form != "script" or job.trainer or job.parallelism.strategy not in ("none", "ddp"):
         return
     if count == 1 or not texts.entry.endswith(".py") or texts.find(_JOINS, (".py",)) or not texts.complete:
@@ -227,7 +227,7 @@ def _find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any])
 
 def _find_replaced(job: Job, config: Mapping[str, Any]) -> str:
     """Return which keys of an Accelerate file count for nothing, because the job says otherwise; "" for none."""
-    ours = {"num_processes": job.world_size, "num_machines": job.num_nodes}
+    ours = {"num_processes": job.world_size, "num_machines": job.main_nodes}
     nested = config.get("deepspeed_config")
     values = {**config, **(nested if isinstance(nested, dict) else {})}
     replaced = []

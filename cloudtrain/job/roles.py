@@ -1,0 +1,156 @@
+"""Roles: the programs of one job, each on nodes of its own. The keys of the main role's program stand at the top of a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.job import placeholders
+from cloudtrain.job.problems import quote
+from cloudtrain.job.units import duration_s
+
+if TYPE_CHECKING:
+    from cloudtrain.job.document import Document
+    from cloudtrain.job.model import JobModel
+
+PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup")
+
+
+def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str, Any]:
+    """Return a job's keys with those of its main role's program at the top, with the lines at which they were written."""
+    from cloudtrain.job.sections import main_role
+
+    roles = data.get("roles")
+    main = main_role(roles) if isinstance(roles, Mapping) else ""
+    own = roles.get(main) if main and isinstance(roles, Mapping) else None
+    if not isinstance(roles, Mapping) or not isinstance(own, Mapping):
+        return data
+    moved = {key: own[key] for key in PROGRAM if own.get(key) and not data.get(key)}
+    for path, mark in list(document.marks.items()) if document else ():
+        if path[:2] == ("roles", main) and path[2:] and path[2] in moved:
+            document.marks[path[2:]] = mark  # type: ignore[union-attr]
+    kept = {key: value for key, value in own.items() if key not in moved}
+    return {**data, **moved, "roles": {**roles, main: kept}}
+
+
+def program(job: JobModel, name: str) -> JobModel:
+    """Return the job that a service would be by itself; raises BadJob."""
+    role = job.roles[name]
+    own = {key: getattr(role, key) for key in PROGRAM if getattr(role, key)}
+    about: dict[str, Any] = {
+        key: getattr(job, key) for key in ("name", "source", "inputs", "resources", "allow_secrets")
+    }
+    return type(job)(**about, num_nodes=role.num_nodes, **own)
+
+
+def services(job: JobModel) -> list[str]:
+    """Return the roles beside the main one, in the order of their nodes, which follow the main role's."""
+    return [name for name in job.roles if name != job.main_role]
+
+
+def to_manifest(job: JobModel) -> list[dict[str, Any]]:
+    """Return the roles as the launcher reads them, the main one first; of it only what the job itself does not say."""
+    made: list[dict[str, Any]] = []
+    for name in (job.main_role, *services(job)) if job.roles else ():
+        role = job.roles[name]
+        entry: dict[str, Any] = {"name": name, "nodes": role.num_nodes, "after": role.after, "ports": role.all_ports}
+        if made:
+            own = program(job, name)
+            entry |= {
+                "argv": own.argv(), "form": own.form, "processes_per_node": own.processes, "rank_env": own.has_rank_env,
+                "env": dict(own.env), "setup": own.setup or "", "secrets": role.secrets, "ready": role.ready,
+                "ready_s": duration_s(role.ready_timeout), "restart": role.restart,
+            }  # fmt: skip
+        made.append(entry)
+    return made
+
+
+def find_shared_ports(job: JobModel) -> Iterator[Problem]:
+    """Yield the ports that several nodes of a job use, for a target whose nodes are all on one machine."""
+    users: dict[int, str] = {}
+    for name, role in job.roles.items():
+        for port in role.all_ports:
+            if port in users or role.num_nodes > 1:
+                other = users.get(port, f"another node of {name}")
+                message = f"uses port {port} as {other} does, and all nodes are on one machine"
+                yield Problem(message, f"roles.{name}.ports", "choose another port")
+            users[port] = name
+
+
+def find_role_problems(job: JobModel) -> Iterator[Problem]:
+    """Yield what is wrong with the roles of a job, each of them right by itself."""
+    roles, main = job.roles, job.main_role
+    mains = [name for name, role in roles.items() if role.main]
+    if len(mains) > 1:
+        yield Problem(f"{' and '.join(mains)} are main roles, and a run ends with one", "roles", "keep one main: true")
+    if not main:
+        yield Problem("has no main role, with which the run ends", "roles", "name it trainer, or write main: true")
+        return
+    for name, role in roles.items():
+        yield from _names(name, job)
+        if name != main:
+            try:
+                program(job, name)
+            except BadJob as error:
+                yield from (Problem(each.message, f"roles.{name}.{each.path}", each.hint) for each in error.problems)
+        else:
+            for key in (key for key in PROGRAM if getattr(role, key)):
+                yield Problem(
+                    f"is at the top of the job too, where keys of {main} stand", f"roles.{name}.{key}", "keep one"
+                )
+            for key in ("ready", "secrets"):
+                if getattr(role, key):
+                    yield Problem("is for services, and this is the main role", f"roles.{name}.{key}", "remove it")
+    if circle := _circle(job):
+        yield Problem(f"waits in a circle: {' after '.join(circle)}", f"roles.{circle[0]}.after", "remove one of them")
+    nodes, given = sum(role.num_nodes for role in roles.values()), "num_nodes" in job.model_fields_set
+    if given and (job.num_nodes != nodes or "num_nodes" not in roles[main].model_fields_set):
+        yield Problem("is the number of nodes of each role", "num_nodes", f"write roles.{main}.num_nodes instead")
+    for key in ("min_nodes", "compat"):
+        if getattr(job, key) is not None:
+            yield Problem("cannot be combined with roles", key, "remove it")
+    if job.parallelism.strategy == "auto":
+        yield Problem("is auto, which cannot be combined with roles", "parallelism.strategy", "name a strategy")
+
+
+def _names(name: str, job: JobModel) -> Iterator[Problem]:
+    """Yield names in a role that are no role's, and secrets that are not the job's."""
+    role, main = job.roles[name], job.main_role
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", name):
+        yield Problem(
+            f"is not a valid name of a role: {quote(name)}", f"roles.{name}", "use small letters, digits and -"
+        )
+    for other in role.after:
+        if other not in job.roles:
+            yield Problem(
+                f"names {other}, no role of this job", f"roles.{name}.after", f"choose from {', '.join(job.roles)}"
+            )
+    for secret in role.secrets:
+        if secret not in job.secrets:
+            yield Problem(f"names {secret}, which the job does not have", f"roles.{name}.secrets", "add it to secrets")
+    texts = job if name == main else role
+    for key, values in (
+        ("args", texts.args),
+        ("env", texts.env.values()),
+        ("hyperparameters", texts.hyperparameters.values()),
+    ):
+        for other in {each for value in values for each in placeholders.roles(str(value))} - job.roles.keys():
+            path = key if name == main else f"roles.{name}.{key}"
+            yield Problem(f"uses a placeholder of the role {other}, which the job does not have", path)
+
+
+def _circle(job: JobModel) -> list[str]:
+    """Return roles that wait for each other, [] where none do."""
+    done: set[str] = set()
+    while ready := [name for name, role in job.roles.items() if name not in done and done.issuperset(role.after)]:
+        done.update(ready)
+    left = [name for name in job.roles if name not in done]
+    path = left[:1]
+    while left and path.count(path[-1]) < 2:
+        later = next((name for name in job.roles[path[-1]].after if name in left), "")
+        if not later:
+            return []  # it waits for a name that is no role's
+        path.append(later)
+    return path[path.index(path[-1]) :] if path else []

@@ -1,0 +1,103 @@
+"""Which role starts when, and with whose end an attempt of several programs ends; no process, no socket."""
+
+from __future__ import annotations
+
+from launcher.manifest import Manifest
+from launcher.world.outcome import SETTLE_S, ClusterState, Outcome, Start
+from launcher.world.roles import RoleStarts, placeholders, variables
+
+from cloudtrain.backends.manifest import Manifest as Sent
+from cloudtrain.job.job import Job
+
+ROLES = {
+    "trainer": {"num_nodes": 2, "after": ["server"]},
+    "server": {"run": "serve", "num_nodes": 2, "ready": "tcp://:8000", "after": ["weights"], "secrets": ["TOKEN"]},
+    "weights": {"run": "copy", "processes_per_node": 1},
+}
+
+
+def manifest(**keys) -> Manifest:
+    job = Job(
+        entrypoint="train.py", processes_per_node=3, roles=ROLES, secrets={"TOKEN": "env:T", "KEY": "env:K"}, **keys
+    )
+    return Manifest(Sent.of(job, "r", 1).to_dict())
+
+
+def attempt() -> ClusterState:
+    made = ClusterState(manifest(), 10, 10)
+    for node in range(5):
+        assert made.join(node, f"host{node}", 3 if node < 2 else 1) is None
+        made.ready(node)
+    assert made.decide(0.0) == Start((0, 1, 2, 3, 4))
+    return made
+
+
+def test_a_role_starts_when_all_nodes_of_those_before_it_are_ready():
+    roles = RoleStarts(manifest().roles)
+    assert roles.due() == [[4], [2, 3]], "weights has no `ready`: it is ready at its start"
+    assert roles.due() == [] and roles.waiting == {"trainer": ["server"]}
+    assert roles.up(3) == "" and roles.due() == []
+    assert roles.up(2) == "server" and roles.due() == [[0, 1]]
+    assert roles.waiting == {} and roles.due() == []
+
+
+def test_each_role_finds_the_others():
+    addresses = RoleStarts(manifest().roles).addresses({node: f"10.0.0.{node}" for node in range(5)})
+    assert placeholders(addresses)["role.server.addresses"] == "10.0.0.2,10.0.0.3"
+    assert variables({"vllm-server": ["a", "b"]}) == {
+        "CLOUDTRAIN_ROLE_VLLM_SERVER_HOST": "a",
+        "CLOUDTRAIN_ROLE_VLLM_SERVER_ADDRESSES": "a,b",
+    }
+
+
+def test_a_node_has_the_program_and_the_secrets_of_its_role():
+    main, server = manifest(), manifest()
+    main.take_role(1)
+    server.take_role(3)
+    assert (main.argv, main.world_size, main.role_rank, main.is_service) == (["train.py"], 6, 1, False)
+    assert (server.argv, server.world_size, server.role_rank, server.is_service) == (["serve"], 2, 1, True)
+    assert (sorted(main.secrets), sorted(server.secrets)) == (["KEY", "TOKEN"], ["TOKEN"])
+    assert (main.outputs("/o"), server.outputs("/o")) == ("/o", "/o/server")
+
+
+def test_a_node_with_other_processes_than_its_role_has_is_refused():
+    state = ClusterState(manifest(), 10, 10)
+    assert state.join(2, "host", 3) == "node 2 would start 3 processes, not 1"
+
+
+def test_the_run_ends_with_the_main_role():
+    state = attempt()
+    state.end(0)
+    assert state.decide(1.0) is None
+    state.end(1)
+    assert state.decide(1.0) == Outcome("SUCCEEDED", 0, "script"), "the services run still"
+
+
+def test_a_service_that_ends_too_often_ends_the_run():
+    state = attempt()
+    state.fail(3, -1, 9, 5.0, "role server exited with code 9")
+    assert state.decide(1.0) is None
+    assert state.decide(1.0 + SETTLE_S) == Outcome(
+        "FAILED", 9, "script", None, "node 3: role server exited with code 9"
+    )
+
+
+def test_a_stop_waits_for_the_main_role_alone():
+    state = attempt()
+    state.stop("CANCELLED", 1.0)
+    state.end(0)
+    assert state.decide(1.0) is None
+    state.end(1)
+    assert state.decide(1.0).state == "CANCELLED"
+
+
+def test_the_limits_of_a_hang_are_those_of_the_main_role():
+    state = ClusterState(manifest(limits={"stall": "10m"}), 10, 10)
+    for node in range(5):
+        state.join(node, "host", 3 if node < 2 else 1)
+        state.ready(node)
+    state.decide(0.0)
+    state.idle(0, 700, 700, 0)
+    assert state.hung is None
+    state.idle(1, 700, 700, 0)
+    assert state.hung == "STALLED"

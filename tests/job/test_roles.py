@@ -1,0 +1,108 @@
+"""Roles of a job: what a file says, what the launcher gets, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.errors import BadJob
+from cloudtrain.job.job import Job
+from cloudtrain.job.roles import find_shared_ports
+from cloudtrain.job.rules import find_keys
+
+FILE = """\
+source: .
+roles:
+  trainer:
+    entrypoint: train.py
+    hyperparameters: {lr: 3.0e-4}
+    args: ["--server", "http://{role.server.host}:8000"]
+    num_nodes: 2
+    after: [server]
+  server:
+    run: python serve.py
+    num_nodes: 3
+    env: {VERSION: 1.10}
+    restart: 0
+    ready: http://:8000/health
+"""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(BadJob) as raised:
+        Job.load(text)
+    return [f"{each.line}: {each.path} {each.message}" for each in raised.value.problems]
+
+
+def test_the_main_roles_program_is_the_jobs():
+    job = Job.load(FILE)
+    assert job.argv() == ["train.py", "--lr", "3.0e-4", "--server", "http://{role.server.host}:8000"]
+    assert (job.num_nodes, job.main_nodes, job.world_size, job.form) == (5, 2, 2, "script")
+    assert Job.from_dict(job.to_dict()) == Job.from_dict(job.to_dict(given=True)) == job.replace() == job
+    at_top = {key: value for key, value in job.to_dict(given=True).items() if key != "roles"}
+    assert Job(**at_top, roles={"trainer": {"num_nodes": 2, "after": ["server"]}, "server": job.roles["server"]}) == job
+
+
+def test_the_launcher_gets_the_main_role_first_and_the_services_programs():
+    before = FILE.index("  server:")
+    job = Job.load(FILE[: FILE.index("  trainer:")] + FILE[before:] + FILE[FILE.index("  trainer:") : before])
+    main, server = Manifest.of(job, "r", 1).to_dict()["roles"]
+    assert main == {"name": "trainer", "nodes": 2, "after": ["server"], "ports": []}
+    assert {name: server[name] for name in ("name", "nodes", "argv", "form", "env", "ports", "ready_s", "restart")} == {
+        "name": "server", "nodes": 3, "argv": ["python serve.py"], "form": "shell", "env": {"VERSION": "1.10"},
+        "ports": [8000], "ready_s": 1800, "restart": 0,
+    }  # fmt: skip
+    assert Manifest.of(job, "r", 1).world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "  server:\n",
+            "  server:\n    main: true\n  judge:\n    main: true\n",
+            "2: roles server and judge are main roles",
+        ),
+        ("trainer", "learner", "2: roles has no main role"),
+        ("{role.server", "{role.judge", "6: args uses a placeholder of the role judge"),
+        ("[server]", "[judge]", "8: roles.trainer.after names judge, no role of this job"),
+        ("    num_nodes: 3", "    after: [trainer]", "8: roles.trainer.after waits in a circle: trainer after server"),
+        ("source: .", "source: .\nnum_nodes: 2", "2: num_nodes is the number of nodes of each role"),
+        ("source: .", "source: .\nmin_nodes: 2", "2: min_nodes cannot be combined with roles"),
+        ("source: .", "source: .\nentrypoint: a.py", "5: roles.trainer.entrypoint is at the top of the job too"),
+        ("run: python serve.py", "entrypoint: ../serve.py", "10: roles.server.entrypoint must be a path inside"),
+        ("    run: python serve.py\n", "", "9: roles.server.entrypoint is missing: the job does not say what to run"),
+        ("http://:8000/health", "8000", "14: roles.server.ready must be text"),
+        ("http://:8000/health", "udp://:8000", "14: roles.server.ready is not known"),
+        ("http://:8000/health", '"line:("', "14: roles.server.ready is not a valid regular expression"),
+        ("    num_nodes: 3", "    resources: {cpus: 1}", "11: roles.server.resources is not a known key here"),
+        (
+            "    num_nodes: 3",
+            "    secrets: [TOKEN]",
+            "11: roles.server.secrets names TOKEN, which the job does not have",
+        ),
+        ("    after: [server]", "    ready: tcp://:1", "8: roles.trainer.ready is for services"),
+        ("{VERSION: 1.10}", "{RANK: 1}", "12: roles.server.env.RANK is set by cloudtrain"),
+        ("  server:\n", "  Server:\n", "9: roles.Server is not a valid name of a role"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_line(old: str, new: str, said: str):
+    assert old in FILE
+    assert any(each.startswith(said) for each in problems(FILE.replace(old, new, 1))), problems(
+        FILE.replace(old, new, 1)
+    )
+
+
+def test_a_value_that_may_be_a_secret_is_not_repeated():
+    assert "hunter2" not in str(problems(FILE.replace("{VERSION: 1.10}", "{PASSWORD: [hunter2]}")))
+    job = Job.load(FILE.replace("VERSION: 1.10", "HF_TOKEN: hf_" + "aB3dE5gH7j" * 3 + "aBcD"))
+    assert [each.path for each in find_keys(job)] == ["roles.server.env.HF_TOKEN"]
+
+
+def test_two_nodes_of_one_machine_share_no_port():
+    job = Job.load(FILE)
+    assert [each.path for each in find_shared_ports(job)] == ["roles.server.ports"]
+    single = FILE.replace("num_nodes: 3", "num_nodes: 1")
+    assert not list(find_shared_ports(Job.load(single)))
+    both = Job.load(single.replace("    num_nodes: 2", "    ports: [8000]"))
+    assert "uses port 8000 as trainer does" in next(find_shared_ports(both)).message
