@@ -23,8 +23,9 @@ from cloudtrain.history.store import Store
 from cloudtrain.runs import returned
 from cloudtrain.runs.run import Run
 from cloudtrain.testing.memory import MemoryBackend
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 from tests.functions.test_call import Harm
+from tests.sweeps.conftest import kill_clients
 
 
 def scaled(x, factor=2):
@@ -345,3 +346,24 @@ def test_a_group_keeps_order_and_partial_failures(census: Path, tmp_path: Path):
         group.results()
     assert len(cloudtrain.runs(f"label.sweep={group.sweep_id}")) == 3
     assert cloudtrain.Sweep.find(group.sweep_id).results(return_exceptions=True)[0] == 0.25
+
+
+def test_a_group_continues_after_its_processes_were_killed(census: Path, home: Path, tmp_path: Path):
+    gate, starts = str(tmp_path / "gate"), str(tmp_path / "starts")
+
+    def call(x):
+        import os
+        import time
+
+        with open(starts, "a") as file:
+            file.write(f"{x}\n")
+        while not os.path.exists(gate):
+            time.sleep(0.05)
+        return x * x
+
+    group = cloudtrain.function(call, target="local").map([1, 2, 3], max_parallel=2, key="squares")
+    wait_for(lambda: len(Path(starts).read_text().split()) == 2 if Path(starts).exists() else False, "two calls")
+    kill_clients(group, home)
+    Path(gate).touch()
+    assert cloudtrain.Sweep.find(group.sweep_id).results() == [1, 4, 9]
+    assert sorted(Path(starts).read_text().split()) == ["1", "2", "3"], "each call has run once"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import socket
 import subprocess
@@ -39,9 +40,12 @@ def test_a_function_of_a_module_travels_by_name_with_the_folder_of_its_top_packa
 
 
 def test_a_function_of_a_package_itself_travels_with_the_folder_above_it(module, tmp_path: Path):
-    call = module("mine.__init__", DECORATED) and sys.modules["mine.__init__"].twice.__wrapped__
-    call.__module__ = "mine"
-    assert packing.source_of(call, None) is None or packing.source_of(call, None) == (tmp_path / "project").resolve()
+    module("mine.other", "")
+    (tmp_path / "project" / "mine" / "__init__.py").write_text(DECORATED)
+    del sys.modules["mine"]
+    call = importlib.import_module("mine").twice.__wrapped__
+    found, _ = packed(call, tmp_path, 1)
+    assert (found.source, stored(found)) == ((tmp_path / "project").resolve(), ("mine", "twice"))
 
 
 def test_an_installed_function_travels_by_name_alone(tmp_path: Path):
