@@ -68,10 +68,14 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
     arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
     seconds, nodes = int(arguments["time"]) * 60, int(arguments.get("nodes", "1").partition("-")[0])
     if limits.seconds is not None and seconds > limits.seconds:
+        minutes = (limits.seconds - margin_s) // 60
+        margin = (
+            f"choose another options.slurm.partition: beside limits.max_runtime a job needs {format_duration(margin_s)}"
+        )
         yield (
             f"partition {name} allows {format_duration(limits.seconds)} (doctor, {day}) and the job asks for "
-            f"{format_duration(seconds)}: it would never start; lower limits.max_runtime to "
-            f"{max(0, limits.seconds - margin_s) // 60}m"
+            f"{format_duration(seconds)}: it would never start; "
+            + (f"lower limits.max_runtime to {minutes}m" if minutes > 0 else margin)
         )
     if limits.nodes is not None and nodes > limits.nodes:
         yield f"partition {name} gives a job {limits.nodes} nodes (doctor, {day}), not {nodes}: it would never start"

@@ -13,6 +13,7 @@ from cloudtrain.events import ENDED, EXIT_REFUSED, State, Status
 from cloudtrain.job.units import format_time
 from cloudtrain.nodes import directory
 
+OUT_OF_MEMORY = "Slurm: OUT_OF_MEMORY: the job used more memory than it requested (resources.memory)"
 FILES = ("job", "owner", "begun", "state", "cancel", "stop", "node-*/status.json")
 
 
@@ -80,6 +81,9 @@ def stopped_status(files: Mapping[str, str], job_state: str, nodes_status: Statu
         return Status(
             State.TIMED_OUT, None, "the job reached Slurm's time limit", nodes_status.started_at, nodes_status.ended_at
         )
+    if job_state.startswith("OUT_OF_MEMORY") and nodes_status.state is State.FAILED:
+        reason = f"{nodes_status.reason}; {OUT_OF_MEMORY}".lstrip("; ")
+        return replace(nodes_status, exit_code=137, reason=reason)
     return nodes_status
 
 
@@ -121,7 +125,7 @@ def attempt_status(
     if job_state in ("NODE_FAIL", "BOOT_FAIL", "REVOKED"):
         return Status(State.LOST, None, explanation, started)
     if job_state == "OUT_OF_MEMORY":
-        return Status(State.FAILED, 137, f"{explanation}: the job used more memory than it requested", started)
+        return Status(State.FAILED, 137, OUT_OF_MEMORY, started)
     if script.name == "ENDED" and script.phase == "setup":
         return Status(State.FAILED, EXIT_REFUSED, last_output() or "a setup line failed", started)
     if script.name == "ENDED" and script.code:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.backends.slurm import partitions, reasons
 from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.backends.slurm.client import QueueEntry
+from cloudtrain.backends.slurm.status import attempt_status, merge_nodes
 from cloudtrain.events import REASON_CHARS, State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -87,4 +90,30 @@ def test_a_plan_compares_a_job_with_what_doctor_saw(tmp_path: Path, monkeypatch:
         "partition brief allows 9m (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
         "lower limits.max_runtime to 4m"
     ], "too short for slices"
+    partitions.store(tmp_path / "home" / "runs", SlurmBackend({"folder": "/s"}, tmp_path).group, {
+        "tiny": {"seconds": 300, "nodes": None, "default": True}
+    })  # fmt: skip
+    assert notes() == [
+        "partition tiny allows 5m (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
+        "choose another options.slurm.partition: beside limits.max_runtime a job needs 5m"
+    ]
+    partitions.store(
+        tmp_path / "home" / "runs", SlurmBackend({"folder": "/s"}, tmp_path).group, partitions.parse(SINFO)
+    )
     assert notes("shrot") == ["doctor found no partition shrot on 2026-11-23, but brief, main, night, short, week"]
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_job_that_the_cgroup_has_killed_says_so(reported: bool):
+    """Slurm knows that the memory was the reason, the launcher knows which rank it was."""
+    node = {
+        "state": "FAILED",
+        "exit_code": 1,
+        "reason": "rank 3 was killed (SIGKILL)",
+        "ended_at": "2026-11-23T12:00:00Z",
+    }
+    files = {"node-0/status.json": json.dumps(node)} if reported else {"state": "STARTED 2026-11-23"}
+    status = attempt_status(files, QueueEntry("7", "OUT_OF_MEMORY", "OutOfMemory"), merge_nodes(files), str)
+    assert (status.state, status.exit_code) == (State.FAILED, 137)
+    assert status.reason.endswith("the job used more memory than it requested (resources.memory)")
+    assert ("rank 3 was killed" in status.reason) is reported
