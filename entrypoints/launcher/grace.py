@@ -166,8 +166,10 @@ class Grace:
         queue = list(roots)
         while queue:
             pid = queue.pop()
-            if pid in stats and pid not in family and _is_alive(stats[pid]):
-                family[pid] = read_process(pid, stats[pid])
+            if pid not in stats or pid in family or not _is_alive(stats[pid]):
+                continue
+            if process := read_process(pid, stats[pid]):  # its children are orphans else, and are seen next time
+                family[pid] = process
                 queue += children.get(pid, ())
         if self._deaf is not None:
             saving = [pid for pid in family if family[pid].ignores and self._deaf.get(pid) != stats[pid][START]]
@@ -238,15 +240,16 @@ def _trains(process: Process) -> bool:
 def find_deaf() -> dict[int, bytes]:
     """Return the descendants of this process that ignore SIGTERM, by pid their start time."""
     stats = processes.descendants(os.getpid())
-    return {pid: fields[START] for pid, fields in stats.items() if read_process(pid, fields).ignores}
+    found = {pid: read_process(pid, fields) for pid, fields in stats.items()}
+    return {pid: stats[pid][START] for pid, process in found.items() if process and process.ignores}
 
 
 def _is_alive(fields: list[bytes]) -> bool:
     return fields[0] not in (b"Z", b"X") or int(fields[THREADS]) > 1
 
 
-def read_process(pid: int, fields: list[bytes]) -> Process:
-    """Return what /proc says of a living process."""
+def read_process(pid: int, fields: list[bytes]) -> Process | None:
+    """Return what /proc says of a process, None once it has gone."""
     masks = dict.fromkeys((b"SigBlk", b"SigIgn", b"SigCgt"), 0)
     name = ""
     try:
@@ -258,7 +261,7 @@ def read_process(pid: int, fields: list[bytes]) -> Process:
                 elif key == b"Name":
                     name = value.strip().decode("utf-8", "replace")
     except OSError:
-        pass  # it has ended
+        return None
     ignored = masks[b"SigIgn"]
     return Process(
         int(fields[1]),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launcher import grace, processes
-from launcher.grace import SERVICE_S, SESSION, START, THREADS, USER_TIME, Grace, Process, decide
+from launcher.grace import SERVICE_S, SESSION, START, THREADS, USER_TIME, Grace, Process, decide, read_process
 
 from tests.conftest import require, wait_for
 from tests.entrypoints.launching import Attempt
@@ -147,6 +147,23 @@ def test_what_trains_in_the_background_alone_has_the_whole_grace(monkeypatch):
         rows = {pid: {**fields, 1: str(process.parent).encode()} for pid, process in family.items()}
         stop.look({pid: [row.get(number, b"0") for number in range(22)] for pid, row in rows.items()}, now)
         assert stop.saving
+
+
+def test_the_loader_of_what_ended_while_it_was_looked_at_is_asked_nothing(monkeypatch):
+    """A trap ends a script in the background; /proc lists it, and it is gone when it is read."""
+    family = {41: script(os.getpid(), "bash"), 42: script(41, background=True), 43: script(42, background=True)}
+    sent = []
+    monkeypatch.setattr(grace, "read_process", lambda pid, _: family.get(pid))
+    monkeypatch.setattr(processes, "kill", lambda *signals: sent.append(signals))
+    fields = {SESSION: b"41", THREADS: b"1", START: b"7"}
+    rows = {pid: {**fields, 1: str(process.parent).encode()} for pid, process in family.items()}
+    stats = {pid: [row.get(number, b"0") for number in range(22)] for pid, row in rows.items()}
+    stop = Grace(41)
+    stop.look(stats, 0.0)
+    del family[42]
+    stop.look(stats, 0.1)
+    assert sent == [(41, signal.SIGTERM)]
+    assert read_process(2**30, stats[43]) is None
 
 
 @pytest.mark.parametrize("works", [True, False])
