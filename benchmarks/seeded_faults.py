@@ -4,7 +4,7 @@
 
 The operators of mutmut make them. One run of the tests, in a copy of the tree with a mark at each fault, says which tests
 come by and how long they take. Then each fault is made alone, and the tests that came by it run, those of lower tiers and the
-quicker ones first, until one fails. A test that starts processes must pass without the fault. With --work the copy stays
+quicker ones first, until one fails. A test that fails after a long wait must pass without the fault. With --work the copy stays
 there, with what that run and each fault came to: faults whose result stands there are not made again.
 
 A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
@@ -23,17 +23,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
 from itertools import cycle, islice
 from pathlib import Path
+from queue import Queue
 from typing import NamedTuple
 
 from measure import HERE, PEERS, ROOT, report, table
 
 sys.path.insert(0, str(ROOT))
 from tests.extent import tier_of_name
+from tests.messages import literals, sentences
 
 SEED = 20
 COUNT = 40
@@ -50,9 +54,9 @@ PLACES = [  # the second round of faults begins again with the first place
     *(f"entrypoints/{name}" for name in ("runtime.py", "train.py")),
 ]
 MUTMUT = ("mutmut==3.8.1", "libcst==1.9.0")
-TESTS_S = 60.0  # of one fault, as long as they took in the run with marks
-FIRST_TESTS = 40  # in a process of their own: most faults need no more
-WAIT_S = "20"  # of a test of the contract suite
+TESTS_S = 40.0  # of one fault, as long as they took in the run with marks
+FIRST_TESTS = 25  # in a process of their own: most faults need no more
+WAIT_S = 60.0  # of a test of the contract suite
 SENTENCES = "tests/test_messages.py::test_every_sentence_was_reviewed"
 EQUAL = HERE / "equal_faults.txt"
 MARKS = """
@@ -135,7 +139,7 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
         for file in {fault.file for fault in faults}:
             lines = [(number, fault.line) for number, fault in enumerate(faults) if fault.file == file]
             (tree / file.relative_to(ROOT)).write_text(marked(file.read_text(), lines, work))
-        printed = run_pytest(tree, "--maxfail=1000000", "--durations=0", "-vv", *tests)
+        printed = run_pytest(tree, "--maxfail=1000000", "--durations=0", "--durations-min=0", "-vv", *tests)
         seconds: Counter[str] = Counter()
         for each in re.finditer(r"^([\d.]+)s (?:call|setup|teardown) +(.+)$", printed, re.MULTILINE):
             seconds[each[2].strip()] += float(each[1])
@@ -156,25 +160,12 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
 
 
 def marked(source: str, faults: Sequence[tuple[int, int]], work: Path) -> str:
-    """Return a file with a mark before each statement that has a fault; given are numbers and lines.
-
-    A fault outside functions has its mark in all functions of the file: they use what it changes.
-    """
+    """Return a file with a mark before each statement of a function that has a fault; given are numbers and lines."""
     tree = ast.parse(source)
     marks: dict[ast.stmt, list[int]] = defaultdict(list)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for number, line in faults:
-        inside = [
-            part
-            for function in functions
-            for part in ast.walk(function)
-            if isinstance(part, ast.stmt) and part is not function
-            if part.lineno <= line <= (part.end_lineno or 0)
-        ]
-        if inside:
+        if inside := statements_at(tree, line):
             marks[min(inside, key=lambda part: ((part.end_lineno or 0) - part.lineno, -part.lineno))].append(number)
-        for function in functions if not inside else ():
-            marks[function.body[-1]].append(number)
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -188,6 +179,13 @@ def marked(source: str, faults: Sequence[tuple[int, int]], work: Path) -> str:
     imports = f"import sys as _sys; _sys.path.append({str(work)!r}); from fault_marks import mark as _mark"
     tree.body[head:head] = ast.parse(imports).body
     return ast.unparse(tree)
+
+
+def statements_at(tree: ast.Module, line: int) -> list[ast.stmt]:
+    """Return the statements of functions that have a line."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {part for each in functions for part in ast.walk(each) if isinstance(part, ast.stmt) and part is not each}
+    return [part for part in inside if part.lineno <= line <= (part.end_lineno or 0)]
 
 
 def _mark(numbers: Sequence[int]) -> list[ast.stmt]:
@@ -204,16 +202,16 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 def run_pytest(tree: Path, *words: str) -> str:
     """Run tests of a tree; return what pytest printed, "" where all pass."""
     # PYTHONPATH: the tree's own package goes before the one that is installed; commands started by tests inherit it.
-    env = {**os.environ, "PYTHONPATH": str(tree), "CLOUDTRAIN_CONTRACT_WAIT_S": WAIT_S}
+    env = {**os.environ, "PYTHONPATH": str(tree), "CLOUDTRAIN_CONTRACT_WAIT_S": str(WAIT_S)}
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist", *words]
-    command.append(f"--basetemp={tree.parent / 'tmp'}")
+    command.append(f"--basetemp={tree}-tmp")
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, errors="replace")
     return "" if done.returncode in (0, 5) and "-vv" not in words else done.stdout + done.stderr
 
 
 def run_tests(tree: Path, *tests: str) -> str:
     """Run tests of a tree until one fails; return its id, "" where all pass."""
-    printed = run_pytest(tree, "-x", "--timeout=100", *tests)
+    printed = run_pytest(tree, "-x", "--timeout=200", *tests)
     failed = FAILED.search(printed)
     if printed and not failed and "Timeout" in printed and (stuck := re.search(r"tests/\S+::\S+", printed)):
         return stuck[0]
@@ -229,11 +227,13 @@ def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
         if not left or spent < TESTS_S:
             left.append(test)
     while left:
+        began = time.monotonic()
         part, left = left[:FIRST_TESTS], left[FIRST_TESTS:]
         file.write_text(fault.text)
         failed = run_tests(tree, *part)
         file.write_text(source)
-        if failed and (failed not in part or not tier_of(failed) or not run_tests(tree, failed)):
+        quick = time.monotonic() - began < WAIT_S or failed not in part
+        if failed and (quick or not run_tests(tree, failed)):
             return failed
         if failed:
             left = part[part.index(failed) + 1 :] + left
@@ -260,6 +260,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--tier", choices=("0", "1", "2", "3"), default="2", help="tests up to this tier")
     parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="only these tests")
+    parser.add_argument("--jobs", type=int, default=1, help="so many faults at a time")
     parser.add_argument("--work", type=Path, help="a folder that keeps what came of the tests and of each fault")
     parser.add_argument(
         "places", nargs="*", default=PLACES, metavar="PLACE", help=f"such as {PLACES[0]}; FOLDER+FILE is one place"
@@ -274,21 +275,35 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         work.chmod(0o755)  # a test reads it as another user
         tests = tests_that_come_by(faults, work, ["--tier", given.tier, *given.tests])
-        tree, results = work / "tree", work / "results.jsonl"
-        copy_tree(tree)
+        results, trees = work / "results.jsonl", Queue[Path]()
+        for number in range(given.jobs):
+            copy_tree(work / f"tree-{number}")
+            trees.put(work / f"tree-{number}")
         results.touch()
         known = {each["key"]: each["test"] for each in map(json.loads, results.read_text().splitlines())}
-        equal, rows, caught = reasons(), [], Counter[str]()
-        for number, fault in enumerate(faults):
+
+        everywhere = Counter(literals())
+
+        def try_fault(number: int) -> str:
+            fault = faults[number]
             if fault.key in known:
-                failed = known[fault.key]
+                return known[fault.key]
+            near = tests.get(number, [])
+            changed = set(sentences(fault.text)) ^ set(sentences(fault.file.read_text()))
+            if any(everywhere[text] < 2 for text in changed):
+                failed = SENTENCES  # it compares every sentence, so it need not run
             else:
-                near = tests.get(number, [])
-                if re.search(r"""["'][^"']* [^"']*["']""", fault.what):
-                    near = [(SENTENCES, 0.0), *near]
+                tree = trees.get()
                 failed = catch(tree, fault, near) or ("" if near else "(no test comes by)")
-                with results.open("a") as file:
-                    file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
+                trees.put(tree)
+            with results.open("a") as file:
+                file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
+            return failed
+
+        equal, rows, caught = reasons(), [], Counter[str]()
+        for fault, failed in zip(
+            faults, ThreadPoolExecutor(given.jobs).map(try_fault, range(len(faults))), strict=True
+        ):
             lives = not failed or failed.startswith("(")
             if lives and fault.key in equal:
                 failed = "equal: " + equal[fault.key]

@@ -33,17 +33,17 @@ def written() -> str:
 def literals() -> Iterator[str]:
     for folder in ("cloudtrain", "entrypoints"):
         for path in files(ROOT / folder):
-            tree = ast.parse(path.read_text())
-            alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-            alone |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-            for node in ast.walk(tree):
-                if (
-                    id(node) not in alone
-                    and (text := text_of(node))
-                    and WORDS.search(text)
-                    and not SCRIPTS.search(text)
-                ):
-                    yield text
+            yield from sentences(path.read_text())
+
+
+def sentences(source: str) -> Iterator[str]:
+    """Yield the sentences among the literals of a Python text."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    alone |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) not in alone and (text := text_of(node)) and WORDS.search(text) and not SCRIPTS.search(text):
+            yield text
 
 
 def text_of(node: ast.AST) -> str:

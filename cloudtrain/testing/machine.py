@@ -6,9 +6,12 @@ import base64
 import gzip
 import json
 import os
+import stat
+import tempfile
 import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +50,7 @@ def forms(secret: str) -> list[bytes]:
 def files_with(needles: Iterable[bytes], folders: Iterable[Path]) -> list[str]:
     """Return the files below some folders that hold one of the texts; gzip archives are opened."""
     found = []
-    for path in sorted({path for folder in folders for path in folder.rglob("*")}):
+    for path in sorted({path for folder in folders for path in (folder, *folder.rglob("*"))}):
         try:
             data = path.read_bytes() if path.is_file() else b""
             data += gzip.decompress(data) if data[:2] == b"\x1f\x8b" else b""
@@ -56,6 +59,20 @@ def files_with(needles: Iterable[bytes], folders: Iterable[Path]) -> list[str]:
         if any(needle in data or needle in os.fsencode(path) for needle in needles):
             found.append(str(path))
     return found
+
+
+def files_at_the_top() -> Iterator[Path]:
+    """Yield the files in folders where programs leave things: for temporary files, the user's own, the working directory."""
+    usual = ("/tmp", "/dev/shm")  # noqa: S108 - they are read
+    for folder in {Path(tempfile.gettempdir()), Path.home(), Path.cwd(), *map(Path, usual)}:
+        yield from (path for path in folder.glob("*") if path.is_file())
+
+
+def is_open(path: Path) -> bool:
+    """Return whether everybody may write a file or folder; not one that is gone, nor a link."""
+    with suppress(OSError):
+        return bool(path.lstat().st_mode & stat.S_IWOTH) and not path.is_symlink()
+    return False
 
 
 class ProcessSearch(threading.Thread):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
@@ -21,6 +23,16 @@ class ArgumentsContract(ContractFixtures):
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         words = [word for name, text in texts.items() for word in (f"--{name}", text)]
         assert json.loads(self.script_lines(backend, handle)[0].text) == [*words, *HOSTILE]
+
+    def test_the_submitters_environment_stays_with_it(
+        self, backend: Backend, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if backend.traits.in_place:
+            pytest.skip("its ranks are processes of the shell that submits")
+        monkeypatch.setenv("CONTRACT_OF_THE_SUBMITTER", "here")
+        handle = start("import os; print(os.environ.get('CONTRACT_OF_THE_SUBMITTER'))")
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        assert [line.text for line in self.script_lines(backend, handle)] == ["None"]
 
     def test_environment_arrives_as_written(self, backend: Backend, start: Any) -> None:
         env = {f"CONTRACT_{n}": text for n, text in enumerate(HOSTILE)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
+from cloudtrain.testing.suite.fetch import WRITER
 
 
 class CancelContract(ContractFixtures):
@@ -57,6 +59,16 @@ class CancelContract(ContractFixtures):
         texts = [line.text for line in self.script_lines(backend, handle)]
         assert texts == ["ready", "saved"], self.text(backend, handle)
         self.assert_no_leftovers(handle)
+
+    def test_cancel_keeps_what_was_written(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        wait = "import time\nprint('written', flush=True)\ntime.sleep(600)\n"
+        handle = start(WRITER + wait, args=["1:one"])
+        self.until_line(backend, handle, "written")
+        backend.cancel(handle)
+        assert self.until_final(backend, handle).state is State.CANCELLED
+        into = backend.fetch(handle, tmp_path / "fetched")
+        for folder in ("outputs", "checkpoints"):
+            assert (into / folder / "kept" / "one").exists(), folder
 
     def test_cancel_rewrites_no_history(self, backend: Backend, start: Any) -> None:
         handle = start("print('done')")

@@ -24,6 +24,15 @@ class EndsContract(ContractFixtures):
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED if code else State.SUCCEEDED, code)
         assert status.ended_at is not None
+        assert status.reason or not code, "a failure says why"
+
+    def test_the_time_limit_ends_the_attempt(self, backend: Backend, start: Any) -> None:
+        script = "import time\nprint('there', flush=True)\ntime.sleep(3000)\n"
+        handle = start(script, limits={"max_runtime": "6s", "grace": "1s"})
+        status = self.until_final(backend, handle)
+        assert status.state is State.TIMED_OUT and status.reason, status
+        assert [line.text for line in self.script_lines(backend, handle)] in (["there"], []), self.text(backend, handle)
+        self.assert_no_leftovers(handle)
 
     def test_a_failed_attempt_stays_and_has_files(
         self, backend: Backend, connect: Callable[[], Backend], start: Any, tmp_path: Path

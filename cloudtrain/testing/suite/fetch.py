@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cloudtrain.backends.api import FETCHABLE, Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
@@ -64,6 +66,39 @@ class FetchContract(ContractFixtures):
         for what in (*((name,) for name in FETCHABLE), ("model", "checkpoints")):
             part = backend.fetch(handle, tmp_path / "-".join(what), what)
             assert {path.name for path in part.iterdir() if (path / "kept").exists()} == set(what)
+
+    def test_files_keep_what_they_are(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        """Modes, times and links, where the files of a run are on machines of your own."""
+        if not backend.traits.own_machines:
+            pytest.skip("a store keeps bytes alone")
+        script = (
+            "import os, pathlib\n"
+            "folder = pathlib.Path(os.environ['CLOUDTRAIN_OUTPUT_DIR'])\n"
+            "(folder / 'program').write_text('#!/bin/sh')\n"
+            "(folder / 'program').chmod(0o750)\n"
+            "os.utime(folder / 'program', (1_500_000_000, 1_500_000_000))\n"
+            "(folder / 'link').symlink_to('program')\n"
+        )
+        handle = start(script)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        outputs = backend.fetch(handle, tmp_path / "fetched") / "outputs"
+        about = (outputs / "program").stat()
+        assert about.st_mode & 0o100 and not about.st_mode & 0o002
+        assert about.st_mtime == 1_500_000_000
+        assert (outputs / "link").readlink() == Path("program")
+
+    def test_every_node_has_files(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        self.require(backend, "num_nodes")
+        script = (
+            "import os, pathlib\n"
+            "node = os.environ['NODE_RANK']\n"
+            "pathlib.Path(os.environ['CLOUDTRAIN_OUTPUT_DIR'], f'of-{node}').write_text(node)\n"
+        )
+        handle = start(script, num_nodes=2)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        outputs = backend.fetch(handle, tmp_path / "fetched") / "outputs"
+        found = {path.name: path.read_text() for path in outputs.rglob("of-*")}
+        assert found == {"of-0": "0", "of-1": "1"}
 
     def test_checkpoints_belong_to_the_run(self, backend: Backend, start: Any) -> None:
         script = (

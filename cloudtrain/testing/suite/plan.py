@@ -41,13 +41,14 @@ class PlanContract(ContractFixtures):
         job = Job.from_dict(plan.job)
 
         def forbidden(*_: Any, **__: Any) -> Any:
-            raise AssertionError("plan() used the network, the clock or randomness")
+            raise AssertionError("plan() used the network, the clock, randomness or a process")
 
         with monkeypatch.context() as patch:
             patch.setattr(socket, "socket", forbidden)
             for name in ("time", "time_ns"):
                 patch.setattr(time, name, forbidden)
-            patch.setattr("os.urandom", forbidden)
+            for name in ("os.urandom", "os.fork", "os.posix_spawn", "os.system", "subprocess.Popen"):
+                patch.setattr(name, forbidden)
             patch.setattr(random, "random", forbidden)
             again = backend.plan(job, bundle, "pure-run", 1)
         SYSTEM.sleep(1.1)  # a timestamp in the plan would differ by now
@@ -62,6 +63,14 @@ class PlanContract(ContractFixtures):
         plan, bundle = prepare("print(1)", args=HOSTILE, hyperparameters={"lr": "3.0e-4"})
         for _ in SURROUNDINGS:
             assert elsewhere("plan", Job.from_dict(plan.job), bundle, plan.run_id, plan.attempt) == plan
+
+    def test_the_time_limit_is_that_of_the_job(self, backend: Backend, prepare: Any) -> None:
+        """A platform without one says why; a longer job has a longer one, of which nothing is missing."""
+        short, long = (backend.time_limit(prepare("print(1)", limits={"max_runtime": f"{n}h"})[0]) for n in (1, 3))
+        if short.seconds is None or long.seconds is None:
+            assert short.note and long.note
+            return
+        assert short.seconds >= 3600 and long.seconds - short.seconds >= 7200
 
     def test_check_returns_problems(self, backend: Backend) -> None:
         assert all(problem.message for problem in backend.check())

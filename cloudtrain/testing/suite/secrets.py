@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
-from cloudtrain.testing.machine import ProcessSearch, files_with, forms
+from cloudtrain.testing.machine import ProcessSearch, files_at_the_top, files_with, forms, is_open
 
 
 class SecretsContract(ContractFixtures):
@@ -33,7 +33,10 @@ class SecretsContract(ContractFixtures):
     def test_secrets_reach_the_script_and_nothing_else(
         self, backend: Backend, secret: str, start: Any, tmp_path: Path
     ) -> None:
-        """Searched are processes and files of this machine, `folders()`, the log, and what `fetch` brings."""
+        """Searched are processes and files of this machine, `folders()`, the log, and what `fetch` brings.
+
+        Of the ranks' folders nobody else may write any: who does may read what comes next.
+        """
         script = (
             "import hashlib, os, time\n"
             "token = os.environ['TOKEN']\n"
@@ -42,10 +45,14 @@ class SecretsContract(ContractFixtures):
             "time.sleep(1)\n"
         )
         needles, mark = forms(secret), f"rank-of-{random.getrandbits(64):016x}"
+        before = set(files_at_the_top())
         with ProcessSearch(needles, mark.encode()) as search:
             handle = start(script, secrets={"TOKEN": ["env:CONTRACT_SECRET"]}, args=[mark])
             self.until_line(backend, handle, "it is")
-            found = files_with(needles, search.folders)
+            found = files_with(needles, [*search.folders, *(set(files_at_the_top()) - before)])
+            open_to_all = [
+                str(path) for folder in search.folders for path in (folder, *folder.rglob("*")) if is_open(path)
+            ]
             assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         first, second = (line.text for line in self.script_lines(backend, handle))
         assert first == sha256(secret.encode()).hexdigest()
@@ -56,3 +63,4 @@ class SecretsContract(ContractFixtures):
             f"in the log: {line}" for line in backend.logs(handle) if any(n in line.text.encode() for n in needles)
         ]
         assert not search.found and not found, [*search.found, *found]
+        assert not open_to_all, "everybody may write these"

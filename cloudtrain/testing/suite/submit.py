@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from cloudtrain.backends.api import Backend
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
+from cloudtrain.testing.suite.fetch import WRITER
 
 
 class SubmitContract(ContractFixtures):
@@ -36,6 +39,48 @@ class SubmitContract(ContractFixtures):
             assert connect().find(other) is None, other
         self.until_final(backend, handle)
         assert connect().find(plan.attempt_id) == handle
+
+    def test_labels_are_those_of_the_attempt(
+        self, backend: Backend, connect: Callable[[], Backend], start: Any
+    ) -> None:
+        team = f"team-{random.getrandbits(32):08x}"
+        handle, other = (start("print(1)", labels={"contract": name}) for name in (team, f"{team}0"))
+        stored = connect().labels(handle), connect().labels(other)
+        assert stored[0] is None or [each["contract"] for each in stored if each] == [team, f"{team}0"]
+        if type(backend).labelled is not Backend.labelled:
+            attempt_id = self.submitted[handle]
+            found = [(each.attempt_id, each.handle) for each in connect().labelled("contract", team, set())]
+            assert found in ([], [(attempt_id, handle)]), "a backend of one machine may find none"
+            assert not list(connect().labelled("contract", team, {attempt_id}))
+        self.until_final(backend, handle)
+
+    def test_two_attempts_have_nothing_in_common(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        """What is done with one that has ended leaves the other running."""
+        ended = start(WRITER + "print('it ends')\nraise SystemExit(3)\n", args=["1:one"], attempt=11)
+        runs = start("import time\nprint('it runs', flush=True)\ntime.sleep(600)\n", attempt=12)
+        self.until_line(backend, runs, "it runs")
+        assert self.until_final(backend, ended).exit_code == 3
+        for handle, text in ((ended, "it ends"), (runs, "it runs")):
+            assert [line.text for line in self.script_lines(backend, handle)] == [text]
+            assert backend.find(self.submitted[handle]) == handle
+        into = backend.fetch(ended, tmp_path / "fetched")
+        assert (into / "outputs" / "kept" / "one").exists()
+        run_id = self.submitted[runs].rpartition("-a")[0]
+        for other in (self.submitted[ended], f"{run_id}-a1", f"{run_id}-a2", f"{run_id}-a120", f"{run_id}0-a12"):
+            for _ in range(2):
+                backend.discard(other)
+        backend.cancel(ended)
+        assert backend.remains(ended) or type(backend).remove is Backend.remove
+        for _ in range(2):
+            backend.remove(ended)
+            assert not backend.remains(ended)
+        assert backend.find(self.submitted[runs]) == runs
+        assert backend.status(runs).state is State.RUNNING
+        if type(backend).remove is not Backend.remove:
+            assert backend.status(ended).state is State.LOST
+        backend.cancel(runs)
+        assert self.until_final(backend, runs).state is State.CANCELLED
+        self.assert_no_leftovers(ended)
 
     def test_submitting_a_plan_twice_is_one_attempt(
         self, backend: Backend, connect: Callable[[], Backend], prepare: Any

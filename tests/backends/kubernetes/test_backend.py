@@ -8,7 +8,6 @@ import pytest
 
 from cloudtrain.testing.contract import BackendContract
 from tests.backends.kubernetes.clusters import Ground, ground
-from tests.backends.removed import check_removal
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +28,6 @@ class TestKubernetes(BackendContract):
 
     def calls(self) -> int:
         return len(self.shared.cluster.server.requests)
-
-    def test_what_it_has_left_is_deleted(self, backend, start):
-        check_removal(self, backend, start("print('done')"))
 
     def leftovers(self, handle: str) -> list[str]:
         return self.shared.left(handle)

@@ -17,7 +17,6 @@ from cloudtrain.nodes import supervisor
 from cloudtrain.nodes.process import detach
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing.contract import BackendContract
-from tests.backends.removed import check_removal
 from tests.conftest import processes_of, wait_for
 
 
@@ -26,11 +25,16 @@ class TestLocal(BackendContract):
     def connect(self, home: Path):
         return lambda: LocalBackend({}, home / "runs")
 
-    def test_what_it_has_left_is_deleted(self, backend, start):
-        check_removal(self, backend, start("print('done')"))
-
     def leftovers(self, handle: str) -> list[str]:
         return processes_of(Path(handle))
+
+    def test_an_attempt_is_its_owners_alone(self, backend, start) -> None:
+        before = os.umask(0)
+        try:
+            handle = start("print('done')")
+        finally:
+            os.umask(before)
+        assert Path(handle).stat().st_mode & 0o777 == 0o700
 
     # -- true states after a kill -------------------------------------------------------------------------------------
 

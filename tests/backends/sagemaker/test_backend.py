@@ -15,7 +15,6 @@ from cloudtrain.events import State
 from cloudtrain.simulators.sagemaker.host import find_processes
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
 from cloudtrain.testing.contract import BackendContract
-from tests.backends.removed import check_removal
 
 BUCKET = "training"
 sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
@@ -74,9 +73,6 @@ class TestSagemaker(BackendContract):
 
     def calls(self) -> int:
         return len(self.simulator.calls)
-
-    def test_what_it_has_left_is_deleted(self, backend, start):
-        check_removal(self, backend, start("print('done')"))
 
     def leftovers(self, handle: str) -> list[str]:
         name = handle.rpartition("/")[2]

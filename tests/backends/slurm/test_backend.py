@@ -12,7 +12,6 @@ import pytest
 
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.testing.contract import BackendContract
-from tests.backends.removed import check_removal
 from tests.lab.slurm import Slurm
 
 COUNTED = """#!/bin/sh
@@ -40,9 +39,6 @@ class TestSlurm(BackendContract):
         self.slurm = slurm
         self.calls = count_calls(tmp_path / "counted", monkeypatch)
         return lambda: SlurmBackend({"folder": str(slurm.shared), "python": sys.executable}, tmp_path / "work")
-
-    def test_what_it_has_left_is_deleted(self, backend, start):
-        check_removal(self, backend, start("print('done')"))
 
     def leftovers(self, handle: str) -> list[str]:
         return [line for host in self.slurm.nodes for line in host.processes().values()]

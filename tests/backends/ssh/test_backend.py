@@ -12,7 +12,6 @@ import pytest
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.testing.contract import BackendContract
-from tests.backends.removed import check_removal
 from tests.lab.connections import close_all
 from tests.lab.network import Lab
 
@@ -57,9 +56,6 @@ class TestSsh(BackendContract):
         self.lab = lab
         self.calls = count_requests(monkeypatch)
         return lambda: SshBackend(options(lab), home / "runs")
-
-    def test_what_it_has_left_is_deleted(self, backend, start):
-        check_removal(self, backend, start("print('done')"))
 
     def leftovers(self, handle: str) -> list[str]:
         return left_on(self.lab)

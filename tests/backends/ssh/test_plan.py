@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from cloudtrain.backends.ssh.backend import SshBackend
+from cloudtrain.backends.ssh.machines import make_handle
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -126,3 +129,21 @@ def test_a_handle_of_other_machines_is_lost(tmp_path):
     backend = SshBackend({"hosts": HOSTS}, tmp_path)
     for handle in ("", "nonsense", "elsewhere:~/.cloudtrain/runs/x/a1", "10.0.0.5"):
         assert backend.status(handle).state.value == "LOST"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("jump", [None, "me@gateway:2200", "me@outer,gateway"])
+def test_a_program_inside_is_reached_where_the_host_key_is_known_only(tmp_path: Path, terminal: bool, jump: str | None):
+    """`exec`, `stack` and `forward` use the ssh client: of the machine and of each jump host the key must be known."""
+    known = tmp_path / "known hosts"
+    backend = SshBackend({"hosts": HOSTS[:1], "known_hosts": str(known), **({"jump": jump} if jump else {})}, tmp_path)
+    argv = backend.shell(
+        make_handle([backend.machines[0].label], "/runs/r/a1"), 0, ["-c", "pass"], stdin=terminal, terminal=terminal
+    ).argv
+    for _ in range((jump or "").count(",") + bool(jump) + 1):
+        options = [value for flag, value in pairwise(argv) if flag == "-o"]
+        settings = dict(option.partition("=")[::2] for option in options)
+        assert settings["StrictHostKeyChecking"] == "yes" and settings["GlobalKnownHostsFile"] == "none"
+        assert settings["UserKnownHostsFile"] == f'"{known}"'
+        argv = shlex.split(settings.get("ProxyCommand", "").replace("%%", "%"))
+    assert not argv

@@ -13,7 +13,6 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators import replicas
 from cloudtrain.testing.contract import BackendContract
-from tests.backends.removed import check_removal
 from tests.conftest import wait_for
 
 
@@ -40,9 +39,6 @@ class TestVertexLocal(BackendContract):
     def connect(self, shared_home: Path):
         self.home = shared_home
         return lambda: VertexLocalBackend({}, shared_home / "runs")
-
-    def test_what_it_has_left_is_deleted(self, backend, start):
-        check_removal(self, backend, start("print('done')"))
 
     def leftovers(self, handle: str) -> list[str]:
         number = handle.rpartition("/")[2]

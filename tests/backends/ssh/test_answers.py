@@ -1,0 +1,347 @@
+"""What the backend ssh makes of its machines' answers: which ones it takes, what it sends them, what it asks. None is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.backends.ssh import doctor, launch, machines
+from cloudtrain.backends.ssh.backend import SshBackend
+from cloudtrain.backends.ssh.machines import Machine, make_handle
+from cloudtrain.errors import BackendError, NoCapacity, NoService, NotReached, Unreachable
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.nodes import common_folder
+from cloudtrain.nodes.agents import Answer
+from cloudtrain.source.bundle import Bundle
+from cloudtrain.testing.clock import EPOCH, VirtualClock
+
+NAMES = ("one", "two", "three")
+NOT_PREPARED: dict[str, Any] = {"request": None, "first": 0, "bundle": False}
+FOLDER = "/home/me/.cloudtrain/runs/r/a1"
+
+
+class Scripted:
+    """A machine that answers operations with given values, or raises them, and keeps what it was asked."""
+
+    unreachable_s = 0.0
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.answers: dict[str, Any] = {"clock": EPOCH, "prepare": NOT_PREPARED}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(self, operation: str, given: bytes | None = None, *, timeout_s: float = 60.0, **arguments: Any) -> Answer:
+        self.asked.append((operation, arguments | ({"given": given} if given is not None else {})))
+        answer = self.answers[operation]
+        if callable(answer):
+            answer = answer(**arguments)
+        if isinstance(answer, Exception):
+            raise answer
+        return Answer(None, answer) if isinstance(answer, bytes) else Answer(answer)
+
+    def calls(self, operation: str) -> list[dict[str, Any]]:
+        return [arguments for name, arguments in self.asked if name == operation]
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> dict[str, Scripted]:
+    """The machines by name, in place of those that a connection reaches."""
+    found = {name: Scripted(name) for name in NAMES}
+    monkeypatch.setattr(launch, "SYSTEM", VirtualClock())
+    monkeypatch.setattr(machines, "RemoteAgent", lambda host, *_: found[host.address])
+    return found
+
+
+@pytest.fixture
+def backend(fleet: dict[str, Scripted], tmp_path: Path) -> SshBackend:
+    return SshBackend({"hosts": [{"address": name} for name in NAMES], "directory": "/home/me/.cloudtrain"}, tmp_path)
+
+
+@pytest.fixture
+def plan(backend: SshBackend, tmp_path: Path) -> Callable[..., Plan]:
+    """Return a function: number of the attempt, changes to the job -> plan."""
+
+    def plan(attempt: int = 1, **changes: Any) -> Plan:
+        source = tmp_path / "source"
+        source.mkdir(exist_ok=True)
+        (source / "train.py").write_text("print(1)\n")
+        job = Job.from_dict({"name": "r", "source": str(source), "entrypoint": "train.py", **changes})
+        return backend.plan(job, Bundle.make(source, tmp_path / "bundles"), "r", attempt)
+
+    return plan
+
+
+def chosen(plan: Plan, begun: str | None = None) -> list[str]:
+    return [machine.label for machine, _ in launch.choose_machines(plan, "/root", lambda _: begun)]
+
+
+def test_the_first_machines_that_answer_are_taken(fleet, plan):
+    assert chosen(plan()) == ["one"] and chosen(plan(num_nodes=2)) == ["one", "two"]
+    for name in NAMES:
+        (asked,) = fleet[name].calls("prepare")[:1]
+        assert asked == {"root": "/root", "run": "r", "attempt": 1, "sha256": plan().bundle["sha256"]}
+    fleet["one"].answers["prepare"] = Unreachable("one is away", "look at it")
+    assert chosen(plan(num_nodes=2)) == ["two", "three"]
+    fleet["three"].answers["prepare"] = NoService("three refuses")
+    assert chosen(plan(num_nodes=2, min_nodes=1)) == ["two"]
+    with pytest.raises(NotReached) as caught:
+        chosen(plan(num_nodes=2))
+    assert caught.value.message == "1 of 2 nodes can be reached: one is away (look at it); three refuses"
+    assert caught.value.waits, "who is away may come back"
+    fleet["one"].answers["prepare"] = fleet["two"].answers["prepare"] = NoService("nothing listens")
+    with pytest.raises(NotReached) as caught:
+        chosen(plan())
+    assert not caught.value.waits
+
+
+def test_a_later_attempt_begins_where_the_files_are(fleet, plan):
+    fleet["two"].answers["prepare"] = {**NOT_PREPARED, "first": 1}
+    fleet["three"].answers["prepare"] = {**NOT_PREPARED, "first": 2}
+    assert chosen(plan(3, num_nodes=3)) == ["three", "two", "one"]
+    assert chosen(plan(3, output="/shared")) == ["one"], "all see the same folder"
+    fleet["one"].answers["prepare"] = Unreachable("away")
+    assert chosen(plan(3)) == ["three"]
+    of_three = replace(plan(4), request={**plan(4).request, "files_of": 3})
+    with pytest.raises(NotReached, match="no node that may have the checkpoints"):
+        chosen(of_three)
+    assert chosen(replace(of_three, request={**of_three.request, "files_of": 2})) == ["three"]
+    fleet["two"].answers["prepare"] = fleet["three"].answers["prepare"] = NOT_PREPARED
+    assert chosen(plan(1)) == ["two"], "a first attempt needs none"
+    with pytest.raises(NotReached, match="no node that may have the checkpoints"):
+        chosen(plan(2))
+    assert chosen(replace(plan(2), request={**plan(2).request, "files_of": 0})) == ["two"]
+    assert chosen(plan(2, output="/shared")) == ["two"]
+
+
+def test_an_interrupted_submit_is_repeated_on_its_machines(fleet, plan):
+    fleet["one"].answers["prepare"] = fleet["three"].answers["prepare"] = {
+        **NOT_PREPARED,
+        "request": {"hosts": ["three", "one"]},
+    }
+    assert chosen(plan(num_nodes=2)) == ["three", "one"]
+    fleet["two"].answers["prepare"] = {**NOT_PREPARED, "request": {"hosts": ["two"]}}
+    made = plan(num_nodes=2)
+    assert chosen(made, make_handle(["two"], made.request["folder"])) == ["two"]
+    assert chosen(made) == ["three", "one"], "none has begun: the first choice"
+    fleet["two"].answers["prepare"] = NOT_PREPARED
+    fleet["one"].answers["prepare"] = Unreachable("one is away")
+    with pytest.raises(Unreachable, match="one is away"):
+        chosen(made)
+
+
+def test_a_login_that_is_refused_is_an_error_or_brings_the_next_candidate(fleet, plan):
+    fleet["two"].answers["prepare"] = BackendError("two takes no such key", "ssh-add it")
+    with pytest.raises(BackendError) as caught:
+        chosen(plan())
+    assert caught.value.message == "two takes no such key (ssh-add it)" and not isinstance(caught.value, NoCapacity)
+    with pytest.raises(NoCapacity, match="no such key"):
+        chosen(replace(plan(), candidates=({"target": "a"}, {"target": "b"})))
+
+
+def test_machines_with_too_few_gpus_are_left_out(fleet, plan):
+    for name, count in zip(NAMES, (1, 2, 4), strict=True):
+        fleet[name].answers["command"] = "".join(f"GPU {n}: A100 (UUID: GPU-{n})\n" for n in range(count))
+    assert chosen(plan(resources={"accelerators": "A100:2"})) == ["two"]
+    assert fleet["one"].calls("command") == [{"argv": ["nvidia-smi", "-L"]}]
+    with pytest.raises(BackendError) as caught:
+        chosen(plan(num_nodes=2, resources={"accelerators": "A100:4"}))
+    assert caught.value.message.endswith("(nvidia-smi): one 1, two 2, three 4") and "resources" in caught.value.hint
+    assert chosen(plan(num_nodes=2, min_nodes=1, resources={"accelerators": "A100:4"})) == ["three"]
+    fleet["one"].answers["command"] = Unreachable("gone since")
+    with pytest.raises(Unreachable, match="gone since"):
+        chosen(plan(resources={"accelerators": "A100:2"}))
+
+
+@pytest.mark.parametrize(("share", "mode"), [(None, 0o600), ("group", 0o640)])
+def test_an_output_is_the_same_folder_on_all_machines(backend, fleet, plan, tmp_path, share: str | None, mode: int):
+    both = backend.machines[:2]
+    made = plan(num_nodes=2, output="/shared")
+    if share:
+        shared = SshBackend({"hosts": [{"address": name} for name in NAMES], "share": share}, tmp_path)
+        made = replace(made, request={**made.request, "env": made.request["env"] | {"CLOUDTRAIN_UMASK": shared.umask}})
+    fleet["one"].answers["write"] = None
+    fleet["two"].answers["read"] = lambda path: fleet["one"].calls("write")[-1]["given"]
+    launch.check_shared_output(made, both)
+    (wrote,) = fleet["one"].calls("write")
+    assert wrote["path"] == "/shared/r/.shared" and wrote["mode"] == mode and len(wrote["given"]) == 16
+    assert fleet["two"].calls("read") == [{"path": "/shared/r/.shared"}]
+    fleet["two"].answers["read"] = b"another one"
+    with pytest.raises(BackendError, match="the output /shared is not the same folder on two and one"):
+        launch.check_shared_output(made, both)
+    fleet["two"].answers["read"] = Unreachable("two is away")
+    with pytest.raises(Unreachable, match="two is away"):
+        launch.check_shared_output(made, both)
+    asked = len(fleet["one"].asked)
+    launch.check_shared_output(made, both[:1])
+    launch.check_shared_output(plan(num_nodes=2), both)
+    assert len(fleet["one"].asked) == asked, "nothing to compare"
+
+
+def test_what_a_node_is_started_with(backend, fleet, plan):
+    made = plan(num_nodes=2, env={"MINE": "a b"})
+    pair = [Machine({"python": "/opt/python"}, {"address": "one", "internal": "10.0.0.1"}), backend.machines[1]]
+    for name in ("one", "two"):
+        fleet[name].answers["launch"] = [("control", "10.0.0.1:9")]
+    fleet["two"].answers["clock"] = EPOCH - 60
+    secrets = {"secrets": {"TOKEN": "x"}, "token": "t"}
+    assert launch.launch_node(made, pair, 0, None, secrets) == {"control": "10.0.0.1:9"}
+    launch.launch_node(made, pair, 1, "10.0.0.1:9", secrets)
+    (first,), (second,) = fleet["one"].calls("launch"), fleet["two"].calls("launch")
+    folder = made.request["folder"]
+    assert (first["node"], second["node"]) == (f"{folder}/node-0", f"{folder}/node-1")
+    assert first["argv"] == ["/opt/python", ".cloudtrain/launch.py"] and second["argv"][0] == "python3"
+    assert first["secrets"] == second["secrets"] == secrets
+    names = ("HOST", "NODE_RANK", "NUM_NODES", "NODE_DIR", "CONTROL")
+    of_first, of_second = ([each["env"].get(f"CLOUDTRAIN_{name}") for name in names] for each in (first, second))
+    assert of_first == ["10.0.0.1", "0", "2", f"{folder}/node-0", None], "node 0 says where it listens"
+    assert of_second == ["two", "1", "2", f"{folder}/node-1", "10.0.0.1:9"]
+    assert "CLOUDTRAIN_CLOCK_OFFSET_S" not in first["env"]
+    assert second["env"]["CLOUDTRAIN_CLOCK_OFFSET_S"] == "60.0"
+
+
+@pytest.mark.parametrize("begun", [True, False, None])
+def test_an_attempt_has_begun_where_all_its_nodes_have(backend, fleet, begun: bool | None):
+    request = {"hosts": ["one", "two"], "least": 2}
+    for name in NAMES:
+        fleet[name].answers |= {
+            "request": request if name != "three" else None,
+            "begun": True,
+            "cancel": None,
+            "end": None,
+        }
+    fleet["two"].answers["begun"] = Unreachable("two is away") if begun is None else begun
+    handle = make_handle(["one", "two"], "/home/me/.cloudtrain/runs/r/a1")
+    assert backend.find("r-a1") == (None if begun is False else handle)
+    assert fleet["two"].calls("request") == [{"folder": FOLDER}]
+    assert fleet["two"].calls("begun") == [{"node": f"{FOLDER}/node-1"}]
+    fleet["one"].answers["begun"] = Unreachable("one is away")
+    if begun is True:
+        assert backend.find("r-a1") == handle, "node 0 begins before the others"
+    else:
+        with pytest.raises(Unreachable, match="is away"):
+            backend.find("r-a1")
+        with pytest.raises(Unreachable, match="is away"):
+            backend.discard("r-a1")
+        assert not fleet["one"].calls("cancel")
+    fleet["one"].answers["begun"] = True
+    backend.discard("r-a1")
+    for rank, name in enumerate(("one", "two")):
+        assert fleet[name].calls("cancel") == [{"folder": FOLDER, "rank": rank}]
+        assert fleet[name].calls("end") == [{"node": f"{FOLDER}/node-{rank}"}]
+    assert not fleet["three"].calls("cancel")
+
+
+@pytest.mark.parametrize(("least", "known"), [(1, False), (2, True), (None, False)])
+def test_who_does_not_answer_may_have_begun_where_all_of_an_attempt_may_be(
+    backend, fleet, least: int | None, known: bool
+):
+    for name in NAMES:
+        fleet[name].answers["request"] = None
+    fleet["one"].answers["request"] = Unreachable("one is away")
+    if least:  # another attempt's machines, of which too many answer
+        fleet["two"].answers |= {"request": {"hosts": ["two", "nowhere"], "least": least}}
+    if known:
+        assert backend.find("r-a1") is None
+    else:
+        with pytest.raises(Unreachable, match="one is away"):
+            backend.find("r-a1")
+
+
+def test_files_are_fetched_from_every_node_or_once_where_all_share_them(backend, fleet, tmp_path, monkeypatch):
+    brought: list[Any] = []
+    missing: list[int] = []
+
+    def download(agents: Any, folder: str, into: Path) -> list[int]:
+        brought.append(([agent.label for agent in agents], folder, into.name))
+        return missing
+
+    monkeypatch.setattr(common_folder, "download_nodes", download)
+    handle = make_handle(["one", "two"], FOLDER)
+    for name in ("one", "two"):
+        fleet[name].answers["request"] = {"run_dir": "/home/me/.cloudtrain/runs/r"}
+    assert backend.fetch(handle, tmp_path / "into", ("model", "outputs")) == tmp_path / "into"
+    both = ["one", "two"]
+    assert brought == [(both, f"/home/me/.cloudtrain/runs/r/{name}", name) for name in ("model", "outputs")]
+    missing.append(1)
+    with pytest.raises(Unreachable, match=r"^node 1 \(two\) cannot be reached: .*into lacks its files"):
+        backend.fetch(handle, tmp_path / "into", ("model",))
+    missing.clear()
+    for name in ("one", "two"):
+        fleet[name].answers["request"] = {"run_dir": "/shared/r"} if name == "two" else Unreachable("one is away")
+    brought.clear()
+    backend.fetch(handle, tmp_path / "into", ("model",))
+    assert brought == [(["two"], "/shared/r/model", "model")]
+    fleet["two"].answers["request"] = None
+    with pytest.raises(Unreachable, match="one is away"):
+        backend.fetch(handle, tmp_path / "into")
+    fleet["one"].answers["request"] = None
+    with pytest.raises(BackendError, match=f"^{handle} does not exist: ") as caught:
+        backend.fetch(handle, tmp_path / "into")
+    assert caught.value.hint
+
+
+def test_a_run_that_is_asked_for_keeps_its_lease_where_the_client_holds_it(fleet, tmp_path):
+    hosts = [{"address": name} for name in NAMES]
+    for lease in ("client", "supervisors"):
+        made = SshBackend({"hosts": hosts, "lease": lease}, tmp_path)
+        fleet["one"].answers["report"] = Unreachable("one is away")
+        with pytest.raises(Unreachable):
+            made.status(make_handle(["one"], FOLDER))
+        assert fleet["one"].calls("report")[-1] == {"folder": FOLDER, "rank": 0, "lease": lease == "client"}
+    assert made.status(make_handle(["four"], FOLDER)).state is State.LOST
+
+
+FACTS: dict[str, Any] = {
+    "python": [3, 11], "torch": "2.4", "gpus": 8, "free_bytes": 1 << 40, "writable": True, "folder": "/data",
+    "executable": "/usr/bin/python3",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        ({"torch": None}, "two: /usr/bin/python3 cannot import torch"),
+        ({"writable": False, "free_bytes": 0}, "two: /data cannot be written"),
+        ({"free_bytes": (1 << 30) - 1}, "two: 1,023 MiB are free below /data, less than 1 GiB"),
+        ({"free_bytes": 1 << 30}, ""),
+        ({"gpus": 4}, "the machines have different numbers of GPUs: [4, 8]"),
+        ({"clock": 30}, "two: its clock differs by 30 s from this machine's"),
+        ({"listen": BackendError("no port is free")}, "two: cannot listen on any port of 10.0.0.2 (no port is free)"),
+        ({"reach": "timed out"}, "two does not reach 10.0.0.1:4001 of one: timed out"),
+    ],
+)
+def test_doctor_names_what_is_wrong_with_a_machine(fleet, changes: dict[str, Any], message: str):
+    for name in ("one", "two"):
+        fleet[name].answers |= {"facts": FACTS, "listen": 4001, "reach": None}
+    for name in ("listen", "reach"):
+        fleet["two"].answers[name] = changes.get(name, fleet["two"].answers[name])
+    fleet["two"].answers["facts"] = {**FACTS, **{name: value for name, value in changes.items() if name in FACTS}}
+    if "clock" in changes:
+        fleet["two"].answers["clock"] = EPOCH - changes["clock"]
+    asked = [(name, fleet[name], f"10.0.0.{number}") for number, name in enumerate(("one", "two"), start=1)]
+    problems, lines = doctor.check_machines(asked, "/data")
+    assert [problem.message for problem in problems] == [message] * bool(message)
+    assert all(problem.hint for problem in problems) or "gpus" in changes
+    assert lines.keys() == {"one", "two"} and lines["one"].startswith(
+        "reached: Python 3.11, torch 2.4, 8 GPUs, 1.1 TB free"
+    )
+    assert fleet["one"].calls("facts") == [{"root": "/data"}] and fleet["one"].calls("listen") == [{"host": "10.0.0.1"}]
+    if not isinstance(changes.get("listen"), Exception):
+        assert fleet["one"].calls("reach") == [{"host": "10.0.0.2", "port": 4001}]
+
+
+def test_doctor_goes_on_after_a_machine_that_is_away(fleet):
+    for name in NAMES:
+        fleet[name].answers |= {"facts": FACTS, "listen": 4001, "reach": None}
+    fleet["one"].answers["facts"] = Unreachable("one is away", "look at it")
+    problems, lines = doctor.check_machines([(name, fleet[name], name) for name in NAMES], "/data")
+    assert [(problem.message, problem.hint) for problem in problems] == [("one is away", "look at it")]
+    assert lines["one"] == "not reached" and lines["three"].startswith("reached")
+    assert not fleet["one"].calls("listen") and fleet["two"].calls("reach") == [{"host": "three", "port": 4001}]
