@@ -173,7 +173,7 @@ class RentedBackend(Backend):
             if event and event[0] == "state" and State(event[1]["state"]).final:
                 state = State(event[1]["state"])
                 ended = state in (State.SUCCEEDED, State.FAILED)
-                return Status(state, machine["exit_code"] if ended else None, "", *times)
+                return Status(state, machine["exit_code"] if ended else None, event[1].get("reason") or "", *times)
         return Status(State.LOST, None, "the machine ended before the launcher did", *times)
 
     def _machine(self, name: str) -> dict[str, Any] | None:
