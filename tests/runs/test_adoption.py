@@ -326,3 +326,44 @@ def test_a_key_of_an_attached_run_is_refused(submitter, job, platform):
     with pytest.raises(BadRequest, match="cannot be submitted here: another machine submitted it"):
         submitter.submit(job, key="nightly")
     assert platform.calls == []
+
+
+@pytest.mark.parametrize("found", ["a job", "nothing", "no answer"])
+def test_a_refusal_is_one_only_where_no_earlier_submission_has_begun(submitter, job, platform, found: str):
+    run_id = interrupted(submitter, job)
+    store = submitter.store
+    plan = store.attempts(run_id)[0].plan
+    backend, refusal, discarded = Platform({}, Path()), BackendError("no such image"), []
+    backend.discard = discarded.append
+    if found == "a job":
+        MemoryBackend.submit(backend, plan, submitter.package(submitter.resolve(job)))
+    platform.fails["find"] = [LOST] if found == "no answer" else []
+    outcome = outcomes.record_not_sent(store, plan, backend, refusal, again=True)
+    (attempt,) = store.attempts(run_id)
+    if found == "a job":
+        assert outcome == outcomes.Accepted(plan.attempt_id) and attempt.handle == plan.attempt_id and not discarded
+    elif found == "nothing":
+        assert outcome == outcomes.Refused(refusal) and discarded == [plan.attempt_id]
+        assert attempt.status.state is State.FAILED
+    else:
+        assert isinstance(outcome, outcomes.Unknown) and outcome.error is LOST and not discarded
+        assert attempt.unanswered_since and not attempt.status.state.final and "no answer" in attempt.status.reason
+    platform.calls.clear()
+    assert isinstance(outcomes.record_not_sent(store, plan, backend, refusal, again=False), outcomes.Refused)
+    assert not platform.calls, "a first submission has no earlier one"
+
+
+def test_the_key_of_another_job_on_the_platform_is_named(submitter, job, platform, home):
+    run_id = submitter.submit(job, key="mine").run_id
+    elsewhere = Submitter("platform", home=home.with_name("elsewhere"), watch=False)
+    with pytest.raises(BadRequest, match=f"^the key 'mine' is already used by run {run_id}, whose job differs"):
+        elsewhere.submit(job.replace(args=["--other"]), key="mine")
+
+
+def test_an_interrupted_submission_of_another_job_that_was_looked_for_has_no_note(submitter, job, platform):
+    other = interrupted(submitter, job.replace(name="other"))
+    submitter.submit(job)
+    assert not [note for note in submitter.notes if other in note], "the platform has no such job"
+    platform.fails["find"] = [LOST]
+    submitter.submit(job.replace(args=["--again"]))
+    assert [note for note in submitter.notes if other in note]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import events
-from cloudtrain.errors import BadJob
+from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.nodes.process import Process
@@ -34,6 +34,39 @@ def test_the_start_of_an_attempt_names_its_newest_checkpoint(memory, submitter, 
     assert describe_start(run.store, plan).startswith(
         "attempt 2 resumes from step 40, the newest checkpoint that was reported, in the run's folder on memory: step-40.pt"
     )
+
+
+@pytest.mark.parametrize(
+    ("event", "start"),
+    [
+        ({"kept": "last.pt"}, "finds last.pt in the script's folder"),
+        ({"kept": "{output_dir}/a/last.pt"}, "finds a/last.pt in {output_dir}"),
+        ({"kept": "{output_dir}/a/last.pt", "step": 7}, "finds step 7 in {output_dir}: a/last.pt"),
+        ({"written": "x.pt"}, "resumes from the newest checkpoint in the run's folder on memory: x.pt"),
+        ({"step": 3}, "resumes from step 3, the newest checkpoint that was reported, in the run's folder on memory"),
+    ],
+)
+def test_the_start_of_an_attempt_says_where_its_checkpoint_is(
+    memory, submitter, job, event: dict[str, Any], start: str
+):
+    run = submitter.submit(job)
+    run.store.add_event(newest(run), "checkpoint", event)
+    plan = replace(run.attempts[-1].plan, attempt=2)
+    assert describe_start(run.store, plan) == f"attempt 2 {start}"
+
+
+def test_a_next_attempt_keeps_to_the_policy_of_the_folder(memory, submitter, job, tmp_path: Path, monkeypatch):
+    """Of the one where it is typed, though the first attempt knew none."""
+    run = submitter.submit(job)
+    MemoryBackend.finish(newest(run), State.FAILED, 1)
+    watch(run)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "policy.toml").write_text("[rules.short]\nmax_runtime = '1h'\n")
+    monkeypatch.chdir(folder)
+    with pytest.raises(BadRequest, match="limits.max_runtime"):
+        run.resume(sets=["limits.max_runtime=2h"])
+    assert len(run.attempts) == 1
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ class SubmitContract(ContractFixtures):
         team = f"team-{random.getrandbits(32):08x}"
         handle, other = (start("print(1)", labels={"contract": name}) for name in (team, f"{team}0"))
         stored = connect().labels(handle), connect().labels(other)
-        assert stored[0] is None or [each["contract"] for each in stored if each] == [team, f"{team}0"]
+        if type(backend).labels is not Backend.labels:
+            assert [each["contract"] for each in stored if each] == [team, f"{team}0"]
         if type(backend).labelled is not Backend.labelled:
             attempt_id = self.submitted[handle]
             found = [(each.attempt_id, each.handle) for each in connect().labelled("contract", team, set())]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh import doctor, launch, machines
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.backends.ssh.machines import Machine, make_handle
-from cloudtrain.errors import BackendError, NoCapacity, NoService, NotReached, Unreachable
+from cloudtrain.errors import BackendError, BadJob, NoCapacity, NoService, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.nodes import common_folder
@@ -295,6 +297,76 @@ def test_a_run_that_is_asked_for_keeps_its_lease_where_the_client_holds_it(fleet
             made.status(make_handle(["one"], FOLDER))
         assert fleet["one"].calls("report")[-1] == {"folder": FOLDER, "rank": 0, "lease": lease == "client"}
     assert made.status(make_handle(["four"], FOLDER)).state is State.LOST
+
+
+def test_labels_come_from_the_first_machine_that_has_them(backend, fleet):
+    kept = json.dumps({"hosts": ["one"], "labels": {"team": "vision"}}).encode()
+    handle = make_handle(["one", "two"], FOLDER)
+    fleet["one"].answers["read"] = Unreachable("one is away")
+    fleet["two"].answers["read"] = lambda path, limit: kept if path == f"{FOLDER}/request.json" else b""
+    assert backend.labels(handle) == {"team": "vision"}
+    fleet["one"].answers["read"] = b""
+    assert backend.labels(handle) == {"team": "vision"}
+    for damaged in (b"{", b"[]", b'{"labels": 3}'):
+        fleet["one"].answers["read"] = damaged
+        assert "team" not in backend.labels(handle)
+    fleet["one"].answers["read"] = fleet["two"].answers["read"] = Unreachable("nobody answers")
+    with pytest.raises(Unreachable, match="nobody answers"):
+        backend.labels(handle)
+
+
+def test_attempts_are_found_by_their_label(backend, fleet):
+    manifest = {"run_id": "r"}
+    texts = {
+        f"r/a{n}/request.json": json.dumps({"labels": {"home": "this" if n < 4 else "that"}}) for n in (1, 2, 3, 4)
+    }
+    for name in ("one", "two"):
+        fleet[name].answers |= {"texts": texts, "request": {"hosts": ["one"]}, "begun": True}
+        fleet[name].answers["read"] = json.dumps({"manifest": manifest, "target": "lab"}).encode()
+    fleet["three"].answers |= {"texts": {}, "request": None}
+    fleet["one"].answers["request"] = lambda folder: None if folder.endswith("a3") else {"hosts": ["one"]}
+    fleet["two"].answers["request"] = None
+    found = list(backend.labelled("home", "this", {"r-a2"}))
+    assert [(each.attempt_id, each.handle) for each in found] == [("r-a1", make_handle(["one"], FOLDER))]
+    assert found[0].record == {"manifest": manifest, "about": {"manifest": manifest, "target": "lab"}}
+    assert fleet["one"].calls("texts")[0] == {"folder": "/home/me/.cloudtrain/runs", "patterns": ["*/a*/request.json"]}
+    assert fleet["one"].calls("read")[0] == {"path": f"{FOLDER}/plan.json"}
+    fleet["three"].answers["texts"] = Unreachable("three is away")
+    rest = backend.labelled("home", "this", set())
+    assert next(rest).attempt_id == "r-a1"
+    with pytest.raises(Unreachable, match="three is away"):
+        list(rest)
+
+
+def test_what_the_plan_says_of_gpus_leases_and_machines(plan, tmp_path):
+    assert (
+        plan(resources={"accelerators": "A100:1"}, limits={"max_wait": "2h"}).request["env"]["CLOUDTRAIN_GPU_WAIT_S"]
+        == "7200"
+    )
+    assert "CLOUDTRAIN_GPU_WAIT_S" not in plan(resources={"accelerators": "A100:1"}).request["env"]
+    assert "CLOUDTRAIN_GPU_WAIT_S" not in plan(limits={"max_wait": "2h"}).request["env"]
+    with pytest.raises(BadJob) as caught:
+        plan(num_nodes=4)
+    (problem,) = caught.value.problems
+    assert (problem.message, problem.path) == ("is 4, but options.ssh.hosts names 3", "num_nodes") and problem.hint
+    (problem,) = SshBackend({}, tmp_path).check()
+    assert (problem.message, problem.path) == ("no machines are set", "options.ssh.hosts") and problem.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("lost_after_s", (0.1, 864_000), (0, 864_001)),
+        ("lease_s", (5, 864_000), (4.9, 864_001)),
+        ("port", (1, 65535), (65536,)),
+    ],
+)
+def test_the_bounds_of_options(name: str, good: tuple[float, ...], bad: tuple[float, ...]):
+    for value in good:
+        SshBackend.options().model_validate({name: value})
+    for value in bad:
+        with pytest.raises(ValidationError):
+            SshBackend.options().model_validate({name: value})
 
 
 FACTS: dict[str, Any] = {

@@ -170,7 +170,7 @@ class RentedBackend(Backend):
             return Status(State.CANCELLED, None, "", *times)
         for line in reversed(self._log(handle, f"last={TAIL_BYTES}").decode("utf-8", "replace").splitlines()):
             event = events.parse(line.split(" ", 3)[-1])
-            if event and event[0] == "state" and State(event[1]["state"]).final:
+            if event and event[0] == "result":
                 state = State(event[1]["state"])
                 ended = state in (State.SUCCEEDED, State.FAILED)
                 return Status(state, machine["exit_code"] if ended else None, event[1].get("reason") or "", *times)
