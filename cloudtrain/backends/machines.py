@@ -121,9 +121,8 @@ def choose(table: Sequence[Machine], resources: Resources, nodes: int = 1) -> Ma
     if resources.accelerator:
         candidates = [machine for machine in table if matches(resources.accelerator, machine.accelerator)]
         if not candidates:
-            available = sorted({machine.accelerator for machine in table if machine.accelerator})
             message = f"{resources.accelerator} is not an accelerator that this platform offers"
-            return Problem(message, "resources.accelerators", _suggest(resources.accelerator, available))
+            return Problem(message, "resources.accelerators", _suggest(resources.accelerator, table))
         counts = sorted({machine.accelerators for machine in candidates})
         candidates = [machine for machine in candidates if machine.accelerators == resources.gpus]
         if not candidates:
@@ -166,8 +165,25 @@ def similar_accelerator(name: str) -> str:
     return next(iter(get_close_matches(plain.replace("O", "0"), sorted(known | short), 1, 0.75)), "")
 
 
-def _suggest(name: str, names: Sequence[str]) -> str:
+def _suggest(name: str, table: Sequence[Machine]) -> str:
+    """Return which accelerators a table has, and which of them is nearest: by memory and price, or a mistyped name."""
     from difflib import get_close_matches
 
+    offered = [machine for machine in table if machine.accelerators]
+    names = sorted({machine.accelerator for machine in offered})
+    elsewhere = next((m for each in TABLES for m in load(each) if matches(name, m.accelerator)), None)
     closest = get_close_matches(name.upper(), names, 1, 0.5)
-    return (f"did you mean {closest[0]}? " if closest else "") + f"choose one of {', '.join(names)}"
+    near = f"did you mean {closest[0]}? " if closest else ""
+    if elsewhere and offered:
+        memory_gb, usd = elsewhere.accelerator_memory_gb, _usd_per_gpu(elsewhere)
+        nearest = min(
+            offered, key=lambda m: (abs(m.accelerator_memory_gb - memory_gb), abs(_usd_per_gpu(m) - usd), m.accelerator)
+        )
+        here_gb = nearest.accelerator_memory_gb
+        near = f"the nearest here is {nearest.accelerator}, with {here_gb:g} GB ({name} has {memory_gb:g} GB); "
+    return f"{near}choose one of {', '.join(names)}"
+
+
+def _usd_per_gpu(machine: Machine) -> float:
+    """Return the price of one accelerator an hour; a large one where it is unknown."""
+    return machine.usd_per_hour / machine.accelerators if machine.usd_per_hour else 1e6

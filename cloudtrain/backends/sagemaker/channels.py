@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.sagemaker.raw import channel_fields
 from cloudtrain.errors import Problem
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def build_channels(
     `copy` becomes a File channel and `mount` a FastFile channel. A script opens a `stream` input by its URI.
     """
     channels, launcher_inputs, problems = [], {}, []
-    shard = list(options.get("shard") or [])
+    shard, added = list(options.get("shard") or []), channel_fields(options.get("raw") or {})
     for option in ("shard", "pipe"):
         for name in options.get(option) or ():
             if name not in job.inputs:
@@ -64,6 +65,11 @@ def build_channels(
             problems.append(Problem(message, f"inputs.{name}.uri", "use mode: stream and open the URI in the script"))
             continue
         uri, file = split_prefix(item.uri)
+        source = (added.get(name, {}).get("DataSource") or {}).get("S3DataSource") or {}
+        if (
+            source.get("S3DataType", "S3Prefix") != "S3Prefix"
+        ):  # the URI is a manifest's, and the channel has its objects
+            uri, file = item.uri, ""
         if name in (options.get("pipe") or ()):  # a named pipe for each epoch, no folder
             channels.append(s3_channel(name, uri, "Pipe", "ShardedByS3Key" if name in shard else "FullyReplicated"))
             launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}

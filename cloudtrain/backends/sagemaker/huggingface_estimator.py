@@ -167,7 +167,7 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
 
 def fit_inputs(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the channels of a request as the `inputs` argument of `fit`."""
-    from sagemaker.inputs import FileSystemInput, TrainingInput
+    from sagemaker.inputs import FileSystemInput, ShuffleConfig, TrainingInput
 
     channels: dict[str, Any] = {}
     for channel in request["InputDataConfig"]:
@@ -178,8 +178,18 @@ def fit_inputs(request: Mapping[str, Any]) -> dict[str, Any]:
             )
         else:
             source = channel["DataSource"]["S3DataSource"]
-            spread = source["S3DataDistributionType"]
-            channels[name] = TrainingInput(source["S3Uri"], distribution=spread, input_mode=mode)
+            channels[name] = TrainingInput(
+                source["S3Uri"],
+                distribution=source["S3DataDistributionType"],
+                s3_data_type=source["S3DataType"],
+                instance_groups=source.get("InstanceGroupNames"),
+                attribute_names=source.get("AttributeNames"),
+                input_mode=mode,
+                content_type=channel.get("ContentType"),
+                compression=channel.get("CompressionType"),
+                record_wrapping=channel.get("RecordWrapperType"),
+                shuffle_config=ShuffleConfig(channel["ShuffleConfig"]["Seed"]) if "ShuffleConfig" in channel else None,
+            )
     return channels
 
 

@@ -14,8 +14,6 @@ PATH = "options.sagemaker.raw"
 OWNED = {
     "TrainingJobName": "name",
     "HyperParameters": "hyperparameters",
-    "InputDataConfig": "inputs",
-    "CheckpointConfig": "output",
     "Tags": "labels",
     "RoleArn": "options.sagemaker.role",
     "AlgorithmSpecification.TrainingImage": "image",
@@ -61,8 +59,23 @@ def merge_raw(request: dict[str, Any], raw: Mapping[str, Any]) -> list[Problem]:
     ]
     if owned or not raw:
         return owned
-    _merge(request, raw)
-    return [Problem(line, PATH) for line in _report(request)]
+    _merge(request, {name: value for name, value in raw.items() if name != "InputDataConfig"})
+    channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"][:-1]}
+    problems = []
+    for name, fields in channel_fields(raw).items():
+        if name in channels:
+            _merge(channels[name], fields)
+        else:
+            message = f"sets fields of the channel {name!r}, and no input has this name"
+            problems.append(Problem(message, PATH, f"inputs with a channel: {', '.join(channels) or 'none'}"))
+    return problems or [Problem(line, PATH) for line in _report(request)]
+
+
+def channel_fields(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return channel -> the fields that `raw` adds to it: InputDataConfig names those of a channel by ChannelName."""
+    channels = raw.get("InputDataConfig")
+    found = [channel for channel in channels if isinstance(channel, Mapping)] if isinstance(channels, list) else []
+    return {str(channel.get("ChannelName")): channel for channel in found}
 
 
 def _owned(raw: Any, at: str = "") -> Iterator[str]:

@@ -139,6 +139,12 @@ def build_request(
     added |= toolkit.distribution_hyperparameters(options, instance_type)
     hyperparameters, found_notes = build_hyperparameters(manifest, pieces, added)
     notes += found_notes
+    runtime_s = job.limits.max_runtime_s + MARGIN_S
+    if job.limits.max_runtime_s <= limits.MAX_RUNTIME_S < runtime_s:
+        runtime_s = limits.MAX_RUNTIME_S
+        notes.append(
+            "SageMaker runs a job for 28 days at most: less time is added for downloads and the last checkpoint"
+        )
     metrics, metric_notes = _metric_definitions(job)
     notes += metric_notes
     request: dict[str, Any] = {
@@ -159,7 +165,7 @@ def build_request(
             "InstanceType": instance_type,
             "VolumeSizeInGB": job.resources.disk_gb or DISK_GB,
         },
-        "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},
+        "StoppingCondition": {"MaxRuntimeInSeconds": runtime_s},
         "CheckpointConfig": {"S3Uri": f"{run}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
         "ProfilerConfig": {"DisableProfiler": True},
         "Tags": _tags(job, manifest),

@@ -168,12 +168,12 @@ class VertexBackend(CustomJobsBackend):
         return build_constraints(rules, self._options)
 
     def facts(self, plan: Plan) -> Facts:
-        pools = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"]
+        pools = [pool for pool in plan.request["customJob"]["jobSpec"]["workerPoolSpecs"] if pool]  # {} is skipped
         return Facts(
             account=str(self._options.get("project") or ""),
             region=str(self._options.get("region") or ""),
-            instance_types=tuple(dict.fromkeys(str(pool["machineSpec"]["machineType"]) for pool in pools)),
-            images=tuple(dict.fromkeys(str(pool["containerSpec"]["imageUri"]) for pool in pools)),
+            instance_types=tuple(dict.fromkeys(str(pool.get("machineSpec", {}).get("machineType")) for pool in pools)),
+            images=tuple(dict.fromkeys(str(pool.get("containerSpec", {}).get("imageUri")) for pool in pools)),
             gpus=count_gpus(pools),
         )
 
@@ -228,7 +228,7 @@ def count_gpus(pools: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the GPUs of all replicas, None where a machine type is not in the catalog and the pool names no count."""
     total = 0
     for pool in pools:
-        spec, replicas = pool["machineSpec"], int(pool.get("replicaCount") or 1)
+        spec, replicas = pool.get("machineSpec", {}), int(pool.get("replicaCount") or 1)
         name, count = str(spec.get("machineType") or ""), int(spec.get("acceleratorCount") or 0)
         machine = machines.find_machine(machines.load("vertex"), name)
         if not count and not _WITHOUT_GPUS.match(name):

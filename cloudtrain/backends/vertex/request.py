@@ -10,7 +10,7 @@ command, which fetches the bundle and execs the launcher (fetch_program.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
+from cloudtrain.backends.vertex.raw import merge_raw
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
 from cloudtrain.nodes import paths
@@ -48,6 +49,7 @@ _NAMES = {
     "persistent_resource": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "its id, without the project"),
 }
 # https://cloud.google.com/vertex-ai/docs/training/use-reservations (2026-11-23)
+_TPU = re.compile(r"ct\d|tpu", re.IGNORECASE)  # ct5lp-hightpu-4t, ct6e-standard-8t, tpu7x-standard-4t
 _RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 
 
@@ -85,13 +87,18 @@ class Request:
             self._add_problem(
                 "output", f"is {output}, but Vertex AI writes results to Cloud Storage only", "gs://bucket/prefix"
             )
+        self.machine = self._choose_machine()
+        self._infer_gpus()
+        job = self._job
         changes: dict[str, Any] = {"output": output, "inputs": self._inputs()}
         self.manifest = replace(Manifest.of(job, run_id, attempt, provenance.about(backend, job, bundle)), **changes)
         self.parent = f"projects/{options['project']}/locations/{options['region']}"
         self.source = {"bucket": bucket, "object": f"{prefix}/src/{bundle.sha256}.tar.gz"}
-        self.machine = self._choose_machine()
         base = f"gs://{bucket}/{prefix}/{run_id}/" if folder else f"{output}/{run_id}/"
-        self.custom_job = _merge_json(self._custom_job(base, bundle), options.get("raw") or {})
+        self.custom_job, problems = merge_raw(
+            self._custom_job(base, bundle), options.get("raw") or {}, self._option_path("raw")
+        )
+        self.problems += problems
 
     @property
     def price(self) -> dict[str, Any] | None:
@@ -187,6 +194,11 @@ class Request:
         """Return the machine type of every node, None for one that is not in machines.csv."""
         resources = self._job.resources
         table = machines.load("vertex")
+        if _TPU.match(resources.instance_type or resources.accelerator or ""):
+            path = "resources.instance_type" if resources.instance_type else "resources.accelerators"
+            message = "TPUs need torch_xla or JAX, its images and its launcher, which cloudtrain does not support"
+            self._add_problem(path, message, "choose GPUs: L4, A100-80GB, H100")
+            return None
         if resources.instance_type:
             same_name = [machine for machine in table if machine.name == resources.instance_type]
             if not same_name:
@@ -194,6 +206,8 @@ class Request:
                     f"cloudtrain does not know the machine type {resources.instance_type}: Vertex AI decides whether it exists"
                 )
                 return None
+            if not resources.accelerators:  # the machine's own; GPUs are attached to an N1 machine only on request
+                return min(same_name, key=lambda machine: machine.accelerators)
             fitting = [machine for machine in same_name if machine.accelerators == resources.gpus]
             fitting = [
                 m
@@ -209,17 +223,26 @@ class Request:
         allowed = [machine for machine in table if machine.more["capacity"] in ("", *self._capacity)]
         choice = machines.choose(allowed, resources)
         if isinstance(choice, Problem):
-            not_allowed = machines.choose(table, resources)
-            if isinstance(not_allowed, Machine):
-                message = (
-                    f"is only offered as {not_allowed.more['capacity']}: {resources.accelerators} ({not_allowed.name})"
-                )
-                choice = Problem(
-                    message, "resources.accelerators", "set resources.use_spot, or options.vertex.reservations"
-                )
+            listed = machines.choose(table, resources)
+            if isinstance(listed, Machine):
+                capacity = listed.more["capacity"]
+                message = f"is only offered as {capacity}: {resources.accelerators} ({listed.name})"
+                spot = "resources.use_spot, options.vertex.strategy: FLEX_START, or " if capacity == "spot" else ""
+                listed = Problem(message, "resources.accelerators", f"set {spot}options.vertex.reservations")
+            choice = listed
             self.problems.append(choice)
             return None
         return choice
+
+    def _infer_gpus(self) -> None:
+        """Give a job that names only a machine type the GPUs of the machine, from which the number of ranks follows."""
+        machine, resources = self.machine, self._job.resources
+        if machine and machine.accelerators and not resources.accelerators:
+            gpus = f"{machine.accelerator}:{machine.accelerators}"
+            self._job = self._job.replace(resources=resources.model_copy(update={"accelerators": gpus}))
+            self.notes.append(
+                f"{machine.name} has {gpus.replace(':', ' x ')}: {self._job.processes} ranks run on each node"
+            )
 
     @property
     def _capacity(self) -> list[str]:
@@ -349,22 +372,3 @@ class Request:
 
 def _describe_gpus(machine: Machine) -> str:
     return f"{machine.accelerators} x {machine.accelerator}" if machine.accelerators else "no accelerator"
-
-
-def _merge_json(base: Any, override: Any) -> Any:
-    """Merge one JSON value into another: objects by key, lists of objects by position, anything else is replaced."""
-    if isinstance(base, Mapping) and isinstance(override, Mapping):
-        return {**base, **{key: _merge_json(base.get(key), value) for key, value in override.items()}}
-    if _is_list_of_objects(base) and _is_list_of_objects(override):
-        longer = range(max(len(base), len(override)))
-        return [
-            _merge_json(base[n], override[n]) if n < min(len(base), len(override)) else (base[n:] + override[n:])[0]
-            for n in longer
-        ]
-    return override
-
-
-def _is_list_of_objects(value: Any) -> bool:
-    return (
-        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(item, Mapping) for item in value)
-    )

@@ -114,6 +114,43 @@ CASES = {
             },
         },
     ),
+    "channels": (
+        {
+            "resources": {"accelerators": "L4"},
+            "limits": {"max_runtime": "28d"},
+            "inputs": {
+                "train": "s3://data/train.manifest",
+                "texts": "s3://data/texts/",
+                "labelled": {"uri": "s3://data/labelled.manifest"},
+            },
+        },
+        {
+            "shard": ["texts"],
+            "pipe": ["labelled"],
+            "raw": {
+                "InputDataConfig": [
+                    {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3DataType": "ManifestFile"}}},
+                    {
+                        "ChannelName": "texts",
+                        "ContentType": "text/csv",
+                        "CompressionType": "Gzip",
+                        "ShuffleConfig": {"Seed": 7},
+                    },
+                    {
+                        "ChannelName": "labelled",
+                        "RecordWrapperType": "RecordIO",
+                        "DataSource": {
+                            "S3DataSource": {
+                                "S3DataType": "AugmentedManifestFile",
+                                "AttributeNames": ["source", "label"],
+                            }
+                        },
+                    },
+                ],
+                "CheckpointConfig": {"S3Uri": "s3://earlier/checkpoints"},
+            },
+        },
+    ),
     "boto3_only": (
         {"resources": {"accelerators": "L4"}},
         {
@@ -315,7 +352,7 @@ LIMITS = {
     "metric name": ({"metrics": {"m" * 256: "x=([0-9])"}}, {}, f"metrics.{'m' * 40}"),
     "metric regex": ({"metrics": {"m": f"{'x' * 500}([0-9])"}}, {}, "metrics.m"),
     "disk": ({"resources": {"accelerators": "A10G", "disk_gb": 16385}}, {}, "resources.disk_gb"),
-    "runtime": ({"limits": {"max_runtime": "28d"}}, {}, "limits.max_runtime"),
+    "runtime": ({"limits": {"max_runtime": "29d"}}, {}, "limits.max_runtime"),
     "retries": ({"retry": {"max_attempts": 32}}, {}, "retry.max_attempts"),
     "output": ({"output": "gs://b/k"}, {}, "output"),
     "output long": ({"output": f"s3://b/{'k' * 1024}"}, {}, "output"),
@@ -366,6 +403,12 @@ LIMITS = {
     ),
     "raw name": ({}, {"raw": {"TrainingJobName": "x"}}, "options.sagemaker.raw"),
     "raw nested": ({}, {"raw": {"ResourceConfig": {"InstanceCount": 2}}}, "options.sagemaker.raw"),
+    "raw channel": ({}, {"raw": {"InputDataConfig": [{"ChannelName": "x"}]}}, "options.sagemaker.raw"),
+    "raw channel type": (
+        {"inputs": {"a": "s3://b/a/"}},
+        {"raw": {"InputDataConfig": [{"ChannelName": "a", "Contents": "text/csv"}]}},
+        "options.sagemaker.raw",
+    ),
     "raw typo": ({}, {"raw": {"ResourceConfg": {}}}, "options.sagemaker.raw"),
     "raw type": ({}, {"raw": {"ProfilerConfig": {"DisableProfiler": "no"}}}, "options.sagemaker.raw"),
     "sdk cannot": ({}, {"client": "sdk", "max_pending": "2h"}, "options.sagemaker.client"),

@@ -23,6 +23,8 @@ from cloudtrain.source.bundle import Bundle, File
 GOLDEN = Path(__file__).parents[2] / "golden" / "vertex"
 PLACE = {"project": "my-project", "region": "us-central1", "bucket": "my-bucket"}
 SHARED = "projects/my-project"
+REDUCTION_SERVER = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
+NFS = {"server": "10.0.0.2", "path": "/data", "mountPoint": "/mnt/nfs/data"}
 CASES = {
     "cpu_one_node": ({}, {}),
     "l4_two_nodes": ({"num_nodes": 2, "resources": {"accelerators": "L4:4"}}, {}),
@@ -165,6 +167,125 @@ def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
 )
 def test_what_the_platform_would_refuse_is_a_problem_of_its_field(changes: dict, options: dict, path: str):
     assert [problem.path for problem in made(changes, options).problems] == [path]
+
+
+RECIPES: dict[str, dict] = {
+    "reduction server": {
+        "jobSpec": {
+            "workerPoolSpecs": [
+                {},
+                {},
+                {
+                    "replicaCount": 2,
+                    "machineSpec": {"machineType": "n1-highcpu-16"},
+                    "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100},
+                    "containerSpec": {"imageUri": REDUCTION_SERVER},
+                },
+            ]
+        }
+    },
+    "nfsMounts": {"jobSpec": {"workerPoolSpecs": [{"nfsMounts": [NFS]}, {"nfsMounts": [NFS]}]}},
+    "dashboard access": {"jobSpec": {"enableDashboardAccess": True}},
+    "PSC": {"jobSpec": {"pscInterfaceConfig": {"networkAttachment": "my-attachment"}}},
+    "persistent resource": {"jobSpec": {"persistentResourceId": "my-machines"}},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_in_raw_is_the_request_of_the_sdk(name: str):
+    """The SDK's own classes, which its CustomJob takes, say the same as a recipe."""
+    from google.cloud import aiplatform_v1 as v1
+    from google.cloud.aiplatform.utils.worker_spec_utils import _DistributedTrainingSpec
+
+    built = made({"num_nodes": 2, "resources": {"accelerators": "H100:8"}}, {"raw": RECIPES[name]})
+    assert built.problems == []
+    planned = v1.CustomJob.from_json(json.dumps(built.custom_job))
+    plain = made({"num_nodes": 2, "resources": {"accelerators": "H100:8"}}, {})
+    sdk = v1.CustomJob.from_json(json.dumps(plain.custom_job))
+    pools = sdk.job_spec.worker_pool_specs
+    if name == "reduction server":
+        given = {"reduction_server_replica_count": 2, "reduction_server_machine_type": "n1-highcpu-16"}
+        spec = _DistributedTrainingSpec.chief_worker_pool(replica_count=2, machine_type="a3-highgpu-8g", **given)
+        (*_, server) = spec.pool_specs
+        server["container_spec"] = {"image_uri": REDUCTION_SERVER}
+        pools.append(v1.WorkerPoolSpec(server))
+    elif name == "nfsMounts":
+        for pool in pools:
+            pool.nfs_mounts = [v1.NfsMount(server="10.0.0.2", path="/data", mount_point="/mnt/nfs/data")]
+    elif name == "dashboard access":
+        sdk.job_spec.enable_dashboard_access = True
+    elif name == "PSC":
+        sdk.job_spec.psc_interface_config = v1.PscInterfaceConfig(network_attachment="my-attachment")
+    else:
+        sdk.job_spec.persistent_resource_id = "my-machines"
+    assert planned == sdk and planned != v1.CustomJob.from_json(json.dumps(plain.custom_job))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said", "hint"),
+    [
+        ({"enableDashbordAccess": True}, "jobSpec.enableDashbordAccess", "did you mean enableDashboardAccess?"),
+        ({"scheduling": {"strategy": "FLEXSTART"}}, "jobSpec.scheduling.strategy to 'FLEXSTART'", "FLEX_START"),
+        ({"scheduling": {"timeout": "2h"}}, "jobSpec.scheduling.timeout to '2h', which is not a duration", '"3600s"'),
+        ({"scheduling": {"timeout": 3600}}, "which is not a duration", '"3600s"'),
+        ({"workerPoolSpecs": [{"replicaCount": "many"}]}, "workerPoolSpecs[0].replicaCount", "a number"),
+        ({"workerPoolSpecs": [{"nfsMounts": NFS}]}, "which is not a list", "as a list"),
+        (
+            {"workerPoolSpecs": [{"machineSpec": {"acceleratorType": "NVIDIA_H100"}}]},
+            "acceleratorType",
+            "NVIDIA_H100_80GB?",
+        ),
+        ({"enableWebAccess": "yes"}, "which is not true or false", "true or false"),
+        ({"serviceAccount": 7}, "which is not a text", "a text"),
+        ({"scheduling": "soon"}, "which is not an object", "Scheduling"),
+    ],
+)
+def test_raw_is_checked_by_the_messages_of_the_sdk(spec: dict, said: str, hint: str):
+    built = made({"resources": {"accelerators": "L4"}}, {"raw": {"jobSpec": spec}})
+    (problem,) = built.problems
+    assert problem.path == "options.vertex.raw" and said in problem.message and hint in problem.hint, problem
+    from google.cloud import aiplatform_v1
+    from google.protobuf.json_format import ParseError
+
+    if said != "which is not a text":  # taken by the parser, and refused by the service
+        with pytest.raises(ParseError):
+            aiplatform_v1.CustomJob.from_json(json.dumps(built.custom_job))
+
+
+def test_a_machine_type_alone_is_enough():
+    named = made({"num_nodes": 2, "resources": {"instance_type": "a3-highgpu-8g"}}, {})
+    both = made({"num_nodes": 2, "resources": {"instance_type": "a3-highgpu-8g", "accelerators": "H100:8"}}, {})
+    assert named.problems == [] and "8 ranks run on each node" in named.notes[0]
+    assert named.custom_job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"] == {
+        "machineType": "a3-highgpu-8g",
+        "acceleratorType": "NVIDIA_H100_80GB",
+        "acceleratorCount": 8,
+    }
+    assert named.manifest.gpus_per_node == named.manifest.processes_per_node == 8
+    assert named.custom_job["jobSpec"]["scheduling"] == both.custom_job["jobSpec"]["scheduling"]
+    cpus = made({"resources": {"instance_type": "n1-standard-8"}}, {})
+    assert cpus.problems == [] and cpus.manifest.gpus_per_node == 0
+
+
+@pytest.mark.parametrize("name", ["ct5lp-hightpu-4t", "ct6e-standard-8t", "tpu7x-standard-4t"])
+def test_tpus_are_refused(name: str):
+    (problem,) = made({"resources": {"instance_type": name}}, {}).problems
+    assert problem.path == "resources.instance_type" and problem.message.startswith("TPUs need torch_xla")
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "hint"),
+    [
+        ("H200:8", "options.vertex.strategy: FLEX_START"),
+        ("GB200:4", "set options.vertex.reservations"),
+        ("A10G:1", "the nearest here is L4, with 24 GB (A10G has 24 GB)"),
+        ("L40S:1", "the nearest here is A100-40GB, with 40 GB (L40S has 48 GB)"),
+        ("B300:8", "B200, GB200"),
+    ],
+)
+def test_a_hint_names_what_there_is(accelerators: str, hint: str):
+    (problem,) = made({"resources": {"accelerators": accelerators}}, {}).problems
+    assert hint in problem.hint
 
 
 def test_all_problems_at_once():
