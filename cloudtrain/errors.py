@@ -15,6 +15,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 ├── BackendError         5   the platform refused, or could not be reached
 │   ├── Unreachable          no answer, or one that says try later: what was asked may have been done or not
 │   │   └── NoService            nothing listens at the address, or the name has no address
+│   ├── LogDenied            the account may not read the log, and nothing else is wrong
 │   ├── NotReached           machines or a platform could not be reached; nothing was sent
 │   └── NoCapacity           the platform has no such machines free, or a quota is used up; nothing was started
 └── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
