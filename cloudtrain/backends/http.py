@@ -26,8 +26,6 @@ TRIES = 5
 PAUSE_S = 0.25  # doubled after each try
 MAX_BACKOFF_S = 8.0
 MAX_PAUSE_S = 30.0  # upper limit for a server's Retry-After
-# An address that may get a key: http only on this machine, behind a tunnel say
-SAFE_ADDRESS = r"^(https://|http://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?(/|$))"
 RETRYABLE = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same call may succeed later
 CHUNK_BYTES = 1 << 20  # read at a time
 # HeaderAuditID in k8s.io/apiserver/pkg/apis/audit/types.go; Cloud Storage's name for it; the common one (2026-11-23)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.forecast import devices, speed
 from cloudtrain.forecast.network import GB, Band, pool
-from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.forecast.training import Length
-from cloudtrain.job.units import format_duration
+from cloudtrain.job.units import HOUR_S, format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 OLD_DAYS = 30
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)

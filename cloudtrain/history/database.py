@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sqlite3
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +21,8 @@ from cloudtrain.job.homes import make_home
 from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
+    import tempfile
+
     from cloudtrain.backends.api import Plan
 
 BUSY_S = 60.0  # how long a writer waits for another process that holds a lock
@@ -222,6 +222,9 @@ class Database:
 
     def _connect_copy(self) -> sqlite3.Connection:
         """Open a copy of the history, so that nothing is written into the home."""
+        import shutil
+        import tempfile
+
         self._copy = tempfile.TemporaryDirectory(prefix="cloudtrain-")
         self._opened = identity(self.path, content=True)
         for suffix in ("", "-wal", "-journal"):

@@ -14,6 +14,7 @@ _WORDS = {name + s: unit for unit, names in _NAMES.items() for name in names.spl
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*")
 _USD = re.compile(r"\s*(?:\$\s*(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s*(?:USD|usd))\s*")
+HOUR_S = 3600.0
 _MAX_S = 10 * 365 * 86400
 _MAX_BYTES = 10**15
 MOST_RANKS = 100_000  # of a job

@@ -36,13 +36,8 @@ def holds(rule: Rule, target: str, backend: str) -> bool:
     return not rule.on or any(fnmatchcase(name, pattern) for pattern in rule.on for name in (target, backend))
 
 
-def facts_of(plan: Plan, backend: Backend) -> Facts:
-    """Return where a plan goes: as its backend says it, nothing on machines of your own, "" where it is not known."""
-    return backend.facts(plan)
-
-
 def _of_rule(rule: Rule, plan: Plan, backend: Backend) -> Iterator[Problem]:
-    facts = facts_of(plan, backend)
+    facts = backend.facts(plan)
     for key, wanted in rule.requires.items():
         for path, message, hint in _CHECKS[key](wanted, plan, facts, backend):
             yield Problem(f"{message} ({rule.place(key)}{rule.reason})", path, hint)

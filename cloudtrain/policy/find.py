@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.job import configfile, targets
-from cloudtrain.policy import pin
 from cloudtrain.policy.files import POLICY_FILE, Policy, read
 
 
@@ -33,6 +32,8 @@ def find(
             found.setdefault(str(path), read(path))
     for folder in folders:
         for url, sha256 in configured(folder).items():
+            from cloudtrain.policy import pin
+
             pinned = pin.load(url, home, sha256)
             found[pinned.file] = pinned
     notes = []
@@ -45,6 +46,8 @@ def find(
         if not path.is_file():
             notes.append(f"the policy {path} of an earlier attempt no longer exists: its rules were not checked")
         elif old.get("from"):
+            from cloudtrain.policy import pin
+
             found[str(path)] = pin.load(str(old["from"]), home)
         else:
             found[str(path)] = read(path)

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.events import State
-from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.history.sampling import Point
-from cloudtrain.job.units import format_duration, unix_time
+from cloudtrain.job.units import HOUR_S, format_duration, unix_time
 from cloudtrain.runs.planning import spend
 
 if TYPE_CHECKING:

@@ -23,6 +23,8 @@ _SECRET_NAME = re.compile(
 _PASSWORD_NAME = re.compile(r"(?i)passw(?:d|ord)$")
 _WORD = re.compile(r"[A-Za-z0-9_+/=.~!#%^&*:-]+")
 _PLACEHOLDER = re.compile(r"(?i)example|x{4}|\*{3}|change_?me|placeholder|dummy|^your|^my[-_]|^test")
+# An address that may get a credential: http only on this machine, behind a tunnel for instance
+SAFE_ADDRESS = r"^(https://|http://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?(/|$))"
 TOKEN_LENGTH, PASSWORD_LENGTH = 16, 8  # shorter values are taken for settings
 
 

@@ -10,7 +10,6 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Facts
 from cloudtrain.job.job import Job
-from cloudtrain.policy.checks import facts_of
 from cloudtrain.runs.planning.plan import Planner
 
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -111,7 +110,7 @@ def test_gpus_of_akash_and_of_machines_of_your_own(facts, tmp_path: Path):
         plan = Planner("local").plan(
             Job(entrypoint="train.py", source=".", resources={"accelerators": accelerators} if accelerators else {})
         )
-        assert facts_of(plan, registry.create_for(plan, tmp_path)).gpus == gpus
+        assert registry.create_for(plan, tmp_path).facts(plan).gpus == gpus
 
 
 SBATCH = {  # options of a target or job on 2 nodes, and what sbatch gives

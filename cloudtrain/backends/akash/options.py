@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cloudtrain.backends.http import SAFE_ADDRESS
+from cloudtrain.source.secrets import SAFE_ADDRESS
 
 
 class PersistentStorage(BaseModel):

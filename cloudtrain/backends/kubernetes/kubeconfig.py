@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.http import SAFE_ADDRESS
 from cloudtrain.errors import BackendError
+from cloudtrain.source.secrets import SAFE_ADDRESS
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -44,6 +43,8 @@ def fold(text: str, width: int) -> list[str]:
     if display_width(text) <= width:
         return [text]
     if display_width(text) == len(text):
+        import textwrap
+
         return textwrap.wrap(text, width, break_on_hyphens=False, drop_whitespace=True) or [""]
     lines, line = [], ""
     for char in text:

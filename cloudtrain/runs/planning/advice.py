@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import CloudtrainError, RunFailed
-from cloudtrain.forecast.prices import HOUR_S
+from cloudtrain.job.units import HOUR_S
 from cloudtrain.runs.planning import cap
 from cloudtrain.runs.planning.attempts import backend_of
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.plan import Fact, say, without
 from cloudtrain.errors import BadJob, BadRequest, BadSource, Problem, UnknownBackend
-from cloudtrain.forecast.prices import HOUR_S
-from cloudtrain.job.units import duration_s, usd
+from cloudtrain.job.units import HOUR_S, duration_s, usd
 from cloudtrain.runs.planning import attempts
 
 if TYPE_CHECKING:

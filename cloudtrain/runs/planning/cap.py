@@ -12,8 +12,8 @@ from cloudtrain.backends.api import TimeLimit
 from cloudtrain.errors import BadJob, CapReached, Problem
 from cloudtrain.events import ENDED, State, Status
 from cloudtrain.forecast import prices
-from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.job import units
+from cloudtrain.job.units import HOUR_S
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan

@@ -9,8 +9,8 @@ WAIT_S. What could not be written there is a line `not copied` of the machine's 
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -92,7 +92,7 @@ def read(uri: str) -> list[dict[str, str]]:
 
 def _add(job: Mapping[str, Any], row: Mapping[str, Any]) -> None:
     moment = re.sub(r"[-:]", "", str(row["at"]))
-    name = f"{row['run']}/{FOLDER}/{moment}-{re.sub(r'[^a-z]', '_', str(row['what']))}-{secrets.token_hex(4)}.json"
+    name = f"{row['run']}/{FOLDER}/{moment}-{re.sub(r'[^a-z]', '_', str(row['what']))}-{os.urandom(4).hex()}.json"
     _output(job).add(name, (json.dumps(row) + "\n").encode())
 
 

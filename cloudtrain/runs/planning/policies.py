@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job.targets import named_targets
-from cloudtrain.policy import changes, checks, find, names
+from cloudtrain.policy import changes, checks, find
 from cloudtrain.policy.files import BadPolicy, Policy
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ class Governed:
 
     def check(self, plan: Plan, backend: Backend) -> Plan:
         """Return a plan with its policies; raises Refused with all that they refuse."""
-        if refused := [*checks.find_problems(self.policies, plan, backend), *self.refused]:
+        refused = [*self.refused]
+        if self.policies:
+            refused[:0] = checks.find_problems(self.policies, plan, backend)
+        if refused:
             raise checks.Refused(self.job.located(refused))
         return replace(plan, policies=_kept(self.policies, self.installed))
 
@@ -69,6 +72,8 @@ def govern(
     given = resolution.job
     policies, notes = find.find(find.folders_of(folder, given.source, given.entrypoint), home, earlier)
     if policies:
+        from cloudtrain.policy import names
+
         notes += names.check(policies, {target, *named_targets(folder)})
     found = list(changes.settings(policies, target, backend))
     options = {**resolution.options, **overrides}

@@ -13,7 +13,6 @@ import re
 import socket
 import struct
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -161,6 +160,8 @@ class Mailbox:
             with _short(self.path) as address:
                 self._socket.bind(address)
         except OSError:  # a file system without sockets, or a path too long where there is no /proc
+            import tempfile
+
             self.path = Path(tempfile.mkdtemp(prefix="cloudtrain-")) / name
             self._socket.bind(str(self.path))
         self.path.chmod(0o600)

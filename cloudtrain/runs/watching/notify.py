@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.http import SAFE_ADDRESS
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State, Status, show_marks
@@ -31,6 +30,7 @@ from cloudtrain.job import configfile
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import detach
+from cloudtrain.source.secrets import SAFE_ADDRESS
 
 PAUSES_S = (0.0, 2.0, 10.0, 60.0, 300.0)  # before each try
 TIMEOUT_S = 30.0  # of one try

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends import machines, registry
+from cloudtrain.backends import registry
 from cloudtrain.backends.plan import Fact, Note, say
 from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
-from cloudtrain.job import launchers, placeholders, platform_keys, sbatch, targets
+from cloudtrain.job import launchers, placeholders, platform_keys, targets
 from cloudtrain.runs.planning import output_audit, upstream
 
 if TYPE_CHECKING:
@@ -93,7 +93,11 @@ def without_effect(case: Case) -> Iterator[str]:
 
 def unknown_gpu(case: Case) -> Iterator[str]:
     """Name the GPU that an unknown one is probably a mistyped form of."""
-    if (gpu := case.job.resources.accelerator) and (meant := machines.similar_accelerator(gpu)):
+    if not (gpu := case.job.resources.accelerator):
+        return
+    from cloudtrain.backends import machines
+
+    if meant := machines.similar_accelerator(gpu):
         yield f"{gpu} is not a GPU that cloudtrain knows; did you mean {meant}? (resources.accelerators)"
 
 
@@ -150,6 +154,8 @@ def other_tools(case: Case) -> Iterator[str]:
         yield "compat: dstack: a pipeline in run or setup fails only where its last command does, as in dstack"
     elif case.job.compat == "sbatch":
         yield f"compat: sbatch: run is executed on the first node, and srun starts steps on all {case.job.num_nodes}"
+        from cloudtrain.job import sbatch
+
         yield from sbatch.notes(case.command)
 
 

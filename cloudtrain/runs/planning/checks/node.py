@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import Paths
 from cloudtrain.backends.images import library_versions, parse_reference, python_version
 from cloudtrain.errors import Problem
-from cloudtrain.policy.checks import facts_of
 from cloudtrain.source.node_code import CALL, IN_MEMORY, module
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def refusals(case: Case) -> Iterator[Problem]:
     made = case.plan.manifest  # the platform's machine may have given the number of ranks
     nodes = case.plan.main_nodes
     world = nodes * made["processes_per_node"]
-    images = facts_of(case.plan, case.backend).images or ()
+    images = case.backend.facts(case.plan).images or ()
     here = case.backend.traits.paths is Paths.HERE
     yield from find_refusals(case.job, made["parallelism"], world, nodes, case.source.root, images, here)
 

@@ -16,7 +16,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Paths
 from cloudtrain.backends.plan import Fact, without
 from cloudtrain.errors import Problem
-from cloudtrain.job import launchers, sbatch
+from cloudtrain.job import launchers
 from cloudtrain.job.units import format_size, size_bytes
 from cloudtrain.source import options
 from cloudtrain.source.node_code import CALL, IN_MEMORY, module
@@ -69,6 +69,8 @@ def unread_directives(case: Case) -> Iterator[str]:
     words = re.split(r"[\s;&|()]+", case.job.run) if case.job.run else case.job.argv()
     names = {word.removeprefix("./") for word in words if word.endswith((".sh", ".sbatch", ".slurm"))}
     for name in sorted(names & case.source.names):
+        from cloudtrain.job import sbatch
+
         if sbatch.is_batch_script(case.source.read(name)):
             yield f"{name} has #SBATCH lines, which have no effect here: submit that file itself (cloudtrain submit {name})"
 
