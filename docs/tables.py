@@ -65,6 +65,11 @@ PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
         " suite, up to the first test that fails, and none is dropped. `python docs/contract.py --run` repeats it.",
         contract.table,
     ),
+    "Faults of each call of a backend": (
+        "Each call of the backend `local` is replaced by one that does nothing, does what it does twice, or does it for the"
+        " attempt that was submitted last. Named is a test of the suite that fails.",
+        contract.calls,
+    ),
 }
 
 

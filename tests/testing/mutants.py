@@ -6,6 +6,7 @@ each against the whole suite. A mutant that survives stays in the table, and SUR
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 OPERATORS = {
@@ -17,6 +18,9 @@ OPERATORS = {
     "repeat": "lines come twice, or an attempt starts twice",
     "alter": "a text is changed on its way",
     "widen": "a name is matched by a part of it",
+    "nothing": "a call of the backend `local` does nothing",
+    "twice": "a call of the backend `local` does what it does twice",
+    "another": "a call of the backend `local` acts on another attempt, where there is one",
     "depend": "the answer depends on the object, clock, locale, umask, working directory or chance",
 }
 
@@ -114,7 +118,6 @@ LOST = "state=State.LOST"
 
 MUTANTS = {
     # -- forget
-    "cancel does nothing": Mutant("forget", "def cancel(self, handle): pass\n"),
     "cancel is ignored while QUEUED or STARTING": Mutant(
         "forget",
         "def cancel(self, handle):\n    if self.status(handle).state is State.RUNNING: super().cancel(handle)\n",
@@ -435,8 +438,62 @@ MUTANTS = {
     ),
 }
 
+KINDS = ("nothing", "twice", "another")
+CALLS = {  # of the interface, with the kinds of fault that are made
+    **dict.fromkeys(("plan", "find", "status", "logs", "cancel", "fetch", "labels", "remains"), KINDS),
+    "submit": KINDS[:2],
+    "shell": KINDS[:1],
+    "options": KINDS[:1],
+    "discard": KINDS[2:],
+    "remove": ("nothing", "another"),
+}
+NOTHING = {  # what the base class answers, or for calls that it does not have
+    "logs": "iter(())",
+    "fetch": "a[0]",
+    "options": "create_model('Options')",
+    **dict.fromkeys(("plan", "submit", "find", "status", "cancel"), "None"),
+}
+OTHER = (  # of an attempt's handle or id: that of the one that was submitted last, and is not it
+    "def submit(self, plan, bundle):\n"
+    "    handle = super().submit(plan, bundle)\n"
+    "    type(self).known = [*(pair for pair in self.known if pair[0] != handle), (handle, plan.attempt_id)]\n"
+    "    return handle\n"
+    "known = []\n"
+    "def other(self, which):\n"
+    "    found = [pair['-a' in which.rpartition('/')[2]] for pair in self.known if which not in pair]\n"
+    "    return found[-1] if found else which\n"
+)
+
+
+def of_call(name: str) -> Iterator[tuple[str, Mutant]]:
+    """Yield the mutants of a call."""
+    head = f"def {name}(self, *a, **k):\n" if name != "options" else "@classmethod\ndef options(cls, *a, **k):\n"
+    twice = f"    super().{name}(*a, **k)\n    return super().{name}(*a, **k)\n"
+    if name == "logs":
+        twice = "    yield from super().logs(*a, **k)\n    yield from super().logs(*a, **k)\n"
+    another = f"    return super().{name}(self.other(a[0]), *a[1:], **k)\n"
+    if name == "plan":
+        another = "    return super().plan(*a[:3], a[3] + 1)\n"
+    made = {
+        "nothing": (
+            f"{name} does nothing",
+            f"{head}    return {NOTHING.get(name, f'Backend.{name}(self, *a, **k)')}\n",
+        ),
+        "twice": (f"{name} is done twice", head + twice),
+        "another": (f"{name} of another attempt", (OTHER if name != "plan" else "") + head + another),
+    }
+    for kind in CALLS[name]:
+        yield made[kind][0], Mutant(kind, made[kind][1])
+
+
+MUTANTS |= dict(pair for name in CALLS for pair in of_call(name))
+
 SURVIVORS = {
     "prints while it works": "a simulated platform in the same process may print, so the suite does not look at the output",
+    "submit is done twice": "a second call with the same plan is the same attempt",
+    "cancel is done twice": "it may be asked for twice",
+    "fetch is done twice": "the second one copies nothing that is there",
+    **{f"{name} is done twice": "it only asks" for name in ("plan", "find", "status", "labels", "remains")},
 }
 
 HEAD = """\
@@ -446,9 +503,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pydantic import create_model
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import FETCHABLE, Shell
+from cloudtrain.backends.api import FETCHABLE, Backend, Shell
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.events import State, Status
 from cloudtrain.nodes import directory, supervisor
 from cloudtrain.testing.contract import BackendContract
@@ -478,6 +537,10 @@ class TestMutant(BackendContract):
 """
 
 
-def suite(body: str) -> str:
+def suite(body: str, operator: str = "") -> str:
     """Return the text of a test file that runs the contract suite against a class."""
-    return HEAD + "".join(f"    {line}\n" for line in body.splitlines()) + TAIL
+    text = HEAD + "".join(f"    {line}\n" for line in body.splitlines()) + TAIL
+    if operator in KINDS:
+        text = text.replace("Mutant(Reference)", "Mutant(LocalBackend)").replace('"attic"]', '"local"]')
+        text = text.replace('{"folder": str(tmp_path / "attic")}', "{}")
+    return text
