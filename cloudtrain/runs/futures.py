@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import CloudtrainError
 from cloudtrain.history.store import Store
 
 if TYPE_CHECKING:
@@ -22,15 +20,17 @@ class RunFuture(Future[Any]):
 
     def __init__(self, run: RunState) -> None:
         super().__init__()
+        self._settling = threading.Lock()  # a run that is being cancelled gives no result
         self._kind: type[Any] = type(run)
         self.run_id, self.home, self.clock, self.watch = run.run_id, run.store.home, run.store.clock, run.watch
 
     def cancel(self) -> bool:
         """Cancel the run; blocking. Return False where the future has a result already."""
-        if self.done():
-            return self.cancelled()
-        self.run(Store(self.home, self.clock)).cancel()
-        return super().cancel()
+        with self._settling:
+            if self.done():
+                return self.cancelled()
+            self.run(Store(self.home, self.clock)).cancel()
+            return super().cancel()
 
     def run(self, store: Store) -> Any:
         """Return the run; a store is of one thread."""
@@ -38,12 +38,14 @@ class RunFuture(Future[Any]):
 
     def settle(self, store: Store) -> None:
         """Take the run's result where it has ended; blocking."""
-        run = self.run(store)
-        with suppress(InvalidStateError):  # it was cancelled meanwhile
+        with self._settling:
+            if self.done():
+                return
             try:
-                if run.done():
+                if (run := self.run(store)).done():
                     self.set_result(run.result(0))
-            except CloudtrainError as error:
+            except Exception as error:
+                # whatever it is, such as a value whose class cannot be imported: the thread settles the others
                 self.set_exception(error)
 
 

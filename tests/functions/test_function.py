@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.functions.function import Function
 from cloudtrain.history.store import Store
 from cloudtrain.runs import returned
+from cloudtrain.runs.futures import RunFuture
 from cloudtrain.runs.run import Run
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
@@ -252,6 +254,25 @@ def test_cancelling_a_future_cancels_the_run(ended):
     future = run.future()
     assert future.cancel() and future.cancelled()
     assert run.record.cancel_requested
+
+
+def test_a_future_that_is_being_cancelled_takes_no_result(ended, monkeypatch):
+    """The run may have ended before its cancel returns."""
+    run = ended({}, None)
+    future = RunFuture(run)
+    settler = threading.Thread(target=lambda: future.settle(Store(run.store.home)))
+    cancel = type(run).cancel
+
+    def cancel_and_settle(self) -> None:
+        cancel(self)
+        run.store.set_status(run.run_id, Status(State.CANCELLED, 1))
+        settler.start()
+        settler.join(0.1)
+
+    monkeypatch.setattr(type(run), "cancel", cancel_and_settle)
+    assert future.cancel() and future.cancelled()
+    settler.join()
+    assert future.cancelled()
 
 
 # -- run on this machine ----------------------------------------------------------------------------------------------
