@@ -32,6 +32,7 @@ def test_a_stale_reference_is_noticed(tmp_path):
         "own_strategies.json",
         "contract.py",
         "contract.json",
+        "credentials.json",
         "limits.py",
         "job_keys.py",
         "published.py",
