@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.backends.ssh.machines import Machine
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
-from cloudtrain.nodes import event_loop, ssh, ssh_config
+from cloudtrain.nodes import event_loop, rpc, ssh, ssh_config
 from cloudtrain.nodes.rpc import RemoteAgent, telling_line
 from tests.lab.connections import close_all
 
@@ -96,6 +96,21 @@ def test_why_no_agent_starts(server: Server, agent: RemoteAgent, out, err, code,
         assert isinstance(caught.value, kind) and isinstance(caught.value, Unreachable) is (kind is Unreachable)
         assert code is None or said in caught.value.message
         assert server.connections == number, "a connection that has failed is not used again"
+
+
+def test_a_connection_over_which_something_runs_is_left_to_it(server: Server, agent: RemoteAgent, monkeypatch) -> None:
+    server.answer = NOLOGIN, b"", 1
+    monkeypatch.setattr(rpc, "_is_live", lambda task: True)
+    connections = []
+    for number in (1, 2):
+        with pytest.raises(BackendError):
+            agent.ask("clock")
+        monkeypatch.setattr(
+            agent.remote, "drop", lambda each, drop=agent.remote.drop: (connections.append(each), drop(each))
+        )
+        assert server.connections == number
+    assert [each.is_closed() for each in connections] == [False]
+    event_loop.running().call_soon_threadsafe(connections[0].abort)
 
 
 @pytest.mark.parametrize(
