@@ -57,6 +57,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> dict[str, Scripted]:
     found = {name: Scripted(name) for name in NAMES}
     monkeypatch.setattr(launch, "SYSTEM", VirtualClock())
     monkeypatch.setattr(machines, "RemoteAgent", lambda host, *_: found[host.address])
+    monkeypatch.setattr(machines.ssh_config, "read", lambda *_: None)  # aliases have a test of their own
     return found
 
 
