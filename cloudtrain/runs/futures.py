@@ -20,7 +20,7 @@ class RunFuture(Future[Any]):
 
     def __init__(self, run: RunState) -> None:
         super().__init__()
-        self._settling = threading.Lock()  # a run that is being cancelled gives no result
+        self._settling = threading.RLock()  # a callback may cancel; a run that is being cancelled gives no result
         self._kind: type[Any] = type(run)
         self.run_id, self.home, self.clock, self.watch = run.run_id, run.store.home, run.store.clock, run.watch
 

@@ -1,4 +1,4 @@
-"""Submit calls of a function, and get its values: `python train.py [TARGET]`."""
+"""Submit calls of a function, and get its values: `python examples/function/train.py [TARGET]`."""
 
 import sys
 
