@@ -162,6 +162,7 @@ def test_a_new_users_trainer_script_resumes_and_comes_home(name, tmp_path, home,
         assert code == 0
         run = Run(shown.split()[0], Store(home))
         wait_for(lambda: lines(run, "waiting"), "the step at which the machine is lost", 2 * WAIT_S)
+        wait_for(lambda: any(name.endswith("checkpoint-4/trainer_state.json") for name in at.copies(run)), "its copy")
         wait_for(lambda: "checkpoint out/checkpoint-4" in cli("show", run.run_id)[1], "word of the checkpoint")
         at.lose(run)
         assert cli("wait", run.run_id)[0] != 0
