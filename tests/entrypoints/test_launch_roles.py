@@ -77,10 +77,13 @@ def test_ranks_count_within_their_role(tmp_path):
 
 
 def test_a_service_that_ends_is_restarted_without_what_it_left_and_then_ends_the_run(tmp_path):
-    server = {"run": "setsid sleep 600 & echo started; sleep 0.2; echo the end; exit 7", "restart": 2}
+    server = {
+        "run": "kill -0 $(cat left) && echo left; setsid sleep 600 & echo $! > left; echo started; echo the end; exit 7",
+        "restart": 2,
+    }
     with attempt(tmp_path / "a", {"trainer": {}, "server": server}, "import time\ntime.sleep(600)\n") as one:
         assert one.run() == [7, 7]
-        assert one.texts(0, 1).count("started") == 3
+        assert one.texts(0, 1).count("started") == 3 and "left" not in one.texts(0, 1)
         reason = 'node 1: role server exited with code 7 after 2 restarts; its last line: "the end"'
         assert (one.status(0)["state"], one.status(0)["reason"], one.status(0)["failed_rank"]) == (
             "FAILED",
