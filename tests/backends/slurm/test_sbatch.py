@@ -63,6 +63,8 @@ python3 train.py
     "failing": "#!/bin/bash\n#SBATCH -N 2\nset -e\nsrun -n 2 python train.py\nno-such-program\necho not reached\n",
 }
 CODES = {"failing": 127}
+# Warnings of torchrun, with their stack, when the node of the rendezvous leaves first; a message of srun.
+NOISE = re.compile(r"W\d{4} |\*{5}|^frame #\d|^<omitting python frames>|^Exception raised from|cpu binding")
 
 
 def source(folder: Path, name: str) -> Path:
@@ -75,7 +77,7 @@ def source(folder: Path, name: str) -> Path:
 def lines_of(text: str) -> list[str]:
     """Return a log's lines in an order that does not depend on the nodes' speed, without paths of the batch script."""
     kept = [re.sub(r"\S*slurm_script", "slurm_script", line.rstrip()) for line in text.splitlines()]
-    return sorted(line for line in kept if line and not re.search(r"W\d{4} |\*{5}|cpu binding", line))
+    return sorted(line for line in kept if line and not NOISE.search(line))
 
 
 def written(folder: Path) -> dict[str, str]:
