@@ -120,7 +120,7 @@ class Backend(ABC):
 
     @abstractmethod
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        """Copy `model`, `outputs` and `checkpoints` below `into` and return it; resumable.
+        """Copy `model`, `outputs` and `checkpoints`, or a folder in one of them, below `into` and return it; resumable.
 
         What others wrote is hostile: `copy_tree` and `folder_writer` of cloudtrain.source.folder_writer follow no links.
         """

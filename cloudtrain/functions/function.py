@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import os
 import sys
@@ -48,8 +49,13 @@ class Function(Generic[P, R]):
             raise BadRequest(
                 f"{ours[0]} is not an argument of cloudtrain.function", "a function is the entrypoint itself"
             )
+        if not callable(call):
+            raise BadRequest(
+                f"a {type(call).__name__} is not a function",
+                "write @classmethod or @property above @cloudtrain.function",
+            )
+        functools.update_wrapper(self, call)  # copies attributes of the call too: it goes first
         self.target, self.home, self.job = target, home, job
-        functools.update_wrapper(self, call)
 
     __wrapped__: Callable[P, R]
 
@@ -59,8 +65,14 @@ class Function(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Function {getattr(self, '__qualname__', '')}>"
 
+    def __get__(self, owner: Any, kind: type | None = None) -> Function[..., R]:
+        """Return the method of an object, whose calls can be submitted too."""
+        if owner is None:
+            return self
+        return Function(self.__wrapped__.__get__(owner, kind), self.target, self.home, **self.job)
+
     def __reduce__(self) -> Any:
-        return functools.partial, (self.__wrapped__,)  # a node has no cloudtrain
+        return copy.copy, (self.__wrapped__,)  # a node has no cloudtrain; the copy of a function is itself
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return what `submit` would send; nothing is sent and no run is stored.
@@ -139,9 +151,9 @@ class Function(Generic[P, R]):
 
         each: list[tuple[Any, Any]] = [(tuple(args), {}) for args in calls]
         if not each:
-            raise BadRequest(f"{self.__wrapped__.__name__} has no calls", "pass at least one value")
+            raise BadRequest(f"{packing.plain(self.__wrapped__).__name__} has no calls", "pass at least one value")
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            job, packed, _ = self._packed(Path(folder), each)
+            job, packed, _ = self._packed(Path(folder), each, files=True)
             document = {
                 "name": job["name"],
                 "job": job,
@@ -159,29 +171,28 @@ class Function(Generic[P, R]):
         from cloudtrain.runs.submit import Submitter
 
         job, packed, [data] = self._packed(folder, [(tuple(args), dict(kwargs))])
-        short = len(data) <= packing.IN_COMMAND
-        more = ["--arguments", base64.b64encode(data).decode()] if short else []
+        more = ["--arguments", base64.b64encode(data).decode()] if packing.is_short(data) else []
         return Submitter(self.target, home=self.home), job, packed, more
 
     def _packed(
-        self, folder: Path, calls: Sequence[tuple[Any, Any]]
+        self, folder: Path, calls: Sequence[tuple[Any, Any]], *, files: bool = False
     ) -> tuple[dict[str, Any], packing.Packed, list[bytes]]:
-        """Return the keys of the job that all of the calls share, and what travels with it."""
+        """Return the keys of the job that all of the calls share, and what travels with it; `files` as of `pack`."""
         from cloudtrain.job.problems import fit_name
         from cloudtrain.job.targets import home
 
         call = self.__wrapped__
-        source = packing.source_of(call, self.job.get("source"))
-        packed, pickles = packing.pack(call, calls, source, folder)
-        if source is None:
-            source = packing.text_folder(call, (self.home or home()) / "functions")
+        given = self.job.get("source")
+        source = packing.source_of(call, given)
+        packed, pickles = packing.pack(call, calls, source, folder, files=files)
+        place = source or given or packing.text_folder(call, (self.home or home()) / "functions")
         args = ["--digest", packed.digest]
-        if packed.by_value:
+        if packed.has_code:
             args += ["--python", f"{sys.version_info.major}.{sys.version_info.minor}"]
         job = {
-            "name": fit_name(call.__name__),
+            "name": fit_name(packing.plain(call).__name__),
             **self.job,
-            "source": os.fspath(source),
+            "source": os.fspath(place),
             "entrypoint": CALL,
             "args": args,
         }

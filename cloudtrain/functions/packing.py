@@ -6,6 +6,7 @@ another machine is refused with the name of the variable that holds it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import io
@@ -21,10 +22,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FunctionType, GeneratorType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from cloudtrain.errors import BadRequest
@@ -54,7 +54,7 @@ class Packed:
     """A function and its calls, as files."""
 
     source: Path | None  # the folder that has its module; None where nothing but the pickle travels
-    by_value: bool
+    has_code: bool  # of the function or of an argument: it needs the Python that has pickled it
     digest: str  # of the function's pickle
     files: Mapping[str, Path]  # path in the bundle -> file here
 
@@ -62,10 +62,10 @@ class Packed:
 def source_of(function: Callable[..., Any], given: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder to package: the one given, or the one from which the function's own module is imported.
 
-    A function of a script, a notebook or another function has none: it travels by value.
+    A function of a script, a notebook or another function has none: it travels by value, as beside a repository that is given.
     """
     if given is not None:
-        return Path(given).absolute()
+        return None if os.fspath(given).startswith("git+") else Path(given).absolute()
     module = sys.modules.get(function.__module__)
     if not _has_name(function) or module is None or not _is_own(function.__module__, module):
         return None
@@ -75,7 +75,12 @@ def source_of(function: Callable[..., Any], given: str | os.PathLike[str] | None
 
 
 def pack(
-    function: Callable[..., Any], calls: Sequence[tuple[Any, Any]], source: Path | None, folder: Path
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Any, Any]],
+    source: Path | None,
+    folder: Path,
+    *,
+    files: bool = False,
 ) -> tuple[Packed, list[bytes]]:
     """Pickle a function and the arguments of its calls.
 
@@ -84,9 +89,10 @@ def pack(
         calls: positional and keyword arguments of each call.
         source: the folder that is packaged, whose modules travel by name.
         folder: where the files are written.
+        files: whether short arguments become files too, as those of a group, whose calls share a command.
 
     Returns:
-        What is to be sent, and the pickles of the calls; those of more than one call are among the files.
+        What is to be sent, and the pickles of the calls.
 
     Raises:
         BadRequest: something cannot travel.
@@ -98,37 +104,51 @@ def pack(
         signature = inspect.signature(function)
         for args, kwargs in calls:
             signature.bind(*args, **kwargs)
-    module = sys.modules.get(function.__module__)
-    named = _has_name(function) and not (_is_own(function.__module__, module) and not _is_in(module, source))
+    named = _has_name(function)
+    if named:
+        module = sys.modules.get(function.__module__)
+        named = _is_in(module, source) or not _is_own(function.__module__, module)
     with by_value(source):
-        code = _dumps("", (function.__module__, function.__qualname__) if named else function)
+        code = pickle.dumps((function.__module__, function.__qualname__)) if named else _dumps("", function, function)
         pickles = [_dumps(f" of call {at}" if len(calls) > 1 else "", call, function) for at, call in enumerate(calls)]
     own = Path(cloudpickle.__file__).parent
-    files = {f"{FOLDER}/cloudpickle/{path.name}": path for path in own.glob("*.py")}
-    files[CALL] = Path(__file__).with_name("call.py")
-    written = {"function.pkl": code}
-    if len(pickles) > 1 or len(pickles[0]) > IN_COMMAND:
-        written |= {f"{at}.pkl": data for at, data in enumerate(pickles)}
-    for name, data in written.items():
+    sent = {f"{FOLDER}/cloudpickle/{path.name}": path for path in own.glob("*.py")}
+    sent[CALL] = Path(__file__).with_name("call.py")
+    for name, data in {"function.pkl": code, **{f"{at}.pkl": each for at, each in enumerate(pickles)}}.items():
         if len(data) <= MOST_SEARCHED and (found := search(_texts(data))):
             raise BadRequest(
                 f"the function or an argument holds what looks like a credential ({found[0][1]})",
                 "name it under secrets= and read it from the environment inside the function",
             )
-        (folder / name).write_bytes(data)
-        files[f"{FOLDER}/{name}"] = folder / name
-    return Packed(source, not named, hashlib.sha256(code).hexdigest(), files), pickles
+        if data is code or files or not is_short(data):
+            (folder / name).write_bytes(data)
+            sent[f"{FOLDER}/{name}"] = folder / name
+    has_code = any(b"cloudpickle.cloudpickle" in data for data in (code, *pickles))  # the module of its constructors
+    return Packed(source, has_code, hashlib.sha256(code).hexdigest(), sent), pickles
+
+
+def is_short(arguments: bytes) -> bool:
+    """Return whether the pickle of a single call's arguments is in the command line instead of a file."""
+    return len(arguments) <= IN_COMMAND
+
+
+def plain(function: Callable[..., Any]) -> Any:
+    """Return what has the name and the text of a callable: the function of a partial, the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__name__") else type(function)
 
 
 def text_folder(function: Callable[..., Any], parent: Path) -> Path:
     """Return a folder with the text of a function that travels by value, for `diff`, the plan's checks and the secrets guard."""
+    named = plain(function)
     try:
-        text = textwrap.dedent(inspect.getsource(function))
+        text = textwrap.dedent(inspect.getsource(named))
     except (OSError, TypeError):
-        text = f"# {function.__qualname__}: its text is not known\n"
+        text = f"# {named.__qualname__}: its text is not known\n"
     folder = parent / hashlib.sha256(text.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{function.__name__.strip('<>')}.py"
+    path = folder / f"{named.__name__.strip('<>')}.py"
     if not path.exists():
         with new_file(path) as stream:
             stream.write(text.encode())
@@ -137,10 +157,11 @@ def text_folder(function: Callable[..., Any], parent: Path) -> Path:
 
 def _has_name(function: Callable[..., Any]) -> bool:
     """Return whether an import finds a function by its name, decorated or not."""
-    if function.__module__ == "__main__" or "<" in function.__qualname__:
+    name = getattr(function, "__qualname__", "<object>")
+    if function.__module__ == "__main__" or "<" in name:
         return False
     found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split("."):
+    for part in name.split("."):
         found = getattr(found, part, None)
     return function in (found, getattr(found, "__wrapped__", None))
 
@@ -148,13 +169,13 @@ def _has_name(function: Callable[..., Any]) -> bool:
 # -- pickling ---------------------------------------------------------------------------------------------------------
 
 
-def _dumps(where: str, obj: Any, function: Callable[..., Any] | None = None) -> bytes:
-    """Return an object's pickle; raises BadRequest with the name of what cannot be pickled."""
+def _dumps(where: str, obj: Any, function: Callable[..., Any]) -> bytes:
+    """Return the pickle of a function or of its arguments; raises BadRequest with the name of what cannot be pickled."""
     stream = io.BytesIO()
     try:
         _pickler(stream).dump(obj)
     except Exception as error:  # whatever an object's own __reduce__ raises
-        parts = {obj.__name__: obj} if isinstance(obj, FunctionType) else named_arguments(function, *obj)
+        parts = {plain(function).__name__: function} if obj is function else named_arguments(function, *obj)
         raise refusal(parts, error, _fails, where) from error
     return stream.getvalue()
 
@@ -173,16 +194,12 @@ def refusal(parts: Mapping[str, Any], error: Exception, fails: Callable[[Any], b
     return BadRequest(f"{name or 'what is sent'}{where} cannot be sent: {reason}", hint)
 
 
-def named_arguments(
-    function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by the names of the parameters."""
-    if function is None:
-        return {}
-    return {
-        f"the argument {name}": value
-        for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items()
-    }
+def named_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names of the parameters; by position where those are not known."""
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    with suppress(ValueError):  # a function of C may have no signature
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    return {f"the argument {name}": value for name, value in given.items()}
 
 
 def culprit(parts: Mapping[str, Any], fails: Callable[[Any], bool], depth: int = _DEPTH) -> tuple[str, Any]:
@@ -197,6 +214,10 @@ def culprit(parts: Mapping[str, Any], fails: Callable[[Any], bool], depth: int =
 
 def _inside(part: Any) -> dict[str, Any]:
     """Return what an object consists of, by name: what a function captures, attributes, items."""
+    if isinstance(part, MethodType):
+        return {"the object": part.__self__}
+    if isinstance(part, functools.partial):
+        return {"the function": part.func, "the arguments": part.args, "the arguments by name": part.keywords}
     function = getattr(part, "__wrapped__", part)
     if isinstance(function, FunctionType):
         return {f"the variable {name}": value for name, value in _captured(function) if value is not part}
@@ -267,9 +288,10 @@ def _pickler(stream: Any) -> Any:
 
 
 def _texts(data: bytes) -> bytes:
-    """Return the texts of a pickle, a line each."""
-    texts = (argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str))
-    return "\n".join(texts).encode("utf-8", "surrogatepass")
+    """Return the texts and bytes of a pickle, a line each, without the zeros that mark a binary file."""
+    found = (argument for _, argument, _ in pickletools.genops(data))
+    texts = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in found]
+    return b"\n".join(text for text in texts if isinstance(text, bytes | bytearray)).replace(b"\0", b"\n")
 
 
 class Nowhere:
@@ -281,25 +303,28 @@ class Nowhere:
 
 # -- modules ----------------------------------------------------------------------------------------------------------
 
+_REGISTRY = threading.RLock()  # cloudpickle's list of modules is one for all threads
+
 
 @contextmanager
 def by_value(source: Path | None = None) -> Iterator[None]:
     """Let the user's own modules be pickled whole, but for those of the packaged source: nodes have what is installed."""
     import cloudpickle
 
-    before = cloudpickle.list_registry_pickle_by_value()
-    mine = [
-        found
-        for name, found in list(sys.modules.items())
-        if name not in before and _is_own(name, found) and not _is_in(found, source)
-    ]
-    for each in mine:
-        cloudpickle.register_pickle_by_value(each)
-    try:
-        yield
-    finally:
+    with _REGISTRY:
+        before = cloudpickle.list_registry_pickle_by_value()
+        mine = [
+            found
+            for name, found in list(sys.modules.items())
+            if name not in before and _is_own(name, found) and not _is_in(found, source)
+        ]
         for each in mine:
-            cloudpickle.unregister_pickle_by_value(each)
+            cloudpickle.register_pickle_by_value(each)
+        try:
+            yield
+        finally:
+            for each in mine:
+                cloudpickle.unregister_pickle_by_value(each)
 
 
 def _is_own(name: str, module: Any) -> bool:
@@ -315,15 +340,20 @@ def _is_own(name: str, module: Any) -> bool:
 
 
 def _is_in(module: Any, source: Path | None) -> bool:
-    return source is not None and Path(os.path.realpath(str(module.__file__))).is_relative_to(source.resolve())
+    """Return whether a node that starts in the packaged source finds a module there by its name."""
+    if source is None or not getattr(module, "__file__", None):
+        return False
+    file = Path(os.path.realpath(module.__file__))
+    place = Path(source.resolve(), *module.__name__.split("."))
+    return file.with_name(file.name.partition(".")[0]) in (place, place / "__init__")
 
 
-@cache
+@functools.cache
 def _is_installed(file: str) -> bool:
     return os.path.realpath(file).startswith(_installed())
 
 
-@cache
+@functools.cache
 def _installed() -> tuple[str, ...]:
     """Return the folders of what is installed, and of Python itself."""
     paths = {path for name, path in sysconfig.get_paths().items() if name.endswith("lib")}

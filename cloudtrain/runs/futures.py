@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.errors import Unreachable
 from cloudtrain.history.store import Store
 
 if TYPE_CHECKING:
     from cloudtrain.runs.state import RunState
 
 SHORTEST_S, LONGEST_S = 0.02, 0.5  # between two looks at the open runs
+AGAIN_S, UNREACHABLE_S = 10.0, 300.0  # between two tries to fetch a value, and of all of them until the error counts
 
 
 class RunFuture(Future[Any]):
-    """The future of a run's result; cancelling it cancels the run."""
+    """The future of a run's result; cancelling it cancels the run where `cancels` says so."""
 
-    def __init__(self, run: RunState) -> None:
+    def __init__(self, run: RunState, cancels: bool = True) -> None:
         super().__init__()
+        self._cancels = cancels
         self._settling = threading.RLock()  # a callback may cancel; a run that is being cancelled gives no result
+        self._tries: list[float] = []  # when its value could not be fetched
         self._kind: type[Any] = type(run)
         self.run_id, self.home, self.clock, self.watch = run.run_id, run.store.home, run.store.clock, run.watch
 
     def cancel(self) -> bool:
         """Cancel the run; blocking. Return False where the future has a result already."""
+        if not self._cancels:
+            return super().cancel()
         with self._settling:
             if self.done():
                 return self.cancelled()
@@ -36,17 +43,21 @@ class RunFuture(Future[Any]):
         """Return the run; a store is of one thread."""
         return self._kind(self.run_id, store, watch=self.watch)
 
-    def settle(self, store: Store) -> None:
-        """Take the run's result where it has ended; blocking."""
+    def settle(self, stores: dict[Path, Store]) -> None:
+        """Take the run's result where it has ended; blocking. The stores are those of this thread, by their home."""
+        now = self.clock.monotonic()
         with self._settling:
-            if self.done():
+            if self.done() or (self._tries and now < self._tries[-1] + AGAIN_S):
                 return
             try:
-                if (run := self.run(store)).done():
+                if self.home not in stores:
+                    stores[self.home] = Store(self.home, self.clock)
+                if (run := self.run(stores[self.home])).done():
                     self.set_result(run.result(0))
-            except Exception as error:
-                # whatever it is, such as a value whose class cannot be imported: the thread settles the others
-                self.set_exception(error)
+            except BaseException as error:  # whatever a value raises that is loaded: the thread settles the others
+                self._tries.append(now)
+                if not isinstance(error, Unreachable) or now >= self._tries[0] + UNREACHABLE_S:
+                    self.set_exception(error)
 
 
 class _Waiter:
@@ -55,12 +66,14 @@ class _Waiter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[RunFuture] = []
+        self._thread: threading.Thread | None = None
 
     def add(self, future: RunFuture) -> None:
         with self._lock:
             self._open.append(future)
-            if len(self._open) == 1:
-                threading.Thread(target=self._wait, name="cloudtrain-futures", daemon=True).start()
+            if self._thread is None or not self._thread.is_alive():  # it does not live on in a fork
+                self._thread = threading.Thread(target=self._wait, name="cloudtrain-futures", daemon=True)
+                self._thread.start()
 
     def _wait(self) -> None:
         stores: dict[Path, Store] = {}
@@ -70,12 +83,12 @@ class _Waiter:
                 before = len(self._open)
                 self._open = [future for future in self._open if not future.done()]
                 looked = list(self._open)
-            if not looked:
-                return
+                if not looked:
+                    self._thread = None
+                    return
             for future in looked:
-                if future.home not in stores:
-                    stores[future.home] = Store(future.home, future.clock)
-                future.settle(stores[future.home])
+                with suppress(BaseException):  # of a callback of the future, or it was cancelled meanwhile
+                    future.settle(stores)
             pause_s = SHORTEST_S if len(looked) < before else min(pause_s * 1.2, LONGEST_S)
             looked[0].clock.sleep(pause_s)
 
@@ -83,8 +96,8 @@ class _Waiter:
 _WAITER = _Waiter()
 
 
-def future_of(run: RunState) -> RunFuture:
-    """Return a future that is settled when the run has ended; returns at once."""
-    future = RunFuture(run)
+def future_of(run: RunState, *, cancels: bool = True) -> RunFuture:
+    """Return a future that is settled when the run has ended, and whose cancel cancels the run; returns at once."""
+    future = RunFuture(run, cancels)
     _WAITER.add(future)
     return future

@@ -76,7 +76,9 @@ def add_cause(store: Store, run: RunRecord, failure: RunFailed, trust: bool) -> 
             if texts["pickle"] and (trust or not _owner(run)):
                 loaded = pickle.loads(base64.b64decode(texts["pickle"]))
                 cause = loaded if isinstance(loaded, BaseException) else cause
-    except Exception as error:  # what is left is a report of the failure: it does not hide it
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # what is left is a report of the failure: it does not hide it
         failure.add_note(f"the exception of the node cannot be read: {type(error).__name__}: {error}")
         return
     cause.add_note(f"on the node:\n{texts['traceback']}")
@@ -87,19 +89,22 @@ def add_cause(store: Store, run: RunRecord, failure: RunFailed, trust: bool) -> 
 def _kept(store: Store, run: RunRecord, kind: str) -> Iterator[tuple[Path, list[str]]]:
     """Fetch what the ranks have kept into a folder of this block; its files of a kind and the last attempt, by rank."""
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-        traits = registry.traits(store.attempts(run.run_id)[-1].plan.backend)
-        alone = traits.own_machines and not traits.packs  # these copy a part of the outputs
-        fetched.fetch(store, run, Path(folder), [fetched.RETURNED if alone else "outputs"])
+        last = store.attempts(run.run_id)[-1]
+        packed = registry.traits(last.plan.backend).packs or run.attached  # then outputs are fetched whole
+        fetched.fetch(store, run, Path(folder), ["outputs" if packed else fetched.RETURNED])
         at = Path(folder, fetched.RETURNED)
         found = [match for path in at.glob("*") if (match := _KEPT.fullmatch(path.name)) and match[1] == kind]
         newest = max((int(match[2]) for match in found), default=0)
+        newest = max(newest, last.number)  # an exception of an earlier attempt is no cause of this one's end
         yield at, [match[0] for match in sorted(found, key=lambda match: int(match[3])) if int(match[2]) == newest]
 
 
 def _load(stream: Any, problem: str) -> Any:
     try:
         return pickle.load(stream)
-    except Exception as error:  # whatever the class of an object raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the class of an object raises, SystemExit too
         raise BadRequest(
             f"{problem}: {type(error).__name__}: {error}", "import here what the value consists of"
         ) from error

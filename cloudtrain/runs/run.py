@@ -132,7 +132,9 @@ class Run(RunResults):
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        return asyncio.wrap_future(self.future()).__await__()
+        from cloudtrain.runs.futures import future_of
+
+        return asyncio.wrap_future(future_of(self, cancels=False)).__await__()
 
     def resume(
         self,

@@ -166,11 +166,21 @@ class Sweep:
             RunFailed: A call has failed; its `__cause__` is the exception of the function.
             BadRequest: The sweep is not of `Function.map`, or a call was not submitted.
         """
+        file = self.file
+        if not file.of_calls:
+            raise BadRequest(
+                f"{self.sweep_id} is no group of calls of a function", f"cloudtrain sweep show {self.sweep_id}"
+            )
         self.wait()
+        newest = {trial.params["call"]: trial for trial in self.trials}  # one that rerun_failed repeats has several
         found: list[Any] = []
-        for trial in self.trials:
+        for call in file.parameters[0].steps():
             try:
-                found.append(self.run(trial).result(trust=trust))
+                if call not in newest:
+                    raise BadRequest(
+                        f"call {call} of {self.sweep_id} was not submitted", f"cloudtrain sweep show {self.sweep_id}"
+                    )
+                found.append(self.run(newest[call]).result(trust=trust))
             except CloudtrainError as error:
                 if not return_exceptions:
                     raise

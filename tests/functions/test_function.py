@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import concurrent.futures
 import inspect
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import cloudtrain
 from cloudtrain.backends import registry
-from cloudtrain.errors import BadRequest, RunFailed
+from cloudtrain.errors import BadRequest, RunFailed, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.functions.function import Function
 from cloudtrain.history.store import Store
-from cloudtrain.runs import returned
+from cloudtrain.history.trials import SweepHistory
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import futures, returned
 from cloudtrain.runs.futures import RunFuture
 from cloudtrain.runs.run import Run
+from cloudtrain.sweeps.sweep import Sweep
+from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
 from tests.functions.test_call import Harm
@@ -95,6 +102,23 @@ def test_a_call_whose_value_nothing_would_keep_is_refused(home: Path):
     assert cloudtrain.function(made, output="s3://bucket/runs").plan(1).backend == "kubernetes"
 
 
+def test_a_repository_as_source_is_passed_on(home: Path, monkeypatch):
+    from cloudtrain.runs.submit import Submitter
+
+    sent: list[dict] = []
+    monkeypatch.setattr(Submitter, "plan_job", lambda self, job, extra: [sent.append(job)])
+    cloudtrain.function(scaled, target="local", source="git+https://example.com/repo@main").plan(1)
+    assert sent[0]["source"] == "git+https://example.com/repo@main"
+
+
+@pytest.mark.parametrize("values", [[5], [5, 6]])
+def test_each_call_of_a_group_has_its_file(home: Path, monkeypatch, values):
+    begun: list[dict] = []
+    monkeypatch.setattr("cloudtrain.sweeps.sweep.begin", lambda document, folder, **more: begun.append(more["extra"]))
+    cloudtrain.function(scaled, target="local").map(values)
+    assert {f".cloudtrain/call/{at}.pkl" for at in range(len(values))} <= begun[0].keys()
+
+
 # -- read -------------------------------------------------------------------------------------------------------------
 
 
@@ -140,9 +164,6 @@ def test_a_call_without_a_value_says_so(ended):
 
 
 def test_the_exception_of_the_node_is_the_cause(ended):
-    import base64
-    import json
-
     kept = base64.b64encode(pickle.dumps(ValueError("no"))).decode()
     about = {"type": "ValueError", "text": "no", "traceback": "  line 7", "pickle": kept}
     run = ended({"error-1-0.json": json.dumps(about).encode()}, State.FAILED)
@@ -153,7 +174,26 @@ def test_the_exception_of_the_node_is_the_cause(ended):
     assert repr(run.exception().__cause__) == "ValueError('no')"
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"pickle": "!!"}', b'{"pickle": "bm8="}', b"\xff"])
+class Leaves:
+    """A pickle that ends the process where it is loaded."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+LEAVES = json.dumps({"pickle": base64.b64encode(pickle.dumps(Leaves())).decode()}).encode()
+
+
+def test_the_exception_of_an_earlier_attempt_is_no_cause(ended):
+    run = ended({"error-1-0.json": b'{"type": "ValueError", "text": "no"}'}, State.FAILED)
+    assert repr(run.exception().__cause__) == "RemoteError('ValueError: no')"
+    run.store.record(run.attempts[0].attempt_id, status=run.record.status)
+    assert run.store.next_attempt(replace(run.attempts[0].plan, attempt=2), owner=Process.here())
+    run.store.set_status(run.run_id, Status(State.FAILED, 137))
+    assert run.exception().__cause__ is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"pickle": "!!"}', b'{"pickle": "bm8="}', b"\xff", LEAVES])
 def test_a_damaged_exception_hides_no_failure(ended, data):
     with pytest.raises(RunFailed) as caught:
         ended({"error-1-0.json": data}, State.FAILED).result()
@@ -163,6 +203,8 @@ def test_a_damaged_exception_hides_no_failure(ended, data):
 def test_a_damaged_value_is_said(ended):
     with pytest.raises(BadRequest, match="has returned a value that cannot be loaded here: UnpicklingError"):
         ended({"value-1-0.pkl": b"no pickle"}).result()
+    with pytest.raises(BadRequest, match="has returned a value that cannot be loaded here: SystemExit"):
+        ended({"value-1-0.pkl": pickle.dumps(Leaves())}).result()
 
 
 def test_a_value_of_another_user_is_loaded_where_it_is_trusted_only(ended, tmp_path: Path, monkeypatch):
@@ -178,9 +220,6 @@ def test_a_value_of_another_user_is_loaded_where_it_is_trusted_only(ended, tmp_p
 
 
 def test_an_exception_of_another_user_is_read_as_text(ended, tmp_path: Path, monkeypatch):
-    import base64
-    import json
-
     harm = tmp_path / "loaded"
     kept = base64.b64encode(pickle.dumps(Harm(harm))).decode()
     about = {"type": "ValueError", "text": "no", "traceback": "", "pickle": kept}
@@ -233,10 +272,10 @@ def test_a_script_has_a_status_and_no_values(ended, tmp_path: Path):
 
 def test_futures_are_those_of_the_standard_library(ended):
     run = ended({"value-1-0.pkl": pickle.dumps(7)})
-    futures = [run.future() for _ in range(3)]
-    done, waiting = concurrent.futures.wait(futures, timeout=WAIT_S)
+    several = [run.future() for _ in range(3)]
+    done, waiting = concurrent.futures.wait(several, timeout=WAIT_S)
     assert (len(done), waiting) == (3, set())
-    assert [each.result() for each in concurrent.futures.as_completed(futures, timeout=WAIT_S)] == [7, 7, 7]
+    assert [each.result() for each in concurrent.futures.as_completed(several, timeout=WAIT_S)] == [7, 7, 7]
 
     async def main() -> object:
         return await run
@@ -260,7 +299,7 @@ def test_a_future_that_is_being_cancelled_takes_no_result(ended, monkeypatch):
     """The run may have ended before its cancel returns."""
     run = ended({}, None)
     future = RunFuture(run)
-    settler = threading.Thread(target=lambda: future.settle(Store(run.store.home)))
+    settler = threading.Thread(target=lambda: future.settle({}))
     cancel = type(run).cancel
 
     def cancel_and_settle(self) -> None:
@@ -273,6 +312,98 @@ def test_a_future_that_is_being_cancelled_takes_no_result(ended, monkeypatch):
     assert future.cancel() and future.cancelled()
     settler.join()
     assert future.cancelled()
+
+
+def test_a_value_that_ends_the_process_leaves_the_other_futures(ended, monkeypatch):
+    """Whatever a run raises is its future's, also where a callback raises in the thread, and a later future is settled."""
+    run, other = ended({}), ended({"value-1-0.pkl": pickle.dumps(7)})
+    results = {run.run_id: lambda: sys.exit(3), other.run_id: lambda: 7}
+    monkeypatch.setattr(Run, "result", lambda self, timeout_s=None: results[self.run_id]())
+    first, second = run.future(), other.future()
+    first.add_done_callback(lambda _: sys.exit(4))
+    assert isinstance(first.exception(timeout=WAIT_S), SystemExit)
+    assert second.result(timeout=WAIT_S) == other.future().result(timeout=WAIT_S) == 7
+
+
+def test_a_value_whose_store_does_not_answer_is_fetched_again(ended, monkeypatch):
+    run, clock = ended({}), VirtualClock()
+    answers = [Unreachable("a"), Unreachable("b"), 7]
+
+    def result(self, timeout_s=None):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Run, "result", result)
+    stores = {run.store.home: run.store}
+    future, patient = RunFuture(run), RunFuture(run)
+    future.clock = patient.clock = clock
+    for left in (2, 2, 1, 1, 0):  # every other look is too early
+        future.settle(stores)
+        assert len(answers) == left
+        clock.sleep(futures.AGAIN_S / 2)
+    assert future.result(timeout=0) == 7
+    answers += [Unreachable("c"), Unreachable("d")]
+    patient.settle(stores)
+    assert not patient.done()
+    clock.sleep(futures.UNREACHABLE_S)
+    patient.settle(stores)
+    assert isinstance(patient.exception(timeout=0), Unreachable)
+
+
+def test_waiting_no_longer_for_a_run_does_not_cancel_it(ended):
+    run = ended({}, None)
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(run, 0)
+        task = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def wait() -> object:
+        return await run
+
+    asyncio.run(main())
+    assert not run.record.cancel_requested
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(ended, home: Path, monkeypatch):
+    """A group of three calls that was stopped: one has ended, one was stored alone, one was never drawn."""
+    monkeypatch.setattr(Sweep, "ensure_driven", lambda self: None)
+    run = ended({"value-1-0.pkl": pickle.dumps(7)})
+    group = cloudtrain.function(scaled, target="local").map([1, 2, 3])
+    history = SweepHistory(home)
+    for number, call in enumerate((0, 1), start=1):
+        history.add_trial(group.sweep_id, number, {"call": call}, {}, "local")
+    history.submitted(group.sweep_id, 1, run.run_id)
+    history.set_state(group.sweep_id, "CANCELLED", "stopped", old=("RUNNING",))
+    return group
+
+
+def test_a_group_that_was_stopped_has_a_place_for_each_call(group):
+    values = group.results(return_exceptions=True)
+    assert values[0] == 7
+    assert [str(value).partition(" of ")[0] for value in values[1:]] == ["trial 2", "call 2"]
+    assert all(isinstance(value, BadRequest) for value in values[1:])
+    with pytest.raises(BadRequest, match="has no run"):
+        group.results()
+
+
+def test_a_sweep_of_a_script_has_no_values(home: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Sweep, "ensure_driven", lambda self: None)
+    (tmp_path / "train.py").write_text("")
+    sweep = Sweep(
+        {"entrypoint": "train.py", "source": str(tmp_path)}, {"lr": {"values": [1]}}, method="grid", target="local"
+    )
+    with pytest.raises(BadRequest, match="is no group of calls of a function"):
+        sweep.results()
 
 
 # -- run on this machine ----------------------------------------------------------------------------------------------
