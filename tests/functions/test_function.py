@@ -158,6 +158,18 @@ def test_the_values_are_those_of_the_last_attempt_by_rank(ended):
     assert (run.exception(), run.done()) == (None, True)
 
 
+def test_a_value_is_fetched_alone_where_the_platform_does_not_pack_outputs(ended, monkeypatch):
+    run, asked = ended({"value-1-0.pkl": pickle.dumps(7)}), []
+    fetch = MemoryBackend.fetch
+    monkeypatch.setattr(
+        MemoryBackend, "fetch", lambda self, handle, into, what: asked.append(what) or fetch(self, handle, into, what)
+    )
+    assert run.result() == 7
+    monkeypatch.setattr(MemoryBackend, "traits", replace(MemoryBackend.traits, packs=True))
+    assert run.result() == 7
+    assert asked == [("outputs/returned",), ("outputs",)]
+
+
 def test_a_call_without_a_value_says_so(ended):
     with pytest.raises(BadRequest, match="has left no value"):
         ended({"error-1-0.json": b"{}"}).result()
