@@ -329,12 +329,23 @@ def test_a_future_that_is_being_cancelled_takes_no_result(ended, monkeypatch):
 def test_a_value_that_ends_the_process_leaves_the_other_futures(ended, monkeypatch):
     """Whatever a run raises is its future's, also where a callback raises in the thread, and a later future is settled."""
     run, other = ended({}), ended({"value-1-0.pkl": pickle.dumps(7)})
-    results = {run.run_id: lambda: sys.exit(3), other.run_id: lambda: 7}
+    waited_for = threading.Event()
+    results = {run.run_id: lambda: sys.exit(waited_for.wait(WAIT_S)), other.run_id: lambda: 7}
     monkeypatch.setattr(Run, "result", lambda self, timeout_s=None: results[self.run_id]())
     first, second = run.future(), other.future()
     first.add_done_callback(lambda _: sys.exit(4))
+    waited_for.set()
     assert isinstance(first.exception(timeout=WAIT_S), SystemExit)
     assert second.result(timeout=WAIT_S) == other.future().result(timeout=WAIT_S) == 7
+
+
+def test_a_thread_that_has_ended_is_started_again(ended):
+    """As after a fork, whose child has the open futures and not the thread."""
+    run = ended({"value-1-0.pkl": pickle.dumps(7)})
+    waiter, left, added = futures._Waiter(), RunFuture(run), RunFuture(run)
+    waiter._open.append(left)
+    waiter.add(added)
+    assert left.result(timeout=WAIT_S) == added.result(timeout=WAIT_S) == 7
 
 
 def test_a_value_whose_store_does_not_answer_is_fetched_again(ended, monkeypatch):
