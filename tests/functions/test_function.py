@@ -20,6 +20,7 @@ import pytest
 
 import cloudtrain
 from cloudtrain.backends import registry
+from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import BadRequest, RunFailed, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.functions.function import Function
@@ -165,9 +166,11 @@ def test_a_value_is_fetched_alone_where_the_platform_does_not_pack_outputs(ended
         MemoryBackend, "fetch", lambda self, handle, into, what: asked.append(what) or fetch(self, handle, into, what)
     )
     assert run.result() == 7
+    attached = replace(run.record, identity=ATTACHED + "s3://bucket/run")  # its outputs may be packed
+    assert returned.values(run.store, attached, trust=True) == [7]
     monkeypatch.setattr(MemoryBackend, "traits", replace(MemoryBackend.traits, packs=True))
     assert run.result() == 7
-    assert asked == [("outputs/returned",), ("outputs",)]
+    assert asked == [("outputs/returned",), ("outputs",), ("outputs",)]
 
 
 def test_a_call_without_a_value_says_so(ended):
