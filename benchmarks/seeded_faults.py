@@ -43,7 +43,7 @@ SEED = 20
 COUNT = 40
 BACKENDS = ("akash", "attached", "kubernetes", "local", "sagemaker", "slurm", "ssh", "vertex")
 FIRST = ("job", "source", "nodes", "history", "diagnosis", "runs", "cli", "console", "backends")
-SECOND = ("forecast", "metrics", "policy", "report", "simulators", "sweeps", "testing", "training")
+SECOND = ("forecast", "functions", "metrics", "policy", "report", "simulators", "sweeps", "testing", "training")
 PLACES = [  # the second round of faults begins again with the first place
     *(f"cloudtrain/backends/{name}" for name in BACKENDS),
     *(f"cloudtrain/{name}" for name in FIRST),
@@ -51,7 +51,7 @@ PLACES = [  # the second round of faults begins again with the first place
     *(f"cloudtrain/{name}" for name in SECOND),
     *(f"entrypoints/launcher{name}" for name in ("", "/output", "/prepare", "/world")),
     *(f"entrypoints/trainer{name}" for name in ("", "/checkpoints", "/data", "/strategies")),
-    *(f"entrypoints/{name}" for name in ("runtime.py", "train.py")),
+    *(f"entrypoints/{name}" for name in ("path", "train.py")),
 ]
 MUTMUT = ("mutmut==3.8.1", "libcst==1.9.0")
 TESTS_S = 40.0  # of one fault, as long as they took in the run with marks

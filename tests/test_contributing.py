@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -27,6 +28,14 @@ def exists(name: str) -> bool:
     if "<provider>" in name:
         return sum((ROOT / name.replace("<provider>", provider)).exists() for provider in PROVIDERS) > 1
     return "<" in name or (ROOT / name).exists()
+
+
+def test_seeded_faults_have_every_package_among_their_places(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    places = {ROOT / place for place in importlib.import_module("seeded_faults").PLACES}
+    assert [place for place in places if not place.exists()] == []
+    packages = {file.parent for part in ("cloudtrain", "entrypoints") for file in (ROOT / part).glob("*/*.py")}
+    assert packages - places == set() and len(packages) > 15
 
 
 def test_a_submit_enters_the_files_of_the_reading_path(tmp_path):

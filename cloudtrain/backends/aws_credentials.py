@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,30 @@ class CodeNeeded(Exception):
     """A profile asks for a code of a device (MFA), and this process may not ask the user."""
 
 
+class _RoleCache(dict[str, Any]):
+    """Credentials of roles in files, and in memory where a file cannot be written or read."""
+
+    def __init__(self, files: MutableMapping[str, Any]) -> None:
+        super().__init__()
+        self._files = files
+
+    def __missing__(self, key: str) -> Any:
+        return self._files[key]
+
+    def __contains__(self, key: object) -> bool:
+        with suppress(KeyError):
+            return self[str(key)] is not None
+        return False
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        try:
+            self._files[key] = value
+        except OSError:
+            super().__setitem__(key, value)
+        else:
+            self.pop(key, None)
+
+
 class Credentials:
     """The credentials of a profile; None is the profile that AWS_PROFILE names, or the keys of the environment.
 
@@ -39,16 +63,30 @@ class Credentials:
     def make_session(self, region: str | None) -> Any:
         """Return a boto3 session; raises botocore's errors.
 
-        Credentials of a role are read from the AWS CLI's cache and kept there, as the CLI does: a code that was typed once
-        also holds in the background.
+        Credentials of a profile that asks for a code are read from the AWS CLI's cache and kept there, as the CLI does: a
+        code that was typed once also holds in the background. Those of other roles are kept in memory.
         """
         import boto3
         from botocore.credentials import JSONFileCache
 
         self._session = boto3.Session(profile_name=self._profile, region_name=region)
         roles = self._session._session.get_component("credential_provider").get_provider("assume-role")
-        roles.cache, roles._prompter = JSONFileCache(str(Path.home() / CACHE)), self._ask
+        roles._prompter = self._ask
+        if self._asks_for_code():
+            with suppress(RuntimeError):  # this user has no home folder
+                roles.cache = _RoleCache(JSONFileCache(str(Path.home() / CACHE)))
         return self._session
+
+    def _asks_for_code(self) -> bool:
+        """Whether the profile, or one that its role comes from, names a device for codes."""
+        session = self._session._session
+        profiles = dict(session.full_config["profiles"])
+        name = session.profile or "default"
+        while profile := profiles.pop(name, None):
+            if "mfa_serial" in profile:
+                return True
+            name = profile.get("source_profile")
+        return False
 
     def obtain(self) -> bool:
         """Obtain the credentials; False where there are none. It alone may ask the user for a code. Blocking.

@@ -20,6 +20,7 @@ import google.auth.exceptions
 
 from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.backends.aws import Aws, AwsUnreachable
+from cloudtrain.backends.aws_credentials import CACHE
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.vertex.backend import VertexBackend
 from cloudtrain.errors import BackendError, CloudtrainError
@@ -199,6 +200,12 @@ PROFILE = """
 role_arn = arn:aws:iam::123456789012:role/team
 mfa_serial = arn:aws:iam::123456789012:mfa/me
 source_profile = keys
+[profile over-mfa]
+role_arn = arn:aws:iam::123456789012:role/over
+source_profile = mfa
+[profile role]
+role_arn = arn:aws:iam::123456789012:role/team
+source_profile = keys
 [profile keys]
 aws_access_key_id = AKIA
 aws_secret_access_key = secret
@@ -216,17 +223,9 @@ def mfa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_code_is_asked_for_by_the_check_before_a_submit_alone(mfa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts: list[str] = []
-    monkeypatch.setattr(getpass, "getpass", lambda prompt: prompts.append(prompt) or "123456")
-    aws = Aws("sagemaker", "us-east-1", "mfa", None, VirtualClock())
-    with pytest.raises(BackendError, match="asks for a code") as caught:
-        aws.call("sagemaker", "describe_training_job", TrainingJobName="a")
-    assert caught.value.hint.endswith("aws sts get-caller-identity --profile mfa")
-    with pytest.raises(BackendError, match="asks for a code"):
-        aws.check_credentials()  # no terminal
-    assert prompts == []
-    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda _: True})())
+@pytest.fixture
+def sts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Requests to a service that gives every role its credentials."""
     role = (
         "<Credentials><AccessKeyId>ASIA</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
     )
@@ -234,13 +233,79 @@ def test_a_code_is_asked_for_by_the_check_before_a_submit_alone(mfa: Path, monke
     body = f"<AssumeRoleResponse><AssumeRoleResult>{role}</AssumedRoleUser></AssumeRoleResult></AssumeRoleResponse>"
     with serving(lambda handler: send(handler, 200, body.encode())) as (url, received):
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
-        aws = Aws("sagemaker", "us-east-1", "mfa", None, VirtualClock())
+        yield received
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts of a user who types every code."""
+    asked: list[str] = []
+    monkeypatch.setattr(getpass, "getpass", lambda prompt: asked.append(prompt) or "123456")
+    return asked
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda _: True})())
+
+
+def check(profile: str) -> None:
+    """Check a profile's credentials as a new process does, twice."""
+    aws = Aws("sagemaker", "us-east-1", profile, None, VirtualClock())
+    aws.check_credentials()
+    aws.check_credentials()
+
+
+def test_a_command_without_a_terminal_asks_for_no_code(mfa: Path, prompts: list[str]) -> None:
+    aws = Aws("sagemaker", "us-east-1", "mfa", None, VirtualClock())
+    with pytest.raises(BackendError, match="asks for a code") as caught:
+        aws.call("sagemaker", "describe_training_job", TrainingJobName="a")
+    assert caught.value.hint.endswith("aws sts get-caller-identity --profile mfa")
+    with pytest.raises(BackendError, match="asks for a code"):
         aws.check_credentials()
-        assert len(prompts) == 1 and len(received) == 1
-        Aws("sagemaker", "us-east-1", "mfa", None, VirtualClock()).check_credentials()  # as the watcher does
-    assert len(prompts) == 1 and len(received) == 1, "the code holds in the AWS CLI's cache"
-    (kept,) = (mfa / ".aws" / "cli" / "cache").iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600
+    assert prompts == []
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(("profile", "roles"), [("mfa", 1), ("over-mfa", 2)])
+def test_a_code_that_was_typed_once_holds_in_the_cache_of_the_aws_cli(
+    profile: str, roles: int, mfa: Path, prompts: list[str], sts: list[Any]
+) -> None:
+    check(profile)
+    assert len(prompts) == 1 and len(sts) == roles
+    check(profile)  # as the watcher does
+    assert len(prompts) == 1 and len(sts) == roles
+    kept = list((mfa / CACHE).iterdir())
+    assert [file.stat().st_mode & 0o777 for file in kept] == [0o600] * roles
+
+
+def test_credentials_of_a_role_without_a_code_are_in_memory_alone(mfa: Path, sts: list[Any]) -> None:
+    check("role")
+    assert len(sts) == 1 and not (mfa / ".aws").exists()
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize("profile", ["mfa", "role"])
+@pytest.mark.parametrize("user", ["cannot write", "has no home"])
+def test_a_role_needs_no_home_folder(
+    user: str, profile: str, mfa: Path, prompts: list[str], sts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(mfa / "config" / "below-a-file"))
+    if user == "has no home":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    check(profile)
+    assert len(sts) == 1 and len(prompts) == (profile == "mfa")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_broken_file_of_the_cache_is_written_again(mfa: Path, prompts: list[str], sts: list[Any]) -> None:
+    check("mfa")
+    (kept,) = (mfa / CACHE).iterdir()
+    whole = kept.read_text()
+    kept.write_text(whole[:20])
+    check("mfa")
+    assert kept.read_text() == whole and len(prompts) == len(sts) == 2
 
 
 def test_an_attempt_whose_account_cannot_be_asked_blocks_no_home(mfa: Path, home: Path) -> None:
