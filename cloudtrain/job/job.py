@@ -97,7 +97,7 @@ class Job(JobModel):
         """Return the job of a dictionary that `to_dict` returned.
 
         Args:
-            data: The dictionary. One without entrypoint, run and trainer is of version 0.1: it runs the shared trainer.
+            data: The dictionary. One without entrypoint, run, trainer and roles is of version 0.1: it runs the shared trainer.
 
         Returns:
             The job.
@@ -105,7 +105,7 @@ class Job(JobModel):
         Raises:
             BadJob: The job is wrong; `problems` lists everything that was found.
         """
-        old = data.get("entrypoint") is None and not {"run", "trainer"} & data.keys()
+        old = data.get("entrypoint") is None and not {"run", "trainer", "roles"} & data.keys()
         keys: dict[str, Any] = {**data, "trainer": True} if old else dict(data)
         return cls(**keys)
 

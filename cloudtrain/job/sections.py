@@ -401,7 +401,7 @@ class Role(Spec):
     @classmethod
     def _ready(cls, value: str | None) -> str | None:
         match = re.fullmatch(_READY, value or "line:.")
-        if match is None:
+        if match is None or not 1 <= int(match["tcp"] or match["http"] or 1) <= 65535:
             raise wrong(f"is not known: {quote(value)}", "write tcp://:8000, http://:8000/health or line:REGEX")
         try:
             re.compile((value or "").removeprefix("line:"))

@@ -39,6 +39,7 @@ def test_the_main_roles_program_is_the_jobs():
     assert job.argv() == ["train.py", "--lr", "3.0e-4", "--server", "http://{role.server.host}:8000"]
     assert (job.num_nodes, job.main_nodes, job.world_size, job.form) == (5, 2, 2, "script")
     assert Job.from_dict(job.to_dict()) == Job.from_dict(job.to_dict(given=True)) == job.replace() == job
+    assert Job.from_dict({"source": ".", "roles": {"trainer": {"entrypoint": "train.py"}}}).trainer is False
     at_top = {key: value for key, value in job.to_dict(given=True).items() if key != "roles"}
     assert Job(**at_top, roles={"trainer": {"num_nodes": 2, "after": ["server"]}, "server": job.roles["server"]}) == job
 
@@ -74,6 +75,8 @@ def test_the_launcher_gets_the_main_role_first_and_the_services_programs():
         ("    run: python serve.py\n", "", "9: roles.server.entrypoint is missing: the job does not say what to run"),
         ("http://:8000/health", "8000", "14: roles.server.ready must be text"),
         ("http://:8000/health", "udp://:8000", "14: roles.server.ready is not known"),
+        ("http://:8000/health", "http://:0/health", "14: roles.server.ready is not known"),
+        ("http://:8000/health", "tcp://:65536", "14: roles.server.ready is not known"),
         ("http://:8000/health", '"line:("', "14: roles.server.ready is not a valid regular expression"),
         ("    num_nodes: 3", "    resources: {cpus: 1}", "11: roles.server.resources is not a known key here"),
         (

@@ -130,7 +130,8 @@ def test_the_line_that_says_something(output: bytes, line: str) -> None:
 def test_other_nodes_see_a_host_by_the_address_of_its_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "hostname 10.0.0.5\nport 22\nuser ada\n"
     monkeypatch.setattr(ssh_config, "read", lambda *_: ssh_config.parse(text))
-    assert Machine({}, {"address": "gpu1"}).internal == "10.0.0.5"
+    machine = Machine({}, {"address": "gpu1"})
+    assert machine.internal == "10.0.0.5" == Machine({}, machine.to_dict()).internal, "as a plan has it"
     assert Machine({}, {"address": "gpu1", "internal": "192.168.7.1"}).internal == "192.168.7.1"
     monkeypatch.setattr(ssh_config, "read", lambda *_: None)
     assert Machine({}, {"address": "gpu1"}).internal == "gpu1"

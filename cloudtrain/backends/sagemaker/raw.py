@@ -59,6 +59,10 @@ def merge_raw(request: dict[str, Any], raw: Mapping[str, Any]) -> list[Problem]:
     ]
     if owned or not raw:
         return owned
+    added = raw.get("InputDataConfig") or []
+    if not (isinstance(added, list) and all(isinstance(channel, Mapping) for channel in added)):
+        hint = "InputDataConfig: [{ChannelName: train, ContentType: text/csv}]"
+        return [Problem("sets InputDataConfig to something else than a list of channels", PATH, hint)]
     _merge(request, {name: value for name, value in raw.items() if name != "InputDataConfig"})
     channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"][:-1]}
     problems = []

@@ -171,9 +171,11 @@ def build_request(
         "Tags": _tags(job, manifest),
     }
     add_options(request, job, machine, options)
-    problems += merge_raw(request, options.get("raw") or {})
-    problems += limits.find_problems(request, job) + queue.find_problems(request, options)
-    problems += [] if options.get("queue") else client.find_problems(request, options)
+    if wrong := merge_raw(request, options.get("raw") or {}):
+        problems += wrong  # the request may have values of other kinds than the rest expects
+    else:
+        problems += limits.find_problems(request, job) + queue.find_problems(request, options)
+        problems += [] if options.get("queue") else client.find_problems(request, options)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
         notes.append(

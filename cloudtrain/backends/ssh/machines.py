@@ -43,10 +43,11 @@ class Machine:
     def internal(self) -> str:
         """The address by which the other nodes see it: by default what ~/.ssh/config has for `address`; blocking.
 
-        The other machines have no such configuration. Raises BackendError where ssh does not understand it.
+        The other machines have no such configuration. A plan has `address` as the default, and is not resolved before it is
+        sent. Raises BackendError where ssh does not understand its configuration.
         """
         host = self.host
-        if self._internal:
+        if self._internal not in ("", host.address):
             return self._internal
         config = ssh_config.read(host.address, host.port, host.user, host.known_hosts)
         return config.hostname if config else host.address

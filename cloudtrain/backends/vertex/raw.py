@@ -59,7 +59,7 @@ def _walk(value: Any, kind: Any, at: str) -> Iterator[tuple[str, str]]:
         elif field.message_type is not None and field.message_type.GetOptions().map_entry:
             if not isinstance(item, Mapping):
                 yield f"sets {place} to {item!r}, which is not an object", "name: value"
-        elif field.is_repeated:
+        elif _is_list(field):
             if not isinstance(item, list):
                 yield f"sets {place} to {item!r}, which is not a list", "write it as a list"
                 continue
@@ -67,6 +67,12 @@ def _walk(value: Any, kind: Any, at: str) -> Iterator[tuple[str, str]]:
                 yield from _value(each, field, f"{place}[{number}]")
         else:
             yield from _value(item, field, place)
+
+
+def _is_list(field: Any) -> bool:
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)  # protobuf before 6.31
 
 
 def _value(value: Any, field: Any, at: str) -> Iterator[tuple[str, str]]:

@@ -409,6 +409,16 @@ LIMITS = {
         {"raw": {"InputDataConfig": [{"ChannelName": "a", "Contents": "text/csv"}]}},
         "options.sagemaker.raw",
     ),
+    "raw channels by name": (
+        {"inputs": {"a": "s3://b/a/"}},
+        {"raw": {"InputDataConfig": {"a": {"ContentType": "text/csv"}}}},
+        "options.sagemaker.raw",
+    ),
+    "raw channel source": (
+        {"inputs": {"a": "s3://b/a/"}},
+        {"raw": {"InputDataConfig": [{"ChannelName": "a", "DataSource": "s3://b/c/"}]}},
+        "options.sagemaker.raw",
+    ),
     "raw typo": ({}, {"raw": {"ResourceConfg": {}}}, "options.sagemaker.raw"),
     "raw type": ({}, {"raw": {"ProfilerConfig": {"DisableProfiler": "no"}}}, "options.sagemaker.raw"),
     "sdk cannot": ({}, {"client": "sdk", "max_pending": "2h"}, "options.sagemaker.client"),

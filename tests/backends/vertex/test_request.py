@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.vertex.raw import _walk
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle, File
@@ -219,6 +221,19 @@ def test_a_recipe_in_raw_is_the_request_of_the_sdk(name: str):
     else:
         sdk.job_spec.persistent_resource_id = "my-machines"
     assert planned == sdk and planned != v1.CustomJob.from_json(json.dumps(plain.custom_job))
+
+
+def test_raw_is_checked_with_an_older_protobuf() -> None:
+    """Fields have no `is_repeated` there (protobuf 5.29)."""
+    text = SimpleNamespace(message_type=None, enum_type=None, cpp_type=9, CPPTYPE_STRING=9, CPPTYPE_BOOL=7)
+    one, many = ({"name": n, "json_name": n, "label": label, "LABEL_REPEATED": 3} for n, label in (("a", 1), ("b", 3)))
+    fields = [SimpleNamespace(**vars(text), **each) for each in (one, many)]
+    kind = SimpleNamespace(full_name="google.Kind", name="Kind", fields=fields)
+    assert list(_walk({"a": "x", "b": ["y"]}, kind, "")) == []
+    assert [message for message, _ in _walk({"a": ["x"], "b": "y"}, kind, "")] == [
+        "sets a to ['x'], which is not a text",
+        "sets b to 'y', which is not a list",
+    ]
 
 
 @pytest.mark.parametrize(
