@@ -210,6 +210,11 @@ def test_the_plan_says_that_a_text_is_never_changed(project: Path):
     shown = run_cli(project, "plan").stdout
     assert "run is never changed: {model_dir} arrives as it is; write $CLOUDTRAIN_MODEL_DIR" in shown
     assert "setup is never changed: {input:my-data} arrives as it is; write $CLOUDTRAIN_INPUT_MY_DATA" in shown
+    services = "  server: {run: 'serve {role.trainer.host}', setup: 'echo {run_id}'}"
+    (project / "job.yaml").write_text(f"roles:\n  trainer: {{run: python echo.py}}\n{services}\n")
+    shown = run_cli(project, "plan").stdout
+    assert "roles.server.run is never changed: {role.trainer.host} arrives as it is; write $CLOUDTRAIN_ROLE_TR" in shown
+    assert "roles.server.setup is never changed: {run_id} arrives as it is; write $CLOUDTRAIN_RUN_ID" in shown
 
 
 def test_a_stored_job_without_an_entry_is_the_shared_trainers():

@@ -114,7 +114,9 @@ def unused_keep_limit(case: Case) -> Iterator[str]:
 
 def placeholders_in_shell(case: Case) -> Iterator[str]:
     """Name a placeholder in a shell text, where none is replaced."""
-    for key, text in (("run", case.job.run), ("setup", case.job.setup)):
+    programs = [("", case.job), *((f"roles.{name}.", role) for name, role in case.job.roles.items())]
+    texts = [(at + key, getattr(program, key)) for at, program in programs for key in ("run", "setup")]
+    for key, text in texts:
         if text and (name := next(placeholders.names(text), "")):
             yield f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}"
 
