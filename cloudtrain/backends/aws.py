@@ -124,7 +124,9 @@ class Aws:
         A profile may ask for a code here, at a terminal, and nowhere else.
         """
         with suppress(Unreachable):
-            if self.region and not self.explained(self._credentials.obtain, "the request for credentials"):
+            if self.region and not self.explained(
+                lambda: self._credentials.obtain(self.session), "the request for credentials"
+            ):
                 raise AwsError("there are no AWS credentials", self._credentials.hint)
 
     def client(self, service: str) -> Any:

@@ -88,14 +88,14 @@ class Credentials:
             name = profile.get("source_profile")
         return False
 
-    def obtain(self) -> bool:
-        """Obtain the credentials; False where there are none. It alone may ask the user for a code. Blocking.
+    def obtain(self, session: Any) -> bool:
+        """Obtain the credentials of a boto3 session; False where there are none. It alone may ask the user for a code. Blocking.
 
         Raises botocore's errors, and whatever else a credential chain raises.
         """
         self._may_ask = True
         try:
-            found = self._session.get_credentials()
+            found = session.get_credentials()
             return found is not None and found.get_frozen_credentials() is not None
         finally:
             self._may_ask = False
