@@ -68,6 +68,7 @@ class Manifest:
             raise Refused(f"the manifest lacks {', '.join(missing)}")
         self.fields = dict(fields)
         vars(self).update(fields)
+        self.job_env, self.job_secrets = self.env, self.secrets  # for the launcher itself: clients of stores, and pip
         self.role: Role | None = None  # this node's, from take_role on
         self.role_rank, self.is_service = 0, False
 

@@ -146,6 +146,7 @@ class Supervisor:
         check_world(manifest, cluster, self._environ)
         manifest.take_role(cluster.node_rank)
         if manifest.is_service and manifest.role:
+            self._environ = dict(self._environ)  # the job's credentials that stores' clients get are not the service's
             self._service = Service(manifest.role, self._loop, lambda: self._peers.up())
             self._ranks.printed = self._service.printed
         self.status.fields["world_size"] = manifest.world_size

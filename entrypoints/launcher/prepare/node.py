@@ -47,10 +47,10 @@ def prepare_node(
             check_script(manifest.argv, source)
             declared.check(manifest.argv, manifest.parallelism, source)
         secrets: dict[str, str] = {}
-        if manifest.secrets:
+        if manifest.job_secrets:
             from . import secrets as store_of_secrets
 
-            secrets = store_of_secrets.resolve(manifest.secrets, given)
+            secrets = store_of_secrets.resolve(manifest.job_secrets, given)
             log.masks.hide(*secrets.values())
         if take_gpus is not None:
             cluster = take_gpus()
@@ -67,7 +67,7 @@ def prepare_node(
         if is_remote(manifest.output) or any(is_remote(item["uri"]) for item in manifest.inputs.values()):
             from ..output import store
 
-            store.lend({**manifest.env, **secrets})
+            store.lend({**manifest.job_env, **secrets})
         folders = make_folders(manifest, cluster, environ, source)
         folders_ready()
         # On SageMaker the checkpoints alone come back when it starts a job again.
@@ -115,7 +115,7 @@ def prepare_node(
 
             python = requirements.layer(
                 os.path.join(source, manifest.requirements),
-                requirements.for_pip(environ, {**manifest.env, **secrets}),
+                requirements.for_pip(environ, {**manifest.job_env, **secrets}),
                 log,
             )
         if declared.left_to_accelerate(manifest.argv, manifest.parallelism, source):
@@ -123,6 +123,7 @@ def prepare_node(
 
             accelerate = own_strategy.environment(python, manifest, source, environ)
         values = placeholders.values_of(manifest, folders, inputs)
+        secrets = {name: secrets[name] for name in manifest.secrets}
         prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values, keeper, None)
         if manifest.hyperparameters is not None or cluster.platform == "sagemaker":
             from .sagemaker_env import SageMakerEnv

@@ -11,6 +11,7 @@ from launcher.prepare.node import check_resumable, make_folders
 from launcher.world.cluster import Cluster
 
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.job.job import Job
 
 HERE, SAGEMAKER = Cluster(), Cluster("sagemaker")
 
@@ -49,3 +50,29 @@ def test_a_history_alone_is_no_checkpoint(tmp_path, cluster, folder):
         folder_on(cluster, tmp_path, checkpoint)
     (tmp_path / folder / "5.txt").write_text("5")
     assert folder_on(cluster, tmp_path, checkpoint) == Path(folder)
+
+
+def test_a_service_has_the_secrets_of_its_role_and_its_launcher_those_of_the_job(tmp_path, monkeypatch):
+    from launcher.log import PlainLog
+    from launcher.output import store
+    from launcher.prepare import node
+
+    roles = {"trainer": {}, "server": {"run": "serve", "env": {"PORT": "1"}, "secrets": ["TOKEN"]}}
+    secrets = {"TOKEN": "env:TOKEN", "AWS_SECRET_ACCESS_KEY": "env:KEY"}
+    job = Job(
+        entrypoint="train.py",
+        roles=roles,
+        secrets=secrets,
+        env={"AWS_REGION": "eu"},
+        inputs={"data": "s3://bucket/data"},
+    )
+    manifest = decode(Manifest.of(job, "run", 1).encode())
+    manifest.take_role(1)
+    lent: dict[str, str] = {}
+    monkeypatch.setattr(store, "lend", lent.update)
+    manifest.inputs["data"]["mode"] = "stream"
+    given = {"env:TOKEN": "token-value", "env:KEY": "key-value"}
+    environ = {"CLOUDTRAIN_RUN_DIR": str(tmp_path), "CLOUDTRAIN_NODE_DIR": str(tmp_path)}
+    prepared = node.prepare_node(manifest, HERE, environ, given, str(tmp_path / "source"), PlainLog(1))
+    assert lent == {"AWS_REGION": "eu", "TOKEN": "token-value", "AWS_SECRET_ACCESS_KEY": "key-value"}
+    assert prepared.secrets == {"TOKEN": "token-value"} and manifest.env == {"PORT": "1"}
