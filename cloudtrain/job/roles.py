@@ -42,6 +42,8 @@ def program(job: JobModel, name: str) -> JobModel:
     about: dict[str, Any] = {
         key: getattr(job, key) for key in ("name", "source", "inputs", "resources", "allow_secrets")
     }
+    if isinstance(role.entrypoint, str):
+        about |= {"arg_style": job.arg_style, "distributed_env": job.distributed_env}
     return type(job)(**about, num_nodes=role.num_nodes, **own)
 
 

@@ -54,11 +54,11 @@ def check_inputs(job: Job) -> list[Problem]:
 def check_shared_output(job: Job) -> list[Problem]:
     """Return a problem for sharded checkpoints on several nodes without a shared output: the shards would be scattered."""
     model_parallel = job.parallelism.tp_size * job.parallelism.pp_size > 1
-    if job.output is not None or job.num_nodes == 1 or not (job.parallelism.strategy in SHARDED or model_parallel):
+    if job.output is not None or job.main_nodes == 1 or not (job.parallelism.strategy in SHARDED or model_parallel):
         return []
     feature = job.parallelism.strategy if job.parallelism.strategy in SHARDED else "tp_size and pp_size"
     message = (
-        f"{feature} over {job.num_nodes} nodes writes a part of every checkpoint on each, and they share no folder"
+        f"{feature} over {job.main_nodes} nodes writes a part of every checkpoint on each, and they share no folder"
     )
     hint = "set output: to a path that all nodes see, or to s3://bucket/... or gs://bucket/..."
     return [Problem(message, "parallelism.strategy" if job.parallelism.strategy in SHARDED else "parallelism", hint)]

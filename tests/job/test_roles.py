@@ -9,6 +9,7 @@ from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.job.roles import find_shared_ports
 from cloudtrain.job.rules import find_keys
+from cloudtrain.nodes.paths import check_shared_output
 
 FILE = """\
 source: .
@@ -54,6 +55,23 @@ def test_the_launcher_gets_the_main_role_first_and_the_services_programs():
         "ports": [8000], "ready_s": 1800, "restart": 0,
     }  # fmt: skip
     assert Manifest.of(job, "r", 1).world_size == 2
+
+
+def test_how_values_and_ranks_are_written_at_the_top_is_for_services_too():
+    server = {"run": "serve"}
+    roles = {
+        "trainer": {"entrypoint": "t.py"},
+        "server": server,
+        "judge": {"entrypoint": "judge.py", "hyperparameters": {"lr": 1}},
+    }
+    job = Job(source=".", roles=roles, arg_style="hydra", distributed_env="always")
+    _, _, judge = Manifest.of(job, "r", 1).to_dict()["roles"]
+    assert (judge["argv"], judge["rank_env"]) == (["judge.py", "lr=1"], True)
+
+
+def test_checkpoints_of_one_main_node_need_no_shared_output():
+    job = Job(entrypoint="t.py", roles={"trainer": {}, "server": {"run": "serve"}}, parallelism={"strategy": "fsdp"})
+    assert check_shared_output(job) == []
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class Sync:
         self._failing = ""
         every_s = manifest.checkpoint.get("every_s")
         ours = manifest.is_ours
-        self._in_parts = ours and manifest.nodes > 1  # a checkpoint's files may come from several nodes
+        self._in_parts = ours and manifest.main_nodes > 1  # a checkpoint's files may come from several nodes
         self._follows = False  # node 0 says which checkpoints stand
         self.freshness = CheckpointAge(float(str(every_s)) if every_s else None, ours, log.event, log.clock)
         self._end = threading.Event()

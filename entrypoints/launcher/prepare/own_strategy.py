@@ -44,7 +44,8 @@ def environment(python: str, manifest: Manifest, source: str, environ: Mapping[s
     named = {}
     if not (transformers and any(TRAINER.search(text) for text in texts)):  # plain Accelerate
         named = _named(manifest.argv)
-    config = configuration(manifest.parallelism, manifest.nodes, manifest.world_size, transformers, named)
+    nodes = manifest.world_size // manifest.processes_per_node
+    config = configuration(manifest.parallelism, nodes, manifest.world_size, transformers, named)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "config.json")
         with open(path, "w", encoding="utf-8") as stream:

@@ -23,6 +23,25 @@ def manifest(**parallelism) -> Received:
     return Received(made.to_dict())
 
 
+def test_the_nodes_of_other_roles_are_no_replicas_of_hsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    configs = []
+
+    def read(python, path, *_):
+        configs.append(json.loads(Path(path).read_text()))
+        return {}
+
+    monkeypatch.setattr(accelerate_config, "environment", read)
+    job = manifest(strategy="hsdp")
+    job.nodes, job.roles = 5, ({"name": "trainer", "nodes": 2}, {"name": "server", "nodes": 3})
+    job.take_role(0)
+    own_strategy.environment(sys.executable, job, str(tmp_path), CLEAN)
+    [config] = configs
+    assert (
+        config["parallelism_config"]
+        == own_strategy.configuration({"strategy": "hsdp"}, 2, 8, False, {})["parallelism_config"]
+    )
+
+
 def test_blocks_of_transformers_or_a_size_bound_the_units():
     fsdp = {"strategy": "fsdp"}
     assert (
