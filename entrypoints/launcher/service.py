@@ -18,6 +18,7 @@ CONNECT_S = 0.5
 FIRST_PAUSE_S = 1.0  # before a restart; each is twice as long as the one before
 LONGEST_PAUSE_S = 60.0
 EXIT_SERVICE = 1  # of a run whose service ended with 0 before the main role
+LEAST_GRACE_S = 5.0  # after the main role, where a stop has used up the grace
 LINE = 300  # characters of the last line in a verdict
 
 
@@ -31,6 +32,7 @@ class Service:
         self._began = self._look_at = 0.0
         self._restarts = 0
         self._restart_at: float | None = None
+        self._stop_at: float | None = None
         self._last = ""
         self.over = False  # it is not restarted any more
 
@@ -38,6 +40,16 @@ class Service:
         """Its ranks have been started, for the first time or again."""
         self._look_at = now = self._clock.monotonic()
         self._began, self._restart_at = self._began or now, None
+
+    def stop(self) -> None:
+        """The main role has been asked to stop."""
+        if self._stop_at is None:
+            self._stop_at = self._clock.monotonic()
+
+    def patience_after(self, grace_s: float) -> float:
+        """Return how long it may take to end after the main role: what a stop has left of the grace, else all of it."""
+        used_s = 0.0 if self._stop_at is None else self._clock.monotonic() - self._stop_at
+        return max(LEAST_GRACE_S, grace_s - used_s)
 
     def printed(self, lines: list[bytes]) -> None:
         """Take note of lines of its log."""

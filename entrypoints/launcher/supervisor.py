@@ -449,6 +449,7 @@ class Supervisor:
         """The attempt is to stop on all nodes: ask the ranks, and kill them when their time is over."""
         self._stopping = state
         if self._service is not None:
+            self._service.stop()
             return  # it ends after the main role
         if self._manifest.roles and not self._ranks.groups:  # it waits for a service
             self._ended = True
@@ -473,8 +474,8 @@ class Supervisor:
         if self._ranks.active:
             self._ranks.terminate()
             patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S
-            if self._service is not None and outcome.state in ("SUCCEEDED", "FAILED"):
-                patience = self._manifest.grace_s
+            if self._service is not None and outcome.state != "LOST":
+                patience = self._service.patience_after(self._manifest.grace_s)
             limit = self._clock.monotonic() + min(patience, self._manifest.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
 

@@ -57,6 +57,17 @@ def test_it_is_restarted_after_growing_pauses_and_then_ends_the_attempt():
     assert case.service.has_ended and not case.service.is_due
 
 
+def test_after_the_main_role_it_has_what_a_stop_has_left_of_the_grace():
+    case = Case()
+    assert case.service.patience_after(120) == 120
+    case.service.stop()
+    case.clock.sleep(30)
+    case.service.stop()
+    assert case.service.patience_after(120) == 90
+    case.clock.sleep(89)
+    assert case.service.patience_after(120) == 5
+
+
 def test_without_restarts_its_first_end_ends_the_attempt():
     assert Case(restart=0).service.ended("exited with code 0") == "role server exited with code 0"
 
