@@ -12,6 +12,8 @@ from .grace import LOOK_S, Grace, find_deaf
 from .log import CHUNK, Log, Splitter
 from .loop import Loop
 
+MOST_READS = 8  # of what a pipe held when its rank ended; a child of the rank may write for ever
+
 
 class _Rank:
     def __init__(self, rank: int, pid: int, pipe: int, splitter: Splitter, is_shell: bool) -> None:
@@ -114,8 +116,16 @@ class Ranks:
     def read(self, rank: int) -> None:
         """Read what a rank has printed until now."""
         newest = next((each for each in reversed(self._ranks) if each.rank == rank), None)
-        while newest is not None and newest.pipe >= 0 and self._read(newest):
-            pass
+        if newest is not None:
+            self._read_some(newest)
+
+    def forget(self) -> None:
+        """Leave out ranks that have ended with all that they started: a process of others may get their pid."""
+        for rank in [each for each in self._ranks if each.code is not None]:
+            self._read_some(rank)
+            self._close(rank)
+            self._ranks.remove(rank)
+            self._by_pid.pop(rank.pid, None)
 
     def drain(self) -> None:
         """Read what is left in the pipes, the last lines without an end too, and close them."""
@@ -123,6 +133,11 @@ class Ranks:
             while rank.pipe >= 0 and self._read(rank):
                 pass
             self._close(rank)
+
+    def _read_some(self, rank: _Rank) -> None:
+        for _ in range(MOST_READS):
+            if rank.pipe < 0 or not self._read(rank):
+                return
 
     def _read(self, rank: _Rank) -> bool:
         """Read once; False when nothing is there for now or for ever."""

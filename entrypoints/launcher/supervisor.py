@@ -385,7 +385,6 @@ class Supervisor:
         """Start the service again where its pause is over, and end the attempt where it does not become ready."""
         if self._stopping is None and self._outcome is None:
             if service.is_due:
-                self._ranks.reap(processes.end_descendants())  # what it left may hold its port
                 self._start_ranks()
             elif late := service.look():
                 self._peers.refuse(late)
@@ -400,7 +399,8 @@ class Supervisor:
             self._peers.fail(-1, processes.exit_code(status) or EXIT_SERVICE, at, verdict)
         else:
             self.log.say(f"rank {rank} of the service {manner(status)}: {service.describe_restart()}")
-            self._ranks.kill()
+            self._ranks.reap(processes.end_descendants(self._ranks.groups))  # what it left may hold its port
+            self._ranks.forget()
 
     def _rank_ended(self, rank: int, status: int, at: float) -> None:
         if self._outcome is not None:
