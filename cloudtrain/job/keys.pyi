@@ -139,7 +139,7 @@ class RoleKeys(TypedDict, total=False):
     ports: Sequence[int]
     """Ports that must be free when the role starts."""
     ready: str | None
-    """When a service is ready: tcp://:8000, http://:8000/health or line:REGEX. Default: at its start."""
+    """When a service is ready: tcp://:8000, http://:8000/health or line:TEXT. Default: at its start."""
     ready_timeout: str
     """A service that is not ready by then ends the run."""
     after: Sequence[str | int | float | bool]

@@ -113,24 +113,24 @@ class Service:
 
 
 class _Check:
-    """How a service shows that it is ready: `tcp://:PORT`, `http://:PORT/PATH` or `line:REGEX`."""
+    """How a service shows that it is ready: `tcp://:PORT`, `http://:PORT/PATH` or `line:TEXT`."""
 
     def __init__(self, text: str, loop: Loop) -> None:
         self._kind, _, rest = text.partition(":")
         self._loop = loop
         self._connection: socket.socket | None = None
         self._answered, self._asked_at = False, 0.0
-        self._pattern = re.compile(rest) if self._kind == "line" else None
+        self._text = rest.encode() if self._kind == "line" else b""
         port, _, path = rest[3:].partition("/") if self._kind != "line" else ("0", "", "")
         self._port, self._path = int(port), f"/{path}"
 
     def in_lines(self, lines: list[bytes]) -> bool:
         """Return whether one of the lines says it."""
-        return self._pattern is not None and any(self._pattern.search(line.decode()) for line in lines)
+        return bool(self._text) and any(self._text in line for line in lines)
 
     def look(self) -> bool:
         """Return whether its port answers; an HTTP request that is asked here is answered at a later look."""
-        if self._pattern is not None or self._answered:
+        if self._text or self._answered:
             return self._answered
         now = self._loop.clock.monotonic()
         if self._connection is not None and now - self._asked_at < ANSWER_S:

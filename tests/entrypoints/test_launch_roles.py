@@ -68,7 +68,7 @@ def test_the_main_role_waits_for_a_service_finds_it_and_ends_it(tmp_path):
 def test_ranks_count_within_their_role(tmp_path):
     line = "print([os.environ.get(name) for name in ('RANK', 'WORLD_SIZE', 'NODE_RANK', 'CLOUDTRAIN_NUM_NODES')], flush=True)"
     text = f"import os, time\n{line}\ntime.sleep(600 if os.environ['CLOUDTRAIN_ROLE'] == 'judge' else 0)\n"
-    judge = {"entrypoint": "train.py", "num_nodes": 2, "processes_per_node": 2, "ready": "line:RANK|4"}
+    judge = {"entrypoint": "train.py", "num_nodes": 2, "processes_per_node": 2, "ready": "line:'4'"}
     with attempt(tmp_path / "a", {"trainer": {"after": ["judge"]}, "judge": judge}, text) as one:
         one.start()
         for rank in range(4):

@@ -95,7 +95,7 @@ def test_checkpoints_of_one_main_node_need_no_shared_output():
         ("http://:8000/health", "udp://:8000", "14: roles.server.ready is not known"),
         ("http://:8000/health", "http://:0/health", "14: roles.server.ready is not known"),
         ("http://:8000/health", "tcp://:65536", "14: roles.server.ready is not known"),
-        ("http://:8000/health", '"line:("', "14: roles.server.ready is not a valid regular expression"),
+        ("http://:8000/health", "tcp://:\u0668\u0660", "14: roles.server.ready is not known"),
         ("    num_nodes: 3", "    resources: {cpus: 1}", "11: roles.server.resources is not a known key here"),
         (
             "    num_nodes: 3",
