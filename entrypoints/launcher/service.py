@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 from .loop import Loop
+from .world.cluster import LOOPBACK
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Service:
         self._restart_at: float | None = None
         self._stop_at: float | None = None
         self._last = ""
+        self.host = LOOPBACK  # this node's address, as others see it
         self.over = False  # it is not restarted any more
 
     def began(self) -> None:
@@ -63,12 +65,13 @@ class Service:
         if self._ready or not self._began or self.over or now < self._look_at:
             return ""
         self._look_at = now + LOOK_S
-        if self._check is not None and self._check.look():
+        if self._check is not None and self._check.look(self.host):
             self._be_ready()
         elif now - self._began >= self._role["ready_s"]:
             self.over = True
             limit = f"{self._role['ready_s']:g} s (ready_timeout)"
-            return self._describe(f"did not become ready ({self._role['ready']}) within {limit}")
+            at = "" if self._role["ready"].startswith("line:") else f" at {self.host}"
+            return self._describe(f"did not become ready ({self._role['ready']}{at}) within {limit}")
         return ""
 
     def ended(self, manner: str) -> str:
@@ -128,17 +131,16 @@ class _Check:
         """Return whether one of the lines says it."""
         return bool(self._text) and any(self._text in line for line in lines)
 
-    def look(self) -> bool:
-        """Return whether its port answers; an HTTP request that is asked here is answered at a later look."""
+    def look(self, host: str) -> bool:
+        """Return whether its port answers at this address or at loopback; an HTTP request is answered at a later look."""
         if self._text or self._answered:
             return self._answered
         now = self._loop.clock.monotonic()
         if self._connection is not None and now - self._asked_at < ANSWER_S:
             return False
         self._close()
-        try:
-            connection = socket.create_connection(("127.0.0.1", self._port), CONNECT_S)
-        except OSError:
+        connection = self._connect(host)
+        if connection is None:
             return False
         if self._kind == "tcp":
             connection.close()
@@ -150,6 +152,17 @@ class _Check:
         except OSError:
             self._close()
         return False
+
+    def _connect(self, host: str) -> socket.socket | None:
+        for address in dict.fromkeys((host, LOOPBACK)):
+            try:
+                made = socket.create_connection((address, self._port), CONNECT_S)
+            except OSError:
+                continue
+            if made.getsockname() != made.getpeername():  # else it has met itself, where nobody listens
+                return made
+            made.close()
+        return None
 
     def _read(self) -> None:
         try:

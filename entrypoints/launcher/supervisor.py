@@ -352,6 +352,8 @@ class Supervisor:
         if self._cluster.platform == "slurm":
             self._ranks.find_deaf()
         self._programs = [(first_rank + local, argv, env, self._source) for local, env in enumerate(environments)]
+        if self._service is not None:
+            self._service.host = world.addresses[world.node_rank]
         if not self._start_ranks(manifest.role["ports"] if manifest.role else ()):
             return
         if limit_s:

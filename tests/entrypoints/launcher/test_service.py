@@ -94,6 +94,43 @@ def test_a_port_that_accepts_makes_it_ready(listener):
     assert case.look() == "" and case.reports == 1
 
 
+def test_a_connection_to_itself_is_none(listener, monkeypatch):
+    port = listener.getsockname()[1]
+    listener.close()
+
+    def connect(address, timeout):
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.connect(address)  # TCP lets both ends be one socket
+        return made
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    case = Case(ready=f"tcp://:{port}")
+    assert case.look() == "" and case.reports == 0
+
+
+def test_a_service_may_listen_at_the_nodes_address_alone(monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.2", 0))
+        server.listen()
+        case = Case(ready=f"tcp://:{server.getsockname()[1]}", ready_s=60)
+        case.service.host = "127.0.0.3"
+        assert case.look() == "" and case.reports == 0
+        case.service.host = "127.0.0.2"
+        assert case.look() == "" and case.reports == 1
+
+
+def test_the_verdict_names_the_address_that_did_not_answer():
+    case = Case(ready="tcp://:1", ready_s=0.05)
+    case.service.host = "10.0.0.3"
+    case.clock.sleep(LOOK_S)
+    case.service._check.look = lambda host: False
+    assert case.service.look() == (
+        "role server did not become ready (tcp://:1 at 10.0.0.3) within 0.05 s (ready_timeout)"
+    )
+
+
 @pytest.mark.parametrize(
     ("answer", "reports"),
     [(b"HTTP/1.1 204 No Content\r\n\r\n", 1), (b"HTTP/1.0 503 Loading\r\n\r\n", 0), (b"", 0), (b"SSH-2.0\r\n", 0)],
