@@ -77,9 +77,16 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
 
     Invalid settings are added to `document.problems`.
     """
+    main = ""
+    if sets and isinstance(document.value, dict) and "roles" in document.value:
+        document.value = dict(roles.lift_main(document.value, document))
+        main = roles.main_of(document.value)
     for setting in sets:
         key, equals, text = setting.partition("=")
         key = key.strip()
+        own = key.removeprefix(f"roles.{main}.")
+        if main and own.partition(".")[0] in roles.PROGRAM:
+            key = own
         if not equals or not key:
             document.problems.append(
                 Problem(

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup")
 
 
-def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str, Any]:
-    """Return a job's keys with those of its main role's program at the top, with the lines at which they were written."""
+def main_of(data: Mapping[str, Any]) -> str:
+    """Return the name of the main role of a job's keys, "" where they name none."""
     from cloudtrain.job.sections import main_role
 
     roles = data.get("roles")
-    main = main_role(roles) if isinstance(roles, Mapping) else ""
+    return main_role(roles) if isinstance(roles, Mapping) else ""
+
+
+def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str, Any]:
+    """Return a job's keys with those of its main role's program at the top, with the lines at which they were written."""
+    roles, main = data.get("roles"), main_of(data)
     own = roles.get(main) if main and isinstance(roles, Mapping) else None
     if not isinstance(roles, Mapping) or not isinstance(own, Mapping):
         return data

@@ -45,6 +45,17 @@ def test_the_main_roles_program_is_the_jobs():
     assert Job(**at_top, roles={"trainer": {"num_nodes": 2, "after": ["server"]}, "server": job.roles["server"]}) == job
 
 
+@pytest.mark.parametrize("key", ["hyperparameters.lr", "roles.trainer.hyperparameters.lr"])
+def test_a_value_of_the_main_role_is_set_from_outside_wherever_it_stands(tmp_path, key: str):
+    file = tmp_path / "job.yaml"
+    file.write_text(FILE)
+    more = f"{key.removesuffix('lr')}steps=3"
+    job = Job.load(file, [f"{key}=1e-5", more, "roles.trainer.num_nodes=1", "roles.server.env.VERSION=2.0"])
+    assert job.argv()[:5] == ["train.py", "--lr", "1e-5", "--steps", "3"]
+    assert (job.main_nodes, job.roles["server"].env) == (1, {"VERSION": "2.0"})
+    assert Job.load(file, ["roles.trainer.entrypoint=other.py"]).entrypoint == "other.py"
+
+
 def test_the_launcher_gets_the_main_role_first_and_the_services_programs():
     before = FILE.index("  server:")
     job = Job.load(FILE[: FILE.index("  trainer:")] + FILE[before:] + FILE[FILE.index("  trainer:") : before])
