@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest
 from cloudtrain.history.trials import SweepRecord, TrialRecord
 from cloudtrain.job.document import Document
+from cloudtrain.job.roles import lift_main
 from cloudtrain.runs.planning import plan as planning
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce
 from cloudtrain.source.bundle import Bundle
@@ -85,7 +86,8 @@ def sweep_of(spec: Mapping[str, Any]) -> SweepFile:
 
 def resolve(submitter: ExactlyOnce, sweep: SweepFile, params: Mapping[str, Any], labels: Mapping[str, str]) -> Resolved:
     """Return the job of a trial, checked; raises BadJob."""
-    job = {**sweep.job, "labels": {**(sweep.job.get("labels") or {}), **labels}}
+    lifted = lift_main(sweep.job, None)
+    job = {**lifted, "labels": {**(lifted.get("labels") or {}), **labels}}
     job["env"] = {**(job.get("env") or {}), TRIAL: json.dumps(_nested(params), sort_keys=True)}
     sets = [f"{path}={json.dumps(value)}" for path, value in sweep.settings(params).items()]
     return submitter.resolve((Document.of(job, "sweep"), sweep.folder), sets)
@@ -101,7 +103,7 @@ def _nested(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def job_of_trial(sweep: SweepFile, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the job file's keys with the parameters of a trial in them, without anything of the sweep."""
-    made = Document.of(dict(sweep.job), "sweep")
+    made = Document.of(dict(lift_main(sweep.job, None)), "sweep")
     for path, value in sweep.settings(params).items():
         made.put(tuple(path.split(".")), Document.of(value, "sweep"))
     if sweep.given == "file":

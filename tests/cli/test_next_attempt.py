@@ -70,3 +70,10 @@ def test_the_help_of_resume_names_the_keys_that_it_can_change():
 
     listed = " ".join(str(command.help).split()).partition("can change these keys: ")[2].partition(".")[0]
     assert listed.split(", ") == list(CHANGES)
+
+
+def test_resume_can_change_how_many_nodes_a_role_has_and_not_what_it_runs():
+    from cloudtrain.runs.sending.resume import can_change
+
+    assert all(map(can_change, ("num_nodes", "limits.stall", "roles.server.num_nodes", "roles.server.restart")))
+    assert not any(map(can_change, ("args", "roles", "roles.server", "roles.server.run", "roles.server.num_nodes.x")))

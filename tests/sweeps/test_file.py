@@ -167,3 +167,21 @@ def test_a_parameter_whose_values_no_float_holds_is_refused(tmp_path: Path, keys
     text = f"program: t.py\nmethod: random\nrun_cap: 2\nparameters: {{a: {{{keys}}}}}\n"
     with pytest.raises(BadJob, match="parameters.a"):
         read(read_yaml(text)[0].value, tmp_path)
+
+
+def test_a_trial_has_its_values_in_the_main_role_of_a_job(tmp_path: Path):
+    from types import SimpleNamespace
+
+    from cloudtrain.job import targets
+    from cloudtrain.job.job import Job
+    from cloudtrain.sweeps.send import job_of_trial, resolve
+
+    (tmp_path / "train.py").touch()
+    trainer = {"entrypoint": "train.py", "env": {"A": "1"}, "hyperparameters": {"lr": 1, "steps": 2}}
+    job = {"source": str(tmp_path), "roles": {"trainer": trainer, "server": {"run": "serve"}}}
+    sweep = read({"method": "grid", "parameters": {"lr": {"values": [3]}}}, tmp_path, job=job)
+    made = resolve(SimpleNamespace(resolve=targets.resolve), sweep, {"lr": 3}, {}).job
+    assert (
+        made.argv() == Job.from_dict(job_of_trial(sweep, {"lr": 3})).argv() == ["train.py", "--lr", "3", "--steps", "2"]
+    )
+    assert made.env.keys() == {"A", "SWEEP_TRIAL"}

@@ -6,6 +6,7 @@ when a person resumes the run, and at no other time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +36,7 @@ CHANGES = (
     "limits", "resources", "num_nodes", "min_nodes", "processes_per_node", "parallelism", "options", "image", "env",
     "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env",
 )  # fmt: skip
+_OF_ROLE = re.compile(r"roles\.[^.]+\.(num_nodes|processes_per_node|ready_timeout|restart)")
 _PRICE = ("usd_per_hour", "priced_as")  # of a machine, in `resources`
 LIVE = "cancel it on the machine that submitted it; a run without output for an hour is LOST and can be resumed here"
 
@@ -113,6 +115,11 @@ def send_copy(
     return submitter.send_once(plan, bundle, key=key, parent=run_id), submitter.notes
 
 
+def can_change(key: str) -> bool:
+    """Return whether a later attempt may have another value of a key of the job."""
+    return key.partition(".")[0] in CHANGES or _OF_ROLE.fullmatch(key) is not None
+
+
 def plan_next(
     store: Store,
     earlier: Sequence[AttemptRecord],
@@ -128,7 +135,7 @@ def plan_next(
     strategy, what a node would refuse, its memory.
     """
     newest = earlier[-1].plan
-    if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
+    if other := [text for text in sets if not can_change(text.partition("=")[0].strip())]:
         hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
         raise BadRequest(f"resume can change machines and limits, not {', '.join(other)}", hint)
     number = earlier[-1].number + 1
