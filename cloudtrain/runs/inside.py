@@ -63,8 +63,8 @@ class Inside:
     def node_of(self, node: int | None, rank: int | None) -> int:
         """Return the node on which a rank runs; raises BadRequest where there is no such node or rank."""
         ranks_per_node = int(self.attempt.plan.manifest["processes_per_node"])
-        if rank is not None and rank >= self.nodes * ranks_per_node:
-            count = self.nodes * ranks_per_node
+        count = self.attempt.plan.main_nodes * ranks_per_node  # of the main role
+        if rank is not None and rank >= count:
             raise BadRequest(f"there is no rank {rank}: they are counted from 0, and the last is {count - 1}")
         found = node if node is not None else (rank or 0) // ranks_per_node
         if found >= self.nodes:
