@@ -206,20 +206,3 @@ class Terminal:
         _, status = os.waitpid(self._pid, 0)
         os.close(self._master)
         return os.waitstatus_to_exitcode(status)
-
-
-def test_a_rank_is_one_of_the_main_role():
-    from types import SimpleNamespace
-
-    from cloudtrain.backends.manifest import Manifest
-    from cloudtrain.errors import BadRequest
-    from cloudtrain.job.job import Job
-    from cloudtrain.runs.inside import Inside
-
-    roles = {"trainer": {"num_nodes": 2}, "server": {"run": "serve", "num_nodes": 2}}
-    job = Job(entrypoint="train.py", processes_per_node=3, roles=roles)
-    plan = SimpleNamespace(manifest=Manifest.of(job, "r", 1).to_dict(), main_nodes=job.main_nodes)
-    inside = Inside(None, SimpleNamespace(plan=plan), None)
-    assert (inside.node_of(None, 5), inside.node_of(3, None), inside.node_of(None, None)) == (1, 3, 0)
-    with pytest.raises(BadRequest, match="there is no rank 6: they are counted from 0, and the last is 5"):
-        inside.node_of(None, 6)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.errors import BadJob
+from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.job.job import Job
 from cloudtrain.job.roles import find_shared_ports
 from cloudtrain.job.rules import find_keys
 from cloudtrain.nodes.paths import check_shared_output
+from cloudtrain.runs.inside import Inside
 
 FILE = """\
 source: .
@@ -138,3 +141,13 @@ def test_two_nodes_of_one_machine_share_no_port():
     assert not list(find_shared_ports(Job.load(single)))
     both = Job.load(single.replace("    num_nodes: 2", "    ports: [8000]"))
     assert "uses port 8000 as trainer does" in next(find_shared_ports(both)).message
+
+
+def test_a_rank_is_one_of_the_main_role():
+    roles = {"trainer": {"num_nodes": 2}, "server": {"run": "serve", "num_nodes": 2}}
+    job = Job(entrypoint="train.py", processes_per_node=3, roles=roles)
+    plan = SimpleNamespace(manifest=Manifest.of(job, "r", 1).to_dict(), main_nodes=job.main_nodes)
+    inside = Inside(None, SimpleNamespace(plan=plan), None)
+    assert (inside.node_of(None, 5), inside.node_of(3, None), inside.node_of(None, None)) == (1, 3, 0)
+    with pytest.raises(BadRequest, match="there is no rank 6: they are counted from 0, and the last is 5"):
+        inside.node_of(None, 6)
