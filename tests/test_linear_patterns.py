@@ -56,13 +56,11 @@ MADE = {
     "cloudtrain.job.configedit:": "a key of the user's own cloudtrain.toml, matched at the start of a line",
     "cloudtrain.job.fields:_metric": "`metrics` of a job, compiled only",
     "cloudtrain.job.launchers:": "an option's name, followed by characters that exclude each other",
-    "cloudtrain.job.sections:_ready": "`ready` of a role, compiled only",
     "cloudtrain.metrics.parser:__init__": "`metrics` of a job: its own expressions, on lines that the launcher cuts at 64 kB",
     "cloudtrain.simulators.": "requests of tests",
     "entrypoints.launcher.credentials:_matches": "PATTERNS and HEADS: all_patterns() adds them",
     "entrypoints.launcher.masks:": "one class of characters",
     "entrypoints.launcher.output.keep_patterns:": "`keep` of a job as a pattern of paths",
-    "entrypoints.launcher.service:__init__": "`ready` of a role: its own expression, on lines cut at 64 kB",
     "entrypoints.trainer.peaks:": "names of GPUs in a table",
     "entrypoints.trainer.pretrained:": "names of parameters in a table",
 }
