@@ -15,6 +15,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -285,6 +286,12 @@ def test_a_script_has_a_status_and_no_values(ended, tmp_path: Path):
 # -- futures ----------------------------------------------------------------------------------------------------------
 
 
+def run_async(coroutine: Any) -> Any:
+    """Run a coroutine in a thread of its own: a browser of other tests has a loop in this one."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
 def test_futures_are_those_of_the_standard_library(ended):
     run = ended({"value-1-0.pkl": pickle.dumps(7)})
     several = [run.future() for _ in range(3)]
@@ -295,7 +302,7 @@ def test_futures_are_those_of_the_standard_library(ended):
     async def main() -> object:
         return await run
 
-    assert asyncio.run(main()) == 7
+    assert run_async(main()) == 7
 
 
 def test_a_future_has_the_failure_of_the_run(ended):
@@ -392,7 +399,7 @@ def test_waiting_no_longer_for_a_run_does_not_cancel_it(ended):
     async def wait() -> object:
         return await run
 
-    asyncio.run(main())
+    run_async(main())
     assert not run.record.cancel_requested
 
 
