@@ -182,6 +182,8 @@ def seemly() -> Callable[[Page], None]:
     axe = Axe()
 
     def look(page: Page) -> None:
+        brief = page.locator(".q-notification:not(:has(button))")  # they fade at any moment; an error stays
+        expect(brief).to_have_count(0, timeout=60_000)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             expect(page.locator(f"body.body--{scheme}")).to_have_count(1)
