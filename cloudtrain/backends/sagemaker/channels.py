@@ -65,10 +65,10 @@ def build_channels(
             problems.append(Problem(message, f"inputs.{name}.uri", "use mode: stream and open the URI in the script"))
             continue
         uri, file = split_prefix(item.uri)
-        kind: Any = added.get(name)
+        data_type: Any = added.get(name)
         for key in ("DataSource", "S3DataSource", "S3DataType"):
-            kind = kind.get(key) if isinstance(kind, Mapping) else None
-        if kind not in (None, "S3Prefix"):  # the URI is a manifest's, and the channel has its objects
+            data_type = data_type.get(key) if isinstance(data_type, Mapping) else None
+        if data_type not in (None, "S3Prefix"):  # the URI is a manifest's, and the channel has its objects
             uri, file = item.uri, ""
         if name in (options.get("pipe") or ()):  # a named pipe for each epoch, no folder
             channels.append(s3_channel(name, uri, "Pipe", "ShardedByS3Key" if name in shard else "FullyReplicated"))
