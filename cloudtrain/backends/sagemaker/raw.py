@@ -37,6 +37,7 @@ OWNED = {
     "StoppingCondition.MaxWaitTimeInSeconds": "options.sagemaker.max_wait",
     "StoppingCondition.MaxPendingTimeInSeconds": "options.sagemaker.max_pending",
     "VpcConfig": "options.sagemaker.subnets",
+    "CheckpointConfig.LocalPath": "{checkpoint_dir}",
     "EnableNetworkIsolation": "options.sagemaker.isolate",
     "EnableInterContainerTrafficEncryption": "options.sagemaker.encrypt_traffic",
     "EnableManagedSpotTraining": "resources.use_spot",

@@ -514,11 +514,18 @@ def test_every_named_field_is_one_of_the_service_model() -> None:
     assert (pending["min"], pending["max"]) == (fields.MIN_PENDING_S, fields.MAX_PENDING_S)
 
 
-def test_a_problem_in_raw_says_which_key_sets_the_field() -> None:
-    (problem,) = made(GPU, {"raw": {"StoppingCondition": {"MaxRuntimeInSeconds": 5}}}).problems
+@pytest.mark.parametrize(
+    ("section", "field", "key"),
+    [
+        ("StoppingCondition", "MaxRuntimeInSeconds", "limits.max_runtime"),
+        ("CheckpointConfig", "LocalPath", "{checkpoint_dir}"),  # SageMaker copies this folder alone
+    ],
+)
+def test_a_problem_in_raw_says_which_key_sets_the_field(section: str, field: str, key: str) -> None:
+    (problem,) = made(GPU, {"raw": {section: {field: "5"}}}).problems
     assert (problem.message, problem.hint) == (
-        "sets StoppingCondition.MaxRuntimeInSeconds, which cloudtrain sets from limits.max_runtime",
-        "use limits.max_runtime",
+        f"sets {section}.{field}, which cloudtrain sets from {key}",
+        f"use {key}",
     )
 
 
