@@ -2,9 +2,8 @@
 
     python benchmarks/functions.py [--submitit PYTHON] [--calls 20] [--rounds 5]
 
-PYTHON is an interpreter that has submitit (pip install submitit==1.5.4). CPU is user and system time of the client and of
-all processes that it has waited for; of detached ones, which both have, it is read from /proc by the job itself.
-Prints one JSON object.
+PYTHON is an interpreter that has submitit (pip install submitit==1.5.4). Prints one JSON object: medians of wall seconds, and
+the client's memory in MB.
 """
 
 from __future__ import annotations

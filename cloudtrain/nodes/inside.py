@@ -24,9 +24,8 @@ EXIT_BAD = 2  # there is no such rank here
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as a shell's
 SETTLE_S = 0.1  # how long a stack must not grow to be whole
 ANSWER_S = 5.0  # how long a process may take to write its stack
-MARK = (
-    "cloudtrain-stacks-"  # the name of a process's file for stacks, with the signal: entrypoints/path/sitecustomize.py
-)
+# The name of a process's file for stacks, with the signal: entrypoints/path/sitecustomize.py
+MARK = "cloudtrain-stacks-"
 NESTED = "CLOUDTRAIN_EXEC"  # set in what `exec` starts: it has the environment of a rank, and is none
 
 

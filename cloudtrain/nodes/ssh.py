@@ -121,7 +121,7 @@ class Remote:
             event_loop.run_blocking(context.__aexit__(None, None, None))
 
     def drop(self, connection: SSHClientConnection) -> None:
-        """Use a connection for nothing new: the next call opens another one. What runs over it goes on."""
+        """Use a connection for nothing new: the next call opens another one. What runs over it continues."""
         if self._connection is connection:
             self._connection = None
 

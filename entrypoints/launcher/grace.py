@@ -147,9 +147,8 @@ class Grace:
         self._seen: dict[int, bytes] = {}  # pid -> start time, of what is or was in its tree
         self._left: set[int] = set()
         self._asked: dict[int, bytes] = {}
-        self._handlers: set[int] = (
-            set()
-        )  # of those: one that ends has no handlers any more, and its children stay its own
+        # Of those: one that ends has no handlers any more, and its children stay its own.
+        self._handlers: set[int] = set()
         self._stopped: set[int] = set()
         self._held: dict[int, float] = {}
         self._services_end: float | None = None  # once something in the foreground has been asked

@@ -159,7 +159,7 @@ class _Check:
                 made = socket.create_connection((address, self._port), CONNECT_S)
             except OSError:
                 continue
-            if made.getsockname() != made.getpeername():  # else it has met itself, where nobody listens
+            if made.getsockname() != made.getpeername():  # else it has met itself, where nothing listens
                 return made
             made.close()
         return None

@@ -35,7 +35,7 @@ class SecretsContract(ContractFixtures):
     ) -> None:
         """Searched are processes and files of this machine, `folders()`, the log, and what `fetch` brings.
 
-        Of the ranks' folders nobody else may write any: who does may read what comes next.
+        No other user may write to the ranks' folders: who does may read what comes next.
         """
         script = (
             "import hashlib, os, time\n"
