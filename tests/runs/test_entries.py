@@ -222,7 +222,9 @@ def test_a_stored_job_without_an_entry_is_the_shared_trainers():
 
     stored = Job(name="x", trainer=True).to_dict()
     old = {
-        key: value for key, value in stored.items() if key not in ("trainer", "run", "setup", "resume_args", "compat")
+        key: value
+        for key, value in stored.items()
+        if key not in ("trainer", "roles", "run", "setup", "resume_args", "compat")
     }
     assert Job.from_dict(old) == Job(name="x", trainer=True)
     assert Job.from_dict(old).argv() == [".cloudtrain/train.py"]
