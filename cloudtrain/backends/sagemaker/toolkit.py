@@ -57,6 +57,7 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
         "setup": job.setup,
         "keep": job.kept,
         "min_nodes": job.min_nodes,
+        "roles": job.roles,
         "processes_per_node": job.processes != (job.resources.gpus or 1),
         f"options.{backend}.instance_groups": options.get("instance_groups"),
     }

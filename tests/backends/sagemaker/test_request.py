@@ -395,6 +395,11 @@ LIMITS = {
         {"entry": "toolkit", "distribution": {"torch_distributed": {"enabled": False}}},
         "options.sagemaker.distribution",
     ),
+    "distribution and roles": (
+        {"roles": {"trainer": {"num_nodes": 2}}},
+        {"entry": "toolkit", "distribution": TORCHRUN},
+        "roles",
+    ),
     "distribution and setup": ({"setup": "true"}, {"entry": "toolkit", "distribution": TORCHRUN}, "setup"),
     "distribution of a command": (
         {"entrypoint": ["bash", "run.sh"]},
