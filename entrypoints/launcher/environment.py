@@ -219,6 +219,20 @@ def command_environment(
     return env
 
 
+def program_environments(
+    environ: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
+) -> tuple[int, dict[int, dict[str, str]]]:
+    """Return the world's size, and the environment of each program that this node starts, by its (first) rank."""
+    environments = [
+        rank_environment(environ, manifest, cluster, world, prepared, local, source)
+        for local in range(manifest.processes_per_node)
+    ]
+    first, world_size = int(environments[0].get("RANK", 0)), int(environments[0].get("WORLD_SIZE", 1))
+    if manifest.form != "script":
+        environments = [command_environment(environ, manifest, cluster, world, prepared, source)]
+    return world_size, {first + local: each for local, each in enumerate(environments)}
+
+
 def input_variable(name: str) -> str:
     """Return the variable that holds the path of an input: my-data is CLOUDTRAIN_INPUT_MY_DATA."""
     return "CLOUDTRAIN_INPUT_" + "".join(letter if letter.isalnum() else "_" for letter in name).upper()

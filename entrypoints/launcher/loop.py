@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 from collections.abc import Callable
 
 from .clock import SYSTEM, Clock
@@ -29,6 +31,26 @@ class Loop:
             self._outputs.add(descriptor)
         else:
             self._urgent.register(descriptor, select.POLLIN)
+
+    def watch_signals(self, callback: Callable[[bytes], object]) -> None:
+        """Call back with the numbers of SIGTERM, SIGINT and SIGCHLD that came. SIGHUP is ignored from now on."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+        def take() -> None:
+            try:
+                numbers = os.read(read, 4096)
+            except BlockingIOError:
+                return
+            callback(numbers)
+
+        self.watch(read, take)
 
     def unwatch(self, descriptor: int) -> None:
         """Forget a descriptor; to be called before it is closed."""

@@ -67,6 +67,13 @@ class Preparation:
             return self.starts.replaced()
         return self._prepared.sync.replaced if self._prepared is not None and self._prepared.sync is not None else ""
 
+    def end(self) -> str:
+        """End this start of the run, and return why a later one has replaced it, "" where none has."""
+        replaced = self.replaced()
+        if self.starts is not None and not (replaced and self._manifest.nodes > 1):  # others' ranks have some seconds
+            self.starts.end()
+        return replaced
+
     def _prepare(self, secrets: Mapping[str, str]) -> None:
         try:
             prepared = prepare_node(

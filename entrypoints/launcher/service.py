@@ -6,11 +6,14 @@ import re
 import socket
 from collections.abc import Callable
 
+from . import processes
 from .loop import Loop
+from .ranks import Ranks, manner
 from .world.cluster import LOOPBACK
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
+    from .log import Log
     from .manifest import Role
 
 LOOK_S = 0.1  # between two looks whether it is ready
@@ -58,6 +61,25 @@ class Service:
         self._last = next((line for line in reversed(lines) if line.strip()), b"").decode()[:LINE] or self._last
         if self._check is not None and not self._ready and self._check.in_lines(lines):
             self._be_ready()
+
+    def watch(self, start: Callable[[], object], refuse: Callable[[str], object]) -> None:
+        """Start its ranks again where the pause is over; end the attempt where it does not become ready in time."""
+        if self.is_due:
+            start()
+        elif late := self.look():
+            refuse(late)
+
+    def rank_ended(self, ranks: Ranks, log: Log, rank: int, status: int) -> str:
+        """A rank of it has ended; return why the attempt ends with it, or end the others and return "": a restart follows."""
+        if self.has_ended:
+            return ""
+        ranks.read(rank)
+        verdict = self.ended(manner(status))
+        if not verdict:
+            log.say(f"rank {rank} of the service {manner(status)}: {self.describe_restart()}")
+            ranks.reap(processes.end_descendants(ranks.groups))  # what it left may hold its port
+            ranks.forget()
+        return verdict
 
     def look(self) -> str:
         """Look whether it is ready, where it is time to; return why the attempt ends where it took too long, else ""."""

@@ -41,12 +41,6 @@ def check_world(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]
         manifest.nodes = cluster.nodes  # min_nodes allows it
 
 
-def alone(manifest: Manifest) -> Manifest:
-    """Return the manifest of one rank that another launcher has started: it has no peers of ours to wait for."""
-    manifest.nodes = manifest.processes_per_node = 1
-    return manifest
-
-
 def later_rank(environ: Mapping[str, str]) -> bool:
     """Return whether the torchrun of SageMaker's toolkit has started this launcher for another than the node's first rank."""
     return "SM_HOSTS" in environ and environ.get("LOCAL_RANK", "0") != "0" and "RANK" in environ

@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 
 from . import manifest as manifests
 from . import processes, resume, slurm
 from .clock import SYSTEM, Clock
-from .environment import Prepared, command, command_environment, rank_environment
+from .environment import Prepared, command, program_environments
 from .errors import Refused
 from .log import KeptLog, Log, PlainLog
 from .loop import Loop
-from .output.written import NewCheckpoints
 from .preparation import Preparation
 from .ranks import Ranks, manner
+from .reports import Reports
 from .result import finish_output, report
 from .service import EXIT_SERVICE, Service, check_free
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
-from .stdin import Lease, alone, check_world, later_rank, sagemaker_file, standard_input, starter_died
-from .usage import EVERY_S, Usage
+from .stdin import Lease, check_world, later_rank, sagemaker_file, standard_input, starter_died
 from .world import cluster as clusters
 from .world import roles
-from .world.channel import FEWER_S, JOIN_S, Listener, World
+from .world.channel import Listener, World
 from .world.cluster import SHARED_GPUS
 from .world.coordinator import Coordinator
 from .world.outcome import (
@@ -42,7 +40,7 @@ from .world.outcome import (
     hung_reason,
     refused_outcome,
 )
-from .world.worker import Worker
+from .world.worker import Worker, channel_end
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -84,9 +82,7 @@ class Supervisor:
         self._end_state = "TIMED_OUT"
         self._lease: Lease | None = None
         self._stall: StallDetector | None = None
-        self._new_checkpoints: NewCheckpoints | None = None
-        self._measure_at: float | None = None  # when usage is reported next
-        self._files = False
+        self._reports: Reports | None = None
         self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
         self._service: Service | None = None  # where this node's role is one
@@ -99,7 +95,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until the end and return the launcher's exit code; blocking."""
-        self._listen()
+        self._loop.watch_signals(self._signalled)
+        if self._lifeline >= 0:
+            self._loop.watch(self._lifeline, self._guard_gone)
         self.status.set()
         self.log.event("state", state="STARTING")
         try:
@@ -115,21 +113,6 @@ class Supervisor:
             broken = f"internal error of the launcher: {text.splitlines()[-1]}"
             self._outcome = Outcome("FAILED", EXIT_BROKEN, "launcher", None, broken)
         return self._finish(self._outcome or refused_outcome("the launcher could not determine the result"))
-
-    def _listen(self) -> None:
-        """Turn signals and the guard's death into something that the loop can wait for."""
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._signals = read
-        self._loop.watch(read, self._signalled)
-        if self._lifeline >= 0:
-            self._loop.watch(self._lifeline, self._guard_gone)
 
     def _begin(self) -> None:
         config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
@@ -155,25 +138,17 @@ class Supervisor:
             from .shared_gpus import SharedGpus
 
             self._shared = SharedGpus(manifest, self._environ, self.log)
-        peers = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
-        usual_s = JOIN_S if manifest.fewest_nodes == manifest.nodes else FEWER_S
-        join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or manifest.join_s or usual_s)
-        self._peers = peers(
-            self._loop,
-            alone(manifest) if cluster.launched else manifest,
-            cluster,
-            stdin_data.get("token") or "",
-            Listener(
-                self._start,
-                self._stop,
-                self._decided,
-                self.log.say,
-                self._shared and self._shared.turn.set,
-                self._warn,
-                self._begin_time,
-            ),
-            join_s,
+        listener = Listener(
+            self._start,
+            self._stop,
+            self._decided,
+            self.log.say,
+            self._shared and self._shared.turn.set,
+            self._warn,
+            self._begin_time,
         )
+        token = stdin_data.get("token") or ""
+        self._peers = channel_end(self._loop, manifest, cluster, self._environ, token, listener)
         if self.status.cancelled:
             self._request()
         if isinstance(self._peers, Coordinator) and (slice_end := self._environ.get("CLOUDTRAIN_SLICE")):
@@ -200,7 +175,7 @@ class Supervisor:
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
         beat = self._clock.monotonic()
-        self._usage = Usage(self._clock)
+        self._reports = reports = Reports(self._loop, self.log, self._manifest, self._environ)
         while not self._guard_died:
             now = self._clock.monotonic()
             self._ranks.look()
@@ -213,12 +188,12 @@ class Supervisor:
                 self._shared.report(self.status, self._peers)
             self._take_preparation()
             self._keep_times(now)
-            if self._service is not None:
-                self._look_at_service(self._service)
+            if self._service is not None and self._stopping is None and self._outcome is None:
+                self._service.watch(self._start_ranks, self._peers.refuse)
             due = now - beat >= TICK_S
             if due:
                 beat = now
-                self._look(now)
+                self._look(reports, now)
             self._peers.tick(due)
 
     def _take_preparation(self) -> None:
@@ -241,7 +216,7 @@ class Supervisor:
                 self.log.say("this time slice is over: the ranks save and exit, and the next slice resumes")
             self._peers.stop(self._end_state)
 
-    def _look(self, now: float) -> None:
+    def _look(self, reports: Reports, now: float) -> None:
         """Look, once a tick, for a later start, a request to cancel, the end of a lease and a stall; measure usage."""
         self.log.flush()
         self._end_if_replaced()
@@ -256,43 +231,9 @@ class Supervisor:
             )
             self._peers.stop("PREEMPTED")
         if self._stall is not None and self._stall.look(self._ranks.running, now):
-            self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), self._usage.gpus_idle_s)
-        if self._ranks.running and self._measure_at is None:
-            self._measure_at = now + EVERY_S
-            if self._manifest.gpus_per_node:
-                self._usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
-        elif self._measure_at is not None and now >= self._measure_at:
-            self._measure_at = now + EVERY_S
-            self._measure()
-
-    def _measure(self) -> None:
-        """Report what the node uses, and new checkpoints."""
-        if self._cluster.platform == "slurm":
+            self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), reports.gpus_idle_s)
+        if reports.look(self._ranks.running, now) and self._cluster.platform == "slurm":
             self._ranks.find_deaf()
-        self.log.event("usage", **self._usage.sample(), **self._checkpoint_age(), **self._has_files())
-        if alarm := self._usage.idle_alarm():
-            self.log.event("alarm", idle=True, reason=alarm)
-        self._report_new_checkpoints()
-
-    def _report_new_checkpoints(self) -> None:
-        """Report a script's own checkpoints, so that progress of a run can be seen."""
-        if self._new_checkpoints is not None and self._service is None and (found := self._new_checkpoints.look()):
-            self.log.event("checkpoint", **found)
-
-    def _checkpoint_age(self) -> dict[str, float]:
-        """Return how old the newest checkpoint in the output is, where there is one to be."""
-        age_s = None
-        if self._prepared is not None and self._prepared.sync is not None:
-            age_s = self._prepared.sync.freshness.age_s
-        return {} if age_s is None else {"checkpoint_age_s": round(age_s, 1)}
-
-    def _has_files(self) -> dict[str, bool]:
-        """Return, where the run's files are on this node alone, whether a script has any from which it could go on."""
-        if self._manifest.output or self._prepared is None:
-            return {}
-        reports = self._manifest.is_ours  # the shared trainer continues from checkpoints that it reports
-        self._files = self._files or (not reports and resume.has_files(*self._prepared.folders.values()))
-        return {"files": self._files}
 
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""
@@ -312,7 +253,7 @@ class Supervisor:
         """All nodes are ready: start the ranks."""
         manifest, prepared = self._manifest, self._prepared
         assert prepared is not None, "the ranks start when every node is ready"
-        count = manifest.processes_per_node
+        assert self._reports is not None, "it is made before the loop"
         if limit_s := min(
             (each for each in (manifest.stall_s, manifest.idle_s, manifest.silence_s) if each), default=None
         ):
@@ -320,38 +261,19 @@ class Supervisor:
         if world.roles:
             self._environ = {**self._environ, **roles.variables(world.roles)}
             prepared.placeholders.update(roles.placeholders(world.roles))
-        environments = [
-            rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
-            for local in range(count)
-        ]
-        first_rank, world_size = int(environments[0].get("RANK", 0)), int(environments[0].get("WORLD_SIZE", 1))
-        if manifest.form != "script":
-            environments = [command_environment(self._environ, manifest, self._cluster, world, prepared, self._source)]
-        self.log.event(
-            "world",
-            nodes=world.nodes,
-            processes=count,
-            world_size=world_size,
-            node_rank=world.node_rank,
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            gpus=manifest.gpus_per_node,
-            platform=self._cluster.platform,
-            python=sys.version.split()[0],
+        world_size, environments = program_environments(
+            self._environ, manifest, self._cluster, world, prepared, self._source
         )
+        self._reports.world(world, world_size, self._cluster)
         resumed = resume.arguments(manifest, prepared)
         if resumed:
             self.log.say(f"resume_args: {' '.join(resumed)}")
         argv = command(prepared, manifest, self.log, resumed)
-        self._new_checkpoints = NewCheckpoints(
-            resume.checkpoint_folders(prepared.folders),
-            {"{model_dir}": prepared.folders["model"], "{output_dir}": prepared.folders["outputs"]},
-            prepared.keeper.is_kept_output,
-        )
+        self._reports.begin(prepared, self._cluster)
         prepared.keeper.begin()
         if self._cluster.platform == "slurm":
             self._ranks.find_deaf()
-        self._programs = [(first_rank + local, argv, env, self._source) for local, env in enumerate(environments)]
+        self._programs = [(rank, argv, env, self._source) for rank, env in environments.items()]
         if self._service is not None:
             self._service.host = world.addresses[world.node_rank]
         if not self._start_ranks(manifest.role["ports"] if manifest.role else ()):
@@ -383,26 +305,11 @@ class Supervisor:
             self._service.began()
         return True
 
-    def _look_at_service(self, service: Service) -> None:
-        """Start the service again where its pause is over, and end the attempt where it does not become ready."""
-        if self._stopping is None and self._outcome is None:
-            if service.is_due:
-                self._start_ranks()
-            elif late := service.look():
-                self._peers.refuse(late)
-
     def _service_ended(self, service: Service, rank: int, status: int, at: float) -> None:
         """A rank of the service has ended before the main role: restart all of this node, or end the attempt."""
-        if self._stopping is not None or service.has_ended:
-            return
-        self._ranks.read(rank)
-        if verdict := service.ended(manner(status)):
+        if self._stopping is None and (verdict := service.rank_ended(self._ranks, self.log, rank, status)):
             self.status.set(failed_at=stamp(at))
             self._peers.fail(-1, processes.exit_code(status) or EXIT_SERVICE, at, verdict)
-        else:
-            self.log.say(f"rank {rank} of the service {manner(status)}: {service.describe_restart()}")
-            self._ranks.reap(processes.end_descendants(self._ranks.groups))  # what it left may hold its port
-            self._ranks.forget()
 
     def _rank_ended(self, rank: int, status: int, at: float) -> None:
         if self._outcome is not None:
@@ -471,7 +378,7 @@ class Supervisor:
         """The attempt has ended: stop what still runs here."""
         self._outcome = outcome
         self._end_at = None
-        if self._shared is not None and self._new_checkpoints is None:
+        if self._shared is not None and not self._programs:
             self.status.fields["started_at"] = None  # no rank has run: GPUs of other hosts were not free
         if self._ranks.active:
             self._ranks.terminate()
@@ -481,11 +388,7 @@ class Supervisor:
             limit = self._clock.monotonic() + min(patience, self._manifest.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
 
-    def _signalled(self) -> None:
-        try:
-            numbers = os.read(self._signals, 4096)
-        except BlockingIOError:
-            return
+    def _signalled(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
             self._request()  # first: ranks that got the same signal may have died of it
         if signal.SIGCHLD in numbers and self._prepared is not None:
@@ -500,7 +403,8 @@ class Supervisor:
         """End every descendant, read what is left in their pipes, and report how the attempt ended (result.py)."""
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
-        self._report_new_checkpoints()
+        if self._reports is not None:
+            self._reports.new_checkpoints()
         outcome = self._complete(outcome)
         last = report(outcome, self.log, self._prepared)
         history = self._preparation.history if self._preparation is not None else None
@@ -516,11 +420,7 @@ class Supervisor:
 
     def _complete(self, outcome: Outcome) -> Outcome:
         """End this start of the run and finish its uploads; a start that a later one replaced leaves the output alone."""
-        replaced = self._preparation.replaced() if self._preparation is not None else ""
-        starts = self._preparation.starts if self._preparation is not None else None
-        if starts is not None and not (replaced and self._manifest.nodes > 1):  # others' ranks have some seconds
-            starts.end()
-        if replaced:
+        if self._preparation is not None and (replaced := self._preparation.end()):
             return refused_outcome(replaced) if outcome.state == "SUCCEEDED" else outcome
         if self._prepared is None or self._guard_died:
             return outcome
