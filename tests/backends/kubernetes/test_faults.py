@@ -110,6 +110,7 @@ def test_a_submit_that_broke_off_is_completed(place: Ground, method: str, path: 
         backend.submit(plan, bundle)
     assert place.cluster.objects.all("pods") == [], "nothing runs"
     assert backend.find(plan.attempt_id) is None, "and so nobody takes it for submitted"
+    wait_for(lambda: not place.cluster.objects.all("configmaps"), "what that Job owned is deleted")
     handle = place.backend().submit(plan, bundle)
     assert ended(backend, handle).state is State.SUCCEEDED and said(backend, handle) == ["once"]
 
