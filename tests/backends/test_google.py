@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from google.auth.compute_engine import _metadata
 
 from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.cli import main
@@ -91,7 +92,7 @@ def test_an_account_that_is_refused(tokens: Tokens) -> None:
 def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    monkeypatch.setenv("NO_GCE_CHECK", "true")  # google-auth's own: no machine of Google's is looked for
+    monkeypatch.setattr(_metadata, "_NO_GCE_CHECK", True)  # NO_GCE_CHECK, which google-auth reads once, at its import
     with pytest.raises(BackendError, match="no credentials for Google Cloud were found"):
         GoogleApi("us-central1").credentials()
 
