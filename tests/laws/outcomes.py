@@ -194,15 +194,25 @@ class _Sequence:
 
     def _watch(self) -> None:
         for run in self._runs():
-            Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+            with self._freed_key(run):
+                Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
 
     def _cancel(self) -> None:
         for run in self._runs()[:1]:
             self.over = self.cancelled = True
-            cancel_as_cli(run, 0.0)
-            if self.key and run.record.status.state is State.CANCELLED and run.attempts[-1].handle is None:
-                # Its key is free again, and gives the next submission the same id.
-                self.closed = Counter(self.platform.jobs()) - Counter(self.platform.live())
+            with self._freed_key(run):
+                cancel_as_cli(run, 0.0)
+
+    @contextlib.contextmanager
+    def _freed_key(self, run: Run) -> Iterator[None]:
+        """A cancel, also one that a watcher carries out later, frees the key of a run that was not accepted.
+
+        The next submission of the key, from any history, gets the same id: the jobs closed until then do not count.
+        """
+        ended = run.record.status.state.final
+        yield
+        if self.key and not ended and run.record.status.state is State.CANCELLED and run.attempts[-1].handle is None:
+            self.closed = Counter(self.platform.jobs()) - Counter(self.platform.live())
 
     def _submitter(self, home: Path) -> Submitter:
         return Submitter(self.platform.backend, home=home, watch=False, **self.platform.options)

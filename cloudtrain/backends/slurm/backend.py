@@ -267,6 +267,8 @@ class SlurmBackend(FolderBackend):
             if queue_entry is None or queue_entry.ended:
                 return
             self._agent.ask("write", path=f"{handle}/stop", given=b"")  # what Slurm starts again must not run
+        elif files.get("cancel"):
+            return  # a request before has set the job's end
         else:
             self._agent.ask("write", path=f"{handle}/cancel", given=b"")
             for node in self.nodes(handle):
@@ -282,14 +284,16 @@ class SlurmBackend(FolderBackend):
 
         scancel signals every process at once: a script whose `tee` is gone fails while it saves.
         """
-        if files.get("cancel"):
-            return True  # its end was set by the request before
         nodes_status = status.merge_nodes(files)
         plan = self._agent.ask("read", path=f"{handle}/{PLAN}").data
-        if not plan or nodes_status is None or nodes_status.state is not State.RUNNING:
+        if not plan or nodes_status is None or nodes_status.state not in (State.RUNNING, State.STOPPING):
             return False
         end_s = int(json.loads(plan)["manifest"]["grace_s"]) + CANCEL_S
-        if self._run(["scontrol", "update", f"JobId={job}", f"EndTime=now+{end_s}seconds"])["code"] != 0:
+        completed = self._run(["scontrol", "update", f"JobId={job}", f"EndTime=now+{end_s}seconds"])
+        if completed["code"] != 0:
+            error = client.error_for_command(completed)
+            if isinstance(error, Unreachable):
+                raise error
             return False  # denied here, or the job ends earlier anyway
         self._agent.ask("write", path=f"{handle}/cancel", given=b"end set")
         return True
