@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/machines.csv")))
-# Accelerators that neither table has: NVIDIA's data center products, AMD's and Google's, as of 2026-11.
+# Accelerators that no table has, and their memory in GB: products of NVIDIA and AMD, by their data sheets (2026-11).
 OTHERS = {
-    "A2", "A10", "A16", "A30", "A40", "A800", "B200", "B300", "GB200", "GB300", "GH200", "H20", "H100-NVL", "H200-NVL", "H800",
-    "L2", "L20", "L40", "P40", "M60", "A4000", "A5000", "A6000", "6000", "8000",
-    "MI100", "MI210", "MI250", "MI250X", "MI300A", "MI300X", "MI325X", "MI350X", "MI355X",
+    "A2": 16, "A10": 24, "A16": 16, "A30": 24, "A40": 48, "A800": 80, "GB300": 279, "GH200": 96, "H20": 96, "H100-NVL": 94,
+    "H200-NVL": 141, "H800": 80, "L2": 24, "L20": 48, "L40": 48, "P40": 24, "M60": 8, "A4000": 16, "A5000": 24, "A6000": 48,
+    "6000": 48, "8000": 48, "MI100": 32, "MI210": 64, "MI250": 128, "MI250X": 128, "MI300A": 128, "MI300X": 192,
+    "MI325X": 256, "MI350X": 288, "MI355X": 288,
 }  # fmt: skip
 # The minimum for a job without an accelerator that requests no cores or memory: torch and a small model need this.
 SMALLEST_CPUS, SMALLEST_MEMORY_GB = 4, 16.0
@@ -157,33 +158,38 @@ def similar_accelerator(name: str) -> str:
     """
     from difflib import get_close_matches
 
-    known = {machine.accelerator for table in TABLES for machine in load(table) if machine.accelerator} | OTHERS
-    plain = re.sub(r"^(NVIDIA|TESLA|RTX)-|-(SXM\d*|PCIE|NVL|\d+GB?)\b", "", name.upper())
+    known = {machine.accelerator for table in TABLES for machine in load(table) if machine.accelerator} | set(OTHERS)
+    plain = _plain(name)
     short = {re.sub(r"-(\d+GB|MEGA)$", "", each) for each in known}
     if any(matches(plain, each) for each in known | short):
         return ""
     return next(iter(get_close_matches(plain.replace("O", "0"), sorted(known | short), 1, 0.75)), "")
 
 
+def _plain(name: str) -> str:
+    """Return an accelerator's name without its maker, its form and its memory."""
+    return re.sub(r"^(NVIDIA|TESLA|RTX)-|-(SXM\d*|PCIE|NVL|\d+GB?)\b", "", name.upper())
+
+
 def _suggest(name: str, table: Sequence[Machine]) -> str:
     """Return which accelerators a table has, and which of them is nearest: by memory and price, or a mistyped name."""
     from difflib import get_close_matches
 
-    offered = [machine for machine in table if machine.accelerators]
-    names = sorted({machine.accelerator for machine in offered})
-    elsewhere = next((m for each in TABLES for m in load(each) if matches(name, m.accelerator)), None)
-    closest = get_close_matches(name.upper(), names, 1, 0.5)
+    offered = {machine.accelerator: machine.accelerator_memory_gb for machine in table if machine.accelerators}
+    elsewhere = [m.accelerator_memory_gb for each in TABLES for m in load(each) if matches(name, m.accelerator)]
+    memory_gb = next(iter(elsewhere), OTHERS.get(name.upper()) or OTHERS.get(_plain(name)))
+    closest = get_close_matches(name.upper(), offered, 1, 0.75)
     near = f"did you mean {closest[0]}? " if closest else ""
-    if elsewhere and offered:
-        memory_gb, usd = elsewhere.accelerator_memory_gb, _usd_per_gpu(elsewhere)
+    if memory_gb and offered:
+        usd = _usd_per_gpu(name)
         nearest = min(
-            offered, key=lambda m: (abs(m.accelerator_memory_gb - memory_gb), abs(_usd_per_gpu(m) - usd), m.accelerator)
+            offered, key=lambda each: (abs(offered[each] - memory_gb), abs((_usd_per_gpu(each) or 1e6) - usd), each)
         )
-        here_gb = nearest.accelerator_memory_gb
-        near = f"the nearest here is {nearest.accelerator}, with {here_gb:g} GB ({name} has {memory_gb:g} GB); "
-    return f"{near}choose one of {', '.join(names)}"
+        near = f"the nearest here is {nearest}, with {offered[nearest]:g} GB ({name} has {memory_gb:g} GB); "
+    return f"{near}choose one of {', '.join(sorted(offered))}"
 
 
-def _usd_per_gpu(machine: Machine) -> float:
-    """Return the price of one accelerator an hour; a large one where it is unknown."""
-    return machine.usd_per_hour / machine.accelerators if machine.usd_per_hour else 1e6
+def _usd_per_gpu(name: str) -> float:
+    """Return the lowest known price of one such accelerator an hour, on any platform; 0 where none is known."""
+    priced = [m for each in TABLES for m in load(each) if m.usd_per_hour and matches(name, m.accelerator)]
+    return min((machine.usd_per_hour or 0) / machine.accelerators for machine in priced) if priced else 0.0

@@ -87,7 +87,7 @@ def test_gpus_of_vertex(facts):
     of = lambda **job: facts("vertex", GOOGLE, **job).gpus  # noqa: E731
     assert of(resources={"accelerators": "T4:1", "instance_type": "n1-standard-8"}, num_nodes=3) == 3
     assert of(resources={"instance_type": "n1-standard-8"}) == of(resources={"instance_type": "n2-standard-2"}) == 0
-    assert of(resources={"instance_type": "a9-highgpu-8g"}) is None
+    assert of(resources={"instance_type": "x9-highgpu-8g"}) is None, "not in the catalog"
 
 
 def test_gpus_of_kubernetes(facts):

@@ -17,8 +17,9 @@ _FREE = ("google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.Tim
 def merge_raw(custom_job: dict[str, Any], raw: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Problem]]:
     """Return a CustomJob with `raw` merged into it, and the problems of the result; `path` is the option's.
 
-    Objects are merged by key, lists of objects by position, anything else is replaced. Without raw, or without
-    google-cloud-aiplatform, nothing is checked. Blocking with both: the import takes a second.
+    Objects are merged by key, lists of objects by position, anything else is replaced; null leaves a field out, as in
+    Google's JSON. Without raw, or without google-cloud-aiplatform, nothing is checked. Blocking with both: the import
+    takes a second.
     """
     if not raw:
         return custom_job, []
@@ -94,8 +95,10 @@ def _value(value: Any, field: Any, at: str) -> Iterator[tuple[str, str]]:
 
 
 def _merge(base: Any, override: Any) -> Any:
-    if isinstance(base, Mapping) and isinstance(override, Mapping):
-        return {**base, **{key: _merge(base.get(key), value) for key, value in override.items()}}
+    if isinstance(override, Mapping):
+        base = base if isinstance(base, Mapping) else {}
+        merged = {**base, **{key: _merge(base.get(key), value) for key, value in override.items()}}
+        return {key: value for key, value in merged.items() if value is not None}
     if _is_list_of_objects(base) and _is_list_of_objects(override):
         longer = range(max(len(base), len(override)))
         return [

@@ -51,6 +51,7 @@ _NAMES = {
 }
 # https://cloud.google.com/vertex-ai/docs/training/use-reservations (2026-11-23)
 _TPU = re.compile(r"ct\d|tpu", re.IGNORECASE)  # ct5lp-hightpu-4t, ct6e-standard-8t, tpu7x-standard-4t
+_GPU_FAMILIES = re.compile(r"[ag]\d")  # Compute Engine's machine families: a2, a3, a4x, g2, g4 (2026-11-29)
 _RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 
 
@@ -207,9 +208,12 @@ class Request:
                 self.notes.append(
                     f"cloudtrain does not know the machine type {resources.instance_type}: Vertex AI decides whether it exists"
                 )
+                if _GPU_FAMILIES.match(resources.instance_type) and not resources.accelerators:
+                    message = f"is missing, and cloudtrain does not know what GPUs {resources.instance_type} has"
+                    self._add_problem("resources.accelerators", message, "write them, as in B200:8")
                 return None
             if not resources.accelerators:  # the machine's own; GPUs are attached to an N1 machine only on request
-                return min(same_name, key=lambda machine: machine.accelerators)
+                return self._check_capacity(min(same_name, key=lambda machine: machine.accelerators))
             fitting = [machine for machine in same_name if machine.accelerators == resources.gpus]
             fitting = [
                 m
@@ -221,20 +225,25 @@ class Request:
                 self._add_problem(
                     "resources.accelerators", f"does not fit {resources.instance_type}, which has {offered}"
                 )
-            return fitting[0] if fitting else same_name[0]
-        allowed = [machine for machine in table if machine.more["capacity"] in ("", *self._capacity)]
+            return self._check_capacity(fitting[0]) if fitting else same_name[0]
+        allowed = [machine for machine in table if machine.more["capacity"] in self._capacity]
         choice = machines.choose(allowed, resources)
         if isinstance(choice, Problem):
-            listed = machines.choose(table, resources)
-            if isinstance(listed, Machine):
-                capacity = listed.more["capacity"]
-                message = f"is only offered as {capacity}: {resources.accelerators} ({listed.name})"
-                spot = "resources.use_spot, options.vertex.strategy: FLEX_START, or " if capacity == "spot" else ""
-                listed = Problem(message, "resources.accelerators", f"set {spot}options.vertex.reservations")
-            choice = listed
+            choice = machines.choose(table, resources)
+        if isinstance(choice, Problem):
             self.problems.append(choice)
             return None
-        return choice
+        return self._check_capacity(choice)
+
+    def _check_capacity(self, machine: Machine) -> Machine:
+        """Return a machine, with a problem where it is not offered on demand and the job asks for nothing else."""
+        if machine.more["capacity"] not in self._capacity:
+            message = f"is not offered on demand: {machine.accelerator}:{machine.accelerators} ({machine.name})"
+            spot = "resources.use_spot, options.vertex.strategy: FLEX_START, or "
+            hint = f"set {spot if machine.more['capacity'] == 'spot' else ''}options.vertex.reservations"
+            named = "instance_type" if self._job.resources.instance_type else "accelerators"
+            self._add_problem(f"resources.{named}", message, hint)
+        return machine
 
     def _infer_gpus(self) -> None:
         """Give a job that names only a machine type the GPUs of the machine, from which the number of ranks follows."""
@@ -248,9 +257,10 @@ class Request:
 
     @property
     def _capacity(self) -> list[str]:
-        """The kinds of capacity that the job may use besides on-demand machines."""
-        spot = ["spot"] if self._strategy in ("SPOT", "FLEX_START") else []
-        return ["spot", "reservation"] if self._options.get("reservations") else spot
+        """The kinds of capacity that the job may use, as in the table of machines; "" is on demand."""
+        if self._options.get("reservations") or self._options.get("persistent_resource"):
+            return ["", "spot", "reservation"]
+        return ["", "spot"] if self._strategy in ("SPOT", "FLEX_START") else [""]
 
     def _machine_spec(self) -> dict[str, Any]:
         resources, options, machine = self._job.resources, self._options, self.machine
@@ -287,11 +297,16 @@ class Request:
 
     def _scheduling(self) -> dict[str, Any]:
         job, options, strategy = self._job, self._options, self._strategy
-        timeout_s = min(job.limits.max_runtime_s + job.limits.grace_s + MARGIN_S, MAX_TIMEOUT_S)
-        if job.limits.max_runtime_s > (FLEX_START_S if strategy == "FLEX_START" else MAX_TIMEOUT_S):
-            days = (FLEX_START_S if strategy == "FLEX_START" else MAX_TIMEOUT_S) // 86400
-            self._add_problem(
-                "limits.max_runtime", f"is {job.limits.max_runtime}, and at most {days} days are possible"
+        longest_s = FLEX_START_S if strategy == "FLEX_START" else MAX_TIMEOUT_S
+        timeout_s = job.limits.max_runtime_s + job.limits.grace_s + MARGIN_S
+        if job.limits.max_runtime_s > longest_s:
+            message = f"is {job.limits.max_runtime}, and at most {longest_s // 86400} days are possible"
+            self._add_problem("limits.max_runtime", message)
+        elif timeout_s > longest_s:
+            timeout_s = longest_s
+            self.notes.append(
+                f"Vertex AI runs such a job for {longest_s // 86400} days at most: less time is added for image pulls "
+                "and the last checkpoint"
             )
         if job.resources.use_spot and strategy != "SPOT":
             self._add_problem(self._option_path("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")

@@ -10,6 +10,7 @@ simulated: the chain, images, GPUs, storage classes, network policies, the WebSo
 
 from __future__ import annotations
 
+import argparse
 import json
 import secrets
 import sys
@@ -316,7 +317,9 @@ class Simulator(AbstractContextManager["Simulator"]):
 
 def main() -> int:
     """Serve a folder until standard input ends; the first line that is printed is the address."""
-    with Simulator(Path(sys.argv[1])) as simulator:
+    parser = argparse.ArgumentParser(prog="python -m cloudtrain.simulators.akash", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="holds its deployments")
+    with Simulator(parser.parse_args().folder) as simulator:
         sys.stdout.write(f"{simulator.url}\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -9,6 +9,7 @@ identities, quotas of an account, the mount /gcs.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import json
@@ -100,7 +101,9 @@ def ensure_started(folder: Path) -> str:
 
 def main() -> int:
     """Serve a folder until it was idle for a minute: no request, no running job."""
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="python -m cloudtrain.simulators.vertex", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="holds its jobs; server.json in it names the address")
+    folder = parser.parse_args().folder
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -132,6 +132,9 @@ def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
     [
         ({"resources": {"accelerators": "A100-80GB:3"}}, {}, "resources.accelerators"),
         ({"resources": {"accelerators": "H100:2"}}, {}, "resources.accelerators"),  # Spot only
+        ({"resources": {"instance_type": "a3-ultragpu-8g"}}, {}, "resources.instance_type"),
+        ({"resources": {"instance_type": "a4x-highgpu-4g"}}, {"strategy": "FLEX_START"}, "resources.instance_type"),
+        ({"resources": {"instance_type": "a9-highgpu-8g"}}, {}, "resources.accelerators"),  # nothing says which GPUs
         ({"resources": {"accelerators": "L4:1", "instance_type": "g2-standard-48"}}, {}, "resources.accelerators"),
         ({"resources": {"accelerators": "X9:1", "instance_type": "x9-1g"}}, {}, "options.vertex.accelerator_type"),
         ({"resources": {"disk_gb": 99}}, {}, "resources.disk_gb"),
@@ -223,6 +226,30 @@ def test_a_recipe_in_raw_is_the_request_of_the_sdk(name: str):
     assert planned == sdk and planned != v1.CustomJob.from_json(json.dumps(plain.custom_job))
 
 
+def test_null_in_raw_leaves_a_field_out() -> None:
+    """As in Google's JSON: the message is the same as without the field."""
+    from google.cloud import aiplatform_v1 as v1
+
+    job = {"num_nodes": 2, "resources": {"accelerators": "L4", "disk_gb": 200}}
+    spec = {"workerPoolSpecs": [{"diskSpec": None}], "serviceAccount": None, "scheduling": {"timeout": None}}
+    built = made(job, {"service_account": "a@p.iam", "raw": {"jobSpec": spec, "encryptionSpec": None}})
+    assert built.problems == []
+    planned = v1.CustomJob.from_json(json.dumps(built.custom_job))
+    assert not planned.job_spec.service_account and not planned.job_spec.scheduling.timeout
+    assert [bool(pool.disk_spec.boot_disk_size_gb) for pool in planned.job_spec.worker_pool_specs] == [False, True]
+    (problem,) = made(job, {"raw": {"jobSpec": {"workerPoolSpecs": [None]}}}).problems
+    assert "workerPoolSpecs[0] to None, which is not an object" in problem.message
+
+
+@pytest.mark.parametrize(("most", "options"), [("30d", {}), ("7d", {"strategy": "FLEX_START"})])
+def test_the_longest_time_includes_what_is_added_or_says_that_less_is(most: str, options: dict) -> None:
+    resources = {"accelerators": "H200:8", "use_spot": not options}
+    built = made({"resources": resources, "limits": {"max_runtime": most}}, options)
+    days = int(most[:-1])
+    assert built.problems == [] and built.custom_job["jobSpec"]["scheduling"]["timeout"] == f"{days * 86400}s"
+    assert [note for note in built.notes if f"for {days} days at most: less time is added" in note]
+
+
 def test_raw_is_checked_with_an_older_protobuf() -> None:
     """Fields have no `is_repeated` there (protobuf 5.29)."""
     text = SimpleNamespace(message_type=None, enum_type=None, cpp_type=9, CPPTYPE_STRING=9, CPPTYPE_BOOL=7)
@@ -292,15 +319,31 @@ def test_tpus_are_refused(name: str):
     ("accelerators", "hint"),
     [
         ("H200:8", "options.vertex.strategy: FLEX_START"),
+        ("B200:8", "options.vertex.strategy: FLEX_START"),
         ("GB200:4", "set options.vertex.reservations"),
         ("A10G:1", "the nearest here is L4, with 24 GB (A10G has 24 GB)"),
         ("L40S:1", "the nearest here is A100-40GB, with 40 GB (L40S has 48 GB)"),
         ("B300:8", "B200, GB200"),
+        ("MI300X:8", "the nearest here is GB200, with 186 GB (MI300X has 192 GB)"),
+        ("NVIDIA-H20:8", "the nearest here is RTX-PRO-6000, with 96 GB (NVIDIA-H20 has 96 GB)"),
+        ("K80:1", "the nearest here is T4, with 16 GB (K80 has 12 GB)"),  # P4 is as near, and has no known price
     ],
 )
 def test_a_hint_names_what_there_is(accelerators: str, hint: str):
     (problem,) = made({"resources": {"accelerators": accelerators}}, {}).problems
     assert hint in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a3-ultragpu-8g", {"strategy": "FLEX_START"}),
+        ("a4-highgpu-8g", {"persistent_resource": "mine"}),
+        ("a4x-highgpu-4g", {"reservations": ["projects/p/zones/z/reservations/r"]}),
+    ],
+)
+def test_a_machine_that_is_not_on_demand_is_taken_where_the_job_asks_for_its_capacity(name: str, options: dict):
+    assert made({"resources": {"instance_type": name}}, options).problems == []
 
 
 def test_all_problems_at_once():
