@@ -86,15 +86,16 @@ class _Needs:
         registry = self.request["AlgorithmSpecification"].get("TrainingImageConfig") or {}
         login = registry.get("TrainingRepositoryAuthConfig", {}).get("TrainingRepositoryCredentialsProviderArn")
         plan = self.request["ResourceConfig"].get("TrainingPlanArn")
+        checkpoints = f"{self.request['CheckpointConfig']['S3Uri'].rstrip('/')}/*"
         name = str(self.options.get("queue") or "")  # or ARN, of a queue of AWS Batch
         jobs, queued = self._arn("sagemaker", "training-job/*"), self._arn("batch", "service-job/*")
         experiments = [self._arn("sagemaker", f"experiment{kind}/*") for kind in ("", "-trial", "-trial-component")]
         return {
             "own": [self._s3(f"{self._own}*")],
-            "output": [self._s3(self._output)],
+            "output": [self._s3(self._output), self._s3(checkpoints)],
             "inputs": [*map(self._s3, read)],
             "audit": [self._s3(f"{self._output}/audit/*")] * bool(self.job.get("audit")),
-            "buckets": [*map(self._bucket, (self._own, self._output))],
+            "buckets": [*map(self._bucket, (self._own, self._output, checkpoints))],
             "input_buckets": [*map(self._bucket, read)],
             "log": [self._arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")],
             "repository": self._repository,

@@ -178,6 +178,8 @@ def build_request(
     else:
         problems += limits.find_problems(request, job) + queue.find_problems(request, options)
         problems += [] if options.get("queue") else client.find_problems(request, options)
+        if (folder := request["CheckpointConfig"]["S3Uri"]) != f"{run}/checkpoints":
+            notes.append(f"checkpoints are read from {folder} and written to it; only one run at a time may use it")
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
         notes.append(

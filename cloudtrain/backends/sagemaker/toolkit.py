@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import Problem
+from cloudtrain.job import launchers
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -46,6 +47,9 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
     distribution = options.get("distribution")
     if not distribution:
         return []
+    name, instead = launchers.replacement(distribution)
+    if name:
+        return [Problem(f"{name}: cloudtrain's launcher cannot be started by it", path, f"remove it; {instead}")]
     if options.get("entry") != "toolkit":
         hint = "remove it: cloudtrain's launcher starts a rank for each GPU; or entry: toolkit"
         return [Problem("works only with options.sagemaker.entry: toolkit", path, hint)]

@@ -208,7 +208,7 @@ def test_every_action_exists():
 
 
 def test_the_command_prints_a_policy(source: Path, capsys: pytest.CaptureFixture[str]):
-    toml = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    toml = re.search(r"```toml\n(.*?)```", (DOCS / "sagemaker.md").read_text(), re.DOTALL)
     assert toml
     (source / "cloudtrain.toml").write_text(toml[1])
     for kind in ("trust", "role", "submit"):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cloudtrain.backends.sagemaker import client, fields, images, limits, raw, request
+from cloudtrain.backends.sagemaker.policy import _Needs
 from cloudtrain.backends.sagemaker.toolkit import TORCHRUN
 from cloudtrain.job.job import Job
 from tests.backends.sagemaker.oracle import violations
@@ -390,6 +391,11 @@ LIMITS = {
         {"entry": "toolkit", "distribution": {"mpi": {"enabled": True}}},
         "options.sagemaker.distribution",
     ),
+    "distribution by smdistributed": (
+        {},
+        {"distribution": {"smdistributed": {"dataparallel": {"enabled": True}}}},
+        "options.sagemaker.distribution",
+    ),
     "distribution off": (
         {},
         {"entry": "toolkit", "distribution": {"torch_distributed": {"enabled": False}}},
@@ -458,6 +464,31 @@ LIMITS = {
 def test_what_sagemaker_would_refuse_is_named_by_its_field(name: str) -> None:
     changes, options, path = LIMITS[name]
     assert [problem.path for problem in made({**GPU, **changes}, options).problems] == [path]
+
+
+@pytest.mark.parametrize("entry", ["launcher", "toolkit"])
+@pytest.mark.parametrize(
+    ("distribution", "said", "instead"),
+    [
+        ({"smdistributed": {"dataparallel": {"enabled": True}}}, "dataparallel", 'init_process_group("nccl")'),
+        ({"smdistributed": {"modelparallel": {"enabled": True}}, "mpi": {"enabled": True}}, "modelparallel", "fsdp"),
+        ({"mpi": {"enabled": True, "processes_per_host": 8}}, "mpi", "torch.distributed instead of MPI"),
+    ],
+)
+def test_what_replaces_a_distribution_is_said(entry: str, distribution: dict, said: str, instead: str) -> None:
+    (problem,) = made(GPU, {"entry": entry, "distribution": distribution}).problems
+    assert problem.message.startswith(f"{said}: ") and instead in problem.hint
+
+
+def test_a_checkpoint_folder_of_an_earlier_job_is_named_and_may_be_used() -> None:
+    built = made(GPU, {"raw": {"CheckpointConfig": {"S3Uri": "s3://earlier/checkpoints"}}})
+    assert built.request["CheckpointConfig"] == {
+        "S3Uri": "s3://earlier/checkpoints",
+        "LocalPath": "/opt/ml/checkpoints",
+    }
+    assert [note for note in built.notes if "read from s3://earlier/checkpoints and written to it" in note]
+    needs = _Needs(built.request, {}, ACCOUNT).resources()
+    assert "arn:aws:s3:::earlier/checkpoints/*" in needs["output"] and "arn:aws:s3:::earlier" in needs["buckets"]
 
 
 def test_all_problems_come_at_once() -> None:
