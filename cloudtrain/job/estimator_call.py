@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.job import launchers
+from cloudtrain.job.estimator_channels import convert_channels
 
 CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator", "ModelTrainer")
 # Arguments of ModelTrainer that are objects: sagemaker-train 1.27.0, model_trainer.py and configs.py (2026-11-23).
@@ -25,7 +26,17 @@ OBJECTS = {
     "checkpoint_config": "CheckpointConfig",
 }
 INPUTS = {"fit": "inputs", "train": "input_data_config"}  # method -> its argument
-READ = {*OBJECTS.values(), "InputData", "S3DataSource"}
+READ = {
+    *OBJECTS.values(),
+    "InputData",
+    "Channel",
+    "DataSource",
+    "S3DataSource",
+    "FileSystemDataSource",
+    "FileSystemInput",
+}
+FIRST = {"TrainingInput": "s3_data", "ShuffleConfig": "seed"}  # further objects -> their first argument
+MODES = {"input_mode": "inputs.NAME.mode", "training_input_mode": "inputs.NAME.mode"}  # of channels that name none
 # Arguments of sagemaker 2.257.7's estimators -> key of a job; a value is taken as it is.
 KEYS = {
     "entry_point": "entrypoint",
@@ -95,17 +106,20 @@ CHANGED: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda value: dict(value) if isinstance(value, dict) else {tag["Key"]: tag["Value"] for tag in value},
     ),
 }
+CHECKPOINTS_NOTE = (
+    "cloudtrain stores checkpoints below output and finds them again. To start from those that are there, write "
+    "options.sagemaker.raw: {CheckpointConfig: {S3Uri: ...}}"
+)
 WITHOUT = {  # what needs no key, and why
     "distribution": "cloudtrain's launcher starts a rank for each GPU",
-    "checkpoint_s3_uri": "cloudtrain stores checkpoints below output and finds them again",
+    "checkpoint_s3_uri": CHECKPOINTS_NOTE,
     "checkpoint_local_path": "/opt/ml/checkpoints is always uploaded",
     "sagemaker_session": "options.sagemaker has profile, region and bucket",
     "code_location": "options.sagemaker.bucket and prefix",
     "distributed": "cloudtrain's launcher starts a rank for each GPU",
-    "checkpoint_config.s3_uri": "cloudtrain stores checkpoints below output and finds them again",
+    "checkpoint_config.s3_uri": CHECKPOINTS_NOTE,
     "checkpoint_config.local_path": "/opt/ml/checkpoints is always uploaded",
     "training_mode": "-t sagemaker-local runs the job in containers here",
-    "training_input_mode": "inputs.NAME.mode: mount is FastFile, options.sagemaker.pipe names inputs in Pipe mode",
 }
 METHODS = {  # of ModelTrainer, which add to a trainer; what they are given is written by hand
     "with_retry_strategy": "retry.max_attempts",
@@ -113,6 +127,8 @@ METHODS = {  # of ModelTrainer, which add to a trainer; what they are given is w
     "with_infra_check_config": "options.sagemaker.infra_check",
     "with_remote_debug_config": "options.sagemaker.remote_debug",
     "with_session_chaining_config": "options.sagemaker.session_chaining",
+    "with_checkpoint_config": "options.sagemaker.raw: {CheckpointConfig: ...}",
+    "with_tensorboard_output_config": "options.sagemaker.raw: {TensorBoardOutputConfig: ...}",
 }
 NOTHING = (
     "input_data_config",
@@ -156,18 +172,24 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     every_call = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in every_call if _called(call) in CLASSES]
     if not calls:
-        raise BadRequest(
-            f"the file has no call of {', '.join(CLASSES)}", "give the script or notebook that contains the call"
-        )
+        hint = "give the script or notebook that contains the call"
+        if any(_called(call) == "from_recipe" for call in every_call):
+            hint = "from_recipe names a recipe of AWS: write the recipe's script as the entrypoint of a job file"
+        raise BadRequest(f"the file has no call of {', '.join(CLASSES)}", hint)
     names = dict(_literals(tree))
     job: dict[str, Any] = {}
     notes: list[str] = []
     versions = []
+    mode = None
     call = max(calls, key=lambda call: call.lineno)
     for name, value, node in _arguments(call, names):
-        key, change = (KEYS[name], None) if name in KEYS else CHANGED.get(name, ("", None))
-        if name in VERSIONS:
+        key, change = (KEYS[name], None) if name in KEYS else CHANGED.get(name, (MODES.get(name, ""), None))
+        if name in MODES and value is not _COMPUTED:
+            mode = value
+        elif name in VERSIONS:
             versions.append(f"{name} {value}")
+        elif name in ("distribution", "distributed") and (replaced := _replaced(value, node)):
+            notes.append(f"{name}: {replaced}")
         elif not key and name not in NOTHING:
             notes.append(f"{name}: {WITHOUT.get(name) or 'not a key of a job file; see ' + page('sagemaker-options')}")
         elif key and value is _COMPUTED:
@@ -184,7 +206,7 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
             notes.append(COMPUTED_NOTE.format(set_by, ast.unparse(method.args[0] if method.args else method)))
     if mismatch := launchers.nodes_note(str(job.get("run", "")), job.get("num_nodes", 1), is_text=True):
         notes.append(f"run: {mismatch}")
-    _add_inputs(job, [call, *(each for each in every_call if _called(each) in INPUTS)], names, notes)
+    _add_inputs(job, [call, *(each for each in every_call if _called(each) in INPUTS)], names, notes, mode)
     for name, value in job.get("hyperparameters", {}).items():
         if value == CHECKPOINTS:
             job["hyperparameters"][name] = "{checkpoint_dir}"
@@ -198,6 +220,13 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
 
 
 _COMPUTED = object()
+
+
+def _replaced(value: Any, node: ast.expr) -> str:
+    """Return which way of starting the ranks cloudtrain does not have, and what replaces it; else ""."""
+    called = {_called(each) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    objects = {name: True for kind, name in (("MPI", "mpi"), ("SMP", "modelparallel")) if kind in called}
+    return ": ".join(filter(None, launchers.replacement(value if isinstance(value, dict) else objects)))
 
 
 def _called(call: ast.Call) -> str:
@@ -227,6 +256,9 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression of literals and known names, else _COMPUTED; of an object in READ its arguments."""
     if isinstance(node, ast.Call) and _called(node) in READ:
         return {str(keyword.arg): _value(keyword.value, names) for keyword in node.keywords}
+    if isinstance(node, ast.Call) and _called(node) in FIRST:
+        first = {FIRST[_called(node)]: _value(argument, names) for argument in node.args[:1]}
+        return first | {str(keyword.arg): _value(keyword.value, names) for keyword in node.keywords}
     if isinstance(node, ast.Name):
         return names.get(node.id, _COMPUTED)
     if isinstance(node, ast.JoinedStr):
@@ -261,7 +293,9 @@ def _put(job: dict[str, Any], path: str, value: Any) -> None:
     job[name] = {**job.get(name, {}), **value} if isinstance(value, dict) else value
 
 
-def _add_inputs(job: dict[str, Any], calls: list[ast.Call], names: Mapping[str, Any], notes: list[str]) -> None:
+def _add_inputs(
+    job: dict[str, Any], calls: list[ast.Call], names: Mapping[str, Any], notes: list[str], mode: Any
+) -> None:
     """Add the inputs that the last of some calls gives: a `fit`, a `train`, or the constructor of a ModelTrainer."""
     given = []
     for call in calls:
@@ -270,23 +304,12 @@ def _add_inputs(job: dict[str, Any], calls: list[ast.Call], names: Mapping[str, 
         given += [*first, *(word.value for word in call.keywords if word.arg == wanted)]
     for expression in given[-1:]:
         value = _value(expression, names)
-        if isinstance(value, str):
-            value = {"training": value}  # the channel's name where `fit` gets one URI
-        if isinstance(value, list):
-            value = _channels(value)
-        if isinstance(value, dict):
-            job["inputs"] = value
-        elif value is not None:
+        if value is None:
+            continue
+        if (converted := convert_channels(value, mode)) is None:
             notes.append(COMPUTED_NOTE.format("inputs", ast.unparse(expression)))
-
-
-def _channels(items: list[Any]) -> Any:
-    """Return the URIs of InputData objects by their channels, else _COMPUTED."""
-    found = {}
-    for item in items:
-        source = item.get("data_source") if isinstance(item, dict) else None
-        uri = source.get("s3_uri") if isinstance(source, dict) else source
-        if not isinstance(uri, str) or not isinstance(item.get("channel_name"), str):
-            return _COMPUTED
-        found[item["channel_name"]] = uri
-    return found
+            continue
+        job["inputs"], options, found = converted
+        notes += found
+        if options:
+            _put(job, "options.sagemaker", options)

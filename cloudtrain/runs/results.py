@@ -212,6 +212,31 @@ class RunResults(RunState):
         """
         return fetched.fetch(self.store, self.record, Path(into), what)
 
+    @property
+    def model_artifacts(self) -> str:
+        """Where the newest attempt's model is stored: the address that SageMaker's `ModelArtifacts` has, or a folder.
+
+        Raises:
+            BadRequest: It has no address outside its machine; `fetch` copies it.
+        """
+        return self._stored("model")
+
+    @property
+    def output_data(self) -> str:
+        """Where the newest attempt's outputs are stored, as the SDK's `ModelTrainer.output_data`.
+
+        Raises:
+            BadRequest: They have no address outside their machine; `fetch` copies them.
+        """
+        return self._stored("outputs")
+
+    def _stored(self, what: str) -> str:
+        plan = self.attempts[-1].plan
+        packed = attempts.backend_of(plan, self.store.home, clock=self.store.clock).packed(plan, what)
+        if not (packed or attempts.output(plan)):
+            raise BadRequest(f"the {what} of {self.run_id} has no address", f"cloudtrain fetch {self.run_id} copies it")
+        return packed or f"{attempts.place(plan)}/{what}"
+
     def estimator(self) -> Any:
         """Return the newest attempt's `HuggingFace` estimator, for `.deploy()` and `.create_model()`; blocking (imports).
 

@@ -15,6 +15,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.job import estimator_call
 from cloudtrain.job.estimator_call import convert, read_code
 from cloudtrain.job.job import Job
+from tests.backends.sagemaker import test_request
 from tests.backends.sagemaker.notebooks import CALLS, HEAD
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -65,6 +66,7 @@ def test_every_argument_has_its_key_or_a_note() -> None:
     }
     Job.from_dict(job)
     assert [note.partition(":")[0] for note in notes] == ["distribution", "model_uri", "image"]
+    assert notes[0].startswith("distribution: dataparallel: ") and 'init_process_group("nccl")' in notes[0]
     assert "transformers_version 4.28.1, pytorch_version 2.0.0" in notes[-1]
 
 
@@ -120,9 +122,50 @@ def test_a_model_trainer_of_sdk_3_becomes_a_job() -> None:
     for written, expected in (
         ('[InputData(channel_name="a", data_source="s3://b")]', {"a": "s3://b"}),
         ('[InputData(channel_name="a", data_source=FileSystemDataSource(file_system_id="fs-1"))]', None),
+        (
+            '[InputData(channel_name="a", data_source=FileSystemDataSource(file_system_id="fs-1", '
+            'file_system_type="EFS", directory_path="/d"))]',
+            {"a": "efs://fs-1/d"},
+        ),
     ):
         job, notes = convert(constructor.replace("INPUTS", written))
         assert job.get("inputs") == expected and bool(notes) == (expected is None)
+
+
+CHANNELS = """
+labelled = TrainingInput(s3_data="s3://data/labelled.manifest", s3_data_type="AugmentedManifestFile", input_mode="Pipe",
+                         attribute_names=["source", "label"], record_wrapping="RecordIO")
+PyTorch(entry_point="t.py", checkpoint_s3_uri="s3://earlier/checkpoints", input_mode="FastFile").fit({
+    "train": TrainingInput("s3://data/train.manifest", s3_data_type="ManifestFile", input_mode="File"),
+    "texts": TrainingInput("s3://data/texts/", content_type="text/csv", compression="Gzip", input_mode="File",
+                           distribution="ShardedByS3Key", shuffle_config=ShuffleConfig(7)),
+    "labelled": labelled, "all": "s3://data/all", "other": TrainingInput("s3://b", content_type=kind(), new=1),
+    "lustre": FileSystemInput(file_system_id="fs-01234567", file_system_type="FSxLustre", directory_path="/a/b"),
+})
+"""
+
+
+def test_channels_of_all_kinds_become_those_of_the_golden_request() -> None:
+    job, notes = convert(CHANNELS)
+    options = job["options"]["sagemaker"]
+    wanted, golden = test_request.CASES["channels"]
+    assert job["inputs"] == {
+        **{name: item["uri"] if isinstance(item, dict) else item for name, item in wanted["inputs"].items()},
+        "all": {"uri": "s3://data/all", "mode": "mount"},
+        "other": {"uri": "s3://b", "mode": "mount"},
+        "lustre": "fsx://fs-01234567/a/b",
+    }
+    assert (options["shard"], options["pipe"]) == (golden["shard"], golden["pipe"])
+    assert options["raw"]["InputDataConfig"] == golden["raw"]["InputDataConfig"]
+    assert notes[0].endswith("{CheckpointConfig: {S3Uri: ...}}") and notes[1:] == [
+        "inputs.other: write content_type yourself, because the script computes it",
+        "inputs.other: new has no key; write the field of the API into raw",
+    ]
+    job, notes = convert('ModelTrainer(distributed=MPI(), training_input_mode=mode()).train(input_data_config=["x"])')
+    assert job == {} and [note.partition(": ")[0] for note in notes] == ["distributed", "inputs.NAME.mode", "inputs"]
+    with pytest.raises(BadRequest) as caught:
+        convert("ModelTrainer.from_recipe(training_recipe='fine-tuning/llama')")
+    assert "write the recipe's script" in caught.value.hint
 
 
 def test_ten_notebooks_become_jobs() -> None:

@@ -91,6 +91,11 @@ def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
         run.resume()
     with pytest.raises(BadRequest, match="only runs on SageMaker have an estimator"):
         run.estimator()
+    with pytest.raises(BadRequest, match="has no address"):
+        _ = run.model_artifacts
+    stored = submitter.submit(job.replace(output="s3://bucket/runs"))
+    assert stored.model_artifacts == f"s3://bucket/runs/{stored.run_id}/model"
+    assert stored.output_data == f"s3://bucket/runs/{stored.run_id}/outputs"
 
 
 def test_rerun_is_a_new_run_over_the_same_bundle(submitter, job, source):

@@ -92,6 +92,8 @@ def test_cancelled_by_the_command_line(target: str, simulator: Simulator, tmp_pa
     shown = json.loads(cloudtrain("show", run_id, "--json"))
     assert shown["billable_s"] > 0 and "billed" in cloudtrain("show", run_id)
     assert shown["state"] == "CANCELLED" and simulator.jobs[f"{run_id}-a1"].status == "Stopped"
+    described = simulator.jobs[f"{run_id}-a1"].describe()
+    assert Run.find(run_id).model_artifacts == described["ModelArtifacts"]["S3ModelArtifacts"]
 
 
 def test_only_submit_imports_the_sdk_and_plan_not_even_boto3(target: str, tmp_path: Path) -> None:
