@@ -1,13 +1,14 @@
 """Call a pickled function on a node and keep what it returns: the script of `cloudtrain.function`.
 
-    .cloudtrain/call/call.py        this file
-    .cloudtrain/call/cloudpickle/   the very version that wrote the pickles
-    .cloudtrain/call/function.pkl   the function; by name where its module is in the source
-    .cloudtrain/call/N.pkl          the arguments of call N, unless the command line has them
+    .cloudtrain/call/call.py              this file
+    .cloudtrain/call/cloudpickle/         the very version that wrote the pickles
+    .cloudtrain/call/cloudtrain_pickles/  entrypoints/trainer/pickles
+    .cloudtrain/call/function.pkl         the function; by name where its module is in the source
+    .cloudtrain/call/N.pkl                the arguments of call N, unless the command line has them
 
-Each rank writes value-ATTEMPT-RANK.pkl, or error-ATTEMPT-RANK.json, below `returned` in its folder of outputs. A pickle is
-code: these were made on the user's own machine and belong to the job, as a script does; their digest is in its arguments.
-Standard library and cloudpickle only; it runs on nodes without cloudtrain.
+Each rank writes value-ATTEMPT-RANK.pkl, or error-ATTEMPT-RANK.json, below `returned` in its folder of outputs. Beside a
+pickle, NAME.arrays has its large tensors and arrays. A pickle is code: these were made on the user's own machine and belong
+to the job, as a script does; their digest is in its arguments. It runs on nodes without cloudtrain.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import base64
 import hashlib
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
 import traceback
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RETURNED = "returned"
@@ -41,9 +43,10 @@ def main() -> int:
     if given.python and given.python != here:
         return refuse(f"the function was pickled with Python {given.python}, and this node runs Python {here}")
     sys.path[:] = [HERE, os.getcwd(), *(place for place in sys.path if place not in (HERE, os.getcwd()))]
-    import cloudpickle
+    from cloudtrain_pickles import array_file, mapped, pickler  # type: ignore[import-not-found]
 
     sys.path.remove(HERE)
+    pickles = Pickles(array_file.ArrayFile, mapped.Arrays, mapped.Unpickler, pickler.Pickler)
     with open(os.path.join(HERE, "function.pkl"), "rb") as stream:
         code = stream.read()
     if hashlib.sha256(code).hexdigest() != given.digest:
@@ -55,7 +58,7 @@ def main() -> int:
     else:
         with open(os.path.join(HERE, f"{given.call}.pkl"), "rb") as stream:
             arguments = stream.read()
-    return call(cloudpickle, code, arguments)
+    return call(pickles, code, arguments, given.call)
 
 
 def refuse(reason: str) -> int:
@@ -74,27 +77,54 @@ def without_cloudtrain() -> types.ModuleType:
     return module
 
 
-def call(cloudpickle: Any, code: bytes, arguments: bytes) -> int:
+class Pickles(NamedTuple):
+    """What reads and writes pickles with arrays beside them."""
+
+    ArrayFile: Any
+    Arrays: Any
+    Unpickler: Any
+    Pickler: Any
+
+    def load(self, data: bytes, path: str) -> Any:
+        """Load a pickle; the path is that of its arrays, if it has any."""
+        if not os.path.exists(path):
+            return self.Unpickler(io.BytesIO(data), self.Arrays(None)).load()
+        with open(path, "rb") as stream:
+            return self.Unpickler(io.BytesIO(data), self.Arrays(stream)).load()
+
+    def dumps(self, value: Any, path: str) -> bytes:
+        """Return the pickle of a value, and write the file of its arrays, if it has any."""
+        stream, arrays = io.BytesIO(), self.ArrayFile(path)
+        try:
+            self.Pickler(stream, arrays).dump(value)
+            arrays.close()
+        except BaseException:
+            arrays.discard()
+            raise
+        return stream.getvalue()
+
+
+def call(pickles: Pickles, code: bytes, arguments: bytes, number: int = 0) -> int:
     """Call the function and keep its value, or the exception that it raises."""
     try:
-        function = cloudpickle.loads(code)
+        function = pickles.load(code, os.path.join(HERE, "function.arrays"))
         if isinstance(function, tuple):
             module, name = function
             function = importlib.import_module(module)
             for part in name.split("."):
                 function = getattr(function, part)
         function = getattr(function, "__wrapped__", function) if is_ours(function) else function
-        args, kwargs = cloudpickle.loads(arguments)
+        args, kwargs = pickles.load(arguments, os.path.join(HERE, f"{number}.arrays"))
         value = function(*args, **kwargs)
         try:
-            kept = dumps(cloudpickle, value)
+            kept = pickles.dumps(value, path_of("value", "arrays"))
         except Exception as error:
             reason = f"the returned value ({type(value).__name__}) cannot be pickled: {type(error).__name__}: {error}"
             raise TypeError(reason) from error
     except Exception as error:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this file's line
         traceback.print_exception(type(error), error, error.__traceback__)
-        keep("error", "json", json.dumps(described(cloudpickle, error)).encode())
+        keep("error", "json", json.dumps(described(pickles, error)).encode())
         return 1
     keep("value", "pkl", kept)
     return 0
@@ -105,27 +135,15 @@ def is_ours(function: Any) -> bool:
     return type(function).__module__ == "cloudtrain.functions.function"
 
 
-def dumps(cloudpickle: Any, value: Any) -> bytes:
-    """Return the pickle of a value; tensors of a GPU become tensors of the CPU."""
-    import io
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, obj: Any) -> Any:
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
-                return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(4)
-            return super().reducer_override(obj)
-
-    stream = io.BytesIO()
-    Pickler(stream).dump(value)
-    return stream.getvalue()
-
-
-def described(cloudpickle: Any, error: Exception) -> dict[str, str]:
+def described(pickles: Pickles, error: Exception) -> dict[str, str]:
     """Return what is kept of an exception: readable as text, and as a pickle where it can be one."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        kept = base64.b64encode(dumps(cloudpickle, error)).decode()
+        stream = io.BytesIO()
+        pickler = pickles.Pickler(stream, None)
+        pickler.refer = {}  # arrays too are in its pickle
+        pickler.dump(error)
+        kept = base64.b64encode(stream.getvalue()).decode()
     except Exception:
         kept = ""
     return {"type": type(error).__name__, "text": str(error), "traceback": text[-MOST_TEXT:], "pickle": kept}
@@ -133,13 +151,18 @@ def described(cloudpickle: Any, error: Exception) -> dict[str, str]:
 
 def keep(kind: str, suffix: str, data: bytes) -> None:
     """Write a file of this rank, whole or not at all."""
-    folder = os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], RETURNED)
-    os.makedirs(folder, exist_ok=True)
-    attempt, rank = os.environ.get("CLOUDTRAIN_ATTEMPT") or "1", os.environ.get("RANK") or "0"
-    path = os.path.join(folder, f"{kind}-{attempt}-{rank}.{suffix}")
+    path = path_of(kind, suffix)
     with open(f"{path}.tmp", "wb") as stream:
         stream.write(data)
     os.replace(f"{path}.tmp", path)
+
+
+def path_of(kind: str, suffix: str) -> str:
+    """Return the path of a file of this rank; its folder is there."""
+    folder = os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], RETURNED)
+    os.makedirs(folder, exist_ok=True)
+    attempt, rank = os.environ.get("CLOUDTRAIN_ATTEMPT") or "1", os.environ.get("RANK") or "0"
+    return os.path.join(folder, f"{kind}-{attempt}-{rank}.{suffix}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.functions import packing
+from cloudtrain.functions.refusal import plain
 from cloudtrain.source.node_code import CALL
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Function(Generic[P, R]):
 
         each: list[tuple[Any, Any]] = [(tuple(args), {}) for args in calls]
         if not each:
-            raise BadRequest(f"{packing.plain(self.__wrapped__).__name__} has no calls", "pass at least one value")
+            raise BadRequest(f"{plain(self.__wrapped__).__name__} has no calls", "pass at least one value")
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
             job, packed, _ = self._packed(Path(folder), each, files=True)
             document = {
@@ -190,7 +191,7 @@ class Function(Generic[P, R]):
         if packed.has_code:
             args += ["--python", f"{sys.version_info.major}.{sys.version_info.minor}"]
         job = {
-            "name": fit_name(packing.plain(call).__name__),
+            "name": fit_name(plain(call).__name__),
             **self.job,
             "source": os.fspath(place),
             "entrypoint": CALL,

@@ -1,52 +1,36 @@
 """What of a function travels: by name where its module is in the packaged source, else by value.
 
-By value means cloudpickle: the code, what it captures, and the user's own modules that it uses. What cannot work on
-another machine is refused with the name of the variable that holds it.
+By value means cloudpickle: the code, what it captures, and the user's own modules that it uses. Large tensors and arrays
+are in a file beside the pickle.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import io
 import os
 import pickle
 import pickletools
-import site
-import socket
 import sys
-import sysconfig
 import textwrap
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from cloudtrain.errors import BadRequest
+from cloudtrain.functions.modules import by_value, is_in, is_own
+from cloudtrain.functions.refusal import named_arguments, plain, refusal
+from cloudtrain.source import node_code
 from cloudtrain.source.atomic import new_file
-from cloudtrain.source.node_code import CALL, PACKAGE
-from cloudtrain.source.secrets import search
+from cloudtrain.source.node_code import CALL, module
+from cloudtrain.source.secrets import credentials, search
 
 FOLDER = CALL.rpartition("/")[0]
+PICKLES = "cloudtrain_pickles"  # as call.py imports trainer/pickles
 IN_COMMAND = 8192  # bytes of pickled arguments that are in the command line; more are a file of the bundle
-MOST_SEARCHED = 1 << 20  # bytes of a pickle whose texts are searched for credentials
-_MOST_ITEMS = 1000  # of a list or mapping, where a refusal looks for what cannot travel
-_DEPTH = 4  # of objects in objects, where a refusal looks for the name of what cannot travel
-_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
-_HINTS: Mapping[tuple[type, ...], tuple[str, str]] = {  # what has no meaning on another machine -> what to do instead
-    _FILES: ("an open file", "open it on the node, inside the function that uses it"),
-    (socket.socket,): ("a socket", "connect on the node, inside the function that uses it"),
-    (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore, threading.Event): (
-        "a lock",
-        "create it on the node, inside the function that uses it",
-    ),
-    (GeneratorType,): ("a generator", "pass a list, or create it inside the function that uses it"),
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,7 @@ def source_of(function: Callable[..., Any], given: str | os.PathLike[str] | None
     if given is not None:
         return None if os.fspath(given).startswith("git+") else Path(given).absolute()
     module = sys.modules.get(function.__module__)
-    if not _has_name(function) or module is None or not _is_own(function.__module__, module):
+    if not _has_name(function) or module is None or not is_own(function.__module__, module):
         return None
     folder = Path(os.path.realpath(str(module.__file__))).parent
     inner = function.__module__.count(".") + (Path(str(module.__file__)).stem == "__init__")
@@ -107,15 +91,23 @@ def pack(
     named = _has_name(function)
     if named:
         module = sys.modules.get(function.__module__)
-        named = _is_in(module, source) or not _is_own(function.__module__, module)
+        named = is_in(module, source) or not is_own(function.__module__, module)
     with by_value(source):
-        code = pickle.dumps((function.__module__, function.__qualname__)) if named else _dumps("", function, function)
-        pickles = [_dumps(f" of call {at}" if len(calls) > 1 else "", call, function) for at, call in enumerate(calls)]
-    own = Path(cloudpickle.__file__).parent
-    sent = {f"{FOLDER}/cloudpickle/{path.name}": path for path in own.glob("*.py")}
+        code = _dumps(
+            (function.__module__, function.__qualname__) if named else function, function, folder / "function"
+        )
+        pickles = [
+            _dumps(call, function, folder / str(at), f" of call {at}" if len(calls) > 1 else "")
+            for at, call in enumerate(calls)
+        ]
+    sent = {f"{FOLDER}/cloudpickle/{path.name}": path for path in Path(cloudpickle.__file__).parent.glob("*.py")}
+    sent |= {
+        f"{FOLDER}/{PICKLES}/{path.name}": path for path in (node_code.folder() / "trainer" / "pickles").glob("*.py")
+    }
+    sent |= {f"{FOLDER}/{path.name}": path for path in folder.glob("*.arrays")}
     sent[CALL] = Path(__file__).with_name("call.py")
     for name, data in {"function.pkl": code, **{f"{at}.pkl": each for at, each in enumerate(pickles)}}.items():
-        if len(data) <= MOST_SEARCHED and (found := search(_texts(data))):
+        if len(data) <= credentials().MAX_BYTES and (found := search(_texts(data))):
             raise BadRequest(
                 f"the function or an argument holds what looks like a credential ({found[0][1]})",
                 "name it under secrets= and read it from the environment inside the function",
@@ -130,13 +122,6 @@ def pack(
 def is_short(arguments: bytes) -> bool:
     """Return whether the pickle of a single call's arguments is in the command line instead of a file."""
     return len(arguments) <= IN_COMMAND
-
-
-def plain(function: Callable[..., Any]) -> Any:
-    """Return what has the name and the text of a callable: the function of a partial, the class of an object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function if hasattr(function, "__name__") else type(function)
 
 
 def text_folder(function: Callable[..., Any], parent: Path) -> Path:
@@ -166,132 +151,53 @@ def _has_name(function: Callable[..., Any]) -> bool:
     return function in (found, getattr(found, "__wrapped__", None))
 
 
-# -- pickling ---------------------------------------------------------------------------------------------------------
+def _dumps(obj: Any, function: Callable[..., Any], path: Path, where: str = "") -> bytes:
+    """Return the pickle of a function or of the arguments of a call.
 
+    Args:
+        obj: the function, its module and name, or the arguments.
+        function: the function.
+        path: without its suffix, the file of large tensors and arrays.
+        where: which call it is, for an error.
 
-def _dumps(where: str, obj: Any, function: Callable[..., Any]) -> bytes:
-    """Return the pickle of a function or of its arguments; raises BadRequest with the name of what cannot be pickled."""
+    Raises:
+        BadRequest: something cannot be pickled; it has the name of the variable.
+    """
     stream = io.BytesIO()
+    arrays = module("trainer.pickles.array_file").ArrayFile(f"{path}.arrays")
     try:
-        _pickler(stream).dump(obj)
+        _pickler(stream, arrays).dump(obj)
+        arrays.close()
+    except OSError as error:
+        raise BadRequest(f"what is sent cannot be written in {path.parent}: {error}", "set TMPDIR") from error
     except Exception as error:  # whatever an object's own __reduce__ raises
+        arrays.discard()
         parts = {plain(function).__name__: function} if obj is function else named_arguments(function, *obj)
-        raise refusal(parts, error, _fails, where) from error
+        raise refusal(parts, error, lambda part: _fails(part, f"{path}.arrays"), where) from error
     return stream.getvalue()
 
 
-def refusal(parts: Mapping[str, Any], error: Exception, fails: Callable[[Any], bool], where: str = "") -> BadRequest:
-    """Return the error for parts that cannot be pickled, with the name of the variable or attribute that cannot.
-
-    Args:
-        parts: what was pickled, by name.
-        error: what the pickler raised.
-        fails: whether an object cannot be pickled.
-        where: what follows the name.
-    """
-    name, value = culprit(parts, fails)
-    reason, hint = _reason(value, error)
-    return BadRequest(f"{name or 'what is sent'}{where} cannot be sent: {reason}", hint)
-
-
-def named_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names of the parameters; by position where those are not known."""
-    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    with suppress(ValueError):  # a function of C may have no signature
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-    return {f"the argument {name}": value for name, value in given.items()}
-
-
-def culprit(parts: Mapping[str, Any], fails: Callable[[Any], bool], depth: int = _DEPTH) -> tuple[str, Any]:
-    """Return the name of the part that cannot be pickled, down to the variable or attribute that holds it, and its value."""
-    for name, part in parts.items():
-        if not fails(part):
-            continue
-        found, value = culprit(_inside(part), fails, depth - 1) if depth else ("", None)
-        return (f"{found} of {name}", value) if found else (name, part)
-    return "", None
-
-
-def _inside(part: Any) -> dict[str, Any]:
-    """Return what an object consists of, by name: what a function captures, attributes, items."""
-    if isinstance(part, MethodType):
-        return {"the object": part.__self__}
-    if isinstance(part, functools.partial):
-        return {"the function": part.func, "the arguments": part.args, "the arguments by name": part.keywords}
-    function = getattr(part, "__wrapped__", part)
-    if isinstance(function, FunctionType):
-        return {f"the variable {name}": value for name, value in _captured(function) if value is not part}
-    if isinstance(part, Mapping):
-        return {f"the item {key!r}": value for key, value in islice(part.items(), _MOST_ITEMS)}
-    if isinstance(part, list | tuple):
-        return {f"the item {at}": value for at, value in enumerate(part[:_MOST_ITEMS])}
-    return {f"the attribute {name}": value for name, value in getattr(part, "__dict__", {}).items()}
-
-
-def _captured(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables outside of a function that its code names, and its defaults."""
-    for name in _names(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it has no value yet
-            yield name, cell.cell_contents
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.default is not parameter.empty:
-            yield name, parameter.default
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
-def _fails(part: Any) -> bool:
+def _fails(part: Any, path: str) -> bool:
+    arrays = module("trainer.pickles.array_file").ArrayFile(path)
     try:
-        _pickler(Nowhere()).dump(part)
+        _pickler(Nowhere(), arrays).dump(part)
     except Exception:
         return True
+    finally:
+        arrays.discard()
     return False
 
 
-def _reason(value: Any, error: Exception) -> tuple[str, str]:
-    for kinds, (what, hint) in _HINTS.items():
-        if isinstance(value, kinds):
-            return f"it is {what}", hint
-    if _is_on_gpu(value):
-        return f"it is a tensor on {value.device}, and the node may have no such device", "pass tensor.cpu()"
-    return f"{type(error).__name__}: {error}", "create it on the node, inside the function that uses it"
+def _pickler(stream: Any, arrays: Any) -> Any:
+    pickler = module("trainer.pickles.pickler")
 
-
-def _is_on_gpu(obj: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta")
-
-
-def is_file(obj: Any) -> bool:
-    """Return whether an object is an open file; cloudpickle would send the content of a text file."""
-    return isinstance(obj, _FILES) and obj not in (sys.stdout, sys.stderr)
-
-
-def _pickler(stream: Any) -> Any:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(pickler.Pickler):  # type: ignore[misc, name-defined]
         def reducer_override(self, obj: Any) -> Any:
-            if is_file(obj) or _is_on_gpu(obj):
+            if pickler.is_on_gpu(obj):
                 raise pickle.PicklingError(f"a {type(obj).__name__}")
             return super().reducer_override(obj)
 
-    return Pickler(stream)
-
-
-def _texts(data: bytes) -> bytes:
-    """Return the texts and bytes of a pickle, a line each, without the zeros that mark a binary file."""
-    found = (argument for _, argument, _ in pickletools.genops(data))
-    texts = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in found]
-    return b"\n".join(text for text in texts if isinstance(text, bytes | bytearray)).replace(b"\0", b"\n")
+    return Pickler(stream, arrays)
 
 
 class Nowhere:
@@ -301,61 +207,8 @@ class Nowhere:
         return memoryview(piece).nbytes
 
 
-# -- modules ----------------------------------------------------------------------------------------------------------
-
-_REGISTRY = threading.RLock()  # cloudpickle's list of modules is one for all threads
-
-
-@contextmanager
-def by_value(source: Path | None = None) -> Iterator[None]:
-    """Let the user's own modules be pickled whole, but for those of the packaged source: nodes have what is installed."""
-    import cloudpickle
-
-    with _REGISTRY:
-        before = cloudpickle.list_registry_pickle_by_value()
-        mine = [
-            found
-            for name, found in list(sys.modules.items())
-            if name not in before and _is_own(name, found) and not _is_in(found, source)
-        ]
-        for each in mine:
-            cloudpickle.register_pickle_by_value(each)
-        try:
-            yield
-        finally:
-            for each in mine:
-                cloudpickle.unregister_pickle_by_value(each)
-
-
-def _is_own(name: str, module: Any) -> bool:
-    """Return whether a module is a file of the user's, neither installed nor ours; a script is pickled by value anyhow."""
-    return (
-        isinstance(module, ModuleType)
-        and bool(getattr(module, "__file__", None))
-        and module.__name__ == name
-        and name != "__main__"
-        and name.partition(".")[0] not in ("cloudtrain", PACKAGE)
-        and not _is_installed(str(module.__file__))
-    )
-
-
-def _is_in(module: Any, source: Path | None) -> bool:
-    """Return whether a node that starts in the packaged source finds a module there by its name."""
-    if source is None or not getattr(module, "__file__", None):
-        return False
-    file = Path(os.path.realpath(module.__file__))
-    place = Path(source.resolve(), *module.__name__.split("."))
-    return file.with_name(file.name.partition(".")[0]) in (place, place / "__init__")
-
-
-@functools.cache
-def _is_installed(file: str) -> bool:
-    return os.path.realpath(file).startswith(_installed())
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """Return the folders of what is installed, and of Python itself."""
-    paths = {path for name, path in sysconfig.get_paths().items() if name.endswith("lib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return tuple(os.path.realpath(path) + os.sep for path in paths)
+def _texts(data: bytes) -> bytes:
+    """Return the texts and bytes of a pickle, a line each, without the zeros that mark a binary file."""
+    found = (argument for _, argument, _ in pickletools.genops(data))
+    texts = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in found]
+    return b"\n".join(text for text in texts if isinstance(text, bytes | bytearray)).replace(b"\0", b"\n")

@@ -52,17 +52,22 @@ def data_frame(
     """Return a pandas data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value
     of every metric (`metrics.NAME` where a column of the run has that name); then `columns`, with their values in `chosen`.
     Raises BadRequest without pandas."""
+    rows = [_row(store, run_id) for run_id in run_ids] if store else []
+    for row, found in zip(rows, chosen, strict=False):
+        row.update(zip(columns, found.values, strict=True))
+    return frame_of(rows, ("created_at", "started_at", "ended_at"))
+
+
+def frame_of(rows: Any, times: Sequence[str]) -> Any:
+    """Return a pandas data frame of rows or columns, of which some are times. Raises BadRequest without pandas."""
     try:
         import pandas
     except ImportError:
         from cloudtrain.errors import BadRequest, install_command
 
         raise BadRequest("a data frame needs pandas, which is not installed", install_command("pandas")) from None
-    rows = [_row(store, run_id) for run_id in run_ids] if store else []
-    for row, found in zip(rows, chosen, strict=False):
-        row.update(zip(columns, found.values, strict=True))
     frame = pandas.DataFrame(rows)
-    for name in ("created_at", "started_at", "ended_at"):
+    for name in times:
         if name in frame:
             frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601")
     return frame

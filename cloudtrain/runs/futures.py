@@ -6,13 +6,23 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cloudtrain.errors import Unreachable
 from cloudtrain.history.store import Store
 
-if TYPE_CHECKING:
-    from cloudtrain.runs.state import RunState
+
+class Waited(Protocol):
+    """What a future needs of a run."""
+
+    run_id: str
+    store: Store
+    watch: bool
+
+    def done(self) -> bool: ...
+    def result(self, timeout_s: float) -> Any: ...
+    def cancel(self) -> Any: ...
+
 
 SHORTEST_S, LONGEST_S = 0.02, 0.5  # between two looks at the open runs
 AGAIN_S, UNREACHABLE_S = 10.0, 300.0  # between two tries to fetch a value, and of all of them until the error counts
@@ -21,7 +31,7 @@ AGAIN_S, UNREACHABLE_S = 10.0, 300.0  # between two tries to fetch a value, and 
 class RunFuture(Future[Any]):
     """The future of a run's result; cancelling it cancels the run where `cancels` says so."""
 
-    def __init__(self, run: RunState, cancels: bool = True) -> None:
+    def __init__(self, run: Waited, cancels: bool = True) -> None:
         super().__init__()
         self._cancels = cancels
         self._settling = threading.RLock()  # a callback may cancel; a run that is being cancelled gives no result
@@ -96,7 +106,7 @@ class _Waiter:
 _WAITER = _Waiter()
 
 
-def future_of(run: RunState, *, cancels: bool = True) -> RunFuture:
+def future_of(run: Waited, *, cancels: bool = True) -> RunFuture:
     """Return a future that is settled when the run has ended, and whose cancel cancels the run; returns at once."""
     future = RunFuture(run, cancels)
     _WAITER.add(future)

@@ -20,6 +20,26 @@ if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
 
 
+class Metrics(list[MetricRow]):
+    """Points of curves in the order in which they were logged: a list of rows, which a notebook shows as a table."""
+
+    COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")
+    SHOWN = 20
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each point. Raises BadRequest without pandas."""
+        from cloudtrain.report import notebook
+
+        return notebook.frame_of({name: [getattr(row, name) for row in self] for name in self.COLUMNS}, ["at"])
+
+    def _repr_html_(self) -> str:
+        from cloudtrain.report import notebook
+
+        rows = [[str(getattr(row, name)) for name in self.COLUMNS] for row in self[-self.SHOWN :]]
+        before = [[f"{len(self) - len(rows)} more", *[""] * (len(self.COLUMNS) - 1)]] if len(self) > len(rows) else []
+        return notebook.html_table(self.COLUMNS, [*before, *rows])
+
+
 class RunResults(RunState):
     """A run's state and what it has left."""
 
@@ -114,7 +134,7 @@ class RunResults(RunState):
                 self.store, self.run_id, refresher, int(first), inner or None, follow=follow, raw=raw
             )
 
-    def metrics(self, name: str | None = None, *, rank: int | None = 0) -> list[MetricRow]:
+    def metrics(self, name: str | None = None, *, rank: int | None = 0) -> Metrics:
         """Return the points of all curves, or of one, in the order in which they were logged.
 
         Of a run that has ended it waits until its log is read to the end.
@@ -124,10 +144,10 @@ class RunResults(RunState):
             rank: Points of this rank; None for all ranks. If rank 0 did not log a metric, the lowest rank that did counts.
 
         Returns:
-            Rows with step, name, value, at, attempt, rank and epoch.
+            A list of rows with step, name, value, at, attempt, rank and epoch; `to_pandas()` is a data frame of them.
         """
         self.read_rest()
-        return self.store.metrics(self.run_id, name, rank)
+        return Metrics(self.store.metrics(self.run_id, name, rank))
 
     def plot(self, *names: str, rank: int | None = 0, over: Literal["step", "epoch", "time"] = "step") -> Any:
         """Return a plotly figure of the run's curves. Points that an attempt repeated after a resume are drawn faint.

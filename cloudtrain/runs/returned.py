@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import getpass
 import json
+import os
 import pickle
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from cloudtrain.job import targets
 from cloudtrain.runs.planning import fetched
 from cloudtrain.runs.planning.plan import label
 from cloudtrain.source import untrusted
-from cloudtrain.source.node_code import CALL
+from cloudtrain.source.node_code import CALL, module
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import RunRecord
@@ -56,8 +57,15 @@ def values(store: Store, run: RunRecord, trust: bool, ranks: int | None = None) 
             raise BadRequest(f"{run.run_id} has left no value", f"cloudtrain logs {run.run_id}")
         found = []
         for name in names[:ranks]:
-            with open(untrusted.open_file(folder, name), "rb") as stream:
-                found.append(_load(stream, f"{run.run_id} has returned a value that cannot be loaded here"))
+            beside = Path(name).with_suffix(".arrays").name
+            with ExitStack() as files:
+                stream, *arrays = (
+                    files.enter_context(open(untrusted.open_file(folder, each), "rb"))
+                    for each in (name, beside)
+                    if each == name or os.path.lexists(folder / each)
+                )
+                problem = f"{run.run_id} has returned a value that cannot be loaded here"
+                found.append(_load(stream, arrays[0] if arrays else None, problem))
         return found
 
 
@@ -99,9 +107,10 @@ def _kept(store: Store, run: RunRecord, kind: str) -> Iterator[tuple[Path, list[
         yield at, [match[0] for match in sorted(found, key=lambda match: int(match[3])) if int(match[2]) == newest]
 
 
-def _load(stream: Any, problem: str) -> Any:
+def _load(stream: Any, arrays: Any, problem: str) -> Any:
+    mapped = module("trainer.pickles.mapped")
     try:
-        return pickle.load(stream)
+        return mapped.Unpickler(stream, mapped.Arrays(arrays)).load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the class of an object raises, SystemExit too

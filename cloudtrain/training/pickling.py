@@ -2,7 +2,7 @@
 
 A model's parameters are written tensor by tensor beside the pickle (shipping.py). On a rank they are on the meta device
 until the strategy reads this rank's part of each (entrypoints/trainer/in_memory_model.py). Large tensors and arrays of
-anything else are files too, which a rank maps (parts_pickler.py).
+anything else are in a file too, which a rank maps (parts_pickler.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from cloudtrain.errors import BadRequest
-from cloudtrain.functions import packing
+from cloudtrain.functions.modules import by_value
+from cloudtrain.functions.packing import Nowhere
+from cloudtrain.functions.refusal import refusal
 from cloudtrain.source.node_code import module
 
 MAX_WITH_LISTS = 1 << 24  # bytes of a pickle that has lists of samples; of a larger one each sample is read by itself
@@ -56,7 +58,7 @@ def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> i
     path, whole = folder / "parts.pkl", _pickled_parameters(parts.get("model"), stored)
     lists = {key: each for name in DATA for key, each in lists_of_samples(parts.get(name)).items()}
     limit = MAX_WITH_LISTS + sum(whole.values()) if lists else None
-    with packing.by_value():
+    with by_value():
         while True:
             files = BesideFiles(folder, stored, frozenset(whole), lists if limit is None else {})
             try:
@@ -93,14 +95,14 @@ def _refusal(parts: Mapping[str, Any], error: Exception, folder: Path, stored: M
     def fails(obj: Any) -> bool:
         files = BesideFiles(folder, stored, frozenset(), {})
         try:
-            PartsPickler(packing.Nowhere(), files).dump(obj)
+            PartsPickler(Nowhere(), files).dump(obj)
         except Exception:
             return True
         finally:
             files.discard()
         return False
 
-    return packing.refusal(parts, error, fails)
+    return refusal(parts, error, fails)
 
 
 class _TooLarge(Exception):

@@ -3,7 +3,7 @@
     shipped/model/      a transformers model as save_pretrained wrote it; frozen.json names what is not trained
     shipped/weights/    the parameters of any other model, safetensors
     shipped/data/       a dataset of the library datasets as save_to_disk wrote it; eval_data/ likewise
-    shipped/arrays/     the memory of large tensors and arrays of what is in parts.pkl; tables/ and lists/ likewise
+    shipped/arrays      the memory of large tensors and arrays of what is in parts.pkl; tables/ and lists/ likewise
     shipped/parts.pkl   everything else, by cloudpickle: module, datasets, loss, optimizer, collate, communication hook
     cloudpickle/        the very version that wrote it
 

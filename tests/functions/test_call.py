@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import cloudpickle
@@ -15,6 +16,14 @@ import pytest
 
 from cloudtrain.functions import call, packing
 from cloudtrain.functions.function import function
+from cloudtrain.source.node_code import module
+
+PICKLES = call.Pickles(
+    module("trainer.pickles.array_file").ArrayFile,
+    module("trainer.pickles.mapped").Arrays,
+    module("trainer.pickles.mapped").Unpickler,
+    module("trainer.pickles.pickler").Pickler,
+)
 
 
 @pytest.fixture
@@ -25,8 +34,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("CLOUDTRAIN_OUTPUT_DIR", str(tmp_path / "out"))
         monkeypatch.setenv("CLOUDTRAIN_ATTEMPT", "2")
         monkeypatch.setenv("RANK", "3")
-        done = call.call(cloudpickle, cloudpickle.dumps(code), pickle.dumps((args, {})))
-        [path] = (tmp_path / "out" / call.RETURNED).iterdir()
+        done = call.call(PICKLES, cloudpickle.dumps(code), pickle.dumps((args, {})))
+        [path] = (tmp_path / "out" / call.RETURNED).glob("*-2-3.[pj]*")
         return done, path.name, path.read_bytes()
 
     return run
@@ -70,6 +79,22 @@ def test_a_value_that_cannot_be_pickled_is_an_error(kept):
     code, name, data = kept(lambda: (each for each in ()))
     assert (code, name) == (1, "error-2-3.json")
     assert json.loads(data)["text"].startswith("the returned value (generator) cannot be pickled")
+
+
+def test_an_exception_has_its_arrays_in_itself(kept):
+    numpy = pytest.importorskip("numpy")
+
+    def fails():
+        raise ValueError(numpy.arange(100_000))
+
+    kept_error = pickle.loads(base64.b64decode(json.loads(kept(fails)[2])["pickle"]))
+    assert kept_error.args[0][-1] == 99_999
+
+
+def test_a_value_that_cannot_be_pickled_leaves_no_arrays(kept, tmp_path: Path):
+    numpy = pytest.importorskip("numpy")
+    kept(lambda: (numpy.ones((1000, 1000))[:, 3].repeat(100)[::7], threading.Lock()))
+    assert [path.name for path in (tmp_path / "out" / call.RETURNED).iterdir()] == ["error-2-3.json"]
 
 
 def test_a_script_that_leaves_keeps_its_own_exit_code(kept):

@@ -1,10 +1,8 @@
-"""Calls of functions as runs: plans, values, exceptions, futures, groups, and what is loaded of whom."""
+"""Calls of functions as runs: plans, values, exceptions, groups, and what is loaded of whom."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import concurrent.futures
 import inspect
 import json
 import os
@@ -12,38 +10,27 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import cloudtrain
-from cloudtrain.backends import registry
 from cloudtrain.backends.plan import ATTACHED
-from cloudtrain.errors import BadRequest, RunFailed, Unreachable
+from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.events import State, Status
 from cloudtrain.functions.function import Function
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import futures, returned
-from cloudtrain.runs.futures import RunFuture
+from cloudtrain.runs import returned
 from cloudtrain.runs.run import Run
 from cloudtrain.sweeps.sweep import Sweep
-from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
+from tests.functions.conftest import scaled
 from tests.functions.test_call import Harm
 from tests.sweeps.conftest import kill_clients
-
-
-def scaled(x, factor=2):
-    return x * factor
-
-
-scaled.__module__ = "__main__"  # as in a script: it travels by value
 
 # -- planned ----------------------------------------------------------------------------------------------------------
 
@@ -122,33 +109,6 @@ def test_each_call_of_a_group_has_its_file(home: Path, monkeypatch, values):
 
 
 # -- read -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ended(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that ends a call in memory, which has left these files."""
-    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
-    MemoryBackend.install()
-
-    def end(files: dict[str, bytes], state: State | None = State.SUCCEEDED, **job: object) -> Run:
-        def fetch(self, handle, into, what=()):
-            folder = into / "outputs" / "returned"
-            folder.mkdir(parents=True)
-            for name, data in files.items():
-                (folder / name).write_bytes(data)
-            return into
-
-        monkeypatch.setattr(MemoryBackend, "fetch", fetch)
-        from cloudtrain.runs.submit import Submitter
-
-        made = cloudtrain.function(scaled, output="/shared/runs", **job)
-        monkeypatch.setattr("cloudtrain.runs.submit.Submitter", lambda target, **more: Submitter("memory", watch=False))
-        run = made.submit(1)
-        if state is not None:
-            run.store.set_status(run.run_id, Status(state, 0 if state is State.SUCCEEDED else 1))
-        return run
-
-    return end
 
 
 def test_the_values_are_those_of_the_last_attempt_by_rank(ended):
@@ -283,126 +243,6 @@ def test_a_script_has_a_status_and_no_values(ended, tmp_path: Path):
         run.results()
 
 
-# -- futures ----------------------------------------------------------------------------------------------------------
-
-
-def run_async(coroutine: Any) -> Any:
-    """Run a coroutine in a thread of its own: a browser of other tests has a loop in this one."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
-
-
-def test_futures_are_those_of_the_standard_library(ended):
-    run = ended({"value-1-0.pkl": pickle.dumps(7)})
-    several = [run.future() for _ in range(3)]
-    done, waiting = concurrent.futures.wait(several, timeout=WAIT_S)
-    assert (len(done), waiting) == (3, set())
-    assert [each.result() for each in concurrent.futures.as_completed(several, timeout=WAIT_S)] == [7, 7, 7]
-
-    async def main() -> object:
-        return await run
-
-    assert run_async(main()) == 7
-
-
-def test_a_future_has_the_failure_of_the_run(ended):
-    future = ended({}, State.FAILED).future()
-    assert isinstance(future.exception(timeout=WAIT_S), RunFailed)
-
-
-def test_cancelling_a_future_cancels_the_run(ended):
-    run = ended({}, None)
-    future = run.future()
-    assert future.cancel() and future.cancelled()
-    assert run.record.cancel_requested
-
-
-def test_a_future_that_is_being_cancelled_takes_no_result(ended, monkeypatch):
-    """The run may have ended before its cancel returns."""
-    run = ended({}, None)
-    future = RunFuture(run)
-    settler = threading.Thread(target=lambda: future.settle({}))
-    cancel = type(run).cancel
-
-    def cancel_and_settle(self) -> None:
-        cancel(self)
-        run.store.set_status(run.run_id, Status(State.CANCELLED, 1))
-        settler.start()
-        settler.join(0.1)
-
-    monkeypatch.setattr(type(run), "cancel", cancel_and_settle)
-    assert future.cancel() and future.cancelled()
-    settler.join()
-    assert future.cancelled()
-
-
-def test_a_value_that_ends_the_process_leaves_the_other_futures(ended, monkeypatch):
-    """Whatever a run raises is its future's, also where a callback raises in the thread, and a later future is settled."""
-    run, other = ended({}), ended({"value-1-0.pkl": pickle.dumps(7)})
-    waited_for = threading.Event()
-    results = {run.run_id: lambda: sys.exit(waited_for.wait(WAIT_S)), other.run_id: lambda: 7}
-    monkeypatch.setattr(Run, "result", lambda self, timeout_s=None: results[self.run_id]())
-    first, second = run.future(), other.future()
-    first.add_done_callback(lambda _: sys.exit(4))
-    waited_for.set()
-    assert isinstance(first.exception(timeout=WAIT_S), SystemExit)
-    assert second.result(timeout=WAIT_S) == other.future().result(timeout=WAIT_S) == 7
-
-
-def test_a_thread_that_has_ended_is_started_again(ended):
-    """As after a fork, whose child has the open futures and not the thread."""
-    run = ended({"value-1-0.pkl": pickle.dumps(7)})
-    waiter, left, added = futures._Waiter(), RunFuture(run), RunFuture(run)
-    waiter._open.append(left)
-    waiter.add(added)
-    assert left.result(timeout=WAIT_S) == added.result(timeout=WAIT_S) == 7
-
-
-def test_a_value_whose_store_does_not_answer_is_fetched_again(ended, monkeypatch):
-    run, clock = ended({}), VirtualClock()
-    answers = [Unreachable("a"), Unreachable("b"), 7]
-
-    def result(self, timeout_s=None):
-        if isinstance(answer := answers.pop(0), Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(Run, "result", result)
-    stores = {run.store.home: run.store}
-    future, patient = RunFuture(run), RunFuture(run)
-    future.clock = patient.clock = clock
-    for left in (2, 2, 1, 1, 0):  # every other look is too early
-        future.settle(stores)
-        assert len(answers) == left
-        clock.sleep(futures.AGAIN_S / 2)
-    assert future.result(timeout=0) == 7
-    answers += [Unreachable("c"), Unreachable("d")]
-    patient.settle(stores)
-    assert not patient.done()
-    clock.sleep(futures.UNREACHABLE_S)
-    patient.settle(stores)
-    assert isinstance(patient.exception(timeout=0), Unreachable)
-
-
-def test_waiting_no_longer_for_a_run_does_not_cancel_it(ended):
-    run = ended({}, None)
-
-    async def main() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(run, 0)
-        task = asyncio.ensure_future(wait())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    async def wait() -> object:
-        return await run
-
-    run_async(main())
-    assert not run.record.cancel_requested
-
-
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
@@ -475,6 +315,41 @@ def test_a_function_of_a_module_runs_from_the_source(census: Path, module):
         "import cloudtrain, other\n@cloudtrain.function(target='local')\ndef add(a):\n    return other.ONE + a\n",
     )
     assert tasks.add.submit(4).result(WAIT_S) == 5
+
+
+def test_arrays_and_tensors_come_back_from_files_beside_the_value(census: Path):
+    torch = pytest.importorskip("torch")
+    import numpy
+
+    captured = torch.arange(210_001.0)[1:].reshape(-1, 7).T
+
+    def call(rows):
+        import torch
+
+        captured[0, 0] += 1
+        return {
+            "rows": rows[::-1],
+            "both": (captured, captured),
+            "gpu": torch.ones(3),
+            "lr": torch.nn.Parameter(captured),
+        }
+
+    rows = numpy.arange(100_000).astype("datetime64[s]")
+    run = cloudtrain.function(call, target="local").submit(rows)
+    value = run.result(WAIT_S)
+    assert numpy.array_equal(value["rows"], rows[::-1]) and value["gpu"].tolist() == [1, 1, 1]
+    expected = captured.clone()
+    expected[0, 0] += 1
+    assert torch.equal(value["both"][0], expected) and value["both"][0] is value["both"][1]
+    assert value["lr"].requires_grad and torch.equal(value["lr"].detach(), expected)
+    value["both"][0].zero_()
+    assert run.result()["both"][0].any(), "each reader has its own"
+    folder = run.fetch(home_of(run) / "fetched") / "outputs" / "returned"
+    assert folder.joinpath("value-1-0.pkl").stat().st_size < 3000 < folder.joinpath("value-1-0.arrays").stat().st_size
+
+
+def home_of(run: Run) -> Path:
+    return Path(run.store.home)
 
 
 def test_a_value_is_read_without_the_other_outputs(census: Path, monkeypatch: pytest.MonkeyPatch):

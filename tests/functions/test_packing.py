@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 from cloudtrain.errors import BadRequest
-from cloudtrain.functions import packing
+from cloudtrain.functions import modules, packing
 from cloudtrain.functions.function import Function, function
 from cloudtrain.source.node_code import CALL
 
@@ -101,13 +101,13 @@ def test_two_threads_do_not_take_each_others_modules_off_the_list(module):
     listed: list[bool] = []
 
     def other() -> None:
-        with packing.by_value():
+        with modules.by_value():
             there.set()
             left.wait()
             listed.append(helpers.__name__ in cloudpickle.list_registry_pickle_by_value())
 
     thread = threading.Thread(target=other)
-    with packing.by_value():
+    with modules.by_value():
         thread.start()
         there.wait(0.1)
     left.set()
@@ -143,6 +143,23 @@ def test_small_arguments_are_in_the_command_and_large_ones_in_a_file(tmp_path: P
 def test_the_arguments_of_a_group_are_files_even_of_a_single_call(tmp_path: Path):
     group, [data] = packing.pack(len, [((b"x",), {})], None, tmp_path, files=True)
     assert group.files[f"{packing.FOLDER}/0.pkl"].read_bytes() == data
+
+
+def test_large_arrays_are_beside_the_pickle_of_what_holds_them(tmp_path: Path):
+    numpy = pytest.importorskip("numpy")
+    rows, more = numpy.arange(100_000), numpy.ones(50_000)
+    found, [data] = packed(lambda x: rows.sum() + x.sum(), tmp_path, more)
+    assert len(data) < packing.IN_COMMAND and len(found.files[f"{packing.FOLDER}/function.pkl"].read_bytes()) < 10_000
+    sizes = {name: path.stat().st_size for name, path in found.files.items() if name.endswith(".arrays")}
+    assert sizes.keys() == {f"{packing.FOLDER}/function.arrays", f"{packing.FOLDER}/0.arrays"}
+    assert rows.nbytes < sizes[f"{packing.FOLDER}/function.arrays"] < rows.nbytes + 200
+
+
+def test_what_cannot_be_sent_leaves_no_arrays(tmp_path: Path):
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(BadRequest, match="the item 1 of the argument x cannot be sent: it is a lock"):
+        packed(lambda x: x, tmp_path, [numpy.ones((1000, 1000))[:, 3].repeat(100)[::7], LOCK])
+    assert not [*(tmp_path / "packed").iterdir()]
 
 
 def test_the_digest_is_of_the_functions_code_alone(tmp_path: Path):
@@ -298,6 +315,7 @@ def test_a_credential_in_what_is_captured_is_refused(tmp_path: Path):
         (len, bytearray(token.encode())),
         (len, ["a\0zero", token]),
         (len, token + "x" * 10_000),
+        (len, ["x" * 3_000_000, token]),
     ]:
         with pytest.raises(BadRequest, match="what looks like a credential"):
             packed(call, tmp_path, *args)

@@ -307,6 +307,16 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     assert row["loss"] == pytest.approx(2.001) and str(frame["started_at"].dtype).startswith("datetime64")
 
 
+def test_the_points_of_a_run_are_a_table_and_a_list_of_rows(run):
+    points = run.metrics("loss")
+    frame = points.to_pandas()
+    assert list(frame["value"]) == [row.value for row in points] and len(points) > 20
+    assert frame["at"].dtype.kind == "M" and frame.iloc[-1]["step"] == points[-1].step == 2999
+    shown = points._repr_html_()
+    assert f"<td>{len(points) - 20} more</td>" in shown and shown.count("<tr>") == 22
+    assert run.metrics("nothing") == [] and list(run.metrics("nothing").to_pandas()["value"]) == []
+
+
 def test_a_comparison_is_one_file_in_which_hostile_names_are_text(run, tmp_path):
     store = run.store
     job = {"name": "tiny", "source": HOSTILE, "hyperparameters": {"lr": "5e-4", HOSTILE: f"{HOSTILE} too"}}

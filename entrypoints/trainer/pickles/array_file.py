@@ -1,17 +1,16 @@
-"""Write the memory of large tensors and arrays to one file, which each rank maps instead of holding a copy.
+"""Write the memory of large tensors and arrays to one file, which its readers map instead of holding a copy.
 
-    memory.bin    regions of memory, each byte once, also where several arrays are views of the same memory
-    places.bin    where in it each entry begins, 64-bit numbers
-
-What is read on a rank: entrypoints/trainer/data/mapped.py.
+First come regions of memory, each byte once, also where several arrays are views of the same memory. Then, as 64-bit
+numbers: where in it each entry begins, and how many entries there are. It is read by mapped.py.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 ALIGNED = 64  # bytes; the start of a region keeps the place of its memory within 16, which allocators align to
@@ -21,8 +20,8 @@ PIECE = 1 << 22  # bytes that are copied at a time
 class ArrayFile:
     """The entries of one file. Spans of memory are written at the end, when it is known which of them overlap."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._places = array("q")
         self._begins, self._ends, self._entries = array("q"), array("q"), array("q")  # of each span
         self._owners: list[Any] = []
@@ -44,17 +43,20 @@ class ArrayFile:
             self._stream.write(bytes_of(piece))
         return entry
 
-    def abandon(self) -> None:
-        """Let go of the file."""
+    def discard(self) -> None:
+        """Delete the file."""
         if self._stream is not None:
             self._stream.close()
+            os.unlink(self._path)
 
-    def close(self) -> None:
-        """Write the spans and the places of all entries."""
+    def close(self) -> bool:
+        """Write the spans and the places of all entries; return whether there are any, and with it the file."""
         if self._places:
             self._write_spans()
-            self.abandon()
-            (self._folder / "places.bin").write_bytes(self._places.tobytes())
+            self._begin(0)
+            self._stream.write(self._places.tobytes() + array("q", [len(self._places)]).tobytes())
+            self._stream.close()
+        return bool(self._places)
 
     def _new_entry(self, place: int) -> int:
         self._places.append(place)
@@ -63,8 +65,7 @@ class ArrayFile:
     def _begin(self, address: int) -> int:
         """Return where the next region begins in the file."""
         if self._stream is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self._folder / "memory.bin", "wb")  # noqa: SIM115 - closed by close
+            self._stream = open(self._path, "wb")  # noqa: SIM115 - closed by close
         end = self._stream.tell()
         begin: int = -(-end // ALIGNED) * ALIGNED + address % 16
         self._stream.write(bytes(begin - end))
@@ -104,10 +105,10 @@ def _pieces(values: Any) -> Iterator[Any]:
 def bytes_of(values: Any) -> memoryview:
     """Return the bytes of an array's or a tensor's values, in their order."""
     import numpy
-    import torch
 
-    if isinstance(values, torch.Tensor):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
         flat = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     else:
         flat = numpy.ascontiguousarray(values).reshape(-1).view(numpy.uint8)
-    return memoryview(flat)  # type: ignore[arg-type]
+    return memoryview(flat)
