@@ -37,6 +37,11 @@ __all__ = ["Bundle", "File", "list_files", "why"]
 # `path` holds what scripts may import, and nothing else: it stands on PYTHONPATH
 _FENCE = (f"{RESERVED}/launcher/fence.py", f"{RESERVED}/path/cloudtrain_fence.py")  # the launcher and scripts use it
 _TRAINER = tuple(f"{RESERVED}/{name}" for name in ("trainer/", "train.py", "evaluate_model.py", "shipped.py"))
+_IN_MEMORY = tuple(  # of the trainer, for a model in memory alone
+    f"{RESERVED}/{name}"
+    for name in ("shipped.py", "trainer/pickled.py", "trainer/in_memory_", "trainer/data/mapped.py", "trainer/pickles/")
+)
+_HERE = tuple(f"{RESERVED}/trainer/{name}" for name in ("preview.py", "pickles/array_file.py", "pickles/pickler.py"))
 MOST_SCRIPT = 1 << 20  # bytes of a shell script that are looked at
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
@@ -73,9 +78,9 @@ class Bundle:
         `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
         credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
         Without `trainer` (`JobModel.runs_trainer`) the files of the shared trainer stay here, unless a shell script of
-        the source names them. `extra` are further files of ours: path in the bundle, file here.
-        Files that are as they were are not read again. Blocking. Raises BadSource, with all problems of a kind, and
-        StoreError when the folder cannot be written.
+        the source names them; those for a model in memory travel with its folder `shipped` alone. `extra` are further
+        files of ours: path in the bundle, file here. Files that are as they were are not read again. Blocking. Raises
+        BadSource, with all problems of a kind, and StoreError when the folder cannot be written.
         """
         cache = None
         for _ in range(3):
@@ -83,7 +88,8 @@ class Bundle:
             _require(source_files, must_have)
             if sum(file.size for file in source_files.files) > limits.MAX_FILE:
                 limits.check(source_files.files, allow_large)
-            ours = [*runtime_files(trainer or _starts_trainer(source_files)), *(extra or {}).items()]
+            in_memory = any(file.path.startswith("shipped/") for file in source_files.files)
+            ours = [*runtime_files(trainer or _starts_trainer(source_files), in_memory), *(extra or {}).items()]
             members = _members(source_files, ours)
             cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:
@@ -190,10 +196,12 @@ def why(
     return decision.sentence + (f", but it is refused: {', '.join(reasons)}" if reasons else "")
 
 
-def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
+def runtime_files(trainer: bool = True, in_memory: bool = True) -> list[tuple[str, Path]]:
     """Return the files that run a job on a node: path in the bundle, file of this installation.
 
-    Without `trainer` those of the shared trainer are left out.
+    Args:
+        trainer: with those of the shared trainer.
+        in_memory: with those by which it trains a model that was in memory.
     """
     folder = node_code.folder()
     files = []
@@ -202,8 +210,8 @@ def runtime_files(trainer: bool = True) -> list[tuple[str, Path]]:
         inner = os.path.relpath(at, folder)
         prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
         files += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
-    if not trainer:
-        files = [file for file in files if not file[0].startswith(_TRAINER)]
+    left_out = (*_HERE, *(() if trainer else _TRAINER), *(() if in_memory else _IN_MEMORY))
+    files = [file for file in files if not file[0].startswith(left_out)]
     return files + [(_FENCE[1], at) for path, at in files if path == _FENCE[0]]
 
 

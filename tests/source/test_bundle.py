@@ -82,13 +82,29 @@ def test_a_bundle_holds_the_source_and_what_runs_it(source, into):
         members = tar.getnames()
     assert members == sorted(members, key=str.encode)
     assert {name for name in members if not name.startswith(".cloudtrain/")} == {file.path for file in made.files}
-    assert {name for name in members if name.startswith(".cloudtrain/")} == {path for path, _ in runtime_files()}
+    ours = {path for path, _ in runtime_files(in_memory=False)}
+    assert {name for name in members if name.startswith(".cloudtrain/")} == ours
+
+
+def test_files_for_a_model_in_memory_travel_with_it_alone(source, into):
+    def runtime() -> set[str]:
+        with tarfile.open(Bundle.make(source, into).path) as tar:
+            return {name for name in tar.getnames() if name.startswith(".cloudtrain/")}
+
+    usual = runtime()
+    write(source, {"shipped/parts.pkl": ""})
+    assert runtime() - usual == {
+        ".cloudtrain/shipped.py",
+        *(f".cloudtrain/trainer/{name}.py" for name in ("pickled", "in_memory_arguments", "in_memory_model")),
+        *(f".cloudtrain/trainer/{name}.py" for name in ("data/mapped", "pickles/__init__", "pickles/mapped")),
+    }
 
 
 def test_runtime_files_are_the_entrypoints_without_tests_and_one_file_twice():
     found = dict(runtime_files())
     there = {path.relative_to(ROOT / "entrypoints") for path in (ROOT / "entrypoints").rglob("*.py")}
     wanted = {f".cloudtrain/{path}" for path in there if not {"tests", "__pycache__"} & set(path.parts)}
+    wanted -= {f".cloudtrain/trainer/{name}.py" for name in ("preview", "pickles/array_file", "pickles/pickler")}
     fence = ".cloudtrain/path/cloudtrain_fence.py"
     assert found.keys() == wanted | {fence} and found[fence] == found[".cloudtrain/launcher/fence.py"]
     assert ".cloudtrain/launch.py" in found
@@ -105,7 +121,6 @@ def test_the_shared_trainer_stays_here_where_no_job_needs_it(source, into):
     programs = {
         ".cloudtrain/train.py",
         ".cloudtrain/evaluate_model.py",
-        ".cloudtrain/shipped.py",
     }
     assert whole - lean == programs | {name for name in whole if name.startswith(".cloudtrain/trainer/")}
     assert len(whole - lean) > 60 and ".cloudtrain/launch.py" in lean and ".cloudtrain/path/cloudtrain_media.py" in lean
@@ -199,7 +214,7 @@ def test_any_change_is_another_digest(source, into, change):
 def test_files_of_ours_count_in_the_digest_but_not_in_that_of_the_source(source, into, tmp_path, monkeypatch):
     first = Bundle.make(source, into)
     ours = write(tmp_path / "ours", {"launch.py": "# another version\n"})
-    monkeypatch.setattr(bundle, "runtime_files", lambda trainer: [(".cloudtrain/launch.py", ours / "launch.py")])
+    monkeypatch.setattr(bundle, "runtime_files", lambda *_: [(".cloudtrain/launch.py", ours / "launch.py")])
     second = Bundle.make(source, into)
     assert second.sha256 != first.sha256 and second.source_sha256 == first.source_sha256
 
@@ -324,7 +339,7 @@ def test_credentials_are_refused_and_nothing_of_them_is_shown(source, into):
 
 def test_our_own_files_are_not_searched(source, into, tmp_path, monkeypatch):
     ours = write(tmp_path / "ours", {"launch.py": "ghp_" + "aB3" * 12})
-    monkeypatch.setattr(bundle, "runtime_files", lambda trainer: [(".cloudtrain/launch.py", ours / "launch.py")])
+    monkeypatch.setattr(bundle, "runtime_files", lambda *_: [(".cloudtrain/launch.py", ours / "launch.py")])
     Bundle.make(source, into)
 
 
