@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.submit import Submitter
+    from cloudtrain.source.bundle import Bundle
     from cloudtrain.sweeps.sweep import Sweep
 
 P = ParamSpec("P")
@@ -89,8 +91,7 @@ class Function(Generic[P, R]):
             BadRequest: As of `submit`.
         """
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            submitter, job, packed, more = self._prepared(Path(folder), args, kwargs)
-            return submitter.plan_job({**job, "args": [*job["args"], *more]}, extra=packed.files)[0]
+            return self._planned(Path(folder), args, kwargs)[1]
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:
         """Submit a call and return its run; blocks until the platform has answered.
@@ -108,8 +109,7 @@ class Function(Generic[P, R]):
             TypeError: The function does not take these arguments.
         """
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            submitter, job, packed, more = self._prepared(Path(folder), args, kwargs)
-            plan, bundle = submitter.plan_job({**job, "args": [*job["args"], *more]}, extra=packed.files)
+            submitter, plan, bundle = self._planned(Path(folder), args, kwargs)
             run = submitter.adopt_or_send(plan, bundle)
         run.acknowledge()
         return run
@@ -165,15 +165,18 @@ class Function(Generic[P, R]):
             }
             return begin(document, Path.cwd(), target=self.target, home=self.home, key=key, extra=packed.files)
 
-    def _prepared(
-        self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Submitter, dict[str, Any], packing.Packed, list[str]]:
-        """Return what submits a single call, the job without it, its files, and its arguments in the command line."""
+    def _planned(self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Submitter, Plan, Bundle]:
+        """Return what submits a single call, its plan and its bundle."""
+        from cloudtrain.functions import packages
         from cloudtrain.runs.submit import Submitter
 
         job, packed, [data] = self._packed(folder, [(tuple(args), dict(kwargs))])
         more = ["--arguments", base64.b64encode(data).decode()] if packing.is_short(data) else []
-        return Submitter(self.target, home=self.home), job, packed, more
+        submitter = Submitter(self.target, home=self.home)
+        plan, bundle = submitter.plan_job({**job, "args": [*job["args"], *more]}, extra=packed.files)
+        if missing := packages.note(self.__wrapped__, packed, plan, submitter.home):
+            plan = replace(plan, notes=(missing, *plan.notes))
+        return submitter, plan, bundle
 
     def _packed(
         self, folder: Path, calls: Sequence[tuple[Any, Any]], *, files: bool = False

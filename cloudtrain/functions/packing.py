@@ -38,6 +38,7 @@ class Packed:
     """A function and its calls, as files."""
 
     source: Path | None  # the folder that has its module; None where nothing but the pickle travels
+    named: bool  # the node imports the module of the function
     has_code: bool  # of the function or of an argument: it needs the Python that has pickled it
     digest: str  # of the function's pickle
     files: Mapping[str, Path]  # path in the bundle -> file here
@@ -116,7 +117,7 @@ def pack(
             (folder / name).write_bytes(data)
             sent[f"{FOLDER}/{name}"] = folder / name
     has_code = any(b"cloudpickle.cloudpickle" in data for data in (code, *pickles))  # the module of its constructors
-    return Packed(source, has_code, hashlib.sha256(code).hexdigest(), sent), pickles
+    return Packed(source, named, has_code, hashlib.sha256(code).hexdigest(), sent), pickles
 
 
 def is_short(arguments: bytes) -> bool:

@@ -56,12 +56,12 @@ def culprit(parts: Mapping[str, Any], fails: Callable[[Any], bool], depth: int =
     for name, part in parts.items():
         if not fails(part):
             continue
-        found, value = culprit(_inside(part), fails, depth - 1) if depth else ("", None)
+        found, value = culprit(inside(part), fails, depth - 1) if depth else ("", None)
         return (f"{found} of {name}", value) if found else (name, part)
     return "", None
 
 
-def _inside(part: Any) -> dict[str, Any]:
+def inside(part: Any) -> dict[str, Any]:
     """Return what an object consists of, by name: what a function captures, attributes, items."""
     if isinstance(part, MethodType):
         return {"the object": part.__self__}
