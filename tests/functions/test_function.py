@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,10 +95,9 @@ def test_a_call_whose_value_nothing_would_keep_is_refused(home: Path):
 def test_a_repository_as_source_is_passed_on(home: Path, monkeypatch):
     from cloudtrain.runs.submit import Submitter
 
-    sent: list[dict] = []
-    monkeypatch.setattr(Submitter, "plan_job", lambda self, job, extra: [sent.append(job)])
-    cloudtrain.function(scaled, target="local", source="git+https://example.com/repo@main").plan(1)
-    assert sent[0]["source"] == "git+https://example.com/repo@main"
+    monkeypatch.setattr(Submitter, "plan_job", lambda self, job, extra: (SimpleNamespace(job=job, notes=()), None))
+    plan = cloudtrain.function(scaled, target="local", source="git+https://example.com/repo@main").plan(1)
+    assert plan.job["source"] == "git+https://example.com/repo@main"
 
 
 @pytest.mark.parametrize("values", [[5], [5, 6]])
