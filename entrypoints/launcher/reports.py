@@ -76,9 +76,9 @@ class Reports:
         return True
 
     def new_checkpoints(self) -> None:
-        """Report a script's own checkpoints, so that progress of a run can be seen."""
-        if self._checkpoints is not None and (new := self._checkpoints.look()):
-            self._log.event("checkpoint", **new)
+        """Report a script's own checkpoints, so that progress of a run can be seen; with a store when it has them."""
+        if self._prepared is not None and self._checkpoints is not None and (new := self._checkpoints.look()):
+            self._prepared.keeper.report(self._checkpoints.path_of(new), **new)
 
     def _checkpoint_age(self) -> dict[str, float]:
         """Return how old the newest checkpoint in the output is, where there is one to be."""

@@ -14,6 +14,7 @@ from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.nodes.process import Process
+from cloudtrain.runs.sending import retry
 from cloudtrain.runs.sending.resume import describe_start, plan_next, send_copy
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
@@ -53,6 +54,21 @@ def test_the_start_of_an_attempt_says_where_its_checkpoint_is(
     run.store.add_event(newest(run), "checkpoint", event)
     plan = replace(run.attempts[-1].plan, attempt=2)
     assert describe_start(run.store, plan) == f"attempt 2 {start}"
+
+
+def test_a_checkpoint_counts_when_it_is_stored_where_the_launcher_uploads_it(memory, submitter, job):
+    run = submitter.submit(job.replace(output="s3://bucket/runs"))
+    plan = replace(run.attempts[-1].plan, attempt=2)
+    rank = {"step": 10, "path": "/job/run/checkpoints/step-00000010.a1"}
+    run.store.add_event(newest(run), "checkpoint", rank)
+    run.store.add_event(newest(run), "checkpoint", {"stored": "checkpoints/step-00000005.a1"})
+    assert describe_start(run.store, plan) == "attempt 2 begins from the start: no checkpoint was uploaded"
+    assert retry.saved(run.store, run.run_id) == set(), "the next attempt must not be refused for want of it"
+    run.store.add_event(newest(run), "checkpoint", {"stored": "checkpoints/step-00000010.a1", "seconds": 1.0})
+    assert describe_start(run.store, plan) == (
+        "attempt 2 resumes from step 10, the newest checkpoint that was reported, in s3://bucket/runs/" + run.run_id
+    )
+    assert retry.saved(run.store, run.run_id) == {newest(run)}
 
 
 def test_a_next_attempt_keeps_to_the_policy_of_the_folder(memory, submitter, job, tmp_path: Path, monkeypatch):

@@ -93,6 +93,11 @@ def output(plan: Plan) -> str:
     return uri.removesuffix(f"/{plan.manifest['run_id']}/checkpoints").rstrip("/")
 
 
+def uploads(plan: Plan) -> bool:
+    """Return whether an attempt's launcher uploads the run's folders to a store."""
+    return "://" in str(plan.manifest.get("output") or "").removeprefix("file://")
+
+
 def carry_checkpoints(checkpoint: Mapping[str, Any], backend: str, old: Plan, saved: bool) -> dict[str, Any]:
     """Return the key `checkpoint` of an attempt that finds the checkpoints of an older one, in their folder.
 

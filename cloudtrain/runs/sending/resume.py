@@ -174,9 +174,9 @@ def plan_next(
 def describe_start(store: Store, plan: Plan) -> str:
     """Return the number of an attempt and what it begins from, as far as earlier attempts reported checkpoints."""
     if not retry.has_checkpoint(store, plan.run_id):
-        return f"attempt {plan.attempt} begins from the start: no checkpoint was saved"
-    known = {"step", "written", "kept"}
-    reported = [event.data for event in store.events(plan.run_id, "checkpoint") if known & event.data.keys()]
+        missing = "uploaded" if store.events(plan.run_id, "checkpoint") else "saved"
+        return f"attempt {plan.attempt} begins from the start: no checkpoint was {missing}"
+    reported = [event.data for event in retry.checkpoints(store, plan.run_id)]
     # A file that is named by no step may be written over, as last.pt is.
     newest: Mapping[str, Any] = next(
         (data for data in reversed(reported) if "step" in data), next(reversed(reported), {})

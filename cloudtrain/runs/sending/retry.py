@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.events import ENDED, State, Status
+from cloudtrain.events import ENDED, Event, State, Status
 from cloudtrain.job.units import now, seconds_since, unix_time
 from cloudtrain.runs.planning import attempts, candidates
 
@@ -114,9 +114,31 @@ def without_progress(store: Store, run_id: str, number: int) -> str:
 
 
 def saved(store: Store, run_id: str, *, in_folder: bool = False) -> set[str]:
-    """Return the attempts of a run that have written a checkpoint; `in_folder`: into the run's folder of checkpoints."""
-    events = [event for event in store.events(run_id, "checkpoint") if {"step", "written", "kept"} & event.data.keys()]
-    return {event.attempt for event in events if not (in_folder and "kept" in event.data)}
+    """Return the attempts of a run that have saved a checkpoint; `in_folder`: into the run's folder of checkpoints."""
+    return {event.attempt for event in checkpoints(store, run_id) if not (in_folder and "kept" in event.data)}
+
+
+def checkpoints(store: Store, run_id: str) -> list[Event]:
+    """Return the reports of the checkpoints that a next attempt would find, oldest first.
+
+    A rank reports a checkpoint that is whole on its node. Where that is uploaded it counts once it is reported as stored;
+    what a launcher reports of a script's own files (`written`, `kept`) is stored by then.
+    """
+    events = store.events(run_id, "checkpoint")
+    if not any("step" in event.data for event in events):
+        return [event for event in events if {"written", "kept"} & event.data.keys()]
+    uploading = {attempt.attempt_id for attempt in store.attempts(run_id) if attempts.uploads(attempt.plan)}
+    stored = {_name(event.data["stored"]) for event in events if "stored" in event.data}
+    return [
+        event
+        for event in events
+        if {"written", "kept"} & event.data.keys()
+        or ("step" in event.data and (event.attempt not in uploading or _name(event.data.get("path")) in stored))
+    ]
+
+
+def _name(path: object) -> str:
+    return str(path).rstrip("/").rpartition("/")[2]
 
 
 def has_checkpoint(store: Store, run_id: str) -> bool:

@@ -77,6 +77,7 @@ class Keeper:
         self._before: dict[str, Summary] | None = None  # what they were in the source, where it had them
         self._choice = Choice(source, limit)
         self._reported: set[str] = set()  # checkpoints
+        self.report: Callable[..., None] = lambda path, **data: log.event("checkpoint", **data)  # of a script's own
         self._refused: set[str] = set()  # files that hold credentials, or cannot be read
         self._unreadable: set[str] = set()
         self._search_s = 0.0  # how long the last search took
@@ -274,7 +275,7 @@ class Keeper:
 
     def _report_checkpoints(self, changed: Sequence[str], present: Mapping[str, object]) -> None:
         """Report checkpoints that have been copied whole, so that others know from where the next attempt can resume."""
-        if not self._auto or not changed or self._skips:
+        if not changed or self._skips:
             return
         units = group(present)
         for unit in dict.fromkeys(checkpoint_of(name) or name for name in changed):
@@ -287,7 +288,7 @@ class Keeper:
                 and all(name in self._mirrors.held for name in held)
             ):
                 self._reported.add(unit)
-                self._log.event("checkpoint", kept=unit, **step_of(unit))
+                self.report(os.path.join(self._outputs, unit), kept=unit, **step_of(unit))
 
     def _record(self, names: dict[str, int]) -> str:
         """Write the list of what the mirrors hold from now on, before they do; return "" or what went wrong."""

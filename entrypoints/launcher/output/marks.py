@@ -1,4 +1,7 @@
-"""Which of this node's checkpoints are whole in the store: what lies below a COMPLETE here, and what it names."""
+"""Which of this node's checkpoints are whole in the store: what lies below a COMPLETE here, and what it names.
+
+A script's own checkpoint has no such mark. It is reported when the store has all of its files.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,27 @@ class Marks:
     def __init__(self, store: Store, folders: Mapping[str, str], stored: Mapping[str, State | None], log: Log) -> None:
         self._store, self._folders, self._stored, self._log = store, folders, stored, log
         self._doubtful: set[str] = set()  # marks that name other files than are here
+        self._reports: dict[str, dict[str, object]] = {}  # name in the store -> the event of a script's checkpoint
+
+    def report(self, path: str, **data: object) -> None:
+        """Report a script's checkpoint, a file or a folder that is whole here, after the next pass that uploads it."""
+        top, folder = next((top, at) for top, at in self._folders.items() if path.startswith(at + os.sep))
+        self._reports[f"{top}/{os.path.relpath(path, folder)}".replace(os.sep, "/")] = data
+
+    def take_reports(self) -> dict[str, dict[str, object]]:
+        """Return the reports that the pass which begins now can send: their files are whole by now."""
+        return dict(self._reports)
+
+    def send_reports(self, reports: Mapping[str, dict[str, object]], listed: Mapping[str, State | None]) -> None:
+        """Send the reports of checkpoints that the store has as this pass has listed them, and drop those removed here."""
+        lists = [name for name in listed if name.startswith("kept/")]  # without them they are not put back
+        for unit, data in reports.items():
+            names = [name for name in listed if name == unit or name.startswith(f"{unit}/")]
+            if any(listed[name] is None or self._stored.get(name) != listed[name] for name in names + lists):
+                continue
+            self._reports.pop(unit)
+            if names:
+                self._log.event("checkpoint", **data)
 
     def is_whole(self, mark: str, path: str) -> bool:
         """Return whether the store has all that lies below a mark here, and all that the mark names; blocking."""

@@ -73,6 +73,7 @@ class Sync:
         self.replaced = ""  # why this start is to end, as the last pass found it
         self.epoch = 0  # this start's number, where this node has claimed the run
         self._marks = Marks(self._store, folders, self._stored, log)
+        self.report = self._marks.report
         self._failing = ""
         every_s = manifest.checkpoint.get("every_s")
         ours = manifest.is_ours
@@ -232,13 +233,16 @@ class Sync:
         """Upload what has changed since the last time, and return "" or the first thing that went wrong."""
         if reason := self._look_for_later():
             return reason
+        reports = self._marks.take_reports()
         paths = list_files(self._folders)
         for name in filter(is_mark, paths):
             self.freshness.written(name)
         listed = {name: state_of(path) for name, path in paths.items()}
         # Looked at after all states: a mark that is still there was not withdrawn before what it covers was looked at.
         withdrawn = {name for name, path in paths.items() if is_mark(name) and not os.path.exists(path)}
-        return self._apply(plan_upload(self._stored, listed, withdrawn, self._removed(paths)), paths, succeeded)
+        problem = self._apply(plan_upload(self._stored, listed, withdrawn, self._removed(paths)), paths, succeeded)
+        self._marks.send_reports(reports, listed)
+        return problem
 
     def _removed(self, paths: Mapping[str, str]) -> set[str]:
         """Return the kept files that the script has removed: not found in two passes, for one that is renamed is for a

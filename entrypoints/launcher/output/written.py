@@ -46,6 +46,14 @@ class NewCheckpoints:
         is_named = checkpoint_of(f"{name}/") or is_saved_state(name)
         return {"kept" if name.startswith("{") else "written": name, **(step_of(name) if is_named else {})}
 
+    def path_of(self, found: Mapping[str, Any]) -> str:
+        """Return the path of what `look` returned."""
+        title, _, unit = str(found.get("kept", "")).partition("/")
+        if unit:
+            return os.path.join(self._others[title], unit)
+        paths = [os.path.join(folder, found["written"]) for folder in self._folders]
+        return next(filter(os.path.exists, paths), paths[0])
+
     def _state(self) -> dict[str, int]:
         """Return when the newest file was written, by name of what lies in the folders; ns. Empty folders do not count."""
         newest: dict[str, int] = {}

@@ -147,19 +147,24 @@ def open_output(
     environ: Mapping[str, str],
     folders: dict[str, str],
     log: Log,
-    keeper: Keeper | None = None,
+    keeper: Keeper,
 ) -> Sync | None:
-    """Return what brings this node's folders to an output in an object store; None for a path, or where node 0 does."""
+    """Return what brings this node's folders to an output in an object store; None for a path, or where node 0 does.
+
+    The node that uploads reports a script's checkpoints, when the store has them.
+    """
     if not is_remote(manifest.output):
         return None
     shared = environ.get("CLOUDTRAIN_RUN_DIR_SHARED") == "1" or cluster.control_host == LOOPBACK
     if shared and cluster.node_rank > 0:
+        keeper.report = lambda path, **data: None
         return None
     from ..output.sync import Sync
     from ..resume import checkpoint_folders
 
     whole = {**folders, "checkpoints": checkpoint_folders(folders)[-1]}
     sync = Sync(manifest, whole, log, keeper)
+    keeper.report = sync.report
     sync.open(cluster.node_rank)
     return sync
 

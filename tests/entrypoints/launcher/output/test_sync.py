@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launcher.log import Log
@@ -12,6 +14,9 @@ from launcher.manifest import decode
 from launcher.output.age import CheckpointAge
 from launcher.output.keep import Keeper
 from launcher.output.sync import Sync
+from launcher.prepare.node import open_output
+from launcher.reports import Reports
+from launcher.world.cluster import resolve
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.testing.clock import VirtualClock
@@ -405,3 +410,75 @@ def test_a_history_that_sagemaker_copied_is_not_brought_back(s3: S3, tmp_path: P
     sync_of(tmp_path, 2).open(0)
     found = [str(path.relative_to(tmp_path)) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
     assert found == ["checkpoints/checkpoint_dir/5.txt"]
+
+
+def reports(folder: Path) -> list[str]:
+    """Return which checkpoints a node has reported."""
+    events = [json.loads(text.removeprefix("::cloudtrain::")) for text in said(folder) if text.startswith("::")]
+    return [event.get("kept") or event.get("written") for event in events if event["kind"] == "checkpoint"]
+
+
+CHECKPOINT = ("model.safetensors", "optimizer.pt", "trainer_state.json")
+
+
+@pytest.mark.parametrize("patterns", [None, ["out"]])
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("source/out/checkpoint-4", "out/checkpoint-4"),
+        ("run/model/checkpoint-4", "{model_dir}/checkpoint-4"),
+        ("run/outputs/a/checkpoint-4", "{output_dir}/a/checkpoint-4"),
+        ("run/checkpoints/checkpoint-4", "checkpoint-4"),
+    ],
+)
+def test_a_scripts_checkpoint_is_reported_when_the_store_has_all_of_it(
+    s3: S3, tmp_path: Path, place: str, shown: str, patterns: list[str] | None
+):
+    folders = {name: str(tmp_path / "run" / name) for name in ("checkpoints", "outputs", "model", "kept")}
+    for folder in (*folders.values(), tmp_path / "source" / ".cloudtrain"):
+        Path(folder).mkdir(parents=True)
+    usual = {"argv": ("train.py",), "nodes": 1, "processes_per_node": 1, "output": "s3://bucket/home"}
+    manifest = decode(Manifest(run_id="run", attempt=1, **usual).encode())
+    log = Log.in_folder(str(tmp_path))
+    keeper = Keeper(
+        patterns, str(tmp_path / "source"), folders["outputs"], 0, log, records="" if patterns else folders["kept"]
+    )
+    sync = open_output(manifest, resolve({}, {}), {}, folders, log, keeper)
+    node = Reports(SimpleNamespace(clock=log.clock), log, manifest, {})
+    node.begin(SimpleNamespace(keeper=keeper, folders=folders), resolve({}, {}))
+    keeper._began_ns = 1
+    early: list[str] = []
+    put = sync._store.put
+    sync._store.put = lambda path, name: (early.extend(reports(tmp_path)), put(path, name))
+
+    def turn() -> str:
+        keeper._look()
+        keeper._look()  # a file is whole when it rests
+        node.new_checkpoints()
+        return sync._turn(False)
+
+    for name in CHECKPOINT:
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / name).write_text(name)
+    top = "outputs/" if place.startswith("source/") else ""
+    stored_at = f"home/run/{top}{place.partition('/')[2]}"
+    s3.refuse = f"{stored_at}/optimizer.pt"
+    assert "Access Denied" in turn() and reports(tmp_path) == []
+    s3.refuse = ""
+    assert turn() == "" and reports(tmp_path) == [shown] and early == []
+    assert {f"{stored_at}/{name}" for name in CHECKPOINT} <= s3.objects().keys()
+    assert turn() == "" and reports(tmp_path) == [shown], "once"
+
+
+def test_a_checkpoint_that_the_script_removes_before_it_is_stored_is_not_reported(s3: S3, tmp_path: Path):
+    sync = sync_of(tmp_path)
+    unit = tmp_path / "model" / "checkpoint-4"
+    unit.mkdir()
+    for name in CHECKPOINT:
+        (unit / name).write_text(name)
+    sync.report(str(unit), kept="{model_dir}/checkpoint-4")
+    s3.refuse = "home/run/model/checkpoint-4/optimizer.pt"
+    assert sync._turn(False) != ""
+    shutil.rmtree(unit)
+    s3.refuse = ""
+    assert sync._turn(False) == "" and sync._turn(False) == "" and reports(tmp_path) == []
