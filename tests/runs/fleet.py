@@ -208,7 +208,7 @@ class Site(MemoryBackend):
         with self._asked():
             life = self.fleet.lives[handle]
             if life.saves and life.starts_at + 60 <= self.fleet.now and not self.attempts[handle].lines:
-                self.say(handle, events.format("checkpoint", {"step": 5}))
+                self.say(handle, events.format("checkpoint", {"written": "step-5.pt", "step": 5}))
             return self.fleet.status(handle)
 
     def cancel(self, handle: str) -> None:

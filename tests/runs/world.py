@@ -268,7 +268,7 @@ class World(Fleet):
         count = int((end - life.starts_at) / LINE_S) + 1 if end >= life.starts_at else 0
         texts = [events.format("metric", {"step": step, "loss": 0.5}) for step in range(count)]
         if life.saves and texts:
-            texts[0] = events.format("checkpoint", {"step": 0})
+            texts[0] = events.format("checkpoint", {"written": "step-0.pt", "step": 0})
         at = units.format_time(life.starts_at) if texts else ""
         return [LogLine(at, 0, 0, seq, text, str(seq + 1)) for seq, text in enumerate(texts)]
 
