@@ -50,8 +50,9 @@ test-all: $(STAMP) ## tier 2: contract suites on simulators, the console, the tr
 test-sample: $(STAMP) ## the tests of tier 3 that belong to what differs from the last landed commit (tests/sample.py)
 	$(PYTEST) --durations 100 --durations-min 2 --tier sample tests
 
-test-long: $(STAMP) ## tier 3: hosts with sshd and Slurm, scripts of third parties, long draws too
-	$(PYTEST) --tier 3 tests
+test-long: $(STAMP) ## tier 3: hosts with sshd and Slurm, scripts of third parties, long draws too, by a seed that it draws
+	seed=$${CLOUDTRAIN_SEED:-$$($(BIN)/python -c 'import random; print(random.randrange(1 << 32))')}; \
+	echo "CLOUDTRAIN_SEED=$$seed"; CLOUDTRAIN_SEED=$$seed $(PYTEST) --tier 3 tests
 
 test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; tests/backends/kubernetes/README.md lists what else they need
 	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG is not set: it names the cluster that the tests may use" >&2; exit 2; }

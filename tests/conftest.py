@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in chosen]
         items[:] = [item for item in items if item in chosen]
         config.hook.pytest_deselected(items=left_out)
-        scale_examples(items, {"0": 0.3, "3": 10.0}.get(wanted, 1.0))
+    settle_draws(items, {"0": 0.3, "3": 10.0}.get(wanted, 1.0))
     yield
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1:
@@ -75,18 +75,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
 
 
-def scale_examples(items: list[pytest.Item], factor: float) -> None:
-    """Let hypothesis draw fewer or more examples than a test names, but for the long draws of tier 3, and measure no time."""
-    from hypothesis import HealthCheck  # no test of the chosen ones may need it
+def settle_draws(items: list[pytest.Item], factor: float) -> None:
+    """Let hypothesis draw the same in every run, or by CLOUDTRAIN_SEED, and measure no time.
 
-    functions = {getattr(item.obj, "__func__", item.obj) for item in items if tier_of(item) < 3}
-    for function in functions:
+    It draws fewer or more examples than a test names, but for the long draws of tier 3.
+    """
+    from hypothesis import HealthCheck, seed
+
+    functions = {getattr(item.obj, "__func__", item.obj): tier_of(item) for item in items}
+    for function, tier in functions.items():
         if given := getattr(function, "_hypothesis_internal_use_settings", None):
-            count = max(int(given.max_examples * factor), 10)
+            count = max(int(given.max_examples * factor), 10) if tier < 3 else given.max_examples
             checks = {*given.suppress_health_check, HealthCheck.too_slow}
             function._hypothesis_internal_use_settings = type(given)(
-                given, max_examples=count, deadline=None, suppress_health_check=checks
+                given, max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=checks
             )
+            if drawn := os.environ.get("CLOUDTRAIN_SEED"):
+                seed(int(drawn))(function)
 
 
 def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:

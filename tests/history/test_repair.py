@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import random
 import shutil
 import sqlite3
@@ -26,6 +25,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from tests import disks
 from tests.conftest import WAIT_S
+from tests.seed import first_seed
 
 PAGE = 4096
 RUNS = [f"tiny-lm-261120-1015{number:02}-ab3d" for number in range(12)]
@@ -187,7 +187,7 @@ def test_a_few_drawn_damages_are_repaired(sound, home, command, figure):
 
 @pytest.mark.timeout(600)
 def test_drawn_damages_are_repaired(sound, home, command, figure):
-    first = int(os.environ.get("CLOUDTRAIN_SEED") or 0)
+    first = first_seed()
     endure_all(sound, home, range(first, first + 50), command, figure)
 
 

@@ -7,7 +7,6 @@ the real launcher, to a script that reads them with a real parser and writes dow
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -27,6 +26,7 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S
 from tests.job.test_arguments import TEXT, alike
+from tests.seed import first_seed
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PARSERS = {"argparse": "argparse", "click": "argparse", "hf": "hf", "hydra": "hydra"}  # parser -> arg_style
@@ -218,9 +218,7 @@ def seen_by(run: Run) -> dict:
 @pytest.mark.parametrize("jobs", [2, pytest.param(JOBS, marks=pytest.mark.long)])
 @pytest.mark.parametrize("parser", PARSERS)
 def test_any_value_arrives_as_written(home, tmp_path, parser, jobs, figure):
-    number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
-    print(f"CLOUDTRAIN_SEED={number}")
-    made = letters(tmp_path / "jobs", parser, jobs, number)
+    made = letters(tmp_path / "jobs", parser, jobs, first_seed())
     for n, letter in enumerate(made):
         letter.compare((sent if n else sent_by_hand)(letter, home))
     figure("values", sum(letter.cases for letter in made))

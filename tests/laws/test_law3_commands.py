@@ -30,6 +30,7 @@ from tests.lab.slurm import Slurm
 from tests.laws.clusters import Cluster, Hosts, Kubernetes
 from tests.laws.outcomes import Platform
 from tests.laws.test_law3_outcomes import Sagemaker, Vertex
+from tests.seed import first_seed
 
 EACH, LONG = 1, 10  # sequences on each platform
 PROGRAM = [sys.executable, "-m", "cloudtrain.cli"]
@@ -154,8 +155,7 @@ def ssh_platform(lab: Lab) -> dict[str, Platform]:
 
 def sequences(platforms: dict[str, Platform], folder: Path, count: int, figure: Callable[[str, object], None]) -> None:
     """Drive the platforms at the same time: most of it is waiting."""
-    first = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
-    print(f"CLOUDTRAIN_SEED={first}")
+    first = first_seed()
 
     def drive(name: str) -> Counter[str]:
         users = (User(platforms[name], folder / f"{name}-{n}", first + n, n % 2 == 0) for n in range(count))

@@ -34,6 +34,7 @@ from cloudtrain.simulators.vertex import server as vertex
 from cloudtrain.simulators.vertex.lifecycle import Behavior
 from tests.conftest import WAIT_S, processes_of, wait_for
 from tests.laws.outcomes import LONG, NORMAL, Platform, drive, recorded
+from tests.seed import first_seed
 
 CLIENT = aws.Aws.client
 Figure = Callable[[str, object], None]
@@ -218,7 +219,7 @@ def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platfor
 
 
 def sequences(platform: Platform, folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    first = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
+    first = first_seed()
     done: Counter[str] = Counter()
     with recorded(platform.backend, monkeypatch):
         for seed in range(first, first + count):

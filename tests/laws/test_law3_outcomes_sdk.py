@@ -7,8 +7,6 @@ FOLDER FIRST COUNT` drives sequences in one process, which imports the SDK once,
 from __future__ import annotations
 
 import json
-import os
-import random
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from tests.lab.sdk import run
 from tests.laws.outcomes import LONG, NORMAL, drive, recorded
+from tests.seed import first_seed
 
 FITS = "calls of the estimator's fit"
 
@@ -50,7 +49,7 @@ def main(folder: Path, first: int, count: int) -> Counter[str]:
 
 
 def sequences(sdk: Path, folder: Path, count: int, figure) -> None:
-    first = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
+    first = first_seed()
     quiet = {"SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
     done = json.loads(run(sdk, "-m", __name__, folder, first, count, timeout_s=20.0 * count, **quiet))
     assert done[FITS] >= count, done

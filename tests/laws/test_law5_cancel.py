@@ -22,6 +22,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S, wait_for
+from tests.seed import first_seed
 
 LIFE_S = 180
 SHARDS, EACH = 4, 27
@@ -130,9 +131,11 @@ class Victim:
 
 @pytest.mark.parametrize("shard", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, SHARDS))])
 def test_cancelled_at_random_moments(tmp_path, figure, shard):
-    number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
-    print(f"CLOUDTRAIN_SEED={number}")
-    choose = random.Random(number)
+    cancel_all(tmp_path, figure, shard, first_seed() + shard)
+
+
+def cancel_all(tmp_path, figure, shard, seed):
+    choose = random.Random(seed)
     moments = choose.sample(MOMENTS * (EACH // len(MOMENTS)), EACH)
     victims = [Victim(tmp_path / str(n), choose, moments[n], by_hand=n % 10 == shard) for n in range(EACH)]
     with ThreadPoolExecutor(4) as pool:
@@ -147,5 +150,5 @@ def test_cancelled_at_random_moments(tmp_path, figure, shard):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_cancelled_at_many_more_moments(tmp_path, figure, shard):
-    for n in range(10):
-        test_cancelled_at_random_moments(tmp_path / str(n), figure, shard)
+    for n in range(1, 11):
+        cancel_all(tmp_path / str(n), figure, shard, first_seed() + n * SHARDS + shard)

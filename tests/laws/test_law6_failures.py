@@ -18,6 +18,7 @@ from tests.conftest import WAIT_S, wait_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))  # as tests/entrypoints/conftest.py does
 from tests.entrypoints.launching import Attempt  # noqa: E402
+from tests.seed import first_seed
 
 CODES = range(1, 256)
 SOME = sorted({1, 2, 69, 70, 75, 78, 124, 126, 127, 128, 129, 137, 143, 254, 255, *range(3, 256, 9)})
@@ -133,7 +134,7 @@ def four_ranks(folder: Path, first: int) -> None:
 
 
 def test_the_first_of_four_is_found_though_others_die_louder(tmp_path, figure):
-    choose = random.Random(int(os.environ.get("CLOUDTRAIN_SEED") or 6))
+    choose = random.Random(first_seed())
     firsts = [0, 1, 2, 3, choose.randrange(4), choose.randrange(4)]
     with ThreadPoolExecutor(3) as pool:  # each mostly waits
         list(pool.map(lambda n: four_ranks(tmp_path / str(n), firsts[n]), range(len(firsts))))
@@ -164,7 +165,7 @@ os._exit(40 + rank)
 
 def test_the_first_of_many_is_found_though_nobody_looked_while_they_died(tmp_path, figure):
     """The supervisor stands still while its ranks die one after the other, and sees all of them dead at once."""
-    choose = random.Random(int(os.environ.get("CLOUDTRAIN_SEED") or 6))
+    choose = random.Random(first_seed())
     orders = [[3, 2, 1, 0], [1, 0, 3, 2], *(choose.sample(range(4), 4) for _ in range(2))]
     for n, order in enumerate(orders):
         pids = tmp_path / f"pids-{n}"

@@ -6,7 +6,6 @@ cut by the reads, empty lines. They are followed while they talk, and the reader
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from itertools import islice
@@ -19,6 +18,7 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S
 from tests.laws.scripts import talk
+from tests.seed import first_seed
 
 NODES = 8
 
@@ -35,9 +35,7 @@ def expected(node: int, each: int) -> list[str]:
 
 
 def prove(tmp_path: Path, home: Path, figure, lines: int) -> None:
-    number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
-    print(f"CLOUDTRAIN_SEED={number}")
-    choose = random.Random(number)
+    choose = random.Random(first_seed())
     each = lines // NODES
     run = start(tmp_path / "source", home, each)
     seen: list[list[str]] = [[] for _ in range(NODES)]

@@ -24,6 +24,7 @@ from cloudtrain.history import database, file
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from tests.conftest import WAIT_S, wait_for
+from tests.seed import first_seed
 
 FORK = multiprocessing.get_context("fork")
 POINTS = 5  # in one transaction, with a cursor that says how many there are
@@ -122,7 +123,7 @@ def test_fifty_writers_at_once(home, figure, mode, monkeypatch):
 
 
 def kill_writers(home: Path, kills: int, mode: str) -> None:
-    choose = random.Random(int(os.environ.get("CLOUDTRAIN_SEED") or 5))
+    choose = random.Random(first_seed())
     write_run(Store(home), "before")
     killed = 0
     written = lambda: done(home).stat().st_size if done(home).exists() else 0  # noqa: E731

@@ -14,6 +14,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.sweeps.sweep import Sweep
 from tests.conftest import WAIT_S, wait_for
+from tests.seed import first_seed
 from tests.sweeps.conftest import Start, command, drivers, kill_clients, starts
 
 pytestmark = pytest.mark.timeout(900)
@@ -143,9 +144,7 @@ def test_the_watcher_starts_the_process_of_a_sweep_again(start: Start, tmp_path:
 
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_kills_neither_lose_nor_double_a_trial(start: Start, home: Path, tmp_path: Path, kills: int, figure):
-    number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
-    print(f"CLOUDTRAIN_SEED={number}")
-    choose = random.Random(number)
+    choose = random.Random(first_seed())
     rates = [round(0.1 + at / 100, 2) for at in range(2 * kills)]
     sweep = start(rates, "max_parallel: 3")
     for _ in range(kills):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from cloudtrain.simulators.akash.server import Behavior
 from cloudtrain.simulators.http import Fault
 from tests.backends.akash.ground import Ground, environment
 from tests.laws.outcomes import drive, recorded
+from tests.seed import first_seed
 
 NORMAL, LONG = 5, 100  # sequences
 CREATE = ("POST", "/v1/deployments$")
@@ -81,7 +81,7 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
 
 
 def sequences(market: Market, folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, figure: Callable) -> None:
-    first = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
+    first = first_seed()
     done: Counter[str] = Counter()
     with recorded(market.backend, monkeypatch):
         for seed in range(first, first + count):

@@ -17,6 +17,7 @@ from cloudtrain.simulators.vertex.server import Simulator
 from cloudtrain.source.bundle import Bundle
 from tests.conftest import wait_for
 from tests.entrypoints.training import TINY, texts
+from tests.seed import first_seed
 
 STEPS = 40
 
@@ -79,9 +80,10 @@ def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_pa
 
     broken = started("broken")
     number = broken.rpartition("/")[2]
-    for least, notice in ((random.randint(3, 8), True), (random.randint(18, 24), False)):
+    draw = random.Random(first_seed())
+    for least, notice in ((draw.randint(3, 8), True), (draw.randint(18, 24), False)):
         wait_for(lambda least=least: max(losses(backend, broken), default=0) >= least, f"step {least}", 200)
-        simulator.jobs.preempt(number, random.choice(["workerpool0-0", "workerpool1-0"]), notice=notice)
+        simulator.jobs.preempt(number, draw.choice(["workerpool0-0", "workerpool1-0"]), notice=notice)
     status = wait_for(lambda: final(broken), "the broken run", 280)
     assert status.state is State.SUCCEEDED, status
     world_events = [

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.entrypoints.training import TINY, WAIT_S, Trainer, texts, train
+from tests.seed import first_seed
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(7200)]
 
@@ -38,9 +39,7 @@ def killed(run: Path, args: list[str], world: int, attempt: int, draw: random.Ra
 def test_killed_at_random_times_it_loses_little_and_ends_the_same(tmp_path: Path, kills: int, world: int, steps: int):
     """Work lost at a kill: two intervals of steps at most. Of the last two checkpoints one is complete, since a save waits
     for the one before. The times are those of a seed that is printed; dropout is on."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    draw = random.Random(seed)
+    draw = random.Random(first_seed())
     data = ["--dataset", str(texts(tmp_path / "texts")), "--max_train_samples", "35", "--max_eval_samples", "5"]
     args = [*TINY, *data, "--dropout", "0.2", "--max_steps", str(steps), "--per_device_train_batch_size", "2"]
     unbroken = train(tmp_path / "unbroken", args, world)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tests.entrypoints.trainer.checkpoints.test_files import write
 from tests.entrypoints.trainer.checkpoints.test_state import manager, training
 from tests.entrypoints.training import ENTRYPOINTS, TINY, WAIT_S, Trainer, texts, train
+from tests.seed import first_seed
 
 from trainer import publish  # isort: skip
 from trainer.checkpoints import epochs  # isort: skip
@@ -29,8 +30,7 @@ KILLED = -signal.SIGKILL
 
 
 def interleavings(folder: Path, count: int, figure: Callable[[str, object], None]) -> None:
-    seed = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 30))
-    print("seed", seed)
+    seed = first_seed()
     script = Path(__file__).with_name("interleaving.py")
     command = [sys.executable, str(script), str(folder), str(seed), str(count)]
     ran = subprocess.run(
@@ -203,9 +203,7 @@ def test_what_a_replaced_start_has_written_is_withdrawn(tmp_path: Path):
 @pytest.mark.timeout(7200)
 def test_a_hundred_pairs_of_whole_trainers(tmp_path: Path, figure: Callable[[str, object], None]):
     """Two real trainers at once, at drawn times, one of them killed in half of the draws."""
-    seed = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 30))
-    print("seed", seed)
-    draw = random.Random(seed)
+    draw = random.Random(first_seed())
     data = ["--dataset", str(texts(tmp_path / "texts")), "--max_train_samples", "35", "--max_eval_samples", "5"]
     args = [*TINY, *data, "--max_steps", "40", "--per_device_train_batch_size", "2"]
     reference = load_file(train(tmp_path / "unbroken", args).run / "model" / "model.safetensors")
