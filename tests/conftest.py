@@ -16,7 +16,7 @@ import pytest
 
 from tests.decisions import Watch
 from tests.extent import is_later, names_of, tier_of
-from tests.sample import ROOT, changed_files, long_tests
+from tests.sample import sample
 
 pytest_plugins = ["tests.lab.fixtures"]
 
@@ -43,11 +43,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file whose tests are all of later tiers."""
+    """Import no file whose tests are all of later tiers, or not in the sample."""
     tier = config.getoption("tier")
-    if tier in (None, "sample") or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+    if tier is None or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
         return None
-    return True if is_later(collection_path.relative_to(TESTS).as_posix(), int(tier)) else None
+    path = collection_path.relative_to(TESTS).as_posix()
+    if tier == "sample":
+        return None if any(name.partition("::")[0] == path for name in sample().chosen) else True
+    return True if is_later(path, int(tier)) else None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what the sample leaves out."""
+    if config.getoption("tier") != "sample":
+        return []
+    chosen, left_out = sample()
+    return [f"sample: {len(chosen)} names", *(f"left out, make test-long has it: {name}" for name in left_out)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,7 +109,7 @@ def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that an option --tier asks for."""
     here = [item for item in items if not item.get_closest_marker("docker")]
     if wanted == "sample":
-        names = set(long_tests(changed_files(ROOT)))
+        names = set(sample().chosen)
         here = [item for item in here if tier_of(item) == 3]
         return {item for item in here if names.intersection(names_of(item.nodeid.removeprefix("tests/")))}
     return {item for item in here if tier_of(item) <= int(wanted)}

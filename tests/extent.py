@@ -9,6 +9,9 @@
 
 A test is of tier 0 unless tests/tiers.txt names it. A test that uses the fixture `lab` or `slurm`, or has the mark `long`,
 is of tier 3; one with the mark `slow` or `docker` of tier 2.
+
+Of the contract suite a target of tier 2 runs there what the table names as `suite::TEST`, the rest in tier 3. Most of that
+rest is the launcher's doing, which the whole suite on `local` shows in tier 1.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_name("tiers.txt")
+SUITE = "cloudtrain.testing.suite."
 LAB = {"lab", "slurm", "_lab", "_slurm"}  # fixtures: hosts in network namespaces
 TIERS = {
     name: int(tier)
@@ -43,7 +47,10 @@ def tier_of(item: pytest.Item) -> int:
     if item.get_closest_marker("long") or LAB.intersection(getattr(item, "fixturenames", ())):
         return 3
     least = 2 if item.get_closest_marker("slow") or item.get_closest_marker("docker") else 0
-    return max(tier_of_name(item.nodeid.removeprefix("tests/")), least)
+    tier = max(tier_of_name(item.nodeid.removeprefix("tests/")), least)
+    if tier == 2 and getattr(item, "obj", tier_of).__module__.startswith(SUITE):
+        return max(TIERS.get(f"suite::{name}", 0) for name in (item.name, item.originalname)) or 3
+    return tier
 
 
 def is_later(path: str, tier: int) -> bool:

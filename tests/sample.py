@@ -1,13 +1,15 @@
-"""The tests of tier 3 that `.ci/run` runs: those of what a change touches.
+"""The tests of tier 3 that `.ci/run` runs: those of what a change touches, in at most six minutes on two cores.
 
-A change is compared with origin/main, or with the commit of a day ago that this one came from. Where git knows neither,
-the whole sample runs.
+A change is compared with origin/main, or with the commit of a day ago that this one came from. Where it touches more rows
+of the table than MOST, or git knows nothing to compare with, a fixed sample runs: the short tests of each package.
 """
 
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SSH = (
@@ -28,11 +30,12 @@ THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resu
 TABLE = {
     "benchmarks/gpu": ("entrypoints/test_gpu_benchmark.py",),
     "cloudtrain/backends/akash/": (
-        "backends/akash/test_backend.py::TestAkash::test_a_collective_over_two_nodes",
+        "backends/akash/test_backend.py",
         "backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",
     ),
     "cloudtrain/backends/attached/": (INDEX, "runs/test_attach_resume.py::test_the_older_attempt_is_harmless"),
     "cloudtrain/backends/kubernetes/": (
+        "backends/kubernetes/test_backend.py",
         "backends/kubernetes/test_security.py::TestSimulated::"
         "test_without_any_verb_of_the_role_a_run_ends_right_or_is_refused_before_it_is_created",
         "backends/kubernetes/test_jobset.py::TestJobSets::test_a_collective_over_two_nodes",
@@ -40,7 +43,8 @@ TABLE = {
     ),
     "cloudtrain/backends/local/": (f"{THIRD_PARTY}[ddp_tutorial-nodes]",),
     "cloudtrain/backends/sagemaker/": (
-        "backends/sagemaker/test_backend.py::TestSagemaker::test_a_collective_over_two_nodes",
+        "backends/sagemaker/test_backend.py",
+        "backends/sagemaker/test_queue.py",
         "backends/sagemaker/test_quickstart.py::test_quickstart_survives_the_loss_of_its_spot_machines",
     ),
     "cloudtrain/backends/slurm/": (
@@ -57,6 +61,7 @@ TABLE = {
         "nodes/test_ssh.py",
     ),
     "cloudtrain/backends/vertex/": (
+        "backends/vertex/test_local.py",
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
     "cloudtrain/nodes/": LAB,
@@ -81,11 +86,56 @@ TABLE = {
 }
 
 
-def long_tests(changed: list[str] | None) -> list[str]:
-    """Return the names of the tests to run for files that differ; all of the table where it is not known which do."""
-    return sorted(
-        {name for path, names in TABLE.items() if changed is None or _touches(changed, path, names) for name in names}
-    )
+MOST = 3  # rows of the table whose tests together still run in six minutes
+
+FIXED = (
+    "backends/akash/test_backend.py::TestAkash::test_a_collective_over_two_nodes",
+    "backends/kubernetes/test_jobset.py::TestJobSets::test_one_failing_node_ends_the_attempt",
+    "backends/kubernetes/test_backend.py::TestKubernetes::test_the_time_limit_ends_the_attempt",
+    f"{RESULTS}[slurm-loop-out]",
+    "backends/sagemaker/test_backend.py::TestSagemaker::test_one_failing_node_ends_the_attempt",
+    *(
+        f"backends/{target}/test_backend.py::Test{target.title()}::{test}"
+        for target in ("slurm", "ssh")
+        for test in (
+            "test_a_save_behind_a_shell_ends_before_the_attempt",
+            "test_cancel_is_not_success_and_ends_everything",
+            "test_every_line_once_and_in_order",
+            "test_fetch_brings_what_the_script_wrote",
+            "test_ranks_over_two_nodes",
+            "test_submitting_a_plan_twice_is_one_attempt",
+        )
+    ),
+    "backends/slurm/test_login.py::test_a_job_through_the_login_node",
+    "backends/slurm/test_statuses.py::test_many_attempts_are_one_squeue",
+    "backends/ssh/test_inside.py::test_a_server_in_a_rank_is_reached",
+    "backends/ssh/test_statuses.py::test_a_machine_that_is_cut_off_keeps_nobody_waiting",
+    "lab/test_lab.py::test_cut_and_healed",
+    "nodes/test_ssh.py::test_a_cut_link_is_noticed_and_healed",
+    "test_training.py::test_dictionaries_train_a_synthetic_model_and_hooks_are_heard",
+    f"{STRATEGIES}/test_strategies.py::test_a_strategy_equals_one_process[fsdp x tp]",
+)
+
+
+class Sample(NamedTuple):
+    """Names of tests of tier 3, as tests/tiers.txt has them: those to run and those that are left out."""
+
+    chosen: list[str]
+    left_out: list[str]
+
+
+def long_tests(changed: list[str] | None) -> Sample:
+    """Return the sample for files that differ; None where it is not known which do."""
+    rows = [names for path, names in TABLE.items() if changed is None or _touches(changed, path, names)]
+    touched = {name for names in rows for name in names}
+    chosen = touched if len(rows) <= MOST else set(FIXED)
+    return Sample(sorted(chosen), sorted(touched - chosen))
+
+
+@cache
+def sample() -> Sample:
+    """Return the sample of this checkout."""
+    return long_tests(changed_files(ROOT))
 
 
 def changed_files(root: Path) -> list[str] | None:

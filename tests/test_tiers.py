@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import cloudtrain.testing.suite
 from tests.conftest import WATCH, run_bounded
 from tests.extent import TIERS, is_later, tier_of, tier_of_name
-from tests.sample import LAB, TABLE, changed_files, long_tests
+from tests.sample import FIXED, LAB, TABLE, changed_files, long_tests
 
 
 def start_a_process() -> None:
@@ -107,10 +108,12 @@ def test_the_most_specific_name_counts(monkeypatch):
 
 def test_the_tables_name_tests_that_are_there():
     missing = []
-    for name in {*TIERS, *(name for names in TABLE.values() for name in names)}:
+    suite = "".join(file.read_text() for file in Path(cloudtrain.testing.suite.__path__[0]).glob("*.py"))
+    for name in {*TIERS, *FIXED, *(name for names in TABLE.values() for name in names)}:
         path, *inside = name.partition("[")[0].split("::")
         file = Path(__file__).parent / path
-        there = file.exists() and all(f" {part}(" in file.read_text() for part in inside[:1])  # a class inherits tests
+        text = suite if path == "suite" else file.read_text() if file.is_file() else "" if file.exists() else None
+        there = text is not None and all(f" {part}(" in text for part in inside[:1])  # a class inherits tests
         missing += [] if there else [name]
     assert missing == []
 
@@ -144,14 +147,34 @@ def test_a_change_is_compared_with_what_has_landed_else_with_a_day_ago_else_with
     assert changed_files(tmp_path) == ["mine", "not tracked"]
 
 
-def test_a_change_runs_the_long_long_tests_what_it_touches():
-    everything = {name for names in TABLE.values() for name in names}
-    assert set(long_tests(None)) == everything
-    assert long_tests(["cloudtrain/console/runs.py", "docs/index.md"]) == []
-    slurm = long_tests(["cloudtrain/backends/slurm/script.py"])
+def test_a_change_runs_the_long_tests_of_what_it_touches():
+    assert long_tests(["cloudtrain/console/runs.py", "docs/index.md"]) == ([], [])
+    slurm, _ = long_tests(["cloudtrain/backends/slurm/script.py"])
     assert "backends/slurm/test_backend.py" in slurm and "backends/ssh/test_backend.py" not in slurm
-    assert set(LAB) <= set(long_tests(["entrypoints/launcher/ranks.py"])) < everything
-    assert "backends/slurm/test_login.py" in long_tests(["tests/backends/slurm/test_login.py"])
+    assert set(LAB) <= set(long_tests(["entrypoints/launcher/ranks.py"]).chosen)
+    assert "backends/slurm/test_login.py" in long_tests(["tests/backends/slurm/test_login.py"]).chosen
+
+
+def test_a_change_of_many_packages_or_of_unknown_ones_runs_the_fixed_sample():
+    many = long_tests([f"{path}x" for path in TABLE])
+    assert many == long_tests(None) and set(many.chosen) == set(FIXED)
+    assert set(LAB) <= set(many.left_out)
+
+
+def test_of_the_contract_suite_a_target_of_tier_2_runs_what_the_table_names(monkeypatch):
+    from tests import extent
+
+    monkeypatch.setattr(extent, "TIERS", {"a.py": 2, "b.py": 1, "suite::test_find": 2, "suite::test_exit[3]": 2})
+    suite = SimpleNamespace(__module__="cloudtrain.testing.suite.submit")
+
+    def tier(file: str, name: str, obj: object) -> int:
+        kept = {"name": name, "originalname": name.partition("[")[0], "get_closest_marker": lambda _: None}
+        return tier_of(SimpleNamespace(nodeid=f"tests/{file}::T::{name}", obj=obj, **kept))
+
+    names = ("test_find", "test_exit[0]", "test_exit[3]", "test_else")
+    assert [tier("a.py", name, suite) for name in names] == [2, 3, 2, 3]
+    assert [tier("b.py", name, suite) for name in names] == [1, 1, 1, 1]
+    assert tier("a.py", "test_else", tier) == 2, "it is the target's own test"
 
 
 @pytest.mark.parametrize(("mark", "tier"), [("timeout", 0), ("slow", 2), ("docker", 2), ("long", 3)])
