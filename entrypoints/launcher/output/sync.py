@@ -66,7 +66,7 @@ class Sync:
         self._absent: set[str] = set()  # kept files in the store that the last pass has not found here
         self._is_last = False  # nothing moves here any more
         self._store = store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output", log.clock)
-        self._attempt_id = manifest.attempt_id
+        self._attempt_id, self._is_service = manifest.attempt_id, manifest.is_service
         self._folders, self._log = folders, log
         self._stored: dict[str, State] = {}  # what is in the store as it is here
         self._attempt = manifest.attempt
@@ -85,8 +85,10 @@ class Sync:
         self._interval_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
 
     def open(self, node_rank: int) -> None:
-        """Claim the run, bring checkpoints back and show that the output can be written; blocking. Raises Refused,
-        OSError."""
+        """Claim the run, bring its files back but to a service, and write a first object to the output; blocking.
+
+        Raises Refused, OSError.
+        """
         self._follows = self._in_parts and node_rank > 0
         try:
             if node_rank == 0:
@@ -94,9 +96,10 @@ class Sync:
                 self.epoch = epochs.claim(
                     self._store, self._attempt, fence.newest(self._folders["checkpoints"]), self._log.clock
                 )
-            # Of a run that was on SageMaker the history lies there too.
-            self._restore("checkpoints", self._folders["checkpoints"], lambda name: not name.startswith(OURS))
-            if self._keeper is not None:
+            if not self._is_service:
+                # Of a run that was on SageMaker the history lies there too.
+                self._restore("checkpoints", self._folders["checkpoints"], lambda name: not name.startswith(OURS))
+            if self._keeper is not None and not self._is_service:
                 self._restore("kept", self._folders["kept"])
                 self._restore("outputs", self._folders["outputs"], self._keeper.wants)
                 self._restore("model", self._folders["model"])

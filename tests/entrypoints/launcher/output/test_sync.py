@@ -38,14 +38,16 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield started
 
 
-def sync_of(folder: Path, attempt: int = 1, **job) -> Sync:
+def sync_of(folder: Path, attempt: int = 1, node: int = 0, **job) -> Sync:
     """Return the sync of a node with the run's folders below `folder`; its log is <folder>/log."""
     folders = {name: str(folder / name) for name in ("checkpoints", "outputs", "model", "kept")}
     for path in folders.values():
         Path(path).mkdir(parents=True, exist_ok=True)
     usual = {"argv": ("train.py",), "nodes": 1, "processes_per_node": 1, "output": "s3://bucket/home"}
     manifest = Manifest(run_id="run", attempt=attempt, **{**usual, **job})
-    return Sync(decode(manifest.encode()), folders, Log.in_folder(str(folder)))
+    own = decode(manifest.encode())
+    own.take_role(node)
+    return Sync(own, folders, Log.in_folder(str(folder)))
 
 
 def write_parts(disks: list[Path], step: int) -> None:
@@ -410,6 +412,20 @@ def test_a_history_that_sagemaker_copied_is_not_brought_back(s3: S3, tmp_path: P
     sync_of(tmp_path, 2).open(0)
     found = [str(path.relative_to(tmp_path)) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
     assert found == ["checkpoints/checkpoint_dir/5.txt"]
+
+
+def test_a_service_node_brings_nothing_back(s3: S3, tmp_path: Path):
+    for name in ("checkpoints/5.pt", "outputs/out/5.pt", "model/model.pt"):
+        s3.put(f"home/run/{name}", b"5")
+    role = {"processes_per_node": 1, "rank_env": False, "env": {}, "setup": "", "argv": ["serve.py"], "form": "script"}
+    roles = [{"name": "trainer", "nodes": 1}, {"name": "server", "nodes": 1, "secrets": [], **role}]
+    for node in (0, 1):
+        sync = sync_of(tmp_path / str(node), 2, nodes=2, roles=roles, node=node)
+        sync._keeper = Keeper(None, str(tmp_path / "source"), str(tmp_path / str(node) / "outputs"), node, sync._log)
+        sync.open(node)
+    found = [[path.name for path in sorted((tmp_path / node).rglob("*.pt"))] for node in "01"]
+    assert found == [["5.pt", "model.pt", "5.pt"], []]
+    assert {f"home/run/attempts/run-a2-node-{node}.json" for node in (0, 1)} <= s3.objects().keys()
 
 
 def reports(folder: Path) -> list[str]:
