@@ -157,6 +157,18 @@ class Backend(ABC):
         return {}
 
     @classmethod
+    def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
+        """Return the job of a file that people wrote for the platform's own tools, and notes (`cloudtrain init --from`).
+
+        Args:
+            path: the file.
+            backend: on which the job is to run; "" where none was chosen.
+
+        None for a file of others. Raises BadRequest and BadJob. Blocking where a backend is chosen: it may ask the platform.
+        """
+        return None
+
+    @classmethod
     def ci_values(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
         """Return what the lines of `traits.ci` name between two @; by default the texts among a target's options."""
         return {name: value for name, value in options.items() if isinstance(value, str) and value}
@@ -312,7 +324,7 @@ class Backend(ABC):
 
         Raises MissingExtra, and Unsupported where there is no such library.
         """
-        raise Unsupported(f"{self.name} has no estimator: only runs on SageMaker have an estimator")
+        raise Unsupported(f"the backend {self.name} has no library with an estimator of a run")
 
     # -- permissions and images ----------------------------------------------------------------------------------------
 

@@ -104,7 +104,9 @@ class Aws:
         try:
             import boto3  # noqa: F401
         except ModuleNotFoundError:
-            raise MissingExtra(f"the backend {self.backend}", self._family) from None
+            if not self.backend:
+                raise MissingExtra("s3://", "sagemaker") from None
+            raise MissingExtra(f"the backend {self.backend}", self.backend.removesuffix("-local")) from None
         try:
             return self._credentials.make_session(self._region)
         except Exception as error:
@@ -282,12 +284,8 @@ class Aws:
         meant = f"there is no region {self.region}; did you mean {' or '.join(near)}?"
         return f"{meant} change {self._option('region')} or AWS_REGION"
 
-    @property
-    def _family(self) -> str:
-        return self.backend.removesuffix("-local")
-
     def _option(self, name: str) -> str:
-        return f"options.{self.backend}.{name}"
+        return f"options.{self.backend}.{name}" if self.backend else f"AWS_{name.upper()}"
 
 
 @cache

@@ -112,7 +112,8 @@ class Credentials:
     @property
     def hint(self) -> str:
         """What to do where there are no credentials."""
-        return f"set AWS_PROFILE or {self._option}; run `aws sso login` or `aws configure` to get credentials"
+        names = " or ".join(sorted({"AWS_PROFILE", self._option}))
+        return f"set {names}; run `aws sso login` or `aws configure` to get credentials"
 
     def explain_refusal(self, code: str, message: str) -> tuple[str, str] | None:
         """Return what is wrong with the credentials that AWS refused, and what to do; None for any other refusal."""

@@ -86,7 +86,7 @@ class GoogleApi:
             if endpoint:
                 return "the simulator does not answer"
             near = _near_region(region) if isinstance(reason, socket.gaierror) else ""
-            text = f"there is no region {region}; did you mean {near}? change options.vertex.region"
+            text = f"there is no region {region}; did you mean {near}? change the target's region"
             return text if near else http.network_hint(str(reason))
 
         self._http = http.Http(self._address, api_error, hint, lambda: direct, clock=clock)
@@ -233,7 +233,7 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     if "actas" in lowercase or "act as" in lowercase:
         return (
             f"{failure}: you may not use this service account: {text}",
-            "grant your user roles/iam.serviceAccountUser on it: options.vertex.service_account, or else the default account",
+            "grant your user roles/iam.serviceAccountUser on it: the target's service_account, or else the default account",
         )
     if "has not been used" in lowercase or "service_disabled" in lowercase or "it is disabled" in lowercase:
         return (
@@ -245,14 +245,14 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     if status == 404 and "bucket does not exist" in lowercase:
         return (
             f"{failure}: the bucket does not exist: {text}",
-            "set options.vertex.bucket, or create the bucket: gcloud storage buckets create",
+            "set the target's bucket, or create it: gcloud storage buckets create",
         )
     if status == 404 and "<html" in lowercase:
-        return f"{failure}: Google does not know this project or region", "check options.vertex.region and project"
+        return f"{failure}: Google does not know this project or region", "check the target's region and project"
     if re.search(r"\blocation\b", lowercase) and (  # not of an address, .../locations/...
         "unsupported" in lowercase or "not supported" in lowercase or "not found" in lowercase
     ):
-        return f"{failure}: Vertex AI is not available in this region: {text}", "check options.vertex.region"
+        return f"{failure}: the service is not available in this region: {text}", "check the target's region"
     if status == 403:
         return (
             f"{failure}: permission denied: {text}",

@@ -14,6 +14,7 @@ from cloudtrain.errors import BackendError
 MOST = 20_000  # machine types of a list
 HIGHEST_USD = 10_000.0  # of one machine and hour; what costs more is an error of the list
 # github.com/skypilot-org/skypilot-catalog, written every seven hours (2026-11-23). It has no licence: read, never shipped.
+CATALOGUED = ("aws", "gcp", "runpod")  # its providers whose lists can be read
 SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 
 

@@ -5,7 +5,8 @@ The only module that knows the backends' names. It imports a backend's module on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 from cloudtrain.backends.api import Backend, Plan, Traits
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, MissingExtra, UnknownBackend
+from cloudtrain.job.units import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from cloudtrain.backends.attached.backend import AttachedBackend
 
-DEFAULT = "local"  # of a job that names no target
+DEFAULT = DEFAULT_TARGET
 GROUP = "cloudtrain.backends"
 # name -> "module:class", and the pip extra that installs what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
@@ -87,14 +89,17 @@ def traits(name: str) -> Traits:
 
 def priced_by(provider: str) -> type[Backend] | None:
     """Return the backend whose machines a price list's provider has, None for a provider that no backend describes."""
-    for name in [provider] if provider in Names() else Names():
-        try:
-            kind = backend_class(name)
-        except (BadRequest, ImportError):  # an installed package of others that does not load describes no machines
-            continue
-        if provider and provider in (name, kind.traits.rents) and kind.traits.prices:
+    for kind in loaded([provider] if provider in Names() else Names()):
+        if provider and provider in (kind.name, kind.traits.rents) and kind.traits.prices:
             return kind
     return None
+
+
+def loaded(several: Iterable[str] | None = None) -> Iterator[type[Backend]]:
+    """Yield the classes of backends, of all by default; an installed package of others may not load."""
+    for name in Names() if several is None else several:
+        with suppress(BadRequest, ImportError):
+            yield backend_class(name)
 
 
 def create(name: str, options: Mapping[str, Any], home: Path, clock: Clock = SYSTEM) -> Backend:

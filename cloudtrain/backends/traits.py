@@ -35,6 +35,7 @@ class Traits:
         in_place: its ranks are plain processes of this machine: what they write anywhere stays where it is, and
             `<home>/runs/<run>` has the results of a run without `output`.
         workdir: `fetch` copies the working directory of the ranks, when it is asked for.
+        files: results are kept as files, with modes, times and links. A store keeps bytes alone.
         shared_files: all nodes and attempts of a target see the same files.
         packs: the platform packs `model` and `outputs`, and its copy of the checkpoints is as
             cloudtrain.backends.checkpoints describes.
@@ -47,6 +48,7 @@ class Traits:
             them as price lists do: NAME/REGION/MACHINE.
         machines: its table of machines, a CSV file as cloudtrain.backends.machines describes; None without.
         rents: another provider of price lists whose machines that table describes too.
+        fixes: failure class -> what to change, where it is not what cloudtrain/diagnosis/classes.toml says.
         machine_prefix: what its names of machines have before those of `rents`.
         shell: `Backend.shell` can start a program beside a rank, or names an address where a person can.
     """
@@ -56,6 +58,7 @@ class Traits:
     own_machines: bool = False
     in_place: bool = False
     workdir: bool = False
+    files: bool = False
     shared_files: bool = False
     packs: bool = False
     script_variables: str = ""
@@ -65,6 +68,7 @@ class Traits:
     prices: str = ""
     machines: Path | None = None
     rents: str = ""
+    fixes: Mapping[str, str] = field(default_factory=dict)
     machine_prefix: str = ""
     shell: bool = False
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadJob, BadRequest, page
+from cloudtrain.errors import BadRequest, page
 from cloudtrain.job.problems import fit_name
 
 SCHEMA = "job.schema.json"
@@ -287,44 +287,15 @@ def _target_line(target: str | None) -> str:
     if target:
         return f"target: {_quote_yaml(target)}"
     choices = sorted({*registry.names(), *targets.named_targets()})
-    return f"target: local                  # one of {', '.join(choices)}"
+    return f"target: {registry.DEFAULT:<23}# one of {', '.join(choices)}"
 
 
 def _converted(path: Path, target: str | None) -> str:
-    """Return the job file of an estimator call; what the call does not say is a comment."""
+    """Return the job file of a file that was written for a platform's own tools; what it does not say is a comment."""
     import yaml
 
-    from cloudtrain.job.estimator_call import convert, read_code
-
-    if path.suffix in (".yaml", ".yml"):
-        from cloudtrain.job.job import Job
-
-        Job.load(path)  # names another tool's file
-        raise BadRequest(f"{path} is a job file already", f"cloudtrain plan {path}")
-    if path.suffix not in (".py", ".ipynb"):
-        return _converted_batch_script(path, target or "slurm")
-    job, notes = convert(read_code(path))
-    options = job.get("options", {}).get("sagemaker", {})
-    if (
-        role := options.get("role", "")
-    ) and ":" not in role:  # a name, as the SDK takes it; plan never calls AWS, so it cannot read the profile
-        from cloudtrain.backends import registry
-
-        sagemaker: Any = registry.backend_class("sagemaker")
-        if target and (arn := sagemaker.find_role(role)):
-            options["role"] = arn
-        else:
-            notes.append(f"options.sagemaker.role: write the ARN of {role}; init --from FILE -t sagemaker looks it up")
-    job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or "sagemaker"}
-    lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
-
-
-def _converted_batch_script(path: Path, target: str) -> str:
-    """Return the job file of a batch script; on a target without Slurm its body is one command, or it is refused."""
-    import yaml
-
-    from cloudtrain.job import load, sbatch, targets
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
 
     class Dumper(yaml.SafeDumper):
         pass
@@ -333,15 +304,20 @@ def _converted_batch_script(path: Path, target: str) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     Dumper.add_representer(str, put_text)
-    document, _ = load.read(path)
-    named = targets.named_targets().get(target)
-    sbatch.fit_backend(document, named.backend if named else target)
-    if document.problems:
-        raise BadJob(document.problems)
-    job = {"name": fit_name(path.stem), "source": ".", **document.value, "target": target}
-    notes = sbatch.notes(job.get("run") or "")
-    if "run" in job:
-        job["run"] = re.sub(r"(?m)^#(SBATCH.*)?\n", "", job["run"])
+    if path.suffix in (".yaml", ".yml"):
+        from cloudtrain.job.job import Job
+
+        Job.load(path)  # names another tool's file
+        raise BadRequest(f"{path} is a job file already", f"cloudtrain plan {path}")
+    named = targets.named_targets().get(target or "")
+    for kind in registry.loaded():
+        if found := kind.convert(path, named.backend if named else target or ""):
+            break
+    else:
+        hint = "give a batch script of sbatch, or a script or notebook with the call of an estimator or ModelTrainer"
+        raise BadRequest(f"{path} cannot be converted into a job file", hint)
+    job, notes = found
+    job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or kind.name}
     lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
     return "\n".join(lines) + "\n" + yaml.dump(job, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
 

@@ -46,7 +46,7 @@ ORDERS: dict[str, Callable[[MachineOffer], tuple[object, ...]]] = {
 @options.argument(
     "names",
     "[LIST...]",
-    "The lists to show or to download, as PROVIDER/REGION. Providers: sagemaker, vertex, and aws, gcp, runpod for "
+    "The lists to show or to download, as PROVIDER/REGION: sagemaker/us-east-1, or aws/us-east-1 for "
     "machines that you rent there. Default: all stored lists, and those that the targets in cloudtrain.toml need.",
     nargs=-1,
 )
@@ -203,9 +203,10 @@ def _google_key(variable: str | None) -> str:
 
 def _wanted(home: Path, names: tuple[str, ...], defaults: Iterable[str] = ()) -> list[str]:
     """Return the lists that are named, else those that are stored or that targets need, else `defaults`; or raise BadRequest."""
-    wrong = [name for name in names if not re.fullmatch(PRICE_LIST, name)]
+    known = prices.providers() if names else []
+    wrong = [name for name in names if not re.fullmatch(PRICE_LIST, name) or name.split("/")[0] not in known]
     if wrong:
-        hint = "write PROVIDER/REGION, as in sagemaker/us-east-1; providers are sagemaker, vertex, aws, gcp and runpod"
+        hint = f"write PROVIDER/REGION, as in {known[0]}/us-east-1; providers are {', '.join(known)}"
         raise BadRequest(f"there is no price list {', '.join(wrong)}", hint)
     wanted = sorted({*names} or {*(each.name for each in prices.stored_lists(home)), *_of_targets()} or defaults)
     if not wanted:

@@ -32,7 +32,7 @@ class FailureClass:
     often_handled: bool = False
     ambiguous_in_raise: bool = False
     only_in_traceback: bool = False
-    fixes: Mapping[str, str] = field(default_factory=dict)  # by signal, or by backend
+    fixes: Mapping[str, str] = field(default_factory=dict)  # by signal
     cases: Sequence[Mapping[str, Any]] = ()
 
     def of(self, text: str) -> FailureClass:

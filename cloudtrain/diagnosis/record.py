@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.plan import ATTACHED
-from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.judge import judge, state_reason
 from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.errors import CloudtrainError
@@ -54,8 +54,8 @@ def judge_attempt(
         verdict = replace(verdict, change=sentence)
     elif verdict.label == "missing-module" and (sentence := _not_on_path(attempt, verdict.deciding)):
         verdict = replace(verdict, what="a module of the source is not on Python's path", change=sentence)
-    elif verdict.label in (classes := patterns.classes()):  # a machine of one's own gives no more disk_gb
-        verdict = replace(verdict, change=classes[verdict.label].fixes.get(attempt.plan.backend, verdict.change))
+    elif change := registry.traits(attempt.plan.backend).fixes.get(verdict.label):
+        verdict = replace(verdict, change=change)
     if complete:
         verdict = complete(store, attempt, status, verdict)
     event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, verdict.to_dict())

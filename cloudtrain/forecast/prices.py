@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.price_lists import is_price
+from cloudtrain.backends.price_lists import CATALOGUED, is_price
 from cloudtrain.clock import SYSTEM
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class PriceList:
     as_of: str
     estimate: str = ""
     url: str = ""
+
+
+def providers() -> list[str]:
+    """Return the providers of price lists: backends with prices, those that they rent from, and those of the catalogue."""
+    priced = [kind for kind in registry.loaded() if kind.traits.prices]
+    return sorted({*CATALOGUED, *(kind.name for kind in priced), *(kind.traits.rents or kind.name for kind in priced)})
 
 
 def file_of(home: Path, name: str) -> Path:

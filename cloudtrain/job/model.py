@@ -60,7 +60,7 @@ from cloudtrain.job.sections import (
     Role,
     main_role,
 )
-from cloudtrain.job.units import size_bytes
+from cloudtrain.job.units import DEFAULT_TARGET, size_bytes
 from cloudtrain.source.node_code import CALL
 
 Kept = Annotated[
@@ -193,7 +193,8 @@ class JobModel(Spec):
     retry: Retry = Field(default=Retry(), description="When a failed attempt is retried.")
     image: str | None = Field(default=None, description="Container image. Default: the backend's.")
     target: Annotated[OneOrMore[Annotated[str, Field(min_length=1)]], FEW_ENTRIES] = Field(
-        default="local", description="A backend or a target of cloudtrain.toml. From a list, `prefer` chooses one."
+        default=DEFAULT_TARGET,
+        description="A backend or a target of cloudtrain.toml. From a list, `prefer` chooses one.",
     )
     prefer: Literal["cost", "time", "order"] = Field(
         default="cost",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cloudtrain.errors import BadJob, Problem, UnknownBackend
 from cloudtrain.job.document import Document, Mark, written
 from cloudtrain.job.homes import home as home
+from cloudtrain.job.units import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from cloudtrain.job.configfile import Target
@@ -125,7 +126,7 @@ def resolve(
     own, folder = _document(job)
     layers, named = _read_config(folder)
     whole = _stack([*layers, own], sets, target, choice or Choice())
-    chosen = named.get(str(whole.value.get("target") or "local"))
+    chosen = named.get(str(whole.value.get("target") or DEFAULT_TARGET))
     price: Mark | None = None  # of the target
     if chosen:  # its options stand below those of the job file
         options = Document.of({}, "")
@@ -143,7 +144,7 @@ def resolve(
         from cloudtrain.job import sbatch
 
         site = chosen.options.value.get("directives") or [] if chosen else []
-        sbatch.fit_backend(whole, chosen.backend if chosen else str(whole.value.get("target") or "local"), site)
+        sbatch.fit_backend(whole, chosen.backend if chosen else str(whole.value.get("target") or DEFAULT_TARGET), site)
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:

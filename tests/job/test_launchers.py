@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.job.estimator_call import convert
 from cloudtrain.job.launchers import gpus_note, nodes_note
 
 
@@ -39,12 +38,6 @@ def test_other_nodes(command: str, nodes: int, part: str):
 )
 def test_the_same_nodes(command: str, nodes: int):
     assert nodes_note(command, nodes, is_text=True) == nodes_note(command, nodes, is_text=False) == ""
-
-
-def test_a_converted_call_says_it():
-    source = 'SourceCode(source_dir=".", command="torchrun --nnodes 4 train.py")'
-    _, notes = convert(f"ModelTrainer(source_code={source}, compute=Compute(instance_count=2))")
-    assert any(note.startswith("run: torchrun --nnodes 4 waits") for note in notes)
 
 
 def test_a_variable_is_advised_only_where_a_shell_replaces_it():

@@ -89,7 +89,7 @@ def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
     assert run.state is State.SUCCEEDED
     with pytest.raises(BadRequest, match="nothing to resume"):
         run.resume()
-    with pytest.raises(BadRequest, match="only runs on SageMaker have an estimator"):
+    with pytest.raises(BadRequest, match="has no library with an estimator"):
         run.estimator()
     with pytest.raises(BadRequest, match="has no address"):
         _ = run.model_artifacts

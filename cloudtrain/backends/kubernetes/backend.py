@@ -53,13 +53,16 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 POLL_S = 2.0
+DISK_FULL = "raise resources.disk_gb (of the pods), or the size of the volume that is full, or keep fewer checkpoints"
 
 
 class KubernetesBackend(KubeJobs, Backend):
     """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
 
     name = "kubernetes"
-    traits = Traits(Paths.NODES, KEYS, ci=Path(__file__).with_name("ci.yml"), shell=True)
+    traits = Traits(
+        Paths.NODES, KEYS, ci=Path(__file__).with_name("ci.yml"), shell=True, fixes={"disk-full": DISK_FULL}
+    )
     poll_s = follow_s = POLL_S
     calls_per_s = CALLS_PER_S
     # A credential plugin of the kubeconfig (gke-gcloud-auth-plugin, aws) sees them all.

@@ -40,13 +40,21 @@ KEYS = dict.fromkeys(
     ("num_nodes", "min_nodes", "roles", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED
 )
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
+FIXES = {
+    "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose another target with more "
+    "memory: cloudtrain rerun RUN -t TARGET",
+    "worker-killed": "lower num_workers of the data loader, or hold less in memory in each worker",
+    "disk-full": "free space on this computer (df -h), where the run ran, or keep fewer checkpoints",
+}
 
 
 class LocalBackend(FolderBackend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    traits = Traits(Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, shell=True)
+    traits = Traits(
+        Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, files=True, shell=True, fixes=FIXES
+    )
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()
 

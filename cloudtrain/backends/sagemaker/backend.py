@@ -382,11 +382,21 @@ class SagemakerBackend(Backend):
         return doctor.discover(os.environ.get("AWS_PROFILE"))
 
     @classmethod
-    def find_role(cls, name: str) -> str | None:
-        """Return the ARN of the role with a name, None where the account does not show it; blocking."""
-        from cloudtrain.backends.sagemaker import doctor
+    def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
+        from cloudtrain.backends.sagemaker import doctor, estimator_call
 
-        return doctor.find_role(os.environ.get("AWS_PROFILE"), name)
+        if path.suffix not in (".py", ".ipynb"):
+            return None
+        job, notes = estimator_call.convert(estimator_call.read_code(path))
+        options = job.get("options", {}).get(cls.name, {})
+        role = options.get("role", "")
+        if role and ":" not in role:  # a name, as the SDK takes it: `plan` makes no call
+            if backend and (arn := doctor.find_role(os.environ.get("AWS_PROFILE"), role)):
+                options["role"] = arn
+            else:
+                hint = f"write the ARN of {role}; init --from FILE -t sagemaker looks it up"
+                notes.append(f"options.sagemaker.role: {hint}")
+        return job, notes
 
     def estimator(self, plan: Plan) -> Any:
         from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator

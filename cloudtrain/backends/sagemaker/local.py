@@ -38,7 +38,7 @@ class SagemakerLocalBackend(Backend):
 
     name = "sagemaker-local"
     traits = Traits(
-        Paths.HERE, local_request.KEYS, own_machines=True, packs=True, script_variables="sm_env", shell=True
+        Paths.HERE, local_request.KEYS, own_machines=True, files=True, packs=True, script_variables="sm_env", shell=True
     )
     poll_s = 0.1
 

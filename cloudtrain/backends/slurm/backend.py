@@ -43,7 +43,16 @@ class SlurmBackend(FolderBackend):
     """Runs jobs on a Slurm cluster."""
 
     name = "slurm"
-    traits = Traits(Paths.NODES, request.KEYS, own_machines=True, shared_files=True, client="asyncssh", shell=True)
+    traits = Traits(
+        Paths.NODES,
+        request.KEYS,
+        own_machines=True,
+        files=True,
+        shared_files=True,
+        client="asyncssh",
+        shell=True,
+        fixes=request.FIXES,
+    )
     poll_s = 5.0  # slurmctld serves everybody
 
     # A site that limits its users' calls refills 2 a second by default, after a burst of 30 (rl_refill_rate and
@@ -73,6 +82,23 @@ class SlurmBackend(FolderBackend):
         return not options.get("login")  # this is a login node
 
     # -- the plan -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
+        """Return the job of a batch script; on another backend its body is one command, or it is refused."""
+        from cloudtrain.job import load, sbatch
+
+        if not sbatch.is_batch_script(path.read_text("utf-8", "replace")):
+            return None
+        document, _ = load.read(path)
+        sbatch.fit_backend(document, backend or cls.name)
+        if document.problems:
+            raise BadJob(document.problems)
+        job = dict(document.value)
+        notes = sbatch.notes(job.get("run") or "")
+        if "run" in job:
+            job["run"] = re.sub(r"(?m)^#(SBATCH.*)?\n", "", job["run"])
+        return job, notes
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle) if job.output else None

@@ -87,6 +87,8 @@ KEYS = {
     "limits.max_runtime": "--time",
     "retry.max_attempts": "--requeue",
 }
+FIXES = {"disk-full": "check your quota of the shared folder (quota -s), choose another folder or output, or keep fewer "
+         "checkpoints"}  # fmt: skip
 
 
 def build_request(

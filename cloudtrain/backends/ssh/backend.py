@@ -44,13 +44,19 @@ KEYS = dict.fromkeys(
 )
 KEYS |= {"limits.max_wait": HONOURED}
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
+FIXES = {
+    "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose hosts with more memory: "
+    "cloudtrain rerun RUN -t TARGET",
+    "worker-killed": "lower num_workers of the data loader, or hold less in memory in each worker",
+    "disk-full": "free space on that machine (df -h), choose another directory or output, or keep fewer checkpoints",
+}
 
 
 class SshBackend(FolderBackend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
-    traits = Traits(Paths.NODES, KEYS, own_machines=True, client="asyncssh", shell=True)
+    traits = Traits(Paths.NODES, KEYS, own_machines=True, files=True, client="asyncssh", shell=True, fixes=FIXES)
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open

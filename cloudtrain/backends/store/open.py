@@ -23,7 +23,7 @@ class Clients:
 
     def __init__(self, aws: Aws | None = None) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        self._aws = aws or Aws("sagemaker", region, None, s3_endpoint())
+        self._aws = aws or Aws("", region, None, s3_endpoint())
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
         self._google = GoogleApi("", (lambda: emulator) if emulator else None)
 

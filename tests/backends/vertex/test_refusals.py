@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("quick")
             "switched off",
             "gcloud services enable",
         ),
-        (400, "Unsupported location us-moon1 for Vertex AI", "not available in this region", "options.vertex.region"),
+        (400, "Unsupported location us-moon1 for Vertex AI", "not available in this region", "the target's region"),
         (403, "Permission 'aiplatform.customJobs.create' denied", "permission denied", "cloudtrain permissions"),
         (400, "Machine type is not supported", "Machine type is not supported", ""),
     ],

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.sagemaker.estimator_channels import convert_channels
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.job import launchers
-from cloudtrain.job.estimator_channels import convert_channels
 
 CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator", "ModelTrainer")
 # Arguments of ModelTrainer that are objects: sagemaker-train 1.27.0, model_trainer.py and configs.py (2026-11-23).

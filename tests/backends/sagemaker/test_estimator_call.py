@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cloudtrain.backends.sagemaker import estimator_call
+from cloudtrain.backends.sagemaker.estimator_call import convert, read_code
 from cloudtrain.backends.sagemaker.options import SagemakerOptions
 from cloudtrain.cli import main
 from cloudtrain.errors import BadRequest
-from cloudtrain.job import estimator_call
-from cloudtrain.job.estimator_call import convert, read_code
 from cloudtrain.job.job import Job
 from tests.backends.sagemaker import test_request
 from tests.backends.sagemaker.notebooks import CALLS, HEAD
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 LARGE = """
 from sagemaker.huggingface import HuggingFace
 KMS = "alias/data"
@@ -234,3 +234,9 @@ def test_what_is_mapped_are_keys_of_a_job() -> None:
         assert first in Job.model_fields
         if first == "options":
             assert rest.partition(".")[2] in SagemakerOptions.model_fields
+
+
+def test_a_launcher_that_waits_for_other_nodes_is_noted():
+    source = 'SourceCode(source_dir=".", command="torchrun --nnodes 4 train.py")'
+    _, notes = convert(f"ModelTrainer(source_code={source}, compute=Compute(instance_count=2))")
+    assert any(note.startswith("run: torchrun --nnodes 4 waits") for note in notes)
