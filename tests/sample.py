@@ -36,6 +36,7 @@ TABLE = {
     "cloudtrain/backends/attached/": (INDEX, "runs/test_attach_resume.py::test_the_older_attempt_is_harmless"),
     "cloudtrain/backends/kubernetes/": (
         "backends/kubernetes/test_backend.py",
+        "backends/kubernetes/test_evaluation.py",
         "backends/kubernetes/test_security.py::TestSimulated::"
         "test_without_any_verb_of_the_role_a_run_ends_right_or_is_refused_before_it_is_created",
         "backends/kubernetes/test_jobset.py::TestJobSets::test_a_collective_over_two_nodes",
@@ -43,6 +44,10 @@ TABLE = {
     ),
     "cloudtrain/backends/local/": (f"{THIRD_PARTY}[ddp_tutorial-nodes]",),
     "cloudtrain/backends/sagemaker/": (
+        "backends/sagemaker/test_evaluation.py",
+        "backends/sagemaker/test_followed.py",
+        "backends/sagemaker/test_sdk.py::test_an_outage_of_the_estimators_is_no_refusal",
+        "backends/test_keep.py::test_on_sagemaker",
         "backends/sagemaker/test_backend.py",
         "backends/sagemaker/test_queue.py",
         "backends/sagemaker/test_quickstart.py::test_quickstart_survives_the_loss_of_its_spot_machines",
@@ -61,19 +66,43 @@ TABLE = {
         "nodes/test_ssh.py",
     ),
     "cloudtrain/backends/vertex/": (
+        "laws/test_law3_outcomes.py::test_lost_answers_make_one_job[vertex-sdk]",
         "backends/vertex/test_local.py",
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
+    "cloudtrain/console/": ("console/test_compare.py", "console/test_sweep.py"),
     "cloudtrain/nodes/": LAB,
+    "cloudtrain/runs/": (
+        "runs/test_distributed_env.py::test_accelerates_own_tests_pass[test_sync-2]",
+        "runs/test_faults.py::test_a_chain_whose_submitter_and_watchers_are_killed_runs_once",
+        "runs/test_move.py::test_a_script_finds_what_it_saved_elsewhere[from SageMaker]",
+        "runs/test_move.py::test_trained_on_several_platforms[sagemaker]",
+        "runs/test_resume.py",
+    ),
+    "cloudtrain/sweeps/": ("sweeps/test_sweep.py::test_kills_neither_lose_nor_double_a_trial[20]",),
+    "cloudtrain/testing/": ("test_plugin.py::test_it_passes_the_contract[rented_contract.py]",),
     "cloudtrain/training/": (
+        "test_training.py::test_a_transformers_model_travels_without_a_pickle",
+        "test_training.py::test_layers_of_a_language_model_are_split_and_its_data_is_an_address",
+        "training/test_large_data.py::test_ranks_learn_from_mapped_data_and_single_samples_what_one_process_learns",
         "test_training.py::test_dictionaries_train_a_synthetic_model_and_hooks_are_heard",
         "test_training.py::test_the_first_failing_rank_is_shown_and_recovered_from",
     ),
     "docs/how/evaluate.md": ("test_task_pages.py::test_a_model_is_trained_evaluated_tuned_and_compared",),
     "entrypoints/evaluate": (
+        "entrypoints/test_evaluate_model.py::test_an_adapter_is_evaluated_over_its_model",
+        "entrypoints/test_evaluate_model.py::test_what_cannot_be_evaluated_is_refused_in_one_sentence",
         "entrypoints/test_evaluate_model.py::test_a_local_task_of_the_harness_runs_without_network",
     ),
-    "entrypoints/launch": (*LAB, f"{STOPS}[kubernetes]", f"{THIRD_PARTY}[ddp_tutorial-nodes]"),
+    "entrypoints/launch": (
+        *LAB,
+        f"{STOPS}[kubernetes]",
+        f"{THIRD_PARTY}[ddp_tutorial-nodes]",
+        "entrypoints/launcher/prepare/test_requirements.py",
+        "entrypoints/launcher/test_stall.py",
+        "entrypoints/test_launch_nodes.py",
+        "entrypoints/test_python_start.py::test_a_collective_as_the_last_statement",
+    ),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (
         "entrypoints/trainer/data/test_token_cache.py::test_memory_does_not_grow_with_the_text",

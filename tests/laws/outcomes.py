@@ -27,7 +27,7 @@ from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching.watch import Watcher
 from tests.conftest import wait_for
 
-NORMAL, LONG = 20, 400  # sequences
+NORMAL, LONG = 10, 400  # sequences
 MOST = 5  # further failures
 
 

@@ -29,7 +29,7 @@ from tests.lab.slurm import Slurm
 from tests.laws.clusters import Cluster, Kubernetes, Machines
 from tests.laws.outcomes import drive, recorded
 
-KUBERNETES, SLURM, SSH = 20, 10, 10  # sequences of a normal run: 40
+KUBERNETES, SLURM, SSH = 8, 10, 10  # sequences of a normal run
 LONG = {"kubernetes": range(100, 200), "slurm": range(100, 150), "ssh": range(100, 150)}  # 200
 
 

@@ -142,7 +142,9 @@ def test_the_watcher_starts_the_process_of_a_sweep_again(start: Start, tmp_path:
     assert [trial.state for trial in sweep.trials] == [State.SUCCEEDED] * 2
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "kills", [5, *(pytest.param(many, marks=[pytest.mark.long, pytest.mark.timeout(3600)]) for many in (20, 100))]
+)
 def test_kills_neither_lose_nor_double_a_trial(start: Start, home: Path, tmp_path: Path, kills: int, figure):
     choose = random.Random(first_seed())
     rates = [round(0.1 + at / 100, 2) for at in range(2 * kills)]

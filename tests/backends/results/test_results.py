@@ -71,8 +71,6 @@ SAMPLE = {  # runs with every change; the others are `long`
     ("local", "loop", "{model_dir}"),
     ("kubernetes", "loop", "out"),
     ("sagemaker", "loop", "{model_dir}"),
-    ("vertex-local", "trainer_last", "out"),
-    ("akash", "loop", "out"),
 }
 
 

@@ -37,7 +37,7 @@ CASES = {
     "fsdp x cp": (4, {"strategy": "fsdp", "cp_size": 2}),
     "pp interleaved": (2, {"pp_size": 2, "virtual_stages": 2, "num_layers": 4}),
 }
-NAMES = [name if name in ("fsdp", "pp", "cp") else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+NAMES = [name if name in ("fsdp", "pp") else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
