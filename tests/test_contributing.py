@@ -10,7 +10,6 @@ from glob import glob
 from pathlib import Path
 
 from tests.conftest import WAIT_S
-from tests.extent import TIERS
 from tests.sample import TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -65,18 +64,6 @@ sys.exit(code)
     entered = [line.removeprefix(f"{ROOT}/") for line in done.stdout.splitlines()]
     assert [name for name in path if name not in entered] == []
     assert min(path, key=entered.index) == "cloudtrain/cli/submit.py"
-
-
-def test_each_test_of_a_tier_exists():
-    sampled = {name for names in TABLE.values() for name in names}
-    assert sorted(name for name in {*TIERS, *sampled} if not has_test(name)) == []
-
-
-def has_test(name: str) -> bool:
-    """Return whether a name of tests/tiers.txt stands for something: a file, a folder, or a function of a file."""
-    path, *inside = name.partition("[")[0].split("::")
-    file = ROOT / "tests" / path
-    return file.exists() and (not inside or re.search(rf"(def|class) {inside[0]}\b", file.read_text()) is not None)
 
 
 def test_each_backend_names_its_long_tests():
