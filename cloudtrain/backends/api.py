@@ -183,6 +183,21 @@ class Backend(ABC):
         """
         return
 
+    def most_together(self, plan: Plan) -> int:
+        """Return how many attempts like that of a plan one request can send, if `expect` is called with them. Pure."""
+        return 1
+
+    def expect(self, plans: Sequence[Plan], at_once: int) -> None:
+        """Take note of attempts of one job and bundle that are submitted next: the first `submit` may send all of them.
+
+        Pure. `submit` of each of the others then returns what `find` finds; `discard` stops one that is not submitted.
+
+        Args:
+            plans: the attempts, `most_together` at most.
+            at_once: how many of them may run at a time.
+        """
+        return
+
     def probe(self, plan: Plan) -> list[Problem] | None:
         """Return why the platform would not start the attempt of a plan, for `doctor --job`; None where it cannot tell."""
         return None

@@ -32,6 +32,7 @@ from cloudtrain.sweeps.send import Trials
 from cloudtrain.sweeps.standing import Spent
 
 LEASE_S = 30.0
+TOGETHER_S = 900.0  # the lease while many calls are sent; it ends with the process
 PAUSE_S, BUSY_S = 1.0, 0.1  # between two looks at the trials, and where something has just happened
 CARE_S = 5.0  # how often it is checked that the live runs are watched
 
@@ -73,6 +74,10 @@ class Driver:
         """Bring the sweep forward once; True where something has happened. Raises StoreError, Unreachable."""
         record, trials = self.history.find(self.sweep_id), self.history.trials(self.sweep_id)
         moved = False
+        unsent = [trial for trial in trials if not trial.ended and trial.run_id is None]
+        if self.sweep.of_calls and len(unsent) > 1:
+            self.history.lease(self.sweep_id, self.me, TOGETHER_S)
+            self.trials.expect(unsent)
         for trial in trials:
             if trial.ended:
                 continue
@@ -126,6 +131,8 @@ class Driver:
             load[trial.target] = load.get(trial.target, 0) + 1
         target = min(load, key=lambda name: load[name])
         number = len(trials) + 1
+        if (most := self.trials.most_together(number, params, target)) > 1:
+            return not live and self._draw_calls(drawn, most, target)
         if budget.usd is not None:
             more = self.trials.most_usd(number, params, target)
             if spent.usd + spent.promised_usd + more > budget.usd:
@@ -134,6 +141,14 @@ class Driver:
         self._drawn_out = False
         self.history.add_trial(self.sweep_id, number, params, point, target)
         self._submit(self.history.trials(self.sweep_id)[number - 1])
+        return True
+
+    def _draw_calls(self, drawn: int, most: int, target: str) -> bool:
+        """Store the next calls of a group, which the next look submits together; the platform keeps to max_parallel."""
+        for number in range(drawn + 1, drawn + most + 1):
+            if (found := draw(self.sweep, number, ())) is None:
+                break
+            self.history.add_trial(self.sweep_id, number, *found, target)
         return True
 
     def _submit(self, trial: TrialRecord) -> None:
@@ -148,6 +163,7 @@ class Driver:
             if self.store.get(run_id) is None:  # it was refused before it was stored
                 self.history.stop(self.sweep_id, trial.number, f"refused: {error.message}")
                 self.history.end_trial(self.sweep_id, trial.number, None)
+                self.trials.discard(trial)
                 return
         self.history.submitted(self.sweep_id, trial.number, run_id)
         self.store.acknowledge(run_id)

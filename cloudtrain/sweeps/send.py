@@ -6,7 +6,7 @@ import atexit
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from cloudtrain.history.trials import SweepRecord, TrialRecord
 from cloudtrain.job.document import Document
 from cloudtrain.job.roles import lift_main
 from cloudtrain.runs.planning import plan as planning
+from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.sweeps.file import SweepFile, read
@@ -45,12 +46,30 @@ class Trials:
         bundle.extract(Path(self._folder.name, "source"))
         self._bundle = replace(bundle, source=f"{self._folder.name}/source")
         self._submitters: dict[str, ExactlyOnce] = {}
+        self._plans: dict[int, Plan] = {}  # of calls that are sent together, by the number of the trial
+
+    def most_together(self, number: int, params: Mapping[str, Any], target: str) -> int:
+        """Return how many calls the platform takes in one request; 1 where each is to be sent by itself."""
+        submitter, plan = self._submitter(target), self._plan(number, params, target)
+        waits = not self.sweep.of_calls or upstream.waits_for(submitter.store, plan)
+        return 1 if waits else submitter.client(plan).most_together(plan)
+
+    def expect(self, trials: Sequence[TrialRecord]) -> None:
+        """Let the platform send the calls that are submitted next, of one target, in one request. Raises what planning does."""
+        self._plans = {trial.number: self._plan(trial.number, trial.params, trial.target) for trial in trials}
+        plans = [*self._plans.values()]
+        self._submitter(trials[0].target).client(plans[0]).expect(plans, self.sweep.max_parallel)
+
+    def discard(self, trial: TrialRecord) -> None:
+        """Stop what may have been sent of a call that is not submitted, together with others; blocking."""
+        if plan := self._plans.get(trial.number):
+            self._submitter(trial.target).client(plan).discard(plan.attempt_id)
 
     def submit(self, trial: TrialRecord) -> str:
         """Submit a trial exactly once and return its run's id; blocking. Raises what a submit raises."""
         key = self.key(trial.number)
         submitter = self._submitter(trial.target)
-        plan = self._plan(trial.number, trial.params, trial.target)
+        plan = self._plans.get(trial.number) or self._plan(trial.number, trial.params, trial.target)
         sent = submitter.adopt_interrupted(plan, key, adopt=False) or submitter.send_once(
             plan, self._bundle, key=key, parent=self.sweep_id
         )

@@ -12,8 +12,9 @@ import pytest
 
 import cloudtrain
 from cloudtrain.errors import RunFailed
+from cloudtrain.events import State
 from tests.backends.slurm.test_evaluation import configure
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 from tests.lab.slurm import Slurm
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
@@ -41,9 +42,38 @@ def test_calls_of_functions(slurm: Slurm, home: Path, tmp_path: Path, monkeypatc
     assert isinstance(failure, RunFailed) and isinstance(failure.__cause__, ZeroDivisionError)
     ranks = cloudtrain.function(where, target="cluster", num_nodes=2).submit().results(WAIT_S)
     assert [rank for rank, _ in ranks] == [0, 1] and len({host for _, host in ranks}) == 2
-    assert on_cluster.starmap([(1, 2), (3, 4), (5, 6)], max_parallel=2).results() == [3, 7, 11]
+    group = on_cluster.starmap([(1, 2), (3, 4), (5, 6)], max_parallel=2)
+    assert group.results() == [3, 7, 11]
+    jobs = [(slurm.shared / "runs" / str(trial.run_id) / "a1" / "job").read_text() for trial in group.trials]
+    number = jobs[0].partition("_")[0]
+    assert jobs == [f"{number}_{task}" for task in range(3)], "the tasks of one array"
 
     async def both() -> list[int]:
         return list(await asyncio.gather(on_cluster.submit(1, 1), on_cluster.submit(2, 2)))
 
     assert asyncio.run(both()) == [2, 4]
+
+
+def test_calls_of_an_array_are_cancelled_one_by_one(
+    slurm: Slurm, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(slurm, tmp_path, monkeypatch)
+    gate = str(slurm.shared / "gate")
+
+    def square(x):
+        import os
+        import time
+
+        while not os.path.exists(gate):
+            time.sleep(0.1)
+        return x * x
+
+    group = cloudtrain.function(square, target="cluster").map([1, 2, 3, 4], max_parallel=3)
+    wait_for(lambda: sum(trial.state is State.RUNNING for trial in group.trials) == 3, "three calls at once")
+    running, waiting = group.run(group.trials[0]), group.run(group.trials[3])
+    waiting.cancel()  # the last task has the number of the whole array too
+    running.cancel()
+    assert [run.wait(WAIT_S).state for run in (running, waiting)] == [State.CANCELLED] * 2
+    Path(gate).touch()
+    values = group.results(return_exceptions=True)
+    assert values[1:3] == [4, 9] and all(isinstance(values[at], RunFailed) for at in (0, 3))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import cloudtrain
 from cloudtrain.backends import registry
-from cloudtrain.errors import StoreError
+from cloudtrain.errors import BadRequest, StoreError
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
@@ -17,7 +18,9 @@ from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.sweeps.drive import Driver
 from cloudtrain.sweeps.file import read
 from cloudtrain.sweeps.send import specification
+from cloudtrain.sweeps.sweep import Sweep
 from cloudtrain.testing.memory import MemoryBackend
+from tests.functions.conftest import scaled
 from tests.sweeps.conftest import SCRIPT, read_yaml
 
 
@@ -73,3 +76,67 @@ def test_after_a_failure_the_next_process_is_started_later(home: Path, tmp_path:
         driver.run()
     monkeypatch.setattr(handover, "detach", lambda *_, **__: pytest.fail("it was started"))
     assert not handover.drive(home, "s", {})
+
+
+@pytest.fixture
+def group(home: Path, monkeypatch):
+    """A group of four calls on a platform that takes three in one request, and how to drive it."""
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    monkeypatch.setattr(handover, "start", lambda *_, **__: None)
+    monkeypatch.setattr(Sweep, "ensure_driven", lambda self: None)
+    MemoryBackend.install()
+    expected: list[list[str]] = []
+    monkeypatch.setattr(MemoryBackend, "most_together", lambda self, plan: 3)
+    monkeypatch.setattr(
+        MemoryBackend, "expect", lambda self, plans, at_once: expected.append([each.attempt_id for each in plans])
+    )
+    made = cloudtrain.function(scaled, target="memory", output="/shared/runs").map([1, 2, 3, 4], max_parallel=2)
+    return made, Driver(home, made.sweep_id), expected
+
+
+def end(group: Sweep) -> None:
+    """Let all calls end that run."""
+    for trial in group.trials:
+        if trial.run_id and not trial.ended:
+            MemoryBackend.finish(f"{trial.run_id}-a1")
+            Store(group.home).set_status(trial.run_id, Status(State.SUCCEEDED, 0))
+
+
+def test_calls_are_sent_together_where_the_platform_takes_them(group, home: Path):
+    made, driver, expected = group
+    assert driver.look() and not any(trial.run_id for trial in made.trials), "stored before anything is sent"
+    assert driver.look() and all(trial.run_id for trial in made.trials)
+    assert expected == [[f"{trial.run_id}-a1" for trial in made.trials]] and len(made.trials) == 3
+    assert not driver.look() and len(made.trials) == 3, "the fourth is not among those that the platform holds"
+    end(made)
+    driver.look()
+    assert driver.look() and [trial.params["call"] for trial in made.trials] == [0, 1, 2, 3]
+
+
+def test_a_driver_that_was_killed_sends_what_is_not_sent_together(group, home: Path):
+    made, driver, expected = group
+    driver.look()
+    driver._submit(made.trials[0])
+    again = Driver(home, made.sweep_id)
+    again.look()
+    assert expected[-1] == [f"{trial.run_id}-a1" for trial in made.trials[1:]]
+    assert len({trial.run_id for trial in made.trials}) == 3
+
+
+def test_a_call_that_is_refused_after_the_others_were_sent_is_stopped(group, home: Path, monkeypatch):
+    made, driver, _ = group
+    stopped: list[str] = []
+    monkeypatch.setattr(MemoryBackend, "discard", lambda self, attempt_id: stopped.append(attempt_id))
+    driver.look()
+    second = driver.trials.run_id(made.trials[1])
+    preflight = MemoryBackend.preflight
+
+    def refuse(self, plan):
+        if plan.run_id == second:
+            raise BadRequest("over the budget")
+        preflight(self, plan)
+
+    monkeypatch.setattr(MemoryBackend, "preflight", refuse)
+    driver.look()
+    assert stopped == [f"{second}-a1"]
+    assert [bool(trial.run_id) for trial in made.trials] == [True, False, True]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Facts, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.folder import FOLLOW_S, PLAN, FolderBackend
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.slurm import client, partitions, request, script, status
+from cloudtrain.backends.slurm import arrays, client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.clock import SYSTEM, Clock
@@ -70,6 +70,7 @@ class SlurmBackend(FolderBackend):
         self.folder = str(options.get("folder") or "")
         self.runs = f"{self.folder}/runs"
         self.follow_s = FOLLOW_S if options.get("login") else 0.0
+        self._expected: tuple[Sequence[Plan], int] = (), 0  # attempts for one array, and how many run at a time
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -130,6 +131,12 @@ class SlurmBackend(FolderBackend):
     def time_limit(self, plan: Plan) -> TimeLimit:
         return request.time_limit(plan)
 
+    def most_together(self, plan: Plan) -> int:
+        return arrays.MOST if arrays.may_hold(plan) else 1
+
+    def expect(self, plans: Sequence[Plan], at_once: int) -> None:
+        self._expected = plans, at_once
+
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         try:
             handle = self.find(plan.attempt_id)
@@ -137,34 +144,70 @@ class SlurmBackend(FolderBackend):
             raise NotReached(f"the login node cannot be reached: {error.message}", error.hint, waits=False) from None
         if handle:
             return handle
-        folder, root = str(plan.request["folder"]), self.folder
+        (plans, at_once), self._expected = self._expected, ((), 0)
+        self._upload_bundle(bundle, self.folder)
+        if not (plan in plans[:-1] and self._submit_array(plan, plans, bundle, at_once)):
+            self._stage(plan, bundle)
+            self._store_number(plan, self._sbatch(plan.request["sbatch"]))
+        return str(plan.request["folder"])
+
+    def _submit_array(self, first: Plan, expected: Sequence[Plan], bundle: Bundle, at_once: int) -> bool:
+        """Submit attempts as one array; False where the cluster refuses it, for it may limit arrays."""
+        plans = [each for each in expected if each == first or not self.find(each.attempt_id)]
+        name = f"{first.attempt_id}-and-{len(plans) - 1}"
+        for task, each in enumerate(plans):
+            self._stage(each, bundle, f"{name} {task}")
+        folder = f"{self.folder}/arrays/{name}"
+        mode = paths.folder_mode(str(first.request.get("umask", "077")))
+        self._agent.ask("folders", path=folder, mode=mode)
+        self._agent.ask("write", given=arrays.script(plans).encode(), path=f"{folder}/job.sh", mode=0o700)
+        try:
+            number = self._sbatch(arrays.command(plans, name, folder, at_once))
+        except Unreachable:
+            raise
+        except BackendError:
+            self._agent.ask("write", given=b"", path=f"{first.request['folder']}/array")
+            return False
+        for task, each in enumerate(plans):
+            self._store_number(each, f"{number}_{task}")
+        return True
+
+    def _stage(self, plan: Plan, bundle: Bundle, array: str = "") -> None:
+        """Write the folder of an attempt; `array` is the name of the array that is to run it, and the number of the task."""
+        folder = str(plan.request["folder"])
         mode = paths.folder_mode(str(plan.request.get("umask", "077")))
         self._agent.ask("folders", path=folder, mode=mode)
-        self._upload_bundle(bundle, root)
-        self._agent.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source", mode=mode)
+        self._agent.ask("extract", root=self.folder, sha256=bundle.sha256, into=f"{folder}/source", mode=mode)
+        if array:
+            self._agent.ask("write", given=array.encode(), path=f"{folder}/array")
         self._agent.ask("write", given=str(plan.request["script"]).encode(), path=f"{folder}/job.sh", mode=0o700)
         self._agent.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
         self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
         self._agent.ask("write", given=labels, path=f"{folder}/labels.json")
         self._agent.ask("write", given=plan.to_json().encode(), path=f"{folder}/{PLAN}")
-        completed = self._run(list(plan.request["sbatch"]))
+
+    def _sbatch(self, argv: Sequence[str]) -> str:
+        """Submit a batch job and return its number."""
+        completed = self._run(list(argv))
         if completed["code"] != 0:
             raise client.error_for_command(completed)
-        job_number = completed["out"].strip().partition(";")[0]
+        job_number = str(completed["out"]).strip().partition(";")[0]
         if not job_number.isdigit():
             raise Unreachable(
                 f"sbatch printed no job number, but {job_number[:200]!r}",
                 "run squeue --me to see whether the job was submitted",
             )
+        return job_number
+
+    def _store_number(self, plan: Plan, number: str) -> None:
         try:
-            self._agent.ask("write", given=job_number.encode(), path=f"{folder}/job")
+            self._agent.ask("write", given=number.encode(), path=f"{plan.request['folder']}/job")
         except BackendError as error:  # `find` gets the number from Slurm
             raise Unreachable(
-                f"Slurm has started job {job_number}, but cloudtrain could not store its number: {error.message}",
+                f"Slurm has started job {number}, but cloudtrain could not store its number: {error.message}",
                 error.hint,
             ) from None
-        return folder
 
     def _upload_bundle(self, bundle: Bundle, root: str) -> None:
         """Upload the bundle to the shared file system unless it is there."""
@@ -178,11 +221,14 @@ class SlurmBackend(FolderBackend):
             return folder
         if not self._agent.ask("read", path=f"{folder}/job.sh", limit=1).data:
             return None
-        queue_entry = client.find_job(
-            self._run, attempt_id
-        )  # whoever sent it died before it had written the number down
+        # Whoever sent it died before it had written the number down.
+        name, _, task = self._agent.ask("read", path=f"{folder}/array").data.decode().partition(" ")
+        queue_entry = client.find_job(self._run, name or attempt_id)
         number = queue_entry.job if queue_entry else self._owner_job(folder)
+        number = f"{number.partition('_')[0]}_{task}" if number and task else number
         if not number:
+            if name:  # the attempt will be a job of its own
+                self._agent.ask("write", given=b"", path=f"{folder}/array")
             return None
         self._agent.ask("write", given=number.encode(), path=f"{folder}/job")
         return folder

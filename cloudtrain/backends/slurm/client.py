@@ -77,7 +77,9 @@ def query_jobs(run: Command, jobs: Sequence[str]) -> dict[str, QueueEntry]:
     """Return the states of several jobs, as far as one squeue shows them; raises Unreachable if Slurm does not answer."""
     if not jobs:
         return {}
-    completed = run(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r"])
+    completed = run(
+        ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r"]
+    )
     if completed["code"] != 0 and _is_unanswered(completed):
         raise error_for_command(completed)
     entries = [_parse_squeue(line) for line in completed["out"].splitlines()] if completed["code"] == 0 else []
@@ -125,7 +127,7 @@ def _is_unanswered(completed: Mapping[str, Any]) -> bool:
     return killed or _UNANSWERED.search(completed["err"]) is not None
 
 
-_SACCT = "--format=JobIDRaw,State,Reason"
+_SACCT = "--format=JobID,State,Reason"
 
 
 def _query_first(
@@ -174,6 +176,8 @@ def _parse_scontrol(out: str, name: str = "") -> QueueEntry | None:
     ]
     if not lines:
         return None
-    fields = dict(re.findall(r"(JobId|JobState|Reason)=(\S*)", lines[-1]))
+    fields = dict(re.findall(r"(JobId|ArrayJobId|JobState|Reason)=(\S*)", lines[-1]))
     reason = fields.get("Reason", "")
-    return QueueEntry(fields["JobId"], fields.get("JobState", ""), "" if reason == "None" else reason)
+    return QueueEntry(
+        fields.get("ArrayJobId") or fields["JobId"], fields.get("JobState", ""), "" if reason == "None" else reason
+    )

@@ -5,6 +5,7 @@ r"""Build a Slurm batch job: the arguments of sbatch and the batch script, pure 
 <folder>/runs/<run>/a<N>/      an attempt
     job.sh, source/            the script, and the bundle, extracted once for all nodes
     job                        Slurm's job number, written by submit or by the script, whichever is first
+    array                      the name of the array job that is to run it (arrays.py), and the number of the task
     begun                      when the allocation began, in seconds since 1970
     owner                      a link to the number of the job that may run; a second submission of the job exits
     state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details

@@ -23,14 +23,15 @@ _SCRIPT = r"""#!/bin/bash -l
 cd {folder} || exit 1
 umask {umask}
 chmod {output_mode} slurm.out
-ln -s "$SLURM_JOB_ID" owner 2>/dev/null || [ "$(readlink owner)" = "$SLURM_JOB_ID" ] || exit 0 # sent twice
-printf %s "$SLURM_JOB_ID" >job.$SLURM_JOB_ID && mv job.$SLURM_JOB_ID job
+id=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}} id=${{id:-$SLURM_JOB_ID}}
+ln -s "$id" owner 2>/dev/null || [ "$(readlink owner)" = "$id" ] || exit 0 # sent twice
+printf %s "$id" >job.$id && mv job.$id job
 started=${{SLURM_JOB_START_TIME:-$(date +%s)}} # what Slurm counts from
 [ -e begun ] || printf %s "$started" >begun
 restart=${{SLURM_RESTART_COUNT:-0}}
 over=0 # how many restarts followed the end of a slice
 {slice_begins}say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
-phase() {{ scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
+phase() {{ scontrol show job -o "$id" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
 trap : TERM # Slurm signals the tasks too: they save and leave, this script sees to the rest
 if [ -e cancel ] || [ -e stop ]; then say ENDED 75 stopped; exit 75; fi
 if [ $((restart - over)) -gt {restarts} ]; then say ENDED 75 restarts; exit 75; fi
@@ -70,7 +71,7 @@ states='{again}' next=again
 {slice_ends}if [ "$next" ] && grep -qsE "\"state\": \"($states)\"" node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
   [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
   say REQUEUED "$code" "$next"
-  scontrol requeue "$SLURM_JOB_ID" && sleep 600 # Slurm ends this script
+  scontrol requeue "$id" && sleep 600 # Slurm ends this script
 fi
 say ENDED "$code" "$(phase)"
 exit "$code"

@@ -57,7 +57,7 @@ class ExactlyOnce(Planner):
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
-        backend = self._client(plan)
+        backend = self.client(plan)
         send.preflight(plan, backend)
         files = self.config_files
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
@@ -89,7 +89,7 @@ class ExactlyOnce(Planner):
             return self.existing(plan)
         return self._finish_submit(plan.run_id, outcome)
 
-    def _client(self, plan: Plan) -> Backend:
+    def client(self, plan: Plan) -> Backend:
         """Return the plan's backend, that of the last submit where its options and this shell are the same.
 
         Making an SDK's client costs more than its calls.
