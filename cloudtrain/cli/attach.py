@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli.view import options, runs, summary, terminal
+from cloudtrain.cli.view import options, planned, runs, summary, terminal
 from cloudtrain.job.units import format_count
 
 
@@ -56,7 +56,7 @@ def command(uri: str, everything: bool, again: bool, as_json: bool) -> int:
             ("state", status),
             ("reason", record.status.reason),
             ("attempts", str(len(attempts))),
-            ("backend", summary.describe_target(attempts[-1].plan)),
+            ("backend", planned.describe_target(attempts[-1].plan)),
         ]
     )
     summary.print_next_commands(

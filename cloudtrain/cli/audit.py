@@ -71,9 +71,7 @@ def _read(run_id: str) -> Sequence[Mapping[str, object]]:
         if rows or not run_id or not Path(run_id).is_dir():
             return rows
         uri = run_id
-    from cloudtrain.runs.planning import output_audit
-
-    if not (found := output_audit.read(uri)):
+    if not (found := audit.read_output(uri)):
         raise BadRequest(
             f"{uri} has no audit log: it is not the folder of one run in its output, or the job had no `audit: true`",
             "name the folder of one run, <output>/<run>",

@@ -101,7 +101,7 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 def _check_policies() -> Iterator[Finding]:
     """Fetch and pin the organisation's policies that the configuration here names, and read those beside it."""
     from cloudtrain.job import targets
-    from cloudtrain.policy import changes, files, find, names, pin
+    from cloudtrain.policy import apply, changes, files, names, pin
 
     def unknown(policy: files.Policy) -> Iterator[Finding]:
         try:
@@ -113,7 +113,7 @@ def _check_policies() -> Iterator[Finding]:
 
     here = Path.cwd()
     try:
-        addresses = find.configured(here)
+        addresses = apply.configured(here)
     except CloudtrainError as error:
         yield Finding("policy", False, error.message, error.hint)
         return

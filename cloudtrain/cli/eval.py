@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     "--limit", metavar="N", type=click.IntRange(1), help="Use only the first N samples of the data and of each task."
 )
 @options.target_option_with(f"{options.WHERE} The default is the target of RUN.")
-@click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True,
-    help="Set a value of the evaluation's job, as in --set resources.accelerators=L4:1; may be repeated.",
-)  # fmt: skip
+@options.sets_option_with(
+    "Set a value of the evaluation's job, as in --set resources.accelerators=L4:1; may be repeated."
+)
 @click.option("--key", metavar="KEY", help="A name for this evaluation: starting it again returns the same run.")
 @options.force_option
 @partial(options.ending_options, of="evaluation")

@@ -136,12 +136,12 @@ def _print_schema(output: str | None) -> int:
 def _write_ci(system: str, job: Path, target: str | None, wheel: str | None, force: bool) -> int:
     from cloudtrain.cli.view import ci
     from cloudtrain.job import targets
-    from cloudtrain.policy import find
+    from cloudtrain.policy import apply
 
     if not job.is_file():
         raise BadRequest(f"there is no job file {job}", "cloudtrain init writes one; -o names another")
     resolved = targets.resolve(job, target=target)
-    pinned = bool(find.configured(job.absolute().parent))
+    pinned = bool(apply.configured(job.absolute().parent))
     place = ci.Place(resolved.backend, resolved.options, wheel or _installed_from(), pinned)
     root = next((up for up in (Path.cwd(), *Path.cwd().parents) if (up / ".git").exists()), Path.cwd())
     path = root / ci.PATHS[system]

@@ -70,7 +70,7 @@ def command(target: str | None, job: str | None, policy: bool, inside: bool, out
 def _documents(target: str | None, job: str | None, policy: bool, inside: bool) -> tuple[dict[str, Any], list[str]]:
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
-    from cloudtrain.policy import enforce, find
+    from cloudtrain.policy import apply, enforce
     from cloudtrain.runs.planning.plan import Planner
 
     home = targets.home()
@@ -90,7 +90,7 @@ def _documents(target: str | None, job: str | None, policy: bool, inside: bool) 
         said = [f"--inside adds nothing on {kind}, where the options of the job switch shells on: {page('how/inside')}"]
     if not policy:
         return documents, said
-    policies, notes = find.find([Path.cwd()], home)
+    policies, notes = apply.find([Path.cwd()], home)
     if not policies:
         raise BadRequest(
             "no policy.toml applies on this machine", "write a policy.toml, or run the command without --policy"

@@ -13,7 +13,7 @@ import click
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import JOB_FILES, JobInput, parse_job_words
-from cloudtrain.cli.view.summary import print_manifest, print_plan
+from cloudtrain.cli.view.planned import print_manifest, print_plan, shorten, take_out_texts
 from cloudtrain.errors import BadRequest, BadSource
 from cloudtrain.job.units import format_count, format_size
 
@@ -194,8 +194,6 @@ def describe_refusal(plan: Plan) -> str:
 
 def _print_request(request: Mapping[str, Any], verbose: bool) -> None:
     import json
-
-    from cloudtrain.cli.view.request import shorten, take_out_texts
 
     shown, hidden = (request, 0) if verbose else shorten(request)
     texts: dict[str, str] = {}

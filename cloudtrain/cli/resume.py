@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.follow import Begun, begin
 
@@ -11,13 +9,9 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.command()
 @options.run_named
 @options.target_option_with(f"{options.WHERE} The default is the target of the newest attempt.")
-@click.option(
-    "--set",
-    "sets",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Change one of the keys above, as in --set limits.max_cost=80USD, which counts all attempts of the run; "
-    "may be repeated. The last value of a key counts.",
+@options.sets_option_with(
+    "Change one of the keys above, as in --set limits.max_cost=80USD, which counts all attempts of the run; "
+    "may be repeated. The last value of a key counts."
 )
 @options.layout
 @options.force_option

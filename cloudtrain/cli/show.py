@@ -10,7 +10,7 @@ import click
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
-from cloudtrain.cli.view import options, provenance, runs, summary, terminal, timeline, why
+from cloudtrain.cli.view import options, planned, provenance, runs, summary, terminal, timeline
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     "--origin", is_flag=True, help="Show every value of a job file or script, defaults too, and where it was set."
 )
 @options.target_option_with(f"With --origin only. {options.WHERE} The default is the job's own target.")
-@click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True,
-    help="With --origin only: set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated.",
-)  # fmt: skip
+@options.sets_option_with(
+    "With --origin only: set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated."
+)
 @options.verbose_option
 @options.json_option
 def command(
@@ -96,16 +95,16 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("reason", status.reason if status.state.final else ""),
             ("platform", run.unanswered()),
             ("watcher", _lacking(run)),
-            *why.verdict_rows(run.verdict()),
+            *summary.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("attached", f"from {record.attached}" if record.attached else ""),
-            ("backend", summary.describe_target(plan)),
-            ("world", summary.describe_nodes(plan)),
-            ("limit", summary.describe_limit(plan)),
+            ("backend", planned.describe_target(plan)),
+            ("world", planned.describe_nodes(plan)),
+            ("limit", planned.describe_limit(plan)),
             ("attempts", _describe_used(run, attempts[-1])),
             ("not tried", candidates.describe_left_out(plan.candidates)),
-            ("runs", summary.describe_command(plan)),
-            ("source", summary.describe_source(plan)),
+            ("runs", planned.describe_command(plan)),
+            ("source", planned.describe_source(plan)),
             ("parent", record.parent or ""),
             *runs.chain_rows(run),
             ("key", record.key or ""),
@@ -134,7 +133,7 @@ def _print_run(run: Run, verbose: bool) -> None:
     job = record.job if verbose else _without_defaults(record.job)
     terminal.print_pairs((key, _inline(value)) for key, value in job.items() if key not in _SHOWN_ABOVE)
     if verbose:
-        summary.print_manifest(plan)
+        planned.print_manifest(plan)
 
 
 def _describe_used(run: Run, newest: AttemptRecord) -> str:

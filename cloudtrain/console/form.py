@@ -16,8 +16,8 @@ from cloudtrain.console import jobtext
 from cloudtrain.console.fields import Field
 from cloudtrain.console.jobtext import Node, Plain, Table
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.job import load, yaml
-from cloudtrain.job.document import Document
+from cloudtrain.job import load
+from cloudtrain.job.document import Document, read_yaml
 from cloudtrain.job.problems import dotted
 
 KeyPath = tuple[str, ...]
@@ -73,7 +73,7 @@ class Form:
         typed = [problem for problems in self.problems.values() for problem in problems]
         if typed:
             raise BadJob(typed)
-        return yaml.read(self.text(), JOB_FILE), self.folder
+        return read_yaml(self.text(), JOB_FILE), self.folder
 
     def moved_to(self, folder: Path) -> Form:
         """Return the form of the same job in another folder, with relative paths rewritten."""

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from cloudtrain.job import yaml
-from cloudtrain.job.document import Document, Path, written
+from cloudtrain.job.document import Document, Path, read_yaml, scalar, written
 
 MAX_LINE = 100  # characters of a list on one line
 # Text that every YAML parser, also of YAML 1.1, reads as a string; anything else is quoted.
@@ -50,7 +49,7 @@ def from_document(document: Document) -> Table:
 
 def parse(text: str, name: str = "") -> Node:
     """Parse one typed value like `--set`; raises BadJob."""
-    document = yaml.scalar(text, name)
+    document = scalar(text, name)
     return _node(document.value, (), document)
 
 
@@ -96,7 +95,7 @@ def edit(text: str, before: Table, after: Table) -> str:
             _edit(root, before, after)
             writer.serialize(root, stream)
         edited = stream.getvalue()
-        return edited if from_document(yaml.read(edited)) == after else dump(after)
+        return edited if from_document(read_yaml(edited)) == after else dump(after)
     except (YAMLError, ValueError):  # ValueError: an alias stands for one value twice
         return dump(after)
 
@@ -187,7 +186,7 @@ def _node(value: Any, path: Path, document: Document) -> Node:
 
 def _parse_scalar(text: str) -> Any:
     try:
-        return yaml.scalar(text, "").value if text[:1] not in ("[", "{", '"', "'") else text
+        return scalar(text, "").value if text[:1] not in ("[", "{", '"', "'") else text
     except ValueError:
         return text
 

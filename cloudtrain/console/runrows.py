@@ -20,7 +20,7 @@ from cloudtrain.history.table import Query
 from cloudtrain.job.units import format_number
 from cloudtrain.runs import listing
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching import pace
 
 PAGE_SIZE = 50
 SETTLED_NS = 1_000_000_000
@@ -190,7 +190,7 @@ def _outages(store: Store, rows: Sequence[table.Row]) -> str:
     for record in (row.record for row in rows):
         if (
             not record.status.state.final
-            and (answer := last_contact.last(store.home, record.run_id, store.clock))
+            and (answer := pace.last_contact(store.home, record.run_id, store.clock))
             and answer.error
         ):
             outages.setdefault(record.target or record.backend, answer.outage)

@@ -15,8 +15,17 @@ from typing import IO, TYPE_CHECKING
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import StoreError, upgrade_command
 from cloudtrain.history import migrations, repair
-from cloudtrain.history.file import Repaired, describe_holders, find_holders, identity, lock, make_private, on_network
-from cloudtrain.history.journal import Entry, Journal
+from cloudtrain.history.file import (
+    Entry,
+    Journal,
+    Repaired,
+    describe_holders,
+    find_holders,
+    identity,
+    lock,
+    make_private,
+    on_network,
+)
 from cloudtrain.job.homes import make_home
 from cloudtrain.job.units import format_count
 

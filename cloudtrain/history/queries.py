@@ -14,7 +14,7 @@ from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
-from cloudtrain.history import labelled
+from cloudtrain.history import repair
 from cloudtrain.history.columns import TOOK
 from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.file import repaired
@@ -71,7 +71,7 @@ class History:
         Raises BackendError.
         """
         with self.database.read() as db:
-            found = list(labelled.entries(db, self.home, backend, options))
+            found = list(repair.labelled(db, self.home, backend, options))
         return self.database.add_found(found)
 
     def find(self, text: str | None) -> RunRecord:

@@ -125,6 +125,37 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
     )
 
 
+def add_run(
+    db: sqlite3.Connection,
+    plan: Plan,
+    identity: str,
+    created_at: str,
+    provenance: Mapping[str, Any] | None = None,
+    **columns: str | None,
+) -> bool:
+    """Insert the run of a plan, inside a transaction, with further `columns`; False where it exists."""
+    about = {"name": plan.job.get("name", ""), "backend": plan.backend, "target": plan.target}
+    row = {"run_id": plan.run_id, **about, "identity": identity, "job": json.dumps(plan.job), "created_at": created_at}
+    added = _insert(db, "runs", row | {"state": State.QUEUED.value} | columns)
+    if added and provenance:
+        _insert(db, "provenance", {"run_id": plan.run_id, "data": json.dumps(provenance)})
+    return added
+
+
+def add_attempt(
+    db: sqlite3.Connection, plan: Plan, created_at: str, *, text: str = "", owner: str = "", **columns: str | None
+) -> bool:
+    """Insert an attempt, inside a transaction, with further `columns`; False where it exists. `text` is the plan's JSON."""
+    ids = {"attempt_id": plan.attempt_id, "run_id": plan.run_id, "number": plan.attempt, "plan": text or plan.to_json()}
+    row = ids | {"owner": owner, "created_at": created_at, "state": State.QUEUED.value}
+    return _insert(db, "attempts", row | columns)
+
+
+def _insert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> bool:
+    query = f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+    return db.execute(query, tuple(row.values())).rowcount > 0
+
+
 def delete_rows(db: sqlite3.Connection, run_id: str) -> None:
     """Delete the rows of a run, inside a transaction."""
     for table in ("events", "metrics", "curves", "notices"):

@@ -1,5 +1,7 @@
 """Repairs a damaged history: keeps the file, copies what SQLite can still read, and finds lost runs again.
 
+Lost runs are named by the journal, and on their platforms by the label of this home that each of its jobs has.
+
 A connection to a file that was renamed is never closed: SQLite would delete the -wal file of the one that replaced it, by
 its name (https://sqlite.org/howtocorrupt.html#_unlinking_or_renaming_a_database_file_while_in_use, read 2026-11-23).
 """
@@ -9,21 +11,25 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import Plan
-from cloudtrain.backends.plan import ATTACHED
+from cloudtrain.backends.api import Backend, FoundAttempt, Plan
+from cloudtrain.backends.plan import ATTACHED, ATTEMPT_ID
+from cloudtrain.backends.records import VERSION, build_attempt, parse_record
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
-from cloudtrain.history.journal import Entry, Journal, entries_of_folders
+from cloudtrain.history.file import Entry, Journal, entries_of_folders
 from cloudtrain.history.migrations import FILL_METRICS, migrate
 from cloudtrain.history.points import fill_curves
-from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, attempt_from_row, run_from_row
+from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, add_attempt, add_run, attempt_from_row, run_from_row
 from cloudtrain.history.usage import FILL_USAGE
+from cloudtrain.job import homes, targets
 from cloudtrain.job.units import now
 
 # table -> the order of its rows in the file
@@ -182,29 +188,20 @@ def insert(db: sqlite3.Connection, entry: Entry) -> None:
     """Insert an attempt, and its run where that is missing."""
     plan = entry.plan
     state, event, reason = (State.QUEUED, "", "") if entry.handle else (State.LOST, SEARCHED, RESTORED)
-    db.execute(
-        "INSERT INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, state)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        f" ON CONFLICT (run_id) DO UPDATE SET identity = '{RESUMED}'"
-        f" WHERE excluded.identity = '{RESUMED}' AND runs.identity LIKE '{ATTACHED}%'",
-        (plan.run_id, plan.job.get("name", ""), plan.backend, plan.target, entry.key, entry.parent, entry.identity,
-         json.dumps(plan.job), entry.created_at, now(), state),
-    )  # fmt: skip
-    db.execute(
-        "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state, event, reason)"
-        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?)",
-        (
-            plan.attempt_id,
-            plan.run_id,
-            plan.attempt,
-            plan.to_json(),
-            entry.handle,
-            entry.created_at,
-            state,
-            event,
-            reason,
-        ),
+    added = add_run(
+        db,
+        plan,
+        entry.identity,
+        entry.created_at,
+        key=entry.key,
+        parent=entry.parent,
+        acked_at=now(),
+        state=state.value,
     )
+    if not added and entry.identity == RESUMED:
+        query = f"UPDATE runs SET identity = ? WHERE run_id = ? AND identity LIKE '{ATTACHED}%'"
+        db.execute(query, (RESUMED, plan.run_id))
+    add_attempt(db, plan, entry.created_at, handle=entry.handle, state=state.value, event=event, reason=reason)
     _set_run_state(db, plan.run_id)
 
 
@@ -291,3 +288,31 @@ def _is_valid(table: str, row: dict[str, Any], types: dict[str, str]) -> bool:
         return table == "sweeps" or "state" not in row or row["state"] in State.__members__
     except (ValueError, TypeError, BadRequest):
         return False
+
+
+def labelled(db: sqlite3.Connection, home: Path, backend: Backend, options: Mapping[str, Any]) -> Iterator[Entry]:
+    """Yield the attempts of this home that a platform has and the history lacks; blocking. Raises BackendError.
+
+    Another user of the platform may have written what a job says of itself, and may have copied the label. So the options
+    are those of the caller, and such a run is never submitted again.
+    """
+    if not (home_id := homes.home_id(home)):
+        return
+    known = {row[0] for row in db.execute("SELECT attempt_id FROM attempts")}
+    removed = Journal(home).removed()
+    for found in backend.labelled(targets.HOME_LABEL, home_id, known):
+        run_id, _, number = found.attempt_id.rpartition("-a")
+        if ATTEMPT_ID.fullmatch(found.attempt_id) and run_id not in removed:
+            plan, created_at = _labelled_plan(found, run_id, int(number))
+            ours = {"options": {backend.name: dict(options)}, "retry": {"max_attempts": 1}}
+            job, target = {**plan.job, **ours}, plan.target or backend.name
+            plan = replace(plan, backend=backend.name, target=target, job=job, retries="platform")
+            yield Entry(plan, found.created_at or created_at, handle=found.handle)
+
+
+def _labelled_plan(found: FoundAttempt, run_id: str, number: int) -> tuple[Plan, str]:
+    """Return the plan that a job's own record shows, and when it was made."""
+    sent = {**found.record, "version": VERSION, "run_id": run_id, "attempt": number}
+    record = parse_record(json.dumps(sent).encode(), run_id, number) or {}
+    attempt = build_attempt(record, run_id, number, "", "", superseded=False)
+    return attempt.plan, attempt.created_at

@@ -18,7 +18,15 @@ from cloudtrain.history.database import placeholders
 from cloudtrain.history.file import repaired
 from cloudtrain.history.leases import Leases
 from cloudtrain.history.points import add_points, fill_curves
-from cloudtrain.history.records import ATTEMPTS, RESUMED, AttemptRecord, attempt_from_row, delete_rows
+from cloudtrain.history.records import (
+    ATTEMPTS,
+    RESUMED,
+    AttemptRecord,
+    add_attempt,
+    add_run,
+    attempt_from_row,
+    delete_rows,
+)
 from cloudtrain.history.usage import ADD_USAGE, summarize
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
@@ -55,25 +63,10 @@ class Store(Leases):
         with self.database.write() as db:
             if key is not None and not self._is_taken(db, plan.run_id):
                 delete_rows(db, plan.run_id)
-            added = db.execute(
-                "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, state)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    plan.run_id,
-                    plan.job.get("name", ""),
-                    plan.backend,
-                    plan.target,
-                    key,
-                    parent,
-                    identity,
-                    json.dumps(plan.job),
-                    now(self.clock),
-                    State.QUEUED.value,
-                ),
-            ).rowcount
-            if added and provenance:
-                db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(provenance)))
-            stored = bool(added) and self._add_attempt(db, plan, owner, event)
+            moment, marked = now(self.clock), {"event": event} if event else {}
+            stored = add_run(db, plan, identity, moment, provenance, key=key, parent=parent) and add_attempt(
+                db, plan, moment, owner=str(owner), **marked
+            )
         if stored:
             self.database.record_attempt(plan, identity=identity, key=key, parent=parent)
         return stored
@@ -111,47 +104,16 @@ class Store(Leases):
                     "UPDATE runs SET identity = ?, job = ? WHERE run_id = ? AND substr(identity, 1, ?) = ?",
                     (RESUMED, json.dumps(plan.job), plan.run_id, len(ATTACHED), ATTACHED),
                 )
-            stored = self._add_attempt(db, plan, owner)
+            stored = add_attempt(db, plan, now(self.clock), owner=str(owner))
         if stored:
             self.database.record_attempt(plan, **({"identity": RESUMED} if resume else {}))
         return stored
 
-    def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process | str, event: str = "") -> bool:
-        added = db.execute(
-            "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                plan.attempt_id,
-                plan.run_id,
-                plan.attempt,
-                plan.to_json(),
-                str(owner),
-                now(self.clock),
-                State.QUEUED.value,
-            ),
-        ).rowcount
-        if added and event:
-            db.execute("UPDATE attempts SET event = ? WHERE attempt_id = ?", (event, plan.attempt_id))
-        return bool(added)
-
     def attach(self, plan: Plan, handle: str, created_at: str, uri: str, provenance: Mapping[str, Any]) -> None:
         """Add an attempt of an attached run (submitted elsewhere); existing rows stay."""
-        run_id, job = plan.run_id, json.dumps(plan.job)
         with self.database.write() as db:
-            about = (plan.job.get("name", ""), plan.backend, plan.target, ATTACHED + uri, job)
-            added = db.execute(
-                "INSERT OR IGNORE INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (run_id, *about, created_at, now(self.clock), State.QUEUED.value),
-            ).rowcount
-            if added:
-                db.execute("INSERT INTO provenance VALUES (?, ?)", (run_id, json.dumps(provenance)))
-            stored = db.execute(
-                "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state)"
-                " SELECT ?, run_id, ?, ?, ?, '', ?, ? FROM runs WHERE run_id = ? AND identity = ?",
-                (plan.attempt_id, plan.attempt, plan.to_json(), handle, created_at, State.QUEUED.value, run_id,
-                 ATTACHED + uri),
-            ).rowcount  # fmt: skip
+            add_run(db, plan, ATTACHED + uri, created_at, provenance, acked_at=now(self.clock))
+            stored = _is_attached(db, plan, uri) and add_attempt(db, plan, created_at, handle=handle)
         if stored:
             self.database.record_attempt(plan, identity=ATTACHED + uri, handle=handle)
 
@@ -163,35 +125,17 @@ class Store(Leases):
         """
         with self.database.write() as db:
             for each in attempts:
-                plan, identity, job = each.plan, ATTACHED + each.uri, json.dumps(each.plan.job)
-                about = (plan.job.get("name", ""), plan.backend, plan.target, identity, job)
-                added = db.execute(
-                    "INSERT OR IGNORE INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (plan.run_id, *about, each.created_at, now(self.clock), State.QUEUED.value),
-                ).rowcount
-                if added:
-                    db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(each.provenance)))
-                mine = "FROM runs WHERE run_id = ? AND identity = ?"
+                plan, status = each.plan, each.status
+                add_run(db, plan, ATTACHED + each.uri, each.created_at, each.provenance, acked_at=now(self.clock))
+                if not _is_attached(db, plan, each.uri):
+                    continue
+                add_attempt(db, plan, each.created_at, text=plan.to_json(indent=None), handle=each.handle)
+                _overwrite(db, plan.attempt_id, status)
                 db.execute(
-                    "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state)"
-                    f" SELECT ?, run_id, ?, ?, ?, '', ?, ? {mine}",
-                    (plan.attempt_id, plan.attempt, plan.to_json(indent=None), each.handle, each.created_at, State.QUEUED.value,
-                     plan.run_id, identity),
-                )  # fmt: skip
-                columns = "state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?, billable_s = ?"
-                values = (*_status_columns(each.status), plan.attempt_id, plan.run_id, identity)
-                db.execute(
-                    f"UPDATE attempts SET {columns} WHERE attempt_id = ? AND run_id = (SELECT run_id {mine})", values
+                    "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ? WHERE run_id = ?",
+                    (*_status_columns(status)[:5], plan.run_id),
                 )
-                status = each.status
-                db.execute(
-                    "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?"
-                    " WHERE run_id = ? AND identity = ?",
-                    (status.state.value, _code(status), status.reason, status.started_at, status.ended_at,
-                     plan.run_id, identity),
-                )  # fmt: skip
-                db.execute(f"INSERT OR IGNORE INTO unread_runs SELECT run_id {mine}", (plan.run_id, identity))
+                db.execute("INSERT OR IGNORE INTO unread_runs VALUES (?)", (plan.run_id,))
 
     def mark_unread(self, run_id: str) -> None:
         """Note that the log of a run that has ended is not read to its end."""
@@ -206,11 +150,7 @@ class Store(Leases):
     def overwrite_status(self, attempt_id: str, status: Status) -> None:
         """Set the status of an attached run's attempt, even over a final one: its own watcher decides, not this history."""
         with self.database.write() as db:
-            db.execute(
-                "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?,"
-                " billable_s = ? WHERE attempt_id = ?",
-                (*_status_columns(status), attempt_id),
-            )
+            _overwrite(db, attempt_id, status)
             newest = "SELECT attempt_id FROM attempts a WHERE a.run_id = runs.run_id ORDER BY number DESC LIMIT 1"
             db.execute(
                 "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = (SELECT min(started_at) FROM attempts a"
@@ -405,6 +345,18 @@ def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status, moment:
     )
     old = (attempt_id, PLATFORM, seq - MOST_REASONS)
     db.execute("DELETE FROM events WHERE attempt_id = ? AND node = ? AND seq <= ? AND kind = 'status'", old)
+
+
+def _is_attached(db: sqlite3.Connection, plan: Plan, uri: str) -> bool:
+    """Return whether the run of a plan is the one that is attached from there."""
+    query = "SELECT 1 FROM runs WHERE run_id = ? AND identity = ?"
+    return db.execute(query, (plan.run_id, ATTACHED + uri)).fetchone() is not None
+
+
+def _overwrite(db: sqlite3.Connection, attempt_id: str, status: Status) -> None:
+    """Set the status of an attempt, even over a final one."""
+    columns = "state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?, billable_s = ?"
+    db.execute(f"UPDATE attempts SET {columns} WHERE attempt_id = ?", (*_status_columns(status), attempt_id))
 
 
 def _code(status: Status) -> int | None:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import roles
 from cloudtrain.job.arguments import Number
-from cloudtrain.job.document import Document
+from cloudtrain.job.document import MAX_CHARACTERS, Document, read_yaml, scalar
 from cloudtrain.job.problems import explain, fit_name, located, unsendable
 from cloudtrain.job.rules import find_conflicts
-from cloudtrain.job.yaml import MAX_CHARACTERS, scalar
-from cloudtrain.job.yaml import read as read_yaml
 
 if TYPE_CHECKING:
     from cloudtrain.job.model import JobModel

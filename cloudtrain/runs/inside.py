@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Shell
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history import audit
-from cloudtrain.runs.planning import attempts, output_audit
+from cloudtrain.runs.planning import attempts
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -94,7 +94,7 @@ class Inside:
         node = f"node {data['on']}" if "on" in data else ""  # what was run is in the run's event, masked
         home, target = self.run.store.home, self.attempt.plan.target or self.attempt.plan.backend
         row = audit.append(home, kind, self.run.run_id, attempt=self.attempt.number, target=target, detail=node)
-        with output_audit.copied(home, self.attempt.plan.job, row):
+        with audit.copied(home, self.attempt.plan.job, row):
             pass
         self.run.store.add_event(self.attempt.attempt_id, kind, {"by": who, **data})
 

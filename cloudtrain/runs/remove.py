@@ -17,7 +17,7 @@ from cloudtrain.history.trials import SweepHistory
 from cloudtrain.job.units import now
 from cloudtrain.nodes import removal
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import output_audit, spend, upstream
+from cloudtrain.runs.planning import spend, upstream
 from cloudtrain.runs.planning.attempts import backend_of
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import outcomes
@@ -105,7 +105,7 @@ def remove(run: Run, *, here: bool = False, force: bool = False) -> str:
         target=record.target or record.backend,
         detail=("here, by force" if left else "here") if here else "",
     )
-    with output_audit.copied(run.store.home, {} if record.attached else record.job, row):
+    with audit.copied(run.store.home, {} if record.attached else record.job, row):
         for handle, backend in () if here else _removable(run):
             backend.remove(handle)
     try:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
+from cloudtrain.history import audit
 from cloudtrain.history.store import Store
 from cloudtrain.job import homes, targets
-from cloudtrain.runs.planning import attempts, output_audit
+from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.results import RunResults
 from cloudtrain.runs.sending import handover
-from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching import pace
 
 if TYPE_CHECKING:
     from cloudtrain.history.marks import Marks
@@ -107,9 +108,9 @@ class Run(RunResults):
         if not take_over:
             self.check_home("cancelled")
         row = self.store.request_cancel(self.run_id)
-        last_contact.expire(self.store.home, self.run_id)
+        pace.expire_contact(self.store.home, self.run_id)
         newest = self.attempts[-1]
-        with output_audit.copied(self.store.home, newest.plan.job, row):
+        with audit.copied(self.store.home, newest.plan.job, row):
             if newest.handle is not None:
                 attempts.backend_of(newest.plan, self.store.home, clock=self.store.clock).cancel(newest.handle)
         handover.look_now(self.store, self.run_id)

@@ -13,7 +13,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.runs import reading
 from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.sending import handover, outcomes
-from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching import pace
 
 
 class RunState:
@@ -91,7 +91,7 @@ class RunState:
 
     def unanswered(self) -> str:
         """Return when the platform was last asked and since when it gives no answer; "" where it answered."""
-        answer = last_contact.last(self.store.home, self.run_id, self.store.clock)
+        answer = pace.last_contact(self.store.home, self.run_id, self.store.clock)
         return answer.describe() if answer and answer.error and not self.record.status.state.final else ""
 
     def _look(self, errors: list[CloudtrainError], may_send: bool) -> None:
@@ -100,7 +100,7 @@ class RunState:
         Where the platform did not answer, only the watcher waits for it.
         """
         newest = self.attempts[-1]
-        answer = last_contact.last(self.store.home, self.run_id, self.store.clock)
+        answer = pace.last_contact(self.store.home, self.run_id, self.store.clock)
         outage = self.watch and answer is not None and answer.shared and bool(answer.error)
         if not (outage and outcomes.needs_watcher(self.record, newest, self.store.clock)) and not (
             answer and answer.is_fresh(newest)

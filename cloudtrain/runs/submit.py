@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
-from cloudtrain.runs.planning import policies
+from cloudtrain.policy import apply
 from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.planning.plan import Resolved
 from cloudtrain.runs.run import Run
@@ -120,7 +120,7 @@ class Submitter(ExactlyOnce):
         """
         if self.store.get(plan.run_id):
             return self._run(self.existing(plan))
-        plan = policies.check_stored(plan, registry.create_for(plan, self.home, self.clock), self.home, Path.cwd())
+        plan = apply.check_stored(plan, registry.create_for(plan, self.home, self.clock), self.home, Path.cwd())
         digest = str(plan.bundle["sha256"])
         bundle = Bundle.stored(self.home / "bundles", digest)
         if bundle is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from .environment import Prepared
@@ -9,12 +10,14 @@ from .log import Log
 from .resume import has_files
 from .sink import incomplete
 from .status import Status, stamp
+from .world.cluster import sagemaker_base
 from .world.outcome import EXIT_RESUMABLE, Outcome, launcher_code
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
+LONGEST = 800  # characters of a failure; SageMaker keeps 1,024 with its own text around them
 EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
 
@@ -55,9 +58,7 @@ def report(outcome: Outcome, log: Log, prepared: Prepared | None) -> dict[str, A
         **remarks,
     )
     if outcome.state != "SUCCEEDED":
-        from . import sagemaker_failure
-
-        sagemaker_failure.write(outcome, reason)
+        write_failure(outcome, reason)
     log.event("state", state=outcome.state)
     log.close()
     return {
@@ -68,3 +69,21 @@ def report(outcome: Outcome, log: Log, prepared: Prepared | None) -> dict[str, A
         "reason": reason,
         "ended_at": stamp(log.clock.now()),
     }
+
+
+def write_failure(outcome: Outcome, reason: str) -> None:
+    """Write /opt/ml/output/failure, which SageMaker shows as the job's FailureReason; nothing on other platforms.
+
+    The exit code that SageMaker reports does not distinguish a script's own 75 or 78 from the launcher's.
+    """
+    base = sagemaker_base(os.environ)
+    if not os.path.exists(os.path.join(base, "input", "config", "resourceconfig.json")):
+        return
+    code = "-" if outcome.exit_code is None else outcome.exit_code
+    text = f"{reason[:LONGEST]} [cloudtrain {outcome.state} {code} {outcome.by}]"
+    try:
+        os.makedirs(os.path.join(base, "output"), exist_ok=True)
+        with open(os.path.join(base, "output", "failure"), "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        pass  # the log says it too

@@ -16,7 +16,7 @@ import yaml
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
-from cloudtrain.cli.view.request import shorten
+from cloudtrain.cli.view.planned import shorten
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.cli.view.why import LONGEST, verdict_rows
+from cloudtrain.cli.view.summary import LONGEST, verdict_rows
 from cloudtrain.diagnosis.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("census")

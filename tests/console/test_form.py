@@ -12,8 +12,7 @@ from cloudtrain.console import fields, jobtext, trainer
 from cloudtrain.console.fields import Field, Step
 from cloudtrain.console.form import Form, GitSource, lean
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.job import yaml
-from cloudtrain.job.document import Document
+from cloudtrain.job.document import Document, read_yaml
 from cloudtrain.job.job import Job, schema
 from cloudtrain.runs.planning.checks import node
 from cloudtrain.source import clone
@@ -275,7 +274,7 @@ def test_the_trainers_arguments_are_its_own():
 
 
 def test_a_tagged_number_stays_what_it_is():
-    document = yaml.read("options: {x: {settle_s: !!float 5}}")
+    document = read_yaml("options: {x: {settle_s: !!float 5}}")
     field = Field(("options", "x", "settle_s"), Step.INFRASTRUCTURE, "Options", "number", "")
     form = Form(jobtext.from_document(document), Path("/p"))
     form.set_field(field, form.field_text(field))

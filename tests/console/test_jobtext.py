@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from cloudtrain.console import jobtext
 from cloudtrain.console.jobtext import Plain, Table
 from cloudtrain.errors import BadJob
-from cloudtrain.job import yaml
-from cloudtrain.job.document import Document
+from cloudtrain.job.document import Document, read_yaml
 
 # What YAML, old readers of it, or a shell would take for something else
 ODD = [
@@ -32,7 +31,7 @@ values = st.recursive(
 def test_whatever_is_written_is_read_again(value):
     document = Document.of(value, "x")
     table = jobtext.from_document(document)
-    read = yaml.read(jobtext.dump(table), "x")
+    read = read_yaml(jobtext.dump(table), "x")
     assert read.problems == []
     assert repr(read.value) == repr(document.value)  # repr: nan is nan, 1 is not 1.0
     assert jobtext.from_document(read) == table
@@ -48,7 +47,7 @@ def test_an_edited_file_says_what_it_was_edited_to_and_keeps_its_comments(old, n
     text = "# a head\n\nfirst: 1 # the first\n" + "".join(lines)
     first = ("first", Plain("1"))
     edited = jobtext.edit(text, Table([first, *before]), Table([first, *after]))
-    assert jobtext.from_document(yaml.read(edited)) == [first, *after]
+    assert jobtext.from_document(read_yaml(edited)) == [first, *after]
     numbers = [number for number, row in enumerate(before) if row in kept]
     assert [f"# about {number}" in edited for number in numbers] == [True] * len(numbers)
     assert "# a head" in edited and "first: 1 # the first" in edited
@@ -65,10 +64,10 @@ def test_an_edited_file_says_what_it_was_edited_to_and_keeps_its_comments(old, n
 )
 @pytest.mark.parametrize("changed", ["name", "env", "new"])
 def test_a_file_with_comments_behind_keys_or_an_alias_can_be_edited(text, comments, changed):
-    before = jobtext.from_document(yaml.read(text))
+    before = jobtext.from_document(read_yaml(text))
     after = Table([*(row for row in before if row[0] != changed), (changed, Plain("2"))])
     edited = jobtext.edit(text, before, after)
-    assert jobtext.from_document(yaml.read(edited)) == after
+    assert jobtext.from_document(read_yaml(edited)) == after
     if changed != "env":
         assert [each for each in comments if each not in edited] == []
 
@@ -82,7 +81,7 @@ def test_a_value_that_is_shown_alone_is_parsed_as_itself(value):
 
 def test_numbers_keep_their_text():
     text = "a: 1e-4\nb: 0123\nc: 1.10\nd: 0x1F\ne: ~\nf: TRUE\ng: [3.0e-4, 0o7, -.inf, .NaN]\nh: !!float 5\n"
-    table = jobtext.from_document(yaml.read(text))
+    table = jobtext.from_document(read_yaml(text))
     assert jobtext.dump(table) == text
     assert table.get("h") == Plain("5", "!!float")
 
@@ -128,5 +127,5 @@ def test_a_file_looks_as_a_person_would_write_it():
 
 
 def test_a_key_that_is_given_twice_is_still_there():
-    read = yaml.read(jobtext.dump(Table([("env", Table([("A", "1"), ("A", "2")]))])))
+    read = read_yaml(jobtext.dump(Table([("env", Table([("A", "1"), ("A", "2")]))])))
     assert "given twice" in read.problems[0].message

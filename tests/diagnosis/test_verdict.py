@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.cli.view.why import verdict_rows
+from cloudtrain.cli.view.summary import verdict_rows
 from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.ranks import LONGEST

@@ -14,7 +14,6 @@ from cloudtrain.cli import main
 from cloudtrain.errors import BadJob, DiskError, NotReached
 from cloudtrain.events import State
 from cloudtrain.history import audit
-from cloudtrain.runs.planning import output_audit
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
@@ -196,7 +195,7 @@ def test_a_store_that_refuses_delays_no_submit_and_is_named(
         assert rows[0] == ("submit", "") and rows[1][0] == "not copied" and "AWS denies s3:PutObject" in str(rows[1][1])
         store.refuse = ""
         store.hold.clear()
-        monkeypatch.setattr(output_audit, "WAIT_S", 0.1)
+        monkeypatch.setattr(audit, "WAIT_S", 0.1)
         submitter.submit(job(tmp_path, output="s3://bucket/runs", audit=True, args=["x"]))
         assert "no answer for 0.1 s" in str(list(audit.read(home))[-1]["detail"])
         store.hold.set()
@@ -209,7 +208,7 @@ def test_what_others_wrote_into_an_output_is_bounded(tmp_path: Path):
     for number, text in enumerate([json.dumps(row)[:4000], json.dumps({**row, "run": "r"}), "[1]", "{"]):
         (folder / f"20261125T101500.000000Z-submit-0000000{number}.json").write_text(text)
     (folder / "other.json").write_text("{}")
-    assert output_audit.read(str(tmp_path / "run")) == [{"at": "2026", "who": "eve@host", "what": "submit", "run": "r"}]
+    assert audit.read_output(str(tmp_path / "run")) == [{"at": "2026", "who": "eve@host", "what": "submit", "run": "r"}]
 
 
 def test_audit_needs_an_output_that_this_machine_reaches(tmp_path: Path, home: Path, monkeypatch):

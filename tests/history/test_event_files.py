@@ -14,8 +14,8 @@ import pytest
 from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.events import State
-from cloudtrain.history import event_files, event_search
-from cloudtrain.history.event_search import find_files, resumed_step
+from cloudtrain.history import event_files
+from cloudtrain.history.event_files import find_files, resumed_step
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching import watch
 from cloudtrain.testing.memory import MemoryBackend
@@ -272,7 +272,7 @@ def test_environments_caches_and_folders_of_data_are_not_searched(tmp_path, monk
         eventfiles.board(tmp_path / folder / eventfiles.NAME.format(1700000000), (1, "loss", 1.0))
     (tmp_path / "env" / "pyvenv.cfg").touch()
     (tmp_path / "data" / "more").mkdir()
-    for number in range(event_search.MOST_ENTRIES):
+    for number in range(event_files.MOST_ENTRIES):
         (tmp_path / "data" / f"{number}.jpg").touch()
     assert list(find_files(tmp_path, 0)) == ["logs/tb/" + eventfiles.NAME.format(1700000000)]
     assert not {"lib", "torch", "x", "more"} & set(listed)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.job.document import Document, Mark, written
-from cloudtrain.job.yaml import read
+from cloudtrain.job.document import Document, Mark, read_yaml, written
 
 
 def test_the_stronger_document_wins_value_by_value():
-    whole = read("a: {x: 1, y: 2}\nb: [1, 2]\nc: {z: 1}", "weak")
-    strong = read("a: {y: 0x1F}\n\nb: [3]\nc: text\nd: 4", "strong")
+    whole = read_yaml("a: {x: 1, y: 2}\nb: [1, 2]\nc: {z: 1}", "weak")
+    strong = read_yaml("a: {y: 0x1F}\n\nb: [3]\nc: text\nd: 4", "strong")
     before = copy.deepcopy(strong)
     whole.overlay(strong)
     assert whole.value == {"a": {"x": 1, "y": 31}, "b": [3], "c": "text", "d": 4}
@@ -28,7 +27,7 @@ def test_the_stronger_document_wins_value_by_value():
 
 def test_problems_travel_along():
     whole = Document.of({}, "")
-    whole.overlay(read("a: 1\na: 2", "f"))
+    whole.overlay(read_yaml("a: 1\na: 2", "f"))
     assert [problem.line for problem in whole.problems] == [2]
 
 
@@ -61,7 +60,7 @@ def test_how_scalars_are_written():
 
 
 def test_the_nearest_mark():
-    made = read("a:\n  b: 1", "f")
+    made = read_yaml("a:\n  b: 1", "f")
     assert made.mark(("a", "b", "c", 3)).line == 2
     assert made.mark(("q",)).line == 1
     assert Document({}).mark(("q",)) == Mark("")

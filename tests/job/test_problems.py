@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cloudtrain.cli import main
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.job.document import Document
+from cloudtrain.job.document import Document, read_yaml
 from cloudtrain.job.job import Job
 from cloudtrain.job.problems import dotted, explain, located, quote
-from cloudtrain.job.yaml import read
 
 # a job file (behind `name: x`) and all that is said about it
 SAID = [
@@ -266,7 +265,7 @@ class Options(BaseModel):
 
 
 def test_a_backends_own_options_are_explained_alike():
-    document = read(
+    document = read_yaml(
         "options:\n  ssh:\n    hosts:\n    - adress: a\n    - address: b\n      port: x\n    keys: 1\n    key: 5\n",
         "job.yaml",
     )
@@ -287,7 +286,7 @@ def test_a_backends_own_options_are_explained_alike():
 
 
 def test_places():
-    document = read("a:\n  b:\n  - 1\n  - c: 2\nx.y: 3", "f")
+    document = read_yaml("a:\n  b:\n  - 1\n  - c: 2\nx.y: 3", "f")
     found = [
         located(Problem("m", path), document).line
         for path in ("a", "a.b[0]", "a.b[1].c", "a.b[1].d.e[3]", "x.y", "q", "")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.errors import BadJob
-from cloudtrain.job.yaml import MAX_CHARACTERS, MAX_DEPTH, read, scalar
+from cloudtrain.job.document import MAX_CHARACTERS, MAX_DEPTH, read_yaml, scalar
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 
@@ -26,7 +26,7 @@ def parser(request, monkeypatch):
 
 
 def value(text: str):
-    document = read(text)
+    document = read_yaml(text)
     assert document.problems == []
     return document.value
 
@@ -34,7 +34,7 @@ def value(text: str):
 def refused(text: str | bytes) -> str:
     """Return all that is said about a text that is wrong."""
     try:
-        problems = read(text, "job.yaml").problems
+        problems = read_yaml(text, "job.yaml").problems
     except BadJob as error:
         problems = error.problems
     assert problems
@@ -96,7 +96,7 @@ def test_what_only_looks_like_more_is_text(text):
     ],
 )
 def test_integers(text, number):
-    document = read(f"a: {text}")
+    document = read_yaml(f"a: {text}")
     assert document.value == {"a": number} and type(document.value["a"]) is int
     assert document.mark(("a",)).text == text
 
@@ -119,7 +119,7 @@ def test_integers(text, number):
     ],
 )
 def test_floats(text, number):
-    document = read(f"a: {text}")
+    document = read_yaml(f"a: {text}")
     assert document.value == {"a": number} and type(document.value["a"]) is float
     assert document.mark(("a",)).text == text
 
@@ -132,7 +132,7 @@ def test_not_a_number():
     ("text", "meant"), [("true", True), ("True", True), ("FALSE", False), ("~", None), ("", None), ("Null", None)]
 )
 def test_constants(text, meant):
-    document = read(f"a: {text}")
+    document = read_yaml(f"a: {text}")
     assert document.value == {"a": meant}
     assert document.mark(("a",)).text == text
 
@@ -182,7 +182,7 @@ def test_other_tags_are_refused(text):
 
 
 def test_lines_are_those_of_the_keys():
-    document = read("a:\n  b: 1\n  c:\n    - x\n    - y: 2\n\n\nd: |\n  text\n", "job.yaml")
+    document = read_yaml("a:\n  b: 1\n  c:\n    - x\n    - y: 2\n\n\nd: |\n  text\n", "job.yaml")
     lines = {path: mark.line for path, mark in document.marks.items()}
     assert lines == {
         (): 1,
@@ -200,7 +200,7 @@ def test_lines_are_those_of_the_keys():
 
 
 def test_every_doubled_key_is_told_and_the_rest_is_read():
-    document = read("a: 1\nb: 2\na: 3\nc: {d: 1, 'd': 2}\n1: x\n'1': y", "job.yaml")
+    document = read_yaml("a: 1\nb: 2\na: 3\nc: {d: 1, 'd': 2}\n1: x\n'1': y", "job.yaml")
     assert [(problem.line, problem.hint) for problem in document.problems] == [
         (3, "the first is in line 1 already"),
         (4, "the first is in line 4 already"),
@@ -211,7 +211,7 @@ def test_every_doubled_key_is_told_and_the_rest_is_read():
 
 def test_anchors_and_merges():
     text = "base: &b {x: 1, y: 2}\nmore: &m {y: 3, z: 0x1F}\nuse: {<<: [*b, *m], x: 9}\nlist: [*b, *b]\nq: {'<<': 1}"
-    document = read(text)
+    document = read_yaml(text)
     assert document.value["use"] == {"x": 9, "y": 2, "z": 31}
     assert document.value["list"] == [{"x": 1, "y": 2}] * 2
     assert document.value["q"] == {"<<": 1}
@@ -275,7 +275,7 @@ def test_broken_texts_say_where_and_what(text, line, hint):
 
 def test_bytes_that_are_no_text():
     assert "not UTF-8 text (byte 3)" in refused(b"a: \xff\xfe")
-    assert read(b"\xef\xbb\xbfa: 1").value == {"a": 1}
+    assert read_yaml(b"\xef\xbb\xbfa: 1").value == {"a": 1}
     assert refused(bytes(range(256)))
 
 
@@ -285,16 +285,16 @@ def test_half_a_surrogate_pair_is_refused():
 
 
 def test_nothing_is_nothing():
-    assert read("").value is None
-    assert read("# only a comment\n").value is None
-    assert read("---\n...\n").value is None
+    assert read_yaml("").value is None
+    assert read_yaml("# only a comment\n").value is None
+    assert read_yaml("---\n...\n").value is None
 
 
 def test_characters_that_libyaml_takes_for_breaks_are_kept():
     text = "a\x85b\u2028c\u2029d\ufeffe\x7ff\x9fg"
     assert value(f"k: '{text}'") == {"k": text}
     assert value(f"k: {text}\nl: 1") == {"k": text, "l": 1}
-    assert read(f"k: {text}\nl: 1").mark(("l",)).line == 2
+    assert read_yaml(f"k: {text}\nl: 1").mark(("l",)).line == 2
 
 
 @settings(max_examples=300, deadline=None)
@@ -326,9 +326,9 @@ def as_written(document, path=()):
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(TEXT.filter(lambda t: len(t) < 50), TEXT | st.lists(TEXT, max_size=3), max_size=4))
 def test_what_pyyaml_writes_is_read_as_it_was(meant):
-    assert as_written(read(yaml.safe_dump(meant, width=30))) == meant
+    assert as_written(read_yaml(yaml.safe_dump(meant, width=30))) == meant
     if not set("\x85\u2028\u2029") & set(json.dumps(meant, ensure_ascii=False)):  # raw, line breaks for YAML 1.1 alone
-        assert as_written(read(yaml.safe_dump(meant, allow_unicode=True))) == meant
+        assert as_written(read_yaml(yaml.safe_dump(meant, allow_unicode=True))) == meant
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from cloudtrain.cli import main
 from cloudtrain.cli.view import terminal
 from cloudtrain.errors import BadJob, BadRequest, OverBudget
 from cloudtrain.events import State
-from cloudtrain.history import deleted_spend
 from cloudtrain.job import configfile
 from cloudtrain.job.job import Job
 from cloudtrain.runs import remove
+from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
@@ -80,7 +80,7 @@ def test_a_deleted_run_still_counts_for_a_budget_and_for_costs(submit, capsys):
     assert main(["costs", "--by", "label.team", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["key"], row["runs"], row["usd"]) == ("nlp", 1, 500.0)
-    deleted_spend.append(run.store.home, list(deleted_spend.read(run.store.home)))  # as an interrupted removal repeats
+    spend.append_deleted(run.store.home, list(spend.read_deleted(run.store.home)))  # as an interrupted removal repeats
     assert main(["costs", "--since", "2020-01-01", "--until", "2021-01-01"]) == 0
     assert "no costs" in capsys.readouterr().out
     assert main(["costs"]) == 0 and "500.00" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import last_contact, pace, scheduler
+from cloudtrain.runs.watching import pace, scheduler
 from cloudtrain.runs.watching.groups import GIVE_WAY_S, SENDERS, THREADS, Entry, Group
 from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.spool import Spool
@@ -266,10 +266,10 @@ def test_an_answer_for_many_is_noted_for_the_readers_of_each(submit, home, clock
         runs.add(run.run_id, None)
     turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.STARTING}, "their states")
     for run in submitted:
-        last_contact.expire(home, run.run_id)  # so that the next reader would ask
+        pace.expire_contact(home, run.run_id)  # so that the next reader would ask
     Listing.lists.clear()
     turn_until(runs, lambda: len(Listing.lists) > 2, "some lists")
-    assert all(last_contact.last(home, run.run_id, clock).is_fresh(run.attempts[-1]) for run in submitted)
+    assert all(pace.last_contact(home, run.run_id, clock).is_fresh(run.attempts[-1]) for run in submitted)
 
 
 def test_logs_that_nobody_follows_are_read_at_the_platforms_rate(submit, home, clock, monkeypatch):
@@ -309,7 +309,7 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
         monkeypatch.setattr(pace, "OUTAGE_MAX_S", 1e6)
         Listing.down = True
         turn_until(
-            runs, lambda: (a := last_contact.last(home, followed.run_id)) and a.error, "the question that is denied"
+            runs, lambda: (a := pace.last_contact(home, followed.run_id)) and a.error, "the question that is denied"
         )
     Listing.logs_read.clear()
     handle = followed.attempts[-1].handle

@@ -11,7 +11,7 @@ from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import Problem
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.checks import source as source_checks
-from cloudtrain.runs.planning.checks.case import Case
+from cloudtrain.runs.planning.checks.job import Case
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.texts import Texts
 

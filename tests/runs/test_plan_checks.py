@@ -12,7 +12,7 @@ from cloudtrain.backends import registry
 from cloudtrain.cli import main
 from cloudtrain.errors import BadJob
 from cloudtrain.runs.planning.checks import job as job_checks
-from cloudtrain.runs.planning.checks.case import Case
+from cloudtrain.runs.planning.checks.job import Case
 from cloudtrain.runs.planning.checks.table import CHECKS
 from cloudtrain.runs.planning.plan import Planner
 

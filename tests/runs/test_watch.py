@@ -18,7 +18,7 @@ from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import resume
 from cloudtrain.runs.sending.retry import capacity_pause_s
-from cloudtrain.runs.watching import last_contact, notify
+from cloudtrain.runs.watching import notify, pace
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.clock import VirtualClock
@@ -192,7 +192,7 @@ def test_a_log_that_the_account_may_not_read_delays_no_state(submitter, job, clo
         looks.look()
         clock.sleep(1)
     assert run.record.status.state is State.RUNNING and len(asked) == len(errors) == 1
-    answer = last_contact.last(run.store.home, run.run_id, clock)
+    answer = pace.last_contact(run.store.home, run.run_id, clock)
     assert "may not get pods/log" in answer.error and not answer.unreachable
     clock.sleep(watch_module.DENIED_S)
     looks.look()

@@ -14,9 +14,7 @@ from cloudtrain.job.units import format_time
 ARN = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):sagemaker:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):training-job/(?P<name>[\w-]+)"
 )
-VERDICT = re.compile(
-    r"(?<!\s)\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]"
-)  # launcher/sagemaker_failure.py
+VERDICT = re.compile(r"(?<!\s)\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]")  # launcher/result.py
 _EXIT_CODE = re.compile(r"[Ee]xit [Cc]ode:? (\d+)")
 _CAPACITY_ERROR = re.compile(
     r"\w*Capacity\w*(Error|Exception)?\b[:.]?"

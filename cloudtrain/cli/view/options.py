@@ -171,12 +171,15 @@ def target_option_with(help: str) -> Callable[[F], F]:
 WHERE = "Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml."
 OWN_TARGET = "The default is the job's own target; without one it is local."
 target_option = target_option_with(f"{WHERE} {OWN_TARGET}")
-sets_option = click.option(
-    "--set",
-    "sets",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated. The last value of a key counts.",
+
+
+def sets_option_with(help: str) -> Callable[[F], F]:
+    """Return the option --set with the help of a command that uses it in its own way."""
+    return click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help=help)
+
+
+sets_option = sets_option_with(
+    "Set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated. The last value of a key counts."
 )
 
 
@@ -186,6 +189,13 @@ ARGS = (
     "file is read."
 )
 GPUS = "GPUs of each node, as in A100:8; short for --set resources.accelerators=..."
+
+
+def _with_options(function: F, *options: Callable[[F], F]) -> F:
+    """Return a function with options of click, the first one on top."""
+    for add in reversed(options):
+        function = add(function)
+    return function
 
 
 def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f"{WHERE} {OWN_TARGET}") -> F:
@@ -199,56 +209,42 @@ def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f
         words = JobWords(**{name: values.pop(name) for name in JobWords._fields})
         return function(*args, words=words, **values)
 
-    wrapped = cast(F, gathered)
-    for add in reversed(
-        [
-            argument("job", "[JOB|SCRIPT]", f"{JOB} Default: job.yaml or job.yml in this folder.", type=click.Path()),
-            argument("args", "[-- ARGS...]", args, nargs=-1, type=click.UNPROCESSED),
-            target_option_with(target),
-            sets_option,
-            lambda function: layout(function, gpus),
-            click.option(
-                "-m",
-                "--module",
-                metavar="MODULE",
-                help="Run a module of the source, as python -m does, with ARGS. No job file is read.",
-            ),
-            click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
-            click.option(
-                "-e",
-                "--env",
-                "env",
-                metavar="NAME[=VALUE]",
-                multiple=True,
-                help="Environment variable of the job; without =VALUE, the value in your shell, as a secret where the name "
-                "says so (HF_TOKEN). May be repeated.",
-            ),
-        ]
-    ):
-        wrapped = add(wrapped)
-    return wrapped
+    return _with_options(
+        cast(F, gathered),
+        argument("job", "[JOB|SCRIPT]", f"{JOB} Default: job.yaml or job.yml in this folder.", type=click.Path()),
+        argument("args", "[-- ARGS...]", args, nargs=-1, type=click.UNPROCESSED),
+        target_option_with(target),
+        sets_option,
+        lambda function: layout(function, gpus),
+        click.option(
+            "-m",
+            "--module",
+            metavar="MODULE",
+            help="Run a module of the source, as python -m does, with ARGS. No job file is read.",
+        ),
+        click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
+        click.option(
+            "-e",
+            "--env",
+            "env",
+            metavar="NAME[=VALUE]",
+            multiple=True,
+            help="Environment variable of the job; without =VALUE, the value in your shell, as a secret where the name "
+            "says so (HF_TOKEN). May be repeated.",
+        ),
+    )
 
 
 def layout(function: F, gpus: str = GPUS) -> F:
     """Add --gpus, --nodes and --processes."""
-    for add in reversed(
-        [
-            click.option(
-                "--gpus",
-                metavar="TYPE:COUNT",
-                help=gpus,
-            ),
-            click.option("--nodes", "--num-nodes", metavar="N", help="Number of nodes; short for --set num_nodes=N."),
-            click.option(
-                "--processes",
-                "--nproc",
-                metavar="N",
-                help="Processes of each node; short for --set processes_per_node=N.",
-            ),
-        ]
-    ):
-        function = add(function)
-    return function
+    return _with_options(
+        function,
+        click.option("--gpus", metavar="TYPE:COUNT", help=gpus),
+        click.option("--nodes", "--num-nodes", metavar="N", help="Number of nodes; short for --set num_nodes=N."),
+        click.option(
+            "--processes", "--nproc", metavar="N", help="Processes of each node; short for --set processes_per_node=N."
+        ),
+    )
 
 
 take_over_option = click.option(
@@ -289,35 +285,29 @@ def ending_options(function: F, of: str = "run") -> F:
             raise click.UsageError("--follow and --wait cannot be combined")
         return function(*args, ending=ending, **values)
 
-    wrapped = cast(F, gathered)
-    for add in reversed(
-        [
-            click.option(
-                "-f", "--follow", is_flag=True, help=f"Follow the log, and exit with the {of}'s exit code ({CODES})."
-            ),
-            click.option(
-                "--wait", is_flag=True, help=f"Wait until the {of} ends, and exit with its exit code ({CODES})."
-            ),
-            click.option(
-                "--on-interrupt",
-                type=click.Choice(["detach", "cancel"]),
-                default="detach",
-                show_default=True,
-                help="What Ctrl-C does while following or waiting: stop following (detach), or cancel the run, which SIGTERM "
-                "then does too. The exit code is 130.",
-            ),
-            click.option(
-                "-y",
-                "--yes",
-                is_flag=True,
-                help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
-                "Without a terminal, or with --json, such a run is refused without -y.",
-            ),
-            json_of_start,
-        ]
-    ):
-        wrapped = add(wrapped)
-    return wrapped
+    return _with_options(
+        cast(F, gathered),
+        click.option(
+            "-f", "--follow", is_flag=True, help=f"Follow the log, and exit with the {of}'s exit code ({CODES})."
+        ),
+        click.option("--wait", is_flag=True, help=f"Wait until the {of} ends, and exit with its exit code ({CODES})."),
+        click.option(
+            "--on-interrupt",
+            type=click.Choice(["detach", "cancel"]),
+            default="detach",
+            show_default=True,
+            help="What Ctrl-C does while following or waiting: stop following (detach), or cancel the run, which SIGTERM "
+            "then does too. The exit code is 130.",
+        ),
+        click.option(
+            "-y",
+            "--yes",
+            is_flag=True,
+            help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
+            "Without a terminal, or with --json, such a run is refused without -y.",
+        ),
+        json_of_start,
+    )
 
 
 def parse_start(since: str | None, option: str) -> str:

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-from cloudtrain.cli.view import summary
-from cloudtrain.cli.view.request import shorten
+from cloudtrain.cli.view import planned
 from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import format_problem
 from cloudtrain.console.draft import Draft, Review, resolve_below
@@ -108,11 +107,11 @@ class ReviewStep:
         assert plan is not None
         rows = [
             ("run", plan.run_id),
-            ("place", summary.describe_target(plan)),
-            ("world", summary.describe_nodes(plan)),
-            ("limit", summary.describe_limit(plan)),
-            ("runs", summary.describe_command(plan)),
-            ("source", summary.describe_source(plan)),
+            ("place", planned.describe_target(plan)),
+            ("world", planned.describe_nodes(plan)),
+            ("limit", planned.describe_limit(plan)),
+            ("runs", planned.describe_command(plan)),
+            ("source", planned.describe_source(plan)),
             *(("note", note) for note in plan.notes),
         ]
         with ui.element("dl").classes("ct-pairs"):
@@ -122,7 +121,7 @@ class ReviewStep:
                 with ui.element("dd"):
                     ui.label(text.clean(value))
         shell.heading("Request", 3)
-        request_text = text.format_json(shorten(plan.request)[0])
+        request_text = text.format_json(planned.shorten(plan.request)[0])
         visible_text = request_text if len(request_text) <= LONGEST else request_text[:LONGEST] + "\n…"
         ui.label(visible_text).classes("ct-pre").props('tabindex=0 role="region" aria-label="Request"')
 

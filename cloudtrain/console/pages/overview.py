@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from cloudtrain.cli.view import runs, summary, timeline, why
+from cloudtrain.cli.view import planned, runs, summary, timeline
 from cloudtrain.clock import SYSTEM
 from cloudtrain.console import history, text, widgets
 from cloudtrain.console.runrows import run_link
@@ -17,7 +17,7 @@ from cloudtrain.job.units import format_size
 from cloudtrain.runs import progress
 from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.watching import last_contact
+from cloudtrain.runs.watching import pace
 
 MAX_EVENTS = 200  # the newest ones
 LONGEST_SEARCH = 200  # characters of a line that is searched in the log
@@ -54,21 +54,21 @@ def read_details(run: Run) -> RunDetails:
     since = "" if status.state.final else text.format_time(run.store.reason_since(record))
     verdict = run.verdict()
     logged = verdict is not None and verdict.where == "log" and verdict.deciding
-    answer = None if status.state.final else last_contact.last(run.store.home, run.run_id, run.store.clock)
+    answer = None if status.state.final else pace.last_contact(run.store.home, run.run_id, run.store.clock)
     outage = answer.outage if answer else ""
     facts = (
         ("job", record.name),
         ("submitted by", submitter(record.job.get("labels") or {}) or "" if record.attached else ""),
         ("attached", f"from {text.clean(record.attached, 300)}, read only" if record.attached else ""),
-        ("backend", summary.describe_target(plan)),
-        ("world", summary.describe_nodes(plan)),
-        ("command", summary.describe_command(plan)),
+        ("backend", planned.describe_target(plan)),
+        ("world", planned.describe_nodes(plan)),
+        ("command", planned.describe_command(plan)),
         (
             "source",
             f"{files} file{'s' if files != 1 else ''}, {format_size(plan.bundle.get('size_bytes', 0))} packed",
         ),
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
-        ("limit", summary.describe_limit(plan)),
+        ("limit", planned.describe_limit(plan)),
         ("created", text.format_time(record.created_at)),
         ("took", runs.took(status, attempts)) if status.ended_at else ("elapsed", runs.elapsed(status.started_at)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
@@ -83,7 +83,7 @@ def read_details(run: Run) -> RunDetails:
     return RunDetails(
         status,
         facts,
-        (("reason", status.reason), ("since", since), ("platform", outage), *why.verdict_rows(verdict)),
+        (("reason", status.reason), ("since", since), ("platform", outage), *summary.verdict_rows(verdict)),
         (verdict.node or 0, verdict.deciding[:LONGEST_SEARCH]) if verdict and logged else None,
         tuple(_attempt(attempt) for attempt in attempts),
         tuple(spend.describe_attempts(attempts, run.store.home)),

@@ -1,19 +1,25 @@
-"""Decide whether two submissions are of the same job: by the identity of their plans, or by `--key`."""
+"""Whether two submissions are of the same job: by the identity of their plans, or by `--key`.
+
+The run of a key may have been submitted by another machine or CI: the platforms of the job are asked for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from cloudtrain.backends import registry
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, StoreError
+from cloudtrain.runs.planning import candidates
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.backends.api import Plan
+    from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.history.records import RunRecord
 
 JOB_LABEL, SOURCE_LABEL = "job-digest", "source-digest"  # of a run with a key: known without a history
@@ -113,3 +119,47 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{path}.{name}" if path else str(name))
     else:
         yield path, value
+
+
+class Found(NamedTuple):
+    """An attempt that a platform has: which candidate's platform, and its handle there."""
+
+    candidate: int
+    handle: str
+
+
+class KeySearch(NamedTuple):
+    """What all platforms of a job answered: `attempts[0]` is the first attempt, None one that no platform has."""
+
+    bases: Sequence[Plan]
+    clients: Sequence[Backend]
+    attempts: Sequence[Found | None]
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest attempt that a platform has; 0 where there is none."""
+        return max((number for number, found in enumerate(self.attempts, 1) if found), default=0)
+
+    def check_labels(self, key: str) -> None:
+        """Raise BadRequest where the newest attempt was made of another job or source."""
+        found = self.attempts[self.newest - 1]
+        assert found is not None
+        backend = self.clients[found.candidate]
+        if (labels := backend.labels(found.handle)) is not None:
+            check_labels(key, self.bases[found.candidate], labels)
+
+
+def search(plan: Plan, home: Path, clock: Clock = SYSTEM) -> KeySearch:
+    """Look for all attempts of a plan's run on the platforms of all its candidates; blocking. Raises BackendError.
+
+    An attempt that was refused for lack of machines left nothing there: the later ones are looked for as well.
+    """
+    bases = candidates.bases(plan)
+    clients = [registry.create_for(base, home, clock) for base in bases]
+    attempts: list[Found | None] = []
+    expected = len(bases) * int((plan.job.get("retry") or {}).get("max_attempts") or 1)
+    while len(attempts) < expected or attempts[-1] is not None:
+        name = f"{plan.run_id}-a{len(attempts) + 1}"
+        asked = ((at, client.find(name)) for at, client in enumerate(clients))
+        attempts.append(next((Found(at, handle) for at, handle in asked if handle is not None), None))
+    return KeySearch(bases, clients, attempts)

@@ -19,9 +19,11 @@ from cloudtrain.backends.api import Backend, Paths, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, platform_keys, rules, targets
-from cloudtrain.runs.planning import candidates, cap, keys, policies, upstream
+from cloudtrain.policy import apply
+from cloudtrain.runs.planning import candidates, cap, keys, upstream
 from cloudtrain.runs.planning.checks import table
-from cloudtrain.runs.planning.checks.case import Case, fit_script
+from cloudtrain.runs.planning.checks.job import Case
+from cloudtrain.runs.planning.checks.source import fit_script
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.files import RESERVED
 from cloudtrain.source.texts import Texts
@@ -120,7 +122,7 @@ class Planner:
 
         resolution = read()
         kind = registry.backend_class(resolution.backend)
-        governed = policies.govern(
+        governed = apply.govern(
             resolution,
             self._folder,
             self.home,
@@ -242,7 +244,7 @@ class Resolved:
         job: Job,
         target: str,
         backend: str,
-        governed: policies.Governed | None = None,
+        governed: apply.Governed | None = None,
         target_prices: bool = False,
         notes: Sequence[str] = (),
     ) -> None:

@@ -1,8 +1,13 @@
-"""What attempts have spent so far, and sums of it by target, user, label or month."""
+"""What attempts have spent so far, and sums of it by target, user, label or month.
+
+Of deleted runs each attempt is a line in `spent.jsonl` of the home, which costs and budgets count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import TimeLimit
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import CloudtrainError, DiskError
 from cloudtrain.events import State
-from cloudtrain.history import deleted_spend
 from cloudtrain.job import targets, units
 from cloudtrain.runs.planning import cap
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 GROUPS = ("target", "user", "month")  # and label.NAME
+DELETED = "spent.jsonl"
 NONE = "(none)"  # the group of runs without that label
 
 
@@ -125,7 +130,7 @@ def shares(store: Store, since: str = "", until: str = "") -> list[Share]:
     known = {(attempt.run_id, attempt.number) for attempt in attempts}
     deleted = [
         _stored(row)
-        for row in deleted_spend.read(store.home)
+        for row in read_deleted(store.home)
         if since <= row["created_at"] and (not until or row["created_at"] < until)
         and (row["run_id"], row["attempt"]) not in known
     ]  # fmt: skip
@@ -139,13 +144,50 @@ def keep(store: Store, run_id: str) -> None:
         share = share_of(attempt, store.home, store.clock)
         if share.node_s:
             rows.append({**asdict(share), "attempt": attempt.number, "created_at": attempt.created_at})
-    deleted_spend.append(store.home, rows)
+    append_deleted(store.home, rows)
+
+
+def append_deleted(home: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows with `run_id`, `attempt`, `created_at` and what was spent; raises DiskError where they cannot be written."""
+    lines = "".join(json.dumps(dict(row)) + "\n" for row in rows)
+    if not lines:
+        return
+    path = home / DELETED
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, lines.encode())  # one write: lines of several processes do not mix
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DiskError(path, error) from None
+
+
+def read_deleted(home: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows, each attempt once; lines that are none are left out."""
+    seen: set[tuple[object, object]] = set()
+    try:
+        text = (home / DELETED).read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DiskError(home / DELETED, error) from None
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+            key = row["run_id"], row["attempt"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if key not in seen:  # a removal that was interrupted is repeated
+            seen.add(key)
+            yield row
 
 
 def total_of_deleted(home: Path, run_ids: Collection[str]) -> Sum:
     """Return what deleted runs have spent together."""
     found = Sum("")
-    for row in deleted_spend.read(home) if run_ids else ():
+    for row in read_deleted(home) if run_ids else ():
         if row["run_id"] in run_ids:
             found.add(_stored(row))
     return found

@@ -18,7 +18,7 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import attempts, budgets, environment, keys, upstream
 from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.planning.plan import Planner
-from cloudtrain.runs.sending import handover, key_search, outcomes, send
+from cloudtrain.runs.sending import handover, outcomes, send
 from cloudtrain.runs.sending.outcomes import Accepted, Outcome, Refused
 from cloudtrain.source import provenance
 from cloudtrain.source.bundle import Bundle
@@ -182,7 +182,7 @@ class ExactlyOnce(Planner):
         Where it does not answer and `limits.max_wait` allows it, the run waits: `send_once` stores it, and sends nothing.
         """
         try:
-            found = key_search.search(plan, self.home, self.clock)
+            found = keys.search(plan, self.home, self.clock)
         except Unreachable as error:
             if not outcomes.max_wait_s(plan):
                 raise

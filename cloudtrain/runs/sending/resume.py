@@ -19,7 +19,8 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import attempts, budgets, policies
+from cloudtrain.policy import apply
+from cloudtrain.runs.planning import attempts, budgets
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.sending import handover, outcomes, retry, send
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
@@ -143,7 +144,7 @@ def plan_next(
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
         backend = attempts.backend_of(newest, store.home, clock=store.clock)
         plan, bundle = attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job)
-        plan = policies.check_stored(plan, backend, store.home, Path.cwd())
+        plan = apply.check_stored(plan, backend, store.home, Path.cwd())
         return plan, bundle, _alone(newest, plan)
     planner = Planner(target or newest.target, home=store.home, force=force)
     planner.earlier_policies = newest.policies

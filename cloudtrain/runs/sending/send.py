@@ -23,8 +23,8 @@ from cloudtrain.history import audit
 from cloudtrain.history.store import UNASKED, Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import attempts, output_audit
-from cloudtrain.runs.sending import key_search, outcomes, retry
+from cloudtrain.runs.planning import attempts, keys
+from cloudtrain.runs.sending import outcomes, retry
 from cloudtrain.runs.sending.outcomes import Outcome, Unknown
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def send_attempt(
                 return outcomes.record_not_sent(store, plan, backend, _without_secrets(unset), again=again)
         row = _log(store, plan)
         try:
-            with output_audit.copied(store.home, plan.job, row):
+            with audit.copied(store.home, plan.job, row):
                 handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
         except NotReached as error:
             return (
@@ -106,7 +106,7 @@ def _ask_and_send(store: Store, attempt: AttemptRecord, backend: Backend, claim:
     """Look for the run of a key on its platforms, and send its first attempt where none has it; blocking."""
     plan, key = attempt.plan, store.find(attempt.plan.run_id).key
     try:
-        found = key_search.search(plan, store.home, store.clock)
+        found = keys.search(plan, store.home, store.clock)
         if found.newest and key is not None:
             found.check_labels(key)
     except Unreachable as error:

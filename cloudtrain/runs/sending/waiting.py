@@ -13,7 +13,8 @@ from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import attempts, policies, upstream
+from cloudtrain.policy import apply
+from cloudtrain.runs.planning import attempts, upstream
 from cloudtrain.runs.sending import outcomes, send
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _send(store: Store, attempt: AttemptRecord) -> bool:
     try:
         plan = _final_plan(store, attempt.plan)
         backend = attempts.backend_of(plan, store.home, clock=store.clock)
-        plan = policies.check_stored(plan, backend, store.home)
+        plan = apply.check_stored(plan, backend, store.home)
         send.preflight(plan, backend)
     except Unreachable:
         raise

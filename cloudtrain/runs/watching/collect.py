@@ -13,7 +13,7 @@ from cloudtrain.backends.api import Backend
 from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.events import OFF, Event, LogLine, Point, Row, Status
 from cloudtrain.history import event_files
-from cloudtrain.history.event_search import find_files, resumed_step
+from cloudtrain.history.event_files import find_files, resumed_step
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import unix_time

@@ -17,7 +17,8 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import policies, spend
+from cloudtrain.policy import apply
+from cloudtrain.runs.planning import spend
 from cloudtrain.runs.planning.attempts import backend_of, replan
 from cloudtrain.runs.sending import outcomes, retry, send, watch_log
 from cloudtrain.runs.watching import notify
@@ -147,7 +148,7 @@ class AttemptEnds:
         client = backend if base is attempt.plan else backend_of(base, self.store.home, clock=self.store.clock)
         earlier = self.store.attempts(self.run_id)
         plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
-        plan = retry.plan_after(self.store, client, policies.check_stored(plan, client, self.store.home))
+        plan = retry.plan_after(self.store, client, apply.check_stored(plan, client, self.store.home))
         if unset := unset_secrets(plan):
             raise BackendError(f"{unset} in the watcher's environment")
         if client is not backend:

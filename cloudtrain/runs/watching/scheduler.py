@@ -6,12 +6,15 @@ host. A call that hangs delays only its own run, or its own group's where the gr
 
 from __future__ import annotations
 
+import json
 import queue
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.backends.api import Backend
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Status
@@ -19,15 +22,16 @@ from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import watch_log
-from cloudtrain.runs.watching import last_contact, pace
+from cloudtrain.runs.watching import pace
 from cloudtrain.runs.watching.groups import Entry, Group
 from cloudtrain.runs.watching.pace import NOTICE_S
-from cloudtrain.runs.watching.poll import Looks, Result, run_sender
-from cloudtrain.runs.watching.watch import LEASE_S, Look
+from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher, run_sender
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
 GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain wait --foreground`
+MOST = 64  # clients that are kept: one of an SDK takes megabytes
+RENEW_S = 60.0  # between two renewals of one
 
 
 class Multiplexer:
@@ -44,7 +48,8 @@ class Multiplexer:
         self.store = Store(home, clock)
         self.runs: dict[str, Entry] = {}
         self._groups: dict[tuple[str, str], Group] = {}
-        self._looks = Looks(home, me, clock)
+        self._clients = Clients(home, clock)
+        self._threads = threading.local()  # each has its own connection to the history
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._leased_at = self._lease_tried_at = self._notice_at = 0.0
         self._share = pace.ProcessorShare(clock)
@@ -154,14 +159,14 @@ class Multiplexer:
             self._drop(entry)
 
     def _find_group(self, entry: Entry, attempt: AttemptRecord) -> None:
-        backend = self._looks.clients.get(attempt.plan)
+        backend = self._clients.get(attempt.plan)
         key = (attempt.plan.backend, backend.group or attempt.plan.target)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(" ".join(key), backend, self._share, self._clock)
         if attempt.attempt_id != entry.attempt_id:
             entry.seen, entry.given = attempt.status, None
-            entry.pace = self._looks.watcher_of(entry).pace(attempt, backend)
+            entry.pace = self._watcher_of(entry).pace(attempt, backend)
         entry.attempt_id, entry.handle, entry.group = attempt.attempt_id, attempt.handle, group
         entry.nodes = int(attempt.plan.manifest.get("nodes") or 1)
         group.schedule(entry, 0.0)
@@ -212,7 +217,7 @@ class Multiplexer:
         if error is None or isinstance(error, BackendError):
             for entry in entries:
                 if error or entry.handle in found:
-                    last_contact.note(self.home, entry.run_id, asks, error, self._clock)
+                    pace.note_contact(self.home, entry.run_id, asks, error, self._clock)
         self.post(lambda: self._asked(group, entries, found, error))
 
     def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
@@ -237,17 +242,49 @@ class Multiplexer:
     # -- one run ------------------------------------------------------------------------------------------------------
 
     def _look(self, group: Group, entry: Entry, given: Status | None) -> None:
-        found = self._looks.look(entry, given, lambda: self.post(lambda: group.note_end(entry)))
-        self.post(lambda: self._looked(group, entry, found))
+        """Look at a run, with the status that its platform has just reported; blocking, in a thread of its group."""
+        found = Look.SAME
+        attempt: AttemptRecord | None = None
+        error: Exception | None = None
+        try:
+            watcher = self._watcher_of(entry)
+            watcher.store = store = self._own_store()
+            found = watcher.look(given, log_only=entry.log_only, ended=lambda: self.post(lambda: group.note_end(entry)))
+            attempt = store.attempts(entry.run_id)[-1]
+            entry.pace = watcher.pace(attempt, self._clients.get(attempt.plan))
+        except Exception as problem:
+            found, attempt, error = Look.SAME, None, problem
+        self.post(lambda: self._looked(group, entry, found, attempt, error))
 
-    def _looked(self, group: Group, entry: Entry, result: Result) -> None:
-        found, attempt, error, log_was_read = result
+    def _watcher_of(self, entry: Entry) -> Watcher:
+        """Return what remembers a run between two looks."""
+        if entry.watch is None:
+            entry.watch = Watcher(
+                self._own_store(),
+                entry.run_id,
+                self.me,
+                may_send=False,
+                backend=lambda attempt: self._clients.get(attempt.plan),
+                environ=entry.environ,
+                lease=lambda: True,
+            )
+        return entry.watch
+
+    def _own_store(self) -> Store:
+        store: Store | None = getattr(self._threads, "store", None)
+        if store is None:
+            store = self._threads.store = Store(self.home, self._clock)
+        return store
+
+    def _looked(
+        self, group: Group, entry: Entry, found: Look, attempt: AttemptRecord | None, error: Exception | None
+    ) -> None:
         group.note_looked(entry)
         entry.given, entry.arrived, entry.looked = entry.arrived, None, self._clock.monotonic()
         if self.runs.get(entry.run_id) is not entry:
             return
         if error is not None or attempt is None:
-            entry.failures += not log_was_read
+            entry.failures += not (entry.watch and entry.watch.log_was_read)
             self._complain(entry.run_id, error)
             if isinstance(error, BackendError) and not isinstance(error, Unreachable):
                 self._renew_client(entry)
@@ -291,7 +328,7 @@ class Multiplexer:
             entry.group.schedule(entry, entry.group.pause_s(entry) if code else 0.0)
 
     def _renew_client(self, entry: Entry) -> None:
-        backend = self._looks.clients.renew(self.store.attempts(entry.run_id)[-1].plan)
+        backend = self._clients.renew(self.store.attempts(entry.run_id)[-1].plan)
         if backend and entry.group and entry.group.asks:
             entry.group.renew(backend)
 
@@ -299,3 +336,37 @@ class Multiplexer:
         if error is not None:
             text = error if isinstance(error, CloudtrainError) else "".join(traceback.format_exception(error))
             watch_log.write(f"{whom}: {text}")
+
+
+class Clients:
+    """Backends by their options, for all threads; at most MOST."""
+
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self._home, self._clock = home, clock
+        self._backends: dict[tuple[str, str], Backend] = {}
+        self._renewed: dict[tuple[str, str], float] = {}  # monotonic
+
+    def get(self, plan: Plan) -> Backend:
+        """Return the backend of a plan."""
+        key = _key(plan)
+        backend = self._backends.get(key)
+        if backend is None:
+            backend = registry.create_for(plan, self._home, self._clock)
+            while len(self._backends) >= MOST:
+                self._backends.pop(next(iter(self._backends)), None)
+            backend = self._backends.setdefault(key, backend)
+        return backend
+
+    def renew(self, plan: Plan) -> Backend | None:
+        """Make a new backend after a refusal, since credentials may have been renewed; None within RENEW_S."""
+        key, moment = _key(plan), self._clock.monotonic()
+        if moment - self._renewed.get(key, -RENEW_S) < RENEW_S:
+            return None
+        self._renewed[key] = moment
+        self._backends.pop(key, None)
+        return self.get(plan)
+
+
+def _key(plan: Plan) -> tuple[str, str]:
+    options = (plan.job.get("options") or {}).get(plan.backend) or {}
+    return plan.backend, json.dumps(options, sort_keys=True, default=str)

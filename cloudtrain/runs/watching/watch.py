@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 
@@ -21,12 +22,11 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import upstream
+from cloudtrain.runs.planning import environment, upstream
 from cloudtrain.runs.planning.attempts import backend_of
 from cloudtrain.runs.sending import handover, outcomes, retry, send, waiting, watch_log
-from cloudtrain.runs.watching import last_contact
 from cloudtrain.runs.watching.ending import AttemptEnds
-from cloudtrain.runs.watching.pace import NOTICE_S, Pace
+from cloudtrain.runs.watching.pace import NOTICE_S, Pace, note_contact
 from cloudtrain.runs.watching.spool import Spool
 
 LEASE_S = 30.0
@@ -94,7 +94,7 @@ class Watcher(AttemptEnds):
             try:
                 moved = self._step_when_due(run, attempt, backend)
             except BackendError as error:
-                last_contact.note(self.store.home, self.run_id, backend, error, self.store.clock)
+                note_contact(self.store.home, self.run_id, backend, error, self.store.clock)
                 moved = False
                 if not isinstance(error, Unreachable):
                     self._cached_backend = None  # a new client next time: credentials may be renewed
@@ -149,7 +149,7 @@ class Watcher(AttemptEnds):
             self._log_is_complete = log_is_complete
             moved = self._ask(run, attempt, backend, status)
         except BackendError as error:
-            last_contact.note(self.store.home, self.run_id, backend, error, self.store.clock)
+            note_contact(self.store.home, self.run_id, backend, error, self.store.clock)
             raise
         return Look.MOVED if moved else Look.SEND if self.send_due else Look.SAME
 
@@ -187,7 +187,7 @@ class Watcher(AttemptEnds):
         moved = self.step(run, attempt, backend, status)
         if self.store.clock.monotonic() - self._noted_at > NOTED_S:
             denied = self._log_denied[1] if self._log_denied else None
-            last_contact.note(self.store.home, self.run_id, backend, denied, self.store.clock)
+            note_contact(self.store.home, self.run_id, backend, denied, self.store.clock)
             self._noted_at = self.store.clock.monotonic()
         return moved
 
@@ -319,6 +319,24 @@ def send_next(store: Store, run_id: str, owner: Process, end: str) -> None:
     newest = store.attempts(run_id)[-1].plan
     if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process
         handover.start(store, newest)
+
+
+def run_sender(
+    home: Path, run_id: str, me: Process, environ: Mapping[str, str], end: tuple[str, Status] | None = None
+) -> int:
+    """Look at a run in a process that may send its next attempt, and return its exit code; blocking. Raises OSError.
+
+    `end` is the id of the newest attempt and how it was seen to end.
+    """
+    command = [sys.executable, "-m", "cloudtrain.runs.watching.watch", run_id, str(home), str(me)]
+    done = subprocess.run(
+        command,
+        input=f"{json.dumps(dict(environ))}\n{json.dumps([end[0], asdict(end[1])] if end else None)}".encode(),
+        env=environment.select(environ, environment.BASE),
+        cwd="/",
+        check=False,
+    )
+    return done.returncode
 
 
 def main() -> int:

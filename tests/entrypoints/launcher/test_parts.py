@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from launcher import processes, sagemaker_failure, status
+from launcher import processes, result, status
 from launcher.environment import input_variable
 from launcher.errors import Refused
 from launcher.output.written import NewCheckpoints
@@ -288,13 +288,13 @@ def test_usage_events_come_while_ranks_run(tmp_path: Path):
 def test_on_sagemaker_the_verdict_is_left_where_the_platform_reads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     outcome = Outcome("FAILED", 75, "script", 1, "")
-    sagemaker_failure.write(outcome, "rank 1 exited with code 75")
+    result.write_failure(outcome, "rank 1 exited with code 75")
     assert list(tmp_path.iterdir()) == [], "this is no node of SageMaker's"
     (tmp_path / "input" / "config").mkdir(parents=True)
     (tmp_path / "input" / "config" / "resourceconfig.json").write_text("{}")
-    sagemaker_failure.write(outcome, "rank 1 exited with code 75")
+    result.write_failure(outcome, "rank 1 exited with code 75")
     assert (tmp_path / "output" / "failure").read_text() == "rank 1 exited with code 75 [cloudtrain FAILED 75 script]"
-    sagemaker_failure.write(Outcome("LOST", None), "x" * 5000)
+    result.write_failure(Outcome("LOST", None), "x" * 5000)
     text = (tmp_path / "output" / "failure").read_text()
     assert len(text) < 1000 and text.endswith("[cloudtrain LOST - launcher]")
 

@@ -1,29 +1,64 @@
-"""Checks that read the job and its plan alone."""
+"""What a check is given, and the checks that read the job and its plan alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.plan import Fact, Note, say
 from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
+from cloudtrain.history import audit
 from cloudtrain.job import launchers, placeholders, platform_keys, targets
-from cloudtrain.runs.planning import output_audit, upstream
+from cloudtrain.runs.planning import upstream
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.planning.checks.case import Case
+    from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.texts import Texts
 
 # MAX_ARG_STRLEN, with the zero at its end, and a quarter of a stack of 8 MiB: man 2 execve, Limits on size of arguments and
 # environment (2026-11-29). What a node's own variables need is left out.
 WORD_BYTES, ALL_BYTES = 128 << 10, 2 << 20
 
 
+@dataclass(frozen=True)
+class Case:
+    """A planned job.
+
+    Attributes:
+        job: as it is planned, with what its script needs.
+        plan: with the backend's own notes; not checked by policies yet.
+        source: what the source's files hold, read when a check looks at it.
+        backend: that made the plan.
+        found: what the planner found out while it made the plan.
+        policies: notes on what policies have set.
+    """
+
+    job: Job
+    plan: Plan
+    source: Texts
+    backend: Backend
+    found: Sequence[str | Problem] = ()
+    policies: Sequence[str] = ()
+
+    @property
+    def command(self) -> str:
+        """The text of the job's shell, or its words joined by spaces."""
+        return self.job.run or " ".join(self.job.argv())
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node, as the backend gives them."""
+        return int(self.plan.manifest.get("gpus_per_node") or 0)
+
+
 def audit_elsewhere(case: Case) -> Iterator[Problem]:
     """Refuse an audit log in a folder that this machine cannot write."""
     job, plan = case.job, case.plan
-    if job.audit and "://" not in str(job.output) and not output_audit.is_here(plan.backend, job):
+    if job.audit and "://" not in str(job.output) and not audit.output_is_here(plan.backend, job):
         message = f"is written from this machine, and {job.output} is on the machines of {job.target}"
         yield Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")
 

@@ -15,7 +15,7 @@ from cloudtrain.source.node_code import CALL, IN_MEMORY, module
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.job.sections import Input
-    from cloudtrain.runs.planning.checks.case import Case
+    from cloudtrain.runs.planning.checks.job import Case
 
 
 def refusals(case: Case) -> Iterator[Problem]:

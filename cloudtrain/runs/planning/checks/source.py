@@ -1,4 +1,4 @@
-"""Checks that read the text of the source's files.
+"""Checks that read the text of the source's files, and what a script needs though nothing in its job says so.
 
 Accelerate does not report a strategy that it cannot carry out: without GPUs, or in a script that does not use it, ranks
 train plain data parallel.
@@ -18,13 +18,13 @@ from cloudtrain.backends.plan import Fact, without
 from cloudtrain.errors import Problem
 from cloudtrain.job import launchers
 from cloudtrain.job.units import format_size, size_bytes
-from cloudtrain.source import options
+from cloudtrain.source import options, world
 from cloudtrain.source.node_code import CALL, IN_MEMORY, module
 from cloudtrain.source.texts import mentions
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
-    from cloudtrain.runs.planning.checks.case import Case
+    from cloudtrain.runs.planning.checks.job import Case
     from cloudtrain.source.texts import Texts
 
 # Options and variables that name a folder for results; a path of a model or of data may be absolute.
@@ -38,6 +38,10 @@ _RESULTS_DEFAULT = re.compile(
 )
 _MODEL = re.compile(r"(?:pretrained_)?(?:base_)?model(?:_name)?(?:_or_path|_id)?")
 _ADAPTERS = re.compile(r"\b(?:peft|LoraConfig)\b")  # of a model only they are saved
+# In quotes, or as a shell's variable; not the SM_80 of a compiler's option.
+_SM = re.compile(r"""["'${]SM_(?:[A-Z]\w*|(?=["']))""")
+_AIP = re.compile(r"""["'${]AIP_(?:[A-Z]\w*|(?=["']))""")
+_OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?![^\S\n]*#)[^\n]*/opt/ml/\w")
 KEEP_LIMIT = "20GB"  # entrypoints/launcher/output/keep_choice.py
 WEIGHT_BYTES, STATE_BYTES = 2, 12  # of a parameter: in 16 bits, and in 32 bits with the two moments of Adam
 # Libraries and programs that use a GPU.
@@ -62,6 +66,37 @@ _RESUMES = re.compile(
     re.IGNORECASE,
 )
 LIBRARIES = re.compile(r"\b(?:accelerate|transformers|trl|deepspeed)\b")
+
+
+def fit_script(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
+    """Return the job with what its script needs though nothing in the job says so, and notes on that."""
+    changes: dict[str, Any] = {}
+    notes: list[str] = []
+    if job.trainer:
+        return job, notes
+    if not job.has_rank_env and texts.find(world.HINT):
+        if why := world.why_needed(texts, job.env.get("PYTHONPATH", "").split(":")):
+            changes["distributed_env"] = "always"
+            notes.append(
+                f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set anyway, because {why} (distributed_env)"
+            )
+        elif other := world.first_need(texts):
+            notes.append(f"{other}, but {texts.entry} does not load that file")
+    own = registry.traits(backend).script_variables  # the platform sets them anyway
+    if job.sm_env is None and own != "sm_env" and (found := texts.find(_SM)):
+        changes["sm_env"] = True
+        notes.append(
+            f"{found.place} reads {found.text[1:]}: the SM_ variables are set, with the run's folders (sm_env)"
+        )
+    if job.aip_env is None and own != "aip_env" and (found := texts.find(_AIP)):
+        changes["aip_env"] = True
+        notes.append(
+            f"{found.place} reads {found.text[1:]}: the AIP_ variables are set, with the run's folders (aip_env)"
+        )
+    if own != "sm_env" and (found := texts.find(_OPT_ML)):
+        hint = "read SM_MODEL_DIR and similar variables, or pass {model_dir}"
+        notes.append(f"{found.place} names a path below /opt/ml, which only SageMaker has: {hint}")
+    return job.model_copy(update=changes), notes
 
 
 def unread_directives(case: Case) -> Iterator[str]:

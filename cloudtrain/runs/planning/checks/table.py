@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.runs.planning.checks import job, node, source
-from cloudtrain.runs.planning.checks.case import Case
+from cloudtrain.runs.planning.checks.job import Case
 
 CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # The job cannot run as it is written.

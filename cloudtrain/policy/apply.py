@@ -1,4 +1,8 @@
-"""Apply policies while a run is planned, and check stored plans again before they are sent; opens no connection."""
+"""The policies of a job: which ones hold, what they change while a run is planned, checked again before a plan is sent.
+
+A policy is in force beside each cloudtrain.toml that counts, and where `[policy] from` of one names it. Nothing here
+opens a connection.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest, Problem
-from cloudtrain.job.targets import named_targets
-from cloudtrain.policy import changes, checks, find
-from cloudtrain.policy.files import BadPolicy, Policy
+from cloudtrain.job import configfile, targets
+from cloudtrain.policy import changes, checks
+from cloudtrain.policy.files import POLICY_FILE, BadPolicy, Policy, read
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -20,6 +24,74 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
     from cloudtrain.job.job import Job
     from cloudtrain.job.targets import Resolved
+
+
+def find(
+    folders: Sequence[Path], home: Path, earlier: Sequence[Mapping[str, Any]] = ()
+) -> tuple[list[Policy], list[str]]:
+    """Return the policies for a job that concerns some folders, and notes; reads files, opens no connection.
+
+    Args:
+        folders: at or above each of them the project's policy.toml is looked for; the nearest of each counts.
+        home: where copies of an organisation's policies are pinned.
+        earlier: what an older plan of the run keeps of its policies: these hold too.
+
+    Raises:
+        BadPolicy: a file is wrong, or an organisation's policy is not pinned here.
+    """
+    found: dict[str, Policy] = {}
+    for folder in folders:
+        for path in targets.config_files(folder, POLICY_FILE):
+            found.setdefault(str(path), read(path))
+    for folder in folders:
+        for url, sha256 in configured(folder).items():
+            from cloudtrain.policy import pin
+
+            pinned = pin.load(url, home, sha256)
+            found[pinned.file] = pinned
+    notes = []
+    for old in earlier:
+        if old.get("code"):  # of an installed package, which is asked at every plan
+            continue
+        path = Path(old["file"])
+        if str(path) in found:
+            continue
+        if not path.is_file():
+            notes.append(f"the policy {path} of an earlier attempt no longer exists: its rules were not checked")
+        elif old.get("from"):
+            from cloudtrain.policy import pin
+
+            found[str(path)] = pin.load(str(old["from"]), home)
+        else:
+            found[str(path)] = read(path)
+    return list(found.values()), notes
+
+
+def folders_of(folder: Path, source: str, entrypoint: str | Sequence[str] | None) -> list[Path]:
+    """Return where a job's policies are looked for: at its job file, its source and its script.
+
+    Args:
+        folder: the job file's, or the current one.
+        source: the folder that is packaged; an address names none.
+        entrypoint: as in the job file.
+    """
+    found = [folder.absolute()]
+    root = Path(source)
+    if "://" not in source and root.is_dir():
+        found.append(root.absolute())
+        if isinstance(entrypoint, str) and (root / entrypoint).is_file():
+            found.append((root / entrypoint).absolute().parent)
+    return list(dict.fromkeys(found))
+
+
+def configured(folder: Path) -> dict[str, str]:
+    """Return the addresses of the organisation's policies that a folder's configuration names, with their digests or ""."""
+    found = {}
+    for path in targets.config_files(folder):
+        table = configfile.read(path).value.get("policy") or {}
+        if table:
+            found[str(table["from"])] = str(table.get("sha256") or "")
+    return found
 
 
 @dataclass
@@ -70,11 +142,11 @@ def govern(
     """
     target, backend = resolution.target, resolution.backend
     given = resolution.job
-    policies, notes = find.find(find.folders_of(folder, given.source, given.entrypoint), home, earlier)
+    policies, notes = find(folders_of(folder, given.source, given.entrypoint), home, earlier)
     if policies:
         from cloudtrain.policy import names
 
-        notes += names.check(policies, {target, *named_targets(folder)})
+        notes += names.check(policies, {target, *targets.named_targets(folder)})
     found = list(changes.settings(policies, target, backend))
     options = {**resolution.options, **overrides}
     if found:
@@ -107,8 +179,8 @@ def check_stored(plan: Plan, backend: Backend, home: Path, folder: Path | None =
     from cloudtrain.job.job import Job
 
     job = plan.job
-    folders = find.folders_of(folder, str(job["source"]), job.get("entrypoint")) if folder else []
-    policies, notes = find.find(folders, home, plan.policies)
+    folders = folders_of(folder, str(job["source"]), job.get("entrypoint")) if folder else []
+    policies, notes = find(folders, home, plan.policies)
     refused = checks.find_problems(policies, plan, backend)
     for policy in policies:
         refused += changes.missing_settings([policy], plan.target, plan.backend, plan.job)
