@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.cli.view.machine_checks import Finding, check_machine
+from cloudtrain.cli.view.machine_checks import Finding, check_machine, find_config_problems
 from cloudtrain.errors import BackendError, CloudtrainError, Problem
 from cloudtrain.job.units import format_count
 
@@ -66,9 +66,7 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
         for named in names or [None]:
             terminal.print_json(_policy(policy, named, job), indent=2)
         return 0
-    from cloudtrain.runs.planning import config_check
-
-    wrong = config_check.find_problems(Path.cwd())
+    wrong = find_config_problems(Path.cwd())
     from cloudtrain.backends import registry
 
     all_findings = [*check_machine(), *_config_findings(wrong), *(() if "" in wrong else _check_policies())]
