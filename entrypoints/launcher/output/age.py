@@ -37,7 +37,7 @@ class CheckpointAge:
         self._lock = threading.Lock()
 
     def begin(self, has_checkpoint: bool) -> None:
-        """Training begins; `found` says whether the output has a checkpoint already."""
+        """Training begins; `has_checkpoint` says whether the output has one already."""
         with self._lock:
             if has_checkpoint or self._expected:
                 self._newest_at = self._clock.monotonic()

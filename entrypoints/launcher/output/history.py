@@ -70,6 +70,13 @@ class Folder:
                 os.unlink(half)
             raise
 
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is gone is no error."""
+        try:
+            os.unlink(os.path.join(self.uri, name))
+        except FileNotFoundError:
+            pass
+
 
 def index_place(manifest: Manifest, cluster: Cluster, run: Folder | store.Store) -> Folder | store.Store | None:
     """Return the output above a run's folder, which has an index of its runs; None where nothing can be written there.

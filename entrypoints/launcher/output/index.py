@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,14 +55,4 @@ def _pack(place: Any, folder: str, ending: str, count: int, level: int) -> None:
     digest = hashlib.sha256(content).hexdigest()[:32]
     place.write(f"{FOLDER}/packed/{level}-{digest}.jsonl", content)
     for name in chosen:
-        _delete(place, f"{FOLDER}/{folder}/{name}")
-
-
-def _delete(place: Any, name: str) -> None:
-    if hasattr(place, "delete"):
-        place.delete(name)
-        return
-    try:
-        os.unlink(os.path.join(place.uri, name))
-    except FileNotFoundError:
-        pass
+        place.delete(f"{FOLDER}/{folder}/{name}")

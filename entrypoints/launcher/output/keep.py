@@ -18,7 +18,7 @@ from . import keep_list
 from .keep_choice import LIMIT, SMALL, Choice, group, state_of
 from .keep_mirrors import Mirrors
 from .keep_patterns import compile_pattern, literal
-from .keep_report import SHOWN, describe, explain_limit, largest, measure, results_option
+from .keep_report import SHOWN, describe, explain_limit, largest, measure
 from .keep_restore import NODE, Restore, linkable
 from .keep_source import UNKNOWN, Summary, survey
 from .script_files import (
@@ -52,7 +52,6 @@ class Keeper:
         node_rank: int,
         log: Log,
         safe: str | None = None,
-        argv: Sequence[str] = (),
         records: str = "",
         limit: int = LIMIT,
         has_one_source: bool = False,  # all nodes share the working directory, as on Slurm
@@ -63,7 +62,7 @@ class Keeper:
         self._auto, self._records, self._rank, self._limit = patterns is None, records, node_rank, limit
         self._patterns = [compile_pattern(pattern) for pattern in patterns or ()]
         self._roots = [""] if patterns is None else sorted({literal(pattern) for pattern in patterns})
-        self._source, self._log, self._argv = source, log, argv
+        self._source, self._log = source, log
         self._is_other, self._first_outputs = node_rank > 0, outputs
         self._leaves_all = self._is_other and has_one_source  # the first node does it
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
@@ -320,10 +319,9 @@ class Keeper:
             self.not_kept = explain_limit(self._choice.over, self._limit)
         elif sizes := measure(self._source, self._wrote_elsewhere):
             names = ", ".join(top.rstrip("/") for top in largest(sizes)[:SHOWN])
-            option = results_option(self._source, self._argv)
             self.not_kept = (
                 f"{describe(sizes)} are not kept, and the next attempt will not find them: set keep: [{names}] in the job"
                 f" file, or add --set 'keep=[{names}]' to submit"
-            ) + (f", or give the script {option}" if option else "")
+            )
         if self.not_kept:
             self._log.say(self.not_kept)

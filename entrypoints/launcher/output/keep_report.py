@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from .script_files import files
 
 SHOWN = 3  # folders in one line
 MOST = 100_000  # files that are looked at when what is not kept is counted
-_SCRIPT = re.compile(r"(?<![\w./-])[\w./-]+\.py\b")
-_RESULTS_OPTION = re.compile(
-    r"""["'](--(?:output|out|save|model|results?|checkpoint|ckpt)[_-]?(?:dir|path|folder))["']"""
-)
-_LONGEST_SCRIPT = 1 << 20  # bytes that are read of it
 
 
 def largest(sizes: Mapping[str, int]) -> list[str]:
@@ -39,25 +33,6 @@ def describe(sizes: Mapping[str, int]) -> str:
     tops, totals = largest(sizes), _totals(sizes)
     more = f" and {len(tops) - SHOWN} more" if len(tops) > SHOWN else ""
     return ", ".join(f"{format_bytes(totals[top])} in {top}" for top in tops[:SHOWN]) + more
-
-
-def results_option(source: str, argv: Sequence[str]) -> str:
-    """Return the option by which the script of a command takes a folder for its results, with the run's folder; or ""."""
-    names = (
-        [f"{argv[1].replace('.', '/')}.py"] if len(argv) > 1 and argv[0] == "-m" else _SCRIPT.findall(" ".join(argv))
-    )
-    for name in names:
-        try:
-            with open(os.path.join(source, name), encoding="utf-8", errors="replace") as stream:
-                text = stream.read(_LONGEST_SCRIPT)
-        except OSError:
-            continue
-        has_arguments = "HfArgumentParser" in text and "TrainingArguments" in text
-        found = _RESULTS_OPTION.search(text)
-        if found or has_arguments:
-            option = found[1] if found else "--output_dir"
-            return f"{option} {'{checkpoint_dir}' if 'ckpt' in option or 'checkpoint' in option else '{model_dir}'}"
-    return ""
 
 
 def measure(source: str, is_counted: Callable[[str, os.stat_result], bool]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from .keep_choice import group
 from .script_files import checkpoint_of, is_saved_state, is_whole
 
 # The shared trainer reports its checkpoints itself: an unfinished folder is no checkpoint.
@@ -67,12 +68,8 @@ class NewCheckpoints:
                     newest[top] = max(newest.get(top, 0), *(found[name] for name in names))
         for title, folder in self._others.items():
             found = {name: at for name, at in _times(folder).items() if not self._is_ours(name)}
-            units: dict[str, list[str]] = {}
-            for name in found:
-                if unit := checkpoint_of(name) or (name if is_saved_state(name) else ""):
-                    units.setdefault(unit, []).append(name)
-            for unit, names in units.items():
-                if names == [unit] or is_whole(unit, names, found) is not False:
+            for unit, names in group(found).items():
+                if is_saved_state(unit) if unit in found else is_whole(unit, names, found) is not False:
                     newest[f"{title}/{unit}"] = max(found[name] for name in names)
         return newest
 

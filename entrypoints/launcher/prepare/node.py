@@ -82,7 +82,6 @@ def prepare_node(
             cluster.node_rank,
             log,
             safe,
-            manifest.argv,
             records,
             manifest.keep_limit,
             cluster.platform == "slurm",

@@ -30,7 +30,7 @@ def made(
     given = str(safe) if safe else None
     records = str(folder / "kept-files")
     source = str(folder / "source")
-    return keep.Keeper(patterns, source, str(outputs), rank, log, given, (), records, limit, has_one_source), outputs
+    return keep.Keeper(patterns, source, str(outputs), rank, log, given, records, limit, has_one_source), outputs
 
 
 def write(path: Path, text: str = "x") -> None:

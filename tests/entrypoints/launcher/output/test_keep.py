@@ -14,7 +14,7 @@ from tests.entrypoints.launcher.output.keepers import TRAINER, files, looked, ma
 from tests.entrypoints.training import ENTRYPOINTS
 
 from launcher.clock import Clock  # isort: skip
-from launcher.output import keep, keep_mirrors, keep_report, script_files  # isort: skip
+from launcher.output import keep, keep_mirrors, script_files  # isort: skip
 from launcher.prepare import node  # isort: skip
 from launcher.world import cluster  # isort: skip
 
@@ -128,23 +128,6 @@ def test_what_is_not_kept_is_counted_without_caches_and_environments(tmp_path: P
     text = (tmp_path / "log").read_text()
     advice = "set keep: [big, small] in the job file, or add --set 'keep=[big, small]' to submit"
     assert f"1.2 KB in big/, 600 bytes in small are not kept, and the next attempt will not find them: {advice}" in text
-    assert "output_dir" not in text  # no script was named that has such an option
-
-
-@pytest.mark.parametrize(
-    ("text", "argv", "option"),
-    [
-        ("parser.add_argument('--lr')", ["train.py"], ""),
-        ("parser.add_argument('--output_dir')", ["train.py", "--lr", "1"], "--output_dir {model_dir}"),
-        ('parser.add_argument("--save-dir", default="out")', ["torchrun", "train.py"], "--save-dir {model_dir}"),
-        ("parser.add_argument('--ckpt_dir')", ["-m", "train"], "--ckpt_dir {checkpoint_dir}"),
-        ("HfArgumentParser(TrainingArguments)", ["cd . && python train.py"], "--output_dir {model_dir}"),
-        ("parser.add_argument('--output_dir')", ["other.py"], ""),
-    ],
-)
-def test_only_an_option_that_the_script_has_is_named(tmp_path: Path, text: str, argv: list[str], option: str):
-    (tmp_path / "train.py").write_text(text)
-    assert keep_report.results_option(str(tmp_path), argv) == option
 
 
 def test_a_disk_that_takes_nothing_is_a_problem(tmp_path: Path):
