@@ -24,6 +24,7 @@ STRATEGIES = "entrypoints/trainer/strategies"
 RESULTS = "backends/results/test_results.py::test_the_next_attempt_resumes_and_all_comes_home"
 STOPS = "backends/results/test_stops.py::test_a_script_behind_any_wrapper_saves"
 INDEX = "runs/test_attach_all.py::test_concurrent_writers_of_the_index_lose_nothing[S3]"
+FRAMEWORKS = "thirdparty/test_frameworks.py::test_two_nodes_train_as_the_framework_itself_does"
 THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
 
 # What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
@@ -103,6 +104,7 @@ TABLE = {
         "entrypoints/test_launch_nodes.py",
         "entrypoints/test_python_start.py::test_a_collective_as_the_last_statement",
     ),
+    "entrypoints/launcher/world/frameworks": (f"{FRAMEWORKS}[local-jax]",),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (
         "entrypoints/trainer/data/test_token_cache.py::test_memory_does_not_grow_with_the_text",

@@ -62,6 +62,7 @@ class Manifest:
     compat: str = ""
     keep: tuple[str, ...] | None = None  # None: all results of the working directory
     keep_limit: int | None = None  # bytes; the launcher's own limit
+    framework: str = ""  # "tensorflow", "jax" or "keras", whose variables ranks get too; left out as the others
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
     hyperparameters: Mapping[str, Any] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
@@ -82,10 +83,11 @@ class Manifest:
     @classmethod
     def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
         """Return the manifest for an attempt of a validated job."""
+        framework = "" if job.distributed_env in ("auto", "always") else job.distributed_env
         texts = [*(job.argv()[1:] if job.form != "shell" else ()), *job.env.values()]
         extended = (
             job.form != "script" or job.setup or job.resume_args or job.kept or any(map(placeholders.used, texts))
-        )
+        ) or framework
         return cls(
             form=job.form,
             setup=job.setup or "",
@@ -93,6 +95,7 @@ class Manifest:
             compat=job.compat or "",
             keep=job.kept,
             keep_limit=job.keep_limit_bytes,
+            framework=framework,
             rank_env=job.has_rank_env,
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
@@ -143,6 +146,7 @@ class Manifest:
             "resume_args",
             "compat",
             "keep_limit",
+            "framework",
             "roles",
         ):
             if data[name] in (None, "", [], "script"):

@@ -190,8 +190,8 @@ class JobKeys(TypedDict, total=False):
     """If not all num_nodes nodes are available, start with at least this many. Others do not join later."""
     processes_per_node: int | None
     """Processes (ranks) on each node; default: one per accelerator, or 1."""
-    distributed_env: Literal["auto", "always"]
-    """Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. auto: if the script or its imports use them."""
+    distributed_env: Literal["auto", "always", "tensorflow", "jax", "keras"]
+    """always: RANK and MASTER_ADDR for one process too; a framework: its variables too; auto: by what the code imports."""
     sm_env: bool | None
     """true: set SageMaker's SM_ variables on every backend. Default: if the source reads them."""
     aip_env: bool | None

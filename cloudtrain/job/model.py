@@ -143,10 +143,10 @@ class JobModel(Spec):
     processes_per_node: Processes | None = Field(
         default=None, description="Processes (ranks) on each node; default: one per accelerator, or 1."
     )
-    distributed_env: Literal["auto", "always"] = Field(
+    distributed_env: Literal["auto", "always", "tensorflow", "jax", "keras"] = Field(
         default="auto",
-        description="Whether a single process gets RANK, WORLD_SIZE and MASTER_ADDR. "
-        "auto: if the script or its imports use them.",
+        description="always: RANK and MASTER_ADDR for one process too; a framework: its variables too; "
+        "auto: by what the code imports.",
     )
     sm_env: Flag | None = Field(
         default=None,
@@ -287,7 +287,7 @@ class JobModel(Spec):
         """Whether its ranks get RANK, WORLD_SIZE and MASTER_ADDR: all but one process that runs as under plain python."""
         sharded = self.parallelism.strategy not in ("none", "ddp") or self.parallelism.accelerate_config is not None
         alone = self.form == "script" and self.world_size == 1 and not sharded and not self.trainer
-        return self.distributed_env == "always" or not alone
+        return self.distributed_env != "auto" or not alone
 
     def _unfollowed(self, data: dict[str, Any]) -> dict[str, Any]:
         """Take what follows from other fields out of this job's data."""

@@ -73,6 +73,12 @@ class Imports:
         while self._queue:
             self._read(self._queue.pop(0))
 
+    def importer_of(self, package: str) -> str:
+        """Return a file that imports an installed package; "" where none does, or the source has one of that name."""
+        if package in self._holders:
+            return ""
+        return next((path for words, path in self._wanted.items() if words[0] == package), "")
+
     def _add(self, path: str, importer: str, is_main: bool = False) -> bool:
         """Take in a file, where the source has it."""
         path = posixpath.normpath(path)

@@ -1,4 +1,4 @@
-"""Whether a script can only run with RANK, WORLD_SIZE and MASTER_ADDR set, as far as its text shows."""
+"""Which variables a script needs to find its world, as far as its text shows: those of a rank, and of which framework."""
 
 from __future__ import annotations
 
@@ -15,9 +15,26 @@ NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
 # Every script that needs them has one of these words; a shell's, as $RANK, among them.
-HINT = re.compile(r"init_process_group|init_device_mesh|deepspeed|[\"'${](?:\w*RANK|WORLD_SIZE|MASTER_)")
+HINT = re.compile(
+    r"init_process_group|init_device_mesh|deepspeed|distributed\.initialize|[\"'${](?:\w*RANK|WORLD_SIZE|MASTER_)"
+)
 _BEGIN = ("init_process_group", "init_device_mesh")  # of torch.distributed: over env:// unless told otherwise
 _DEEPSPEED = ("initialize", "init_distributed")
+_JAX = ("distributed", "initialize")  # jax.distributed.initialize()
+# What the entry imports -> whose variables its ranks get. Keras runs on the others; JAX's scripts may read data with TensorFlow.
+FRAMEWORKS = {
+    "keras": "KERAS_DISTRIBUTION_*, TF_CONFIG, JAX_COORDINATOR_ADDRESS and OMPI_COMM_WORLD_*",
+    "jax": "JAX_COORDINATOR_ADDRESS and OMPI_COMM_WORLD_*",
+    "tensorflow": "TF_CONFIG",
+}
+_OF_TORCH = (
+    "torch",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "pytorch_lightning",
+)  # its ranks see all GPUs of a node
+_FRAMEWORK = re.compile(rf"\b(?:{'|'.join(FRAMEWORKS)})\b")
 _NO_CHOICE = ("is_initialized", "is_available", "__name__")  # an `if` over these says nothing on the number of ranks
 _NOTHING = re.compile(r"(?!)")
 _TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")  # pytest loads them, no script
@@ -49,6 +66,17 @@ def why_needed(texts: Texts, folders: Iterable[str] = ()) -> str:
         return sentence
     anywhere = first_need(texts, leave_out=_TESTS) if imports.unknown else ""
     return anywhere and f"{anywhere}, and {imports.unknown}"
+
+
+def framework(texts: Texts, folders: Iterable[str] = ()) -> tuple[str, str]:
+    """Return the framework that the entry imports, one of FRAMEWORKS, and the file that does; "" twice for none."""
+    if texts.entry.endswith(".py") and texts.find(_FRAMEWORK):
+        imports = Imports(texts, folders)
+        for name in FRAMEWORKS:
+            importer = imports.importer_of(name)
+            if importer and (name == "jax" or not any(map(imports.importer_of, _OF_TORCH))):
+                return name, importer
+    return "", ""
 
 
 def first_need(texts: Texts, imports: Imports | None = None, leave_out: re.Pattern[str] = _NOTHING) -> str:
@@ -128,6 +156,8 @@ def _sentence(node: ast.AST) -> str:
     if called in ("int", "float") and node.args and (name := _looked_up(node.args[0], 1)):
         return f"reads {name}"
     owner = name_of(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+    if (owner, called) == _JAX and not node.args and not node.keywords:
+        return "calls jax.distributed.initialize"
     if called not in _BEGIN and not (owner == "deepspeed" and called in _DEEPSPEED):
         return ""
     given = {word.arg: word.value for word in node.keywords}

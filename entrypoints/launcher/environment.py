@@ -172,6 +172,10 @@ def rank_environment(
         MASTER_ADDR=world.master_host,
         MASTER_PORT=str(world.master_port),
     )
+    if manifest.framework:
+        from .world import frameworks
+
+        env.update(frameworks.variables(manifest, world, local_rank, env))
     if cluster.launched:  # another launcher made the world; only it knows the names in it
         env.update({name: base[name] for name in base if name in WORLD or name.startswith("TORCHELASTIC_")})
         env["CLOUDTRAIN_NUM_NODES"] = str(cluster.nodes or world.nodes)

@@ -56,6 +56,7 @@ class Manifest:
         None  # files of the working directory that are brought into the outputs; None: all results
     )
     keep_limit: int = 20 * 10**9  # bytes of them, where no patterns are given
+    framework: str = ""  # "tensorflow", "jax" or "keras": whose variables ranks get too
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
     hyperparameters: dict[str, object] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
@@ -111,7 +112,7 @@ class Manifest:
                 {name: role[name] for name in ("argv", "form", "processes_per_node", "rank_env", "env", "setup")}
             )
             self.secrets = {name: self.secrets[name] for name in role["secrets"]}
-            self.resume_args, self.keep, self.hyperparameters, self.aip_env = (), (), None, False
+            self.resume_args, self.keep, self.hyperparameters, self.aip_env, self.framework = (), (), None, False, ""
             self.stall_s = self.idle_s = self.silence_s = None
 
     def outputs(self, folder: str) -> str:

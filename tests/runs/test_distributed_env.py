@@ -86,6 +86,22 @@ def test_the_plan_says_which_it_chose_and_why(project: Path):  # noqa: F811
     )
 
 
+def test_the_plan_names_the_framework_whose_variables_ranks_get(project: Path):  # noqa: F811
+    (project / "train.py").write_text("import jax\n")
+    job = {"name": "x", "source": str(project), "entrypoint": "train.py"}
+
+    def notes_and_manifest(**changes: object) -> tuple[list[str], str]:
+        plan = Planner().plan({**job, **changes})
+        return [note for note in plan.notes if "distributed_env" in note], plan.manifest.get("framework", "")
+
+    chosen = "train.py imports jax: JAX_COORDINATOR_ADDRESS and OMPI_COMM_WORLD_* are set (distributed_env)"
+    assert notes_and_manifest(num_nodes=2) == ([chosen], "jax")
+    assert notes_and_manifest(num_nodes=2, distributed_env="tensorflow") == ([], "tensorflow")
+    assert notes_and_manifest()[1] == ""
+    (project / "train.py").write_text("import jax\njax.distributed.initialize()\n")
+    assert notes_and_manifest()[1] == "jax"
+
+
 @pytest.mark.parametrize(
     ("changes", "has"),
     [

@@ -109,3 +109,30 @@ def test_generated_code_that_is_nested_deeply(tmp_path: Path, text: str):
     line = text.count("\n") + 3
     why = world.why_needed(Texts(tmp_path, ["train.py", "made.py"], "train.py"))
     assert why == f"made.py:{line} reads RANK, and train.py loads it"
+
+
+@pytest.mark.parametrize(
+    ("files", "framework"),
+    [
+        ({"train.py": "import jax\n"}, ("jax", "train.py")),
+        ({"train.py": "import step\n", "step.py": "from jax import numpy\n"}, ("jax", "step.py")),
+        ({"train.py": "import tensorflow as tf\nimport jax\n"}, ("jax", "train.py")),
+        ({"train.py": "import keras, jax, tensorflow\n"}, ("keras", "train.py")),
+        ({"train.py": "import tensorflow.keras\n"}, ("tensorflow", "train.py")),
+        ({"train.py": "import torch\nimport tensorflow\n"}, ("", "")),  # for its logs; torch is what trains
+        ({"train.py": "import torch, jax\n"}, ("jax", "train.py")),
+        ({"train.py": "import jaxtyping\n"}, ("", "")),
+        ({"train.py": "import torch\n", "other.py": "import jax\n"}, ("", "")),
+        ({"train.py": "import jax\n", "jax.py": "x = 1\n"}, ("", "")),  # a file of the source's own
+    ],
+)
+def test_the_framework_is_what_the_entry_imports(tmp_path: Path, files: dict[str, str], framework: tuple[str, str]):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert world.framework(Texts(tmp_path, files, "train.py")) == framework
+
+
+def test_jax_needs_its_world_only_where_it_is_asked_to_look_for_it(tmp_path: Path):
+    asked = {"train.py": "import jax\njax.distributed.initialize()\n"}
+    assert why(tmp_path, asked) == "train.py:2 calls jax.distributed.initialize"
+    assert why(tmp_path, {"train.py": "import jax\njax.distributed.initialize('a:1', 1, 0)\n"}) == ""

@@ -27,10 +27,10 @@ LOOK_S = 2.0  # of the time between two looks at a channel at most so much count
 INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
 MAX_MESSAGE = 64 * 1024
 
-World = namedtuple("World", "nodes node_rank master_host master_port addresses roles", defaults=({},))
+World = namedtuple("World", "nodes node_rank master_host master_port addresses roles ports", defaults=({}, ()))
 World.__doc__ = (
     "The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses;"
-    " with roles those of this node's role, and the addresses of each."
+    " with roles those of this node's role, and the addresses of each; which ports each node holds for its ranks."
 )
 Listener = namedtuple("Listener", "start stop outcome say turn warn begin", defaults=(None, None, None))
 Listener.__doc__ = (

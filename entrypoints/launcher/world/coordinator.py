@@ -8,6 +8,7 @@ import socket
 from ..errors import Refused
 from ..loop import Loop
 from ..manifest import Manifest
+from . import ports
 from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
 from .outcome import EXIT_REFUSED, ClusterState, Outcome, Start, refused_outcome
@@ -45,8 +46,9 @@ class Coordinator:
         self._inform_by = 0.0
         self._awaited = 0  # how many nodes must have received the outcome
         self._started = False
-        self._port: socket.socket | None = None  # held until the end
-        self._ports: dict[int, int] = {}  # that the first nodes of services hold for their ranks
+        self._port: socket.socket | None = None  # held until the end, as the next ones
+        self._held: list[socket.socket] = []
+        self._ports: dict[int, list[int]] = {}  # that nodes hold for their ranks
         self._addresses: dict[int, str] = {}  # of the nodes that take part
         self._state.join(0, socket.gethostname(), manifest.processes_per_node)
 
@@ -80,6 +82,8 @@ class Coordinator:
         self._decide()
 
     def ready(self) -> None:
+        self._held = ports.hold_all(self._manifest)
+        self._ports[0] = ports.numbers(self._held)
         self._state.ready(0)
         self._decide()
 
@@ -231,7 +235,7 @@ class Coordinator:
         elif kind == "taken":
             self._turns.pop(0)
         elif kind == "ready":
-            self._ports[node] = int(message.get("port") or 0)
+            self._ports[node] = [int(port) for port in message.get("ports") or ()]
             self._state.ready(node)
         elif kind == "up":
             if name := self._state.roles.up(node):
@@ -326,19 +330,20 @@ class Coordinator:
     def _start_world(self, nodes: list[int]) -> None:
         """Start the ranks of nodes that are one world."""
         first = nodes[0]
-        host, port = self._addresses[first], self._ports.get(first) or self._cluster.master_port
+        host, port = self._addresses[first], self._cluster.master_port
         if len(nodes) == 1:
-            host, port = LOOPBACK, self._ports.get(first) or 0
-        if not port:
-            from .ports import hold
-
-            self._port = hold()
-            port = self._port.getsockname()[1]
+            host, port = LOOPBACK, 0
+        if first:  # a service's, which its first node holds
+            port = self._ports[first][0]
+        elif not port:
+            self._port = ports.hold()
+            [port] = ports.numbers([self._port])
         addresses = [self._addresses[node] for node in nodes]
+        held = [self._ports.get(node, []) for node in nodes]
         roles = self._state.roles.addresses(self._addresses)
         own = None
         for new, node in enumerate(nodes):
-            world = World(len(nodes), new, host, port, addresses, roles)
+            world = World(len(nodes), new, host, port, addresses, roles, held)
             if node == 0:
                 own = world
             elif node in self._workers:

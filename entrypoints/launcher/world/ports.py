@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import socket
 
+from . import frameworks
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from ..manifest import Manifest
+
 
 def hold() -> socket.socket:
     """Return a bound socket that does not listen; its port is MASTER_PORT as long as the socket is kept.
@@ -26,3 +32,15 @@ def hold() -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("", 0))
     return held
+
+
+def hold_all(manifest: Manifest) -> list[socket.socket]:
+    """Return held ports on which ranks of this node listen: of a service's first node its MASTER_PORT."""
+    if manifest.is_service:
+        return [hold()] if manifest.role_rank == 0 else []
+    return [hold() for _ in range(frameworks.ports_needed(manifest))]
+
+
+def numbers(held: list[socket.socket]) -> list[int]:
+    """Return the ports' numbers."""
+    return [each.getsockname()[1] for each in held]

@@ -47,7 +47,7 @@ class Worker:
         self._signs: dict[str, float] = {}  # for how long no rank has printed a line, and the idlest has used no CPU
         self._over = False
         self._why, self._is_known = "it does not answer", True
-        self._port: socket.socket | None = None
+        self._held: list[socket.socket] = []  # ports of this node's ranks, until the end
         self._given_up: Outcome | None = None  # the outcome if node 0 is never reached
 
     def open(self) -> None:
@@ -63,9 +63,8 @@ class Worker:
         self._report(kind="taken")
 
     def ready(self) -> None:
-        if self._manifest.is_service and self._manifest.role_rank == 0:
-            self._port = ports.hold()  # MASTER_PORT of this role, held until the end
-        self._report(kind="ready", port=self._port.getsockname()[1] if self._port else 0)
+        self._held = ports.hold_all(self._manifest)
+        self._report(kind="ready", ports=ports.numbers(self._held))
 
     def up(self) -> None:
         """This node's service is ready."""

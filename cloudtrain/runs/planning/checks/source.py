@@ -74,14 +74,20 @@ def fit_script(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
     notes: list[str] = []
     if job.trainer:
         return job, notes
+    folders = job.env.get("PYTHONPATH", "").split(":")
     if not job.has_rank_env and texts.find(world.HINT):
-        if why := world.why_needed(texts, job.env.get("PYTHONPATH", "").split(":")):
+        if why := world.why_needed(texts, folders):
             changes["distributed_env"] = "always"
             notes.append(
                 f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set anyway, because {why} (distributed_env)"
             )
         elif other := world.first_need(texts):
             notes.append(f"{other}, but {texts.entry} does not load that file")
+    ranks = job.form == "script" and (job.has_rank_env or "distributed_env" in changes)
+    framework, importer = world.framework(texts, folders) if ranks and job.distributed_env == "auto" else ("", "")
+    if framework:
+        changes["distributed_env"] = framework
+        notes.append(f"{importer} imports {framework}: {world.FRAMEWORKS[framework]} are set (distributed_env)")
     own = registry.traits(backend).script_variables  # the platform sets them anyway
     if job.sm_env is None and own != "sm_env" and (found := texts.find(_SM)):
         changes["sm_env"] = True
