@@ -32,6 +32,7 @@ TABLE = {
     "benchmarks/gpu": ("entrypoints/test_gpu_benchmark.py",),
     "cloudtrain/backends/akash/": (
         "backends/akash/test_backend.py",
+        "backends/akash/test_faults.py",
         "backends/akash/test_outcomes.py::test_many_more_lost_answers_make_one_lease",
     ),
     "cloudtrain/backends/attached/": (INDEX, "runs/test_attach_resume.py::test_the_older_attempt_is_harmless"),
@@ -69,6 +70,7 @@ TABLE = {
     "cloudtrain/backends/vertex/": (
         "laws/test_law3_outcomes.py::test_lost_answers_make_one_job[vertex-sdk]",
         "backends/vertex/test_local.py",
+        "backends/vertex/test_refusals.py",
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
     "cloudtrain/console/": ("console/test_compare.py", "console/test_sweep.py"),
@@ -99,6 +101,7 @@ TABLE = {
         *LAB,
         f"{STOPS}[kubernetes]",
         f"{THIRD_PARTY}[ddp_tutorial-nodes]",
+        "entrypoints/launcher/output/test_storage.py",
         "entrypoints/launcher/prepare/test_requirements.py",
         "entrypoints/launcher/test_stall.py",
         "entrypoints/test_launch_nodes.py",

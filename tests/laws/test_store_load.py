@@ -107,8 +107,18 @@ def writers(home: Path, many: int, count: int, mode: str = "") -> Iterator[list]
 
 
 @pytest.mark.parametrize("mode", ["", "network"])
+def test_a_dozen_writers_at_once(home, figure, mode, monkeypatch):
+    write_at_once(home, figure, mode, 12, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["", "network"])
 def test_fifty_writers_at_once(home, figure, mode, monkeypatch):
-    many, count = 50, 2
+    write_at_once(home, figure, mode, 50, monkeypatch)
+
+
+def write_at_once(home, figure, mode, many, monkeypatch):
+    count = 2
     with writers(home, many, count, mode) as started:
         for writer in started:
             writer.join(LIFE_S)

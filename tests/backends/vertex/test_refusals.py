@@ -14,8 +14,10 @@ from tests.backends.vertex.bench import UPLOAD, Bench
 
 pytestmark = pytest.mark.usefixtures("quick")
 
+CLIENTS = pytest.mark.parametrize("client", ["rest", pytest.param("sdk", marks=pytest.mark.long)])
 
-@pytest.mark.parametrize("client", ["rest", "sdk"])
+
+@CLIENTS
 @pytest.mark.parametrize(
     ("status", "text", "said", "hint"),
     [
@@ -64,7 +66,7 @@ def test_refusals_are_sentences_that_say_what_to_do(paper: Bench, client, status
 RATE = "Quota exceeded for quota metric 'Create requests' and limit 'Create requests per minute per region'"
 
 
-@pytest.mark.parametrize("client", ["rest", "sdk"])
+@CLIENTS
 @pytest.mark.parametrize(("status", "text"), [(429, RATE), (429, "slow down"), (500, "x"), (503, "x"), (0, "")])
 @pytest.mark.parametrize("path", [r"/customJobs(\?|$)", UPLOAD])
 def test_an_outage_is_no_refusal(paper: Bench, client, status, text, path):
