@@ -6,6 +6,8 @@ https://github.com/facebookincubator/submitit, README.md and docs/examples.md (1
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.backends.slurm.test_evaluation import configure
 from tests.conftest import WAIT_S, wait_for
 from tests.lab.slurm import Slurm
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "function"
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
 
 
@@ -77,3 +80,21 @@ def test_calls_of_an_array_are_cancelled_one_by_one(
     Path(gate).touch()
     values = group.results(return_exceptions=True)
     assert values[1:3] == [4, 9] and all(isinstance(values[at], RunFailed) for at in (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("add", ["value: 2.5", "error: ZeroDivisionError('division by zero')"]),
+        ("resume", ["first attempt: out of luck", "second attempt: steps 4 to 6"]),
+        ("train", ["'rank': 1, 'weight': 2.998}", "best: 0.3"]),
+    ],
+)
+def test_an_example_runs_here_as_on_this_machine(
+    name: str, shown: list[str], slurm: Slurm, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(slurm, tmp_path, monkeypatch)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "cluster"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert all(text in done.stdout for text in shown), done.stdout + done.stderr
