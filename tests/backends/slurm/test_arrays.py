@@ -30,11 +30,9 @@ class Cluster:
             if self.starts or not error:
                 self.sent.append(argv)
             return {"code": int(bool(error)), "out": "" if error else f"{len(self.sent)}\n", "err": error}
-        found = [
-            f"{n}_[0-9]|PENDING|None"
-            for n, each in enumerate(self.sent, 1)
-            if f"--job-name={options.get('--name')}" in each
-        ]
+        name = options.get("--name", "")
+        tasks = "_[0-9]" if "-and-" in name else ""
+        found = [f"{n}{tasks}|PENDING|None" for n, each in enumerate(self.sent, 1) if f"--job-name={name}" in each]
         return {"code": 1 if argv[0] in ("sacct", "readlink") else 0, "out": "\n".join(found), "err": ""}
 
     def client(self, folder: Path) -> SlurmBackend:
@@ -102,6 +100,20 @@ def test_what_slurm_never_got_is_sent_again(cluster: Cluster, bundle: Bundle, tm
     again.expect(plans, 2)
     assert all(again.submit(plan, bundle) for plan in plans)
     assert len(cluster.sent) == 1 and numbers(plans) == ["1_0", "1_1", "1_2"]
+
+
+def test_a_call_that_leaves_its_array_is_found_as_a_job_of_its_own(cluster: Cluster, bundle: Bundle, tmp_path: Path):
+    backend = cluster.client(tmp_path)
+    plans = plans_of(backend, bundle)
+    backend.expect(plans, 2)
+    cluster.error, cluster.starts = SILENT, False
+    with pytest.raises(Unreachable):
+        backend.submit(plans[0], bundle)
+    cluster.error, cluster.starts = SILENT, True
+    again = cluster.client(tmp_path)
+    with pytest.raises(Unreachable):
+        again.submit(plans[0], bundle)
+    assert again.submit(plans[0], bundle) and len(cluster.sent) == 1 and numbers(plans[:1]) == ["1"]
 
 
 def test_a_cluster_without_arrays_gets_a_job_for_each_call(cluster: Cluster, bundle: Bundle, tmp_path: Path):
