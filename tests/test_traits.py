@@ -118,6 +118,22 @@ def test_a_key_that_a_backend_does_not_name_is_refused(tmp_path: Path, home: Pat
     assert [problem.path for problem in error.value.problems] == ["resources.cpus", "resources.memory"]
 
 
+def test_the_launcher_has_the_roles_and_one_node_has_not_enough_for_them(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    MemoryBackend.install()
+    (tmp_path / "train.py").write_text("")
+    roles = {"trainer": {"entrypoint": "train.py"}, "server": {"run": "serve"}}
+    job = Job.from_dict({"name": "mine", "source": str(tmp_path), "target": "memory", "roles": roles})
+    monkeypatch.setattr(MemoryBackend, "traits", Traits(keys={"num_nodes": HONOURED}))
+    assert Planner().plan(job).node_roles == ["trainer", "server"]
+    monkeypatch.setattr(MemoryBackend, "traits", Traits())
+    with pytest.raises(BadJob) as error:
+        Planner().plan(job)
+    assert [problem.path for problem in error.value.problems] == ["num_nodes"]
+
+
 ROLE = "arn:aws:iam::123456789012:role/train"
 OPTIONS: dict[str, dict[str, Any]] = {
     "akash": {"store": "s3://bucket/akash", "image": "registry/any:1", "max_usd_per_hour": 1.0},

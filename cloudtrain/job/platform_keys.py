@@ -17,7 +17,6 @@ SHARED = ("limits.max_runtime", "limits.max_wait", "retry.max_attempts")
 _WORDS = {
     "num_nodes": "more than one node",
     "min_nodes": "fewer nodes than asked for (min_nodes)",
-    "roles": "several programs in one job (roles)",
     "image": "container images (image)",
     "resources.use_spot": "spot capacity (resources.use_spot)",
     "resources.instance_type": "instance types (resources.instance_type)",
@@ -37,7 +36,7 @@ def every() -> list[str]:
     from cloudtrain.job.sections import Resources
 
     resources = [f"resources.{name}" for name in Resources.model_fields if name not in _PRICES]
-    return ["num_nodes", "min_nodes", "roles", "image", *resources, "secrets.env", "secrets.file", "secrets.k8s"]
+    return ["num_nodes", "min_nodes", "image", *resources, "secrets.env", "secrets.file", "secrets.k8s"]
 
 
 def in_use(job: Job) -> list[str]:
@@ -47,7 +46,6 @@ def in_use(job: Job) -> list[str]:
     used = {
         "num_nodes": job.num_nodes > 1,
         "min_nodes": job.min_nodes is not None,
-        "roles": bool(job.roles),
         "image": job.image is not None,
         "resources.accelerators": job.resources.gpus > 0,  # "0" hides those that are there
         "secrets.env": "env" in sources,

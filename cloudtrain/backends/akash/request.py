@@ -30,7 +30,6 @@ URLS = "${urls of node %d}"  # in the plan; presigned URLs are made by `submit`
 
 KEYS = {
     "num_nodes": "services",
-    "roles": HONOURED,
     "image": "image",
     "resources.accelerators": "gpu",
     "resources.disk_gb": "storage",

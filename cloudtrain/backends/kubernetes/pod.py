@@ -15,7 +15,6 @@ from cloudtrain.backends.kubernetes import security
 from cloudtrain.backends.kubernetes.jobset import child_name
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, INSTANCE_TYPE, UNPACK
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
-from cloudtrain.backends.traits import HONOURED
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
 
@@ -35,7 +34,6 @@ _ACCELERATOR = re.compile(r"^(?>[^/]*/).*gpu|^(?>.*?gpu).*/|/mig-|/tpu|/neuron|/
 
 KEYS = {
     "num_nodes": "completions",
-    "roles": HONOURED,
     "image": "image",
     "resources.accelerators": "nvidia.com/gpu",
     "resources.use_spot": "nodeSelector",

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 
 
-KEYS = dict.fromkeys(
-    ("num_nodes", "min_nodes", "roles", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED
-)
+KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 FIXES = {
     "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose another target with more "

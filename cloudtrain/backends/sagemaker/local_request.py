@@ -25,7 +25,7 @@ from cloudtrain.backends.sagemaker.request import (
     container_command,
     toolkit_hyperparameters,
 )
-from cloudtrain.backends.traits import HONOURED, NO_EFFECT
+from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
 
@@ -38,7 +38,6 @@ S3_HINT = "options.sagemaker-local.s3: true lets this machine download and uploa
 
 KEYS = {
     "num_nodes": "InstanceCount",
-    "roles": HONOURED,
     "image": "TrainingImage",
     "resources.accelerators": "CLOUDTRAIN_GPUS",
     "resources.cpus": NO_EFFECT,

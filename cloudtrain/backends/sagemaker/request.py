@@ -29,7 +29,6 @@ from cloudtrain.backends.sagemaker.hyperparameters import (
 )
 from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, total_price
 from cloudtrain.backends.sagemaker.raw import merge_raw
-from cloudtrain.backends.traits import HONOURED
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
 from cloudtrain.job import units
@@ -86,7 +85,6 @@ class BuiltRequest:
 
 KEYS = {
     "num_nodes": "InstanceCount",
-    "roles": HONOURED,
     "image": "TrainingImage",
     "resources.accelerators": "InstanceType",
     "resources.use_spot": "EnableManagedSpotTraining",

@@ -78,7 +78,6 @@ def arguments_problem(arguments: Sequence[str], command: str, reserved: Sequence
 KEYS = {
     "num_nodes": "--nodes",
     "min_nodes": "--nodes",
-    "roles": HONOURED,
     "resources.accelerators": "--gpus-per-node",
     "resources.use_spot": "--partition, --qos",
     "resources.disk_gb": NO_EFFECT,

@@ -39,9 +39,7 @@ LOST_AFTER_S = 600.0
 DIRECTORY = "~/.cloudtrain"
 
 
-KEYS = dict.fromkeys(
-    ("num_nodes", "min_nodes", "roles", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED
-)
+KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
 KEYS |= {"limits.max_wait": HONOURED}
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 FIXES = {

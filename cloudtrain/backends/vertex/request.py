@@ -18,7 +18,6 @@ from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
-from cloudtrain.backends.traits import HONOURED
 from cloudtrain.backends.vertex.raw import merge_raw
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import units
@@ -57,7 +56,6 @@ _RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 
 KEYS = {
     "num_nodes": "replicaCount",
-    "roles": HONOURED,
     "image": "imageUri",
     "resources.accelerators": "acceleratorType",
     "resources.use_spot": "strategy",

@@ -35,7 +35,7 @@ class NodesContract(ContractFixtures):
         self.assert_no_leftovers(handle)
 
     def test_a_service_beside_the_main_role(self, backend: Backend, start: Any) -> None:
-        self.require(backend, "roles")
+        self.require(backend, "num_nodes")
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = int(probe.getsockname()[1])
