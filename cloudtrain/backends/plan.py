@@ -8,10 +8,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
 
 PLAN_VERSION = 1
 ATTEMPT_ID = re.compile(r"[a-z][a-z0-9-]*-a[1-9][0-9]{0,3}")
@@ -41,6 +45,24 @@ class Plan:
     ] = ()  # of several targets or accelerators: cloudtrain.runs.planning.candidates
     policies: tuple[Mapping[str, Any], ...] = ()  # that it was checked against: cloudtrain.policy.files.Policy.to_dict
     version: int = field(default=PLAN_VERSION, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        backend: str,
+        job: Job,
+        bundle: Bundle,
+        manifest: Mapping[str, Any],
+        request: Mapping[str, Any],
+        notes: Iterable[str] = (),
+        retries: str = "client",
+        price: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Return the plan of the attempt that a manifest names, as its `to_dict` returns it; pure."""
+        return cls(
+            backend, manifest["run_id"], manifest["attempt"], request, bundle.to_dict(), manifest, job.to_dict(),
+            retries=retries, price=price, notes=tuple(notes),
+        )  # fmt: skip
 
     @property
     def attempt_id(self) -> str:

@@ -88,15 +88,7 @@ class MemoryBackend(Backend):
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         manifest = Manifest.of(job, run_id, attempt)
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request={"argv": list(manifest.argv)},
-            bundle=bundle.to_dict(),
-            manifest=manifest.to_dict(),
-            job=job.to_dict(),
-        )
+        return Plan.of(self.name, job, bundle, manifest.to_dict(), {"argv": list(manifest.argv)})
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return TimeLimit.of_launcher(plan)

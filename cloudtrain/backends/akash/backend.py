@@ -81,18 +81,9 @@ class AkashBackend(Attempts, Backend):
             " the provider can read all of a job",
             "the lease is billed until cloudtrain closes it: a watcher must run when the job ends",
         ]
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=request.to_dict(),
-            bundle=bundle.to_dict(),
-            manifest=request.manifest.to_dict(),
-            job=job.to_dict(),
-            retries="client",
-            price={"usd_per_hour": usd, "as_of": "", "source": "the ceiling of bids"},
-            notes=(*request.notes, *notes, *request.manifest.notes()),
-        )
+        price = {"usd_per_hour": usd, "as_of": "", "source": "the ceiling of bids"}
+        notes = [*request.notes, *notes, *request.manifest.notes()]
+        return Plan.of(self.name, job, bundle, request.manifest.to_dict(), request.to_dict(), notes, price=price)
 
     def facts(self, plan: Plan) -> Facts:
         """Return the images and GPUs; accounts, regions and machines are the bids', which the plan does not know."""

@@ -105,17 +105,8 @@ class KubernetesBackend(KubeJobs, Backend):
                 "no kubeconfig was found, so the plan does not name a cluster; set $KUBECONFIG or options.kubernetes.kubeconfig"
             )
         notes += request.manifest.notes()
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=request.to_dict(),
-            bundle=bundle.to_dict(),
-            manifest=request.manifest.to_dict(),
-            job=job.to_dict(),
-            retries="client" if request.starts == 1 else "platform",
-            notes=tuple(notes),
-        )
+        retries = "client" if request.starts == 1 else "platform"
+        return Plan.of(self.name, job, bundle, request.manifest.to_dict(), request.to_dict(), notes, retries)
 
     def manifests(self, plan: Plan, packed: bytes) -> str:
         """Return the objects of a plan as YAML for `kubectl apply --server-side`; raises BadRequest where the source is too

@@ -113,16 +113,7 @@ class LocalBackend(FolderBackend):
         notes = manifests.gpu_notes(job, "this machine")
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes run as groups of processes on this machine")
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request={"nodes": processes},
-            bundle=bundle.to_dict(),
-            manifest=manifest.to_dict(),
-            job=job.to_dict(),
-            notes=tuple(notes),
-        )
+        return Plan.of(self.name, job, bundle, manifest.to_dict(), {"nodes": processes}, notes)
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return TimeLimit.of_launcher(plan)

@@ -69,18 +69,7 @@ class BuiltRequest:
             problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{name}.entry")
         if problems:
             raise BadJob(problems)
-        return Plan(
-            backend=name,
-            run_id=self.manifest.run_id,
-            attempt=self.manifest.attempt,
-            request=self.request,
-            bundle=bundle.to_dict(),
-            manifest=self.manifest.to_dict(),
-            job=job.to_dict(),
-            retries=retries,
-            price=self.price,
-            notes=self.notes,
-        )
+        return Plan.of(name, job, bundle, self.manifest.to_dict(), self.request, self.notes, retries, self.price)
 
 
 KEYS = {

@@ -111,20 +111,12 @@ class SlurmBackend(FolderBackend):
         limits = self._limits(job.resources.use_spot)
         slices = Slices.of(manifest, self.site_options.get("slice"), limits)
         built = request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events, slices)
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=built,
-            bundle=bundle.to_dict(),
-            manifest=manifest.to_dict(),
-            job=job.to_dict(),
-            notes=(
-                *request.plan_notes(self.folder, manifest, restarts, slices),
-                *request.gpu_notes(job, self.site_options),
-                *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
-            ),
+        notes = (
+            *request.plan_notes(self.folder, manifest, restarts, slices),
+            *request.gpu_notes(job, self.site_options),
+            *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
         )
+        return Plan.of(self.name, job, bundle, manifest.to_dict(), built, notes)
 
     # -- its life -----------------------------------------------------------------------------------------------------
 

@@ -107,16 +107,8 @@ class SshBackend(FolderBackend):
             notes.append(
                 "`output` is not set: each node keeps its files on its own disk, and `fetch` copies those of all nodes"
             )
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=self._request(job, manifest, bundle.sha256, output),
-            bundle=bundle.to_dict(),
-            manifest=manifest.to_dict(),
-            job=job.to_dict(),
-            notes=tuple(notes),
-        )
+        request = self._request(job, manifest, bundle.sha256, output)
+        return Plan.of(self.name, job, bundle, manifest.to_dict(), request, notes)
 
     def _request(self, job: Job, manifest: Manifest, sha256: str, output: str | None) -> dict[str, Any]:
         """Return the machines, and what supervisors get: folder, command and environment; a node fills in its own part."""

@@ -71,18 +71,9 @@ class CustomJobsBackend(CustomJobs, Backend):
         request = Request(job, bundle, run_id, attempt, self._options, self.name)
         if request.problems:
             raise BadJob(request.problems)
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=request.to_dict(),
-            bundle=bundle.to_dict(),
-            manifest=request.manifest.to_dict(),
-            job=job.to_dict(),
-            retries="client" if job.limits.capped else "platform",
-            price=request.price,
-            notes=tuple(request.notes),
-        )
+        retries = "client" if job.limits.capped else "platform"
+        sent = request.to_dict()
+        return Plan.of(self.name, job, bundle, request.manifest.to_dict(), sent, request.notes, retries, request.price)
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         scheduling = plan.request["customJob"]["jobSpec"]["scheduling"]
