@@ -113,7 +113,19 @@ MAX_DEPTH = 64  # so is one whose values lie deeper in one another
 STEPS = 1 << 63  # what the history can hold: steps whose amount is below
 OFF = "off"  # in a job's metrics: this name is not looked for; of "*": only the job's own expressions are, in no file
 KINDS = frozenset(
-    {"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements", "media", "evaluation"}
+    {
+        "metric",
+        "checkpoint",
+        "state",
+        "usage",
+        "world",
+        "health",
+        "alarm",
+        "result",
+        "requirements",
+        "media",
+        "evaluation",
+    }
 )
 _BEHIND_BAR = "]" + MARK
 

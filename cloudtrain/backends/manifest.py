@@ -66,6 +66,7 @@ class Manifest:
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
     hyperparameters: Mapping[str, Any] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
+    health: str = ""  # "off" or "strict"; "": auto
     roles: Sequence[Mapping[str, Any]] = ()  # the main one first: cloudtrain.job.roles.to_manifest
     about: Mapping[str, Any] = field(
         default_factory=dict
@@ -99,6 +100,7 @@ class Manifest:
             rank_env=job.has_rank_env,
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
+            health="" if job.health == "auto" else job.health,
             roles=tuple(roles.to_manifest(job)),
             version=ROLES if job.roles else MOVED if job.checkpoint.folder else EXTENDED if extended else VERSION,
             run_id=run_id,
@@ -145,6 +147,7 @@ class Manifest:
             "setup",
             "resume_args",
             "compat",
+            "health",
             "keep_limit",
             "framework",
             "roles",

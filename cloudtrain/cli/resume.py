@@ -40,7 +40,7 @@ def command(
 
     With -t it resumes on another target, which must be able to read the run's output. --set can change these keys:
     limits, resources, num_nodes, min_nodes, processes_per_node, parallelism, options, image, env, environment,
-    secrets, inputs, retry, checkpoint, distributed_env. Of a role: num_nodes, processes_per_node, ready_timeout and
+    secrets, inputs, retry, checkpoint, distributed_env, health. Of a role: num_nodes, processes_per_node, ready_timeout and
     restart, as in roles.server.num_nodes. The changes stay for all later attempts, retries and the
     next `resume` included. Changes of the key `options` count only for attempts on the same target. Other values,
     such as hyperparameters, need a new run: `cloudtrain rerun`.

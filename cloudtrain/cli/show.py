@@ -180,6 +180,7 @@ DEFAULTS: Mapping[str, Any] = {
     "keep": "auto",
     "arg_style": "argparse",
     "distributed_env": "auto",
+    "health": "auto",
     "num_nodes": 1,
     "environment": {},
     "resources": {},

@@ -63,7 +63,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
     },
     Step.INFRASTRUCTURE: {
         "Place": "target | prefer image output audit",
-        "Nodes": "num_nodes processes_per_node resources.accelerators resources.use_spot | min_nodes"
+        "Nodes": "num_nodes processes_per_node resources.accelerators resources.use_spot | min_nodes health"
         " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
         " resources.priced_as",
         "Limits": "limits.max_runtime limits.max_cost limits.max_total_runtime retry.max_attempts"
@@ -96,7 +96,7 @@ _LABELS = {
     "prefer": "Try first", "checkpoint.keep": "Kept", "checkpoint.required": "Required by later attempts",
     "limits.max_wait": "Maximum wait for machines", "env": "Environment variables", "source": "Folder or git address",
     "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank (RANK, WORLD_SIZE)",
-    "sm_env": "SageMaker's variables", "aip_env": "Vertex AI's variables",
+    "health": "Check of the nodes", "sm_env": "SageMaker's variables", "aip_env": "Vertex AI's variables",
     "allow_secrets": "Files that may contain credentials",
     "allow_large": "Files of any size", "allow_pointers": "Files that may be Git-LFS pointers",
 }  # fmt: skip

@@ -201,6 +201,8 @@ class JobKeys(TypedDict, total=False):
     """How the model is split over the ranks; auto: cloudtrain chooses."""
     fit: FitKeys | sections.Fit
     """Model and batch of a script, to predict memory and time; not needed with trainer: true."""
+    health: Literal["auto", "off", "strict"]
+    """Check of the nodes' hardware before the ranks start; strict: always, and a slow node is refused too."""
     limits: LimitsKeys | sections.Limits
     checkpoint: CheckpointKeys | sections.Checkpoint
     """How often checkpoints are written."""

@@ -164,6 +164,10 @@ class JobModel(Spec):
         default=Fit(),
         description="Model and batch of a script, to predict memory and time; not needed with trainer: true.",
     )
+    health: Literal["auto", "off", "strict"] = Field(
+        default="auto",
+        description="Check of the nodes' hardware before the ranks start; strict: always, and a slow node is refused too.",
+    )
     limits: Limits = Field(default=Limits(), description="Limits of time and cost.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
     inputs: Few[dict[str, Input]] = Field(
@@ -364,6 +368,11 @@ class JobModel(Spec):
             right = "none" if text in ("no", "off", "false") else "auto" if text in ("all", "true") else f"[{value}]"
             raise wrong(f"must be auto, none or a list, not {quote(value)}", f"write keep: {right}")
         return value
+
+    @field_validator("health", mode="before")
+    @classmethod
+    def _health(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML's off
 
     @field_validator("inputs")
     @classmethod

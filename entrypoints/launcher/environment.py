@@ -237,6 +237,21 @@ def program_environments(
     return world_size, {first + local: each for local, each in enumerate(environments)}
 
 
+def measuring_environment(
+    base: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
+) -> dict[str, str]:
+    """Return the environment of what measures a node: a rank's without secrets, in a world of one process a node."""
+    env = rank_environment(base, manifest, cluster, world, prepared, 0, source)
+    env = {name: value for name, value in env.items() if name not in prepared.secrets}
+    env.update(
+        RANK=str(world.node_rank),
+        WORLD_SIZE="1" if manifest.roles else str(world.nodes),  # roles may have different interpreters
+        MASTER_ADDR=world.master_host,
+        MASTER_PORT=str(world.master_port),
+    )
+    return env
+
+
 def input_variable(name: str) -> str:
     """Return the variable that holds the path of an input: my-data is CLOUDTRAIN_INPUT_MY_DATA."""
     return "CLOUDTRAIN_INPUT_" + "".join(letter if letter.isalnum() else "_" for letter in name).upper()

@@ -60,6 +60,7 @@ class Manifest:
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
     hyperparameters: dict[str, object] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
+    health: str = "auto"  # whether nodes are checked before the ranks start: "auto", "off" or "strict"
     roles: Sequence[Role] = ()  # the main one first, whose program is this manifest's own
     about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from . import manifest as manifests
 from . import processes, resume, slurm
 from .clock import SYSTEM, Clock
-from .environment import Prepared, command, program_environments
+from .environment import Prepared, command, measuring_environment, program_environments
 from .errors import Refused
 from .log import KeptLog, Log, PlainLog
 from .loop import Loop
@@ -44,6 +44,9 @@ from .world.worker import Worker, channel_end
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .health.check import NodeCheck
     from .shared_gpus import SharedGpus
 
 TICK_S = 1.0
@@ -85,6 +88,7 @@ class Supervisor:
         self._reports: Reports | None = None
         self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
+        self._health: NodeCheck | None = None  # while this node is measured
         self._service: Service | None = None  # where this node's role is one
         self._programs: list[tuple[int, list[str], dict[str, str], str]] = []  # that this node runs
         if environ.get(SHARED_GPUS):
@@ -146,6 +150,7 @@ class Supervisor:
             self._shared and self._shared.turn.set,
             self._warn,
             self._begin_time,
+            self._check,
         )
         token = stdin_data.get("token") or ""
         self._peers = channel_end(self._loop, manifest, cluster, self._environ, token, listener)
@@ -184,6 +189,8 @@ class Supervisor:
                 return
             self._loop.wait(self._pause(now))
             now = self._clock.monotonic()
+            if self._health is not None:
+                self._health.look()
             if self._shared is not None and self._outcome is None:
                 self._shared.report(self.status, self._peers)
             self._take_preparation()
@@ -248,6 +255,21 @@ class Supervisor:
         """The first ranks start: from now on the time counts."""
         if self._end_at is None:
             self._end_at = self._clock.monotonic() + self._manifest.max_runtime_s
+
+    def _check(self, world: World) -> None:
+        """Measure this node: all nodes are ready, and are compared before their ranks start."""
+        from .health.check import NodeCheck
+
+        assert self._prepared is not None, "nodes are measured when every node is ready"
+        self._health = NodeCheck(self._loop, self._checked)
+        env = measuring_environment(self._environ, self._manifest, self._cluster, world, self._prepared, self._source)
+        self._health.start(self._prepared.python, env, self._source)
+
+    def _checked(self, figures: dict[str, Any]) -> None:
+        self._health = None
+        self.log.event("health", **figures)
+        if self._outcome is None:
+            self._peers.checked(figures)
 
     def _start(self, world: World) -> None:
         """All nodes are ready: start the ranks."""

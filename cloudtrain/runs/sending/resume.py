@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # What a run is stays: what it trains, with which values, and what it is called.
 CHANGES = (
     "limits", "resources", "num_nodes", "min_nodes", "processes_per_node", "parallelism", "options", "image", "env",
-    "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env",
+    "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env", "health",
 )  # fmt: skip
 _OF_ROLE = re.compile(r"roles\.[^.]+\.(num_nodes|processes_per_node|ready_timeout|restart)")
 _PRICE = ("usd_per_hour", "priced_as")  # of a machine, in `resources`

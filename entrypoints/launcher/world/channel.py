@@ -1,7 +1,7 @@
 """Control channel between the supervisors of an attempt: JSON lines over TCP, each node connected to node 0.
 
-    node 0 -> node    challenge; welcome; turn; start; stop; verdict; beat
-    node -> node 0    hello; queue; taken; ready; up; refuse; fail; left; end; stop; beat; told; home
+    node 0 -> node    challenge; welcome; turn; check; start; stop; verdict; beat
+    node -> node 0    hello; queue; taken; ready; checked; up; refuse; fail; left; end; stop; beat; told; home
 
 Each side proves that it knows the attempt's token, where one was given. A single node opens no socket at all.
 """
@@ -32,10 +32,10 @@ World.__doc__ = (
     "The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses;"
     " with roles those of this node's role, and the addresses of each; which ports each node holds for its ranks."
 )
-Listener = namedtuple("Listener", "start stop outcome say turn warn begin", defaults=(None, None, None))
+Listener = namedtuple("Listener", "start stop outcome say turn warn begin check", defaults=(None, None, None, None))
 Listener.__doc__ = (
     "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line), turn() to take GPUs,"
-    " warn(line) for the log and the run's events, begin() on node 0 when the first ranks start."
+    " warn(line) for the log and the run's events, begin() on node 0 when the first ranks start, check(World) to measure a node."
 )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 from ..errors import Refused
+from ..health.verdict import Check, Checks
 from ..loop import Loop
 from ..manifest import Manifest
 from . import ports
@@ -35,6 +37,7 @@ class Coordinator:
         self._join_s, self._join_by = join_s, self._clock.monotonic() + join_s
         self._say_at = self._clock.monotonic() + WAIT_LINE_S
         self._state = ClusterState(manifest, self._join_by, join_s)
+        self._state.checks = Checks(manifest, cluster.launched or cluster.control_host == LOOPBACK)
         self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
         self._workers: dict[int, Channel] = {}
         self._informed: set[int] = set()
@@ -85,6 +88,11 @@ class Coordinator:
         self._held = ports.hold_all(self._manifest)
         self._ports[0] = ports.numbers(self._held)
         self._state.ready(0)
+        self._decide()
+
+    def checked(self, figures: dict[str, Any]) -> None:
+        """This node has been measured."""
+        self._state.checks.add(0, figures)
         self._decide()
 
     def refuse(self, reason: str) -> None:
@@ -230,6 +238,8 @@ class Coordinator:
             if "quiet_s" in message:
                 signs = (float(message[name]) for name in ("quiet_s", "idle_s", "gpus_idle_s"))
                 self._state.idle(node, *signs)
+        elif kind == "checked":
+            self._state.checks.add(node, dict(message["figures"]))
         elif kind == "queue":
             self._queue(node, str(message["host"]))
         elif kind == "taken":
@@ -263,8 +273,13 @@ class Coordinator:
 
     def _decide(self) -> None:
         decision = self._state.decide(self._clock.monotonic())
+        for line in self._state.checks.take_lines():
+            (self._listener.warn if self._state.checks.findings else self._listener.say)(line)
         if isinstance(decision, Start):
             self._start(decision)
+        elif isinstance(decision, Check):
+            self._find_addresses(decision.node_ranks)
+            self._start_world(list(decision.node_ranks), "check")
         elif isinstance(decision, Outcome):
             self._outcome = decision
             self._inform_by = self._clock.monotonic() + INFORM_S
@@ -309,9 +324,7 @@ class Coordinator:
         self._started = True
         if self._listener.begin is not None:
             self._listener.begin()
-        host = LOOPBACK if len(start.node_ranks) == 1 else self._cluster.master_host
-        peers = {node: channel.peer for node, channel in self._workers.items()}
-        self._addresses = {node: host if node == 0 else peers.get(node, "") for node in start.node_ranks}
+        self._find_addresses(start.node_ranks)
         if not self._manifest.roles:
             self._start_world(list(start.node_ranks))
             return
@@ -321,14 +334,19 @@ class Coordinator:
                 f"role {name} starts when {' and '.join(others)} {'is' if len(others) == 1 else 'are'} ready"
             )
 
+    def _find_addresses(self, nodes: Sequence[int]) -> None:
+        host = LOOPBACK if len(nodes) == 1 else self._cluster.master_host
+        peers = {node: channel.peer for node, channel in self._workers.items()}
+        self._addresses = {node: host if node == 0 else peers.get(node, "") for node in nodes}
+
     def _start_roles(self) -> None:
         """Start the roles whose time has come, each as a world of its own."""
         if self._outcome is None and self._state.stopping is None:
             for nodes in self._state.roles.due():
                 self._start_world(nodes)
 
-    def _start_world(self, nodes: list[int]) -> None:
-        """Start the ranks of nodes that are one world."""
+    def _start_world(self, nodes: list[int], kind: str = "start") -> None:
+        """Start the ranks of nodes that are one world, or measure these nodes (kind "check")."""
         first = nodes[0]
         host, port = self._addresses[first], self._cluster.master_port
         if len(nodes) == 1:
@@ -347,6 +365,6 @@ class Coordinator:
             if node == 0:
                 own = world
             elif node in self._workers:
-                self._workers[node].send(kind="start", **world._asdict())
+                self._workers[node].send(kind=kind, **world._asdict())
         if own is not None:
-            self._listener.start(own)
+            (self._listener.check if kind == "check" else self._listener.start)(own)

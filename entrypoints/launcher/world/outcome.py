@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
+from ..health.verdict import Check, Checks
 from ..manifest import Manifest
 from .roles import RoleStarts
 
@@ -93,11 +94,12 @@ class ClusterState:
         self.stopping: str | None = None
         self._stopped_at = 0.0
         self.roles = RoleStarts(manifest.roles)
+        self.checks = Checks(manifest, own_machine=True)
         self.closed = False  # no other node may join: the nodes take their GPUs
 
     def join(self, node: int, hostname: str, processes: int) -> str | None:
         """Take a node in, or return why not."""
-        if self._started or self._decided or self.closed:
+        if self._started or self._decided or self.closed or self.checks.begun:
             return "the attempt has started without it"
         if not 0 <= node < self._manifest.nodes:
             return f"node rank {node} is not one of {self._manifest.nodes} nodes"
@@ -115,7 +117,7 @@ class ClusterState:
     @property
     def missing(self) -> list[int]:
         """The nodes that have not joined yet, while they may."""
-        if self._started or self._decided or self.closed:
+        if self._started or self._decided or self.closed or self.checks.begun:
             return []
         return [node for node in range(self._manifest.nodes) if node not in self._nodes]
 
@@ -207,8 +209,8 @@ class ClusterState:
         """How long `decide` may be left waiting when nothing happens."""
         return 0.02 if self._settle_by is not None else 1.0
 
-    def decide(self, now: float) -> Start | Outcome | None:
-        """Return what follows now: that all start, how the attempt ended, or None. `now` is monotonic."""
+    def decide(self, now: float) -> Check | Start | Outcome | None:
+        """Return what follows now: a check of the nodes, that all start, the outcome, or None. `now` is monotonic."""
         if self._decided:
             return None
         decision = self._running(now) if self._started else self._joining(now)
@@ -216,11 +218,11 @@ class ClusterState:
             self._started = True
             count, nodes = self._manifest.processes_per_node, min(len(decision.node_ranks), self._manifest.main_nodes)
             self._ranks = list(range(0, nodes * count, 1 if self._manifest.form == "script" else count))
-        elif decision is not None:
+        elif isinstance(decision, Outcome):
             self._decided = True
         return decision
 
-    def _joining(self, now: float) -> Start | Outcome | None:
+    def _joining(self, now: float) -> Check | Start | Outcome | None:
         if self.stopping:
             return self._left()
         if self._refused is not None:
@@ -228,7 +230,7 @@ class ClusterState:
         if self._lost is not None:
             return self._lost
         asked, fewest = self._manifest.nodes, self._manifest.fewest_nodes
-        if len(self._nodes) < asked:
+        if len(self._nodes) < asked and not self.checks.begun:
             if now < self._join_by:
                 return None
             if len(self._nodes) < fewest:
@@ -238,7 +240,11 @@ class ClusterState:
                     + ", ".join(map(str, self.missing))
                 )
         if all(node.ready for node in self._nodes.values()):
-            return Start(tuple(sorted(self._nodes)))
+            names = {number: f"node {number} ({self._nodes[number].hostname})" for number in sorted(self._nodes)}
+            decision = self.checks.decide(names, now)
+            if isinstance(decision, str):
+                return Outcome("LOST", None, "launcher", None, decision)
+            return Start(tuple(names)) if decision is True else decision
         return None
 
     def _running(self, now: float) -> Outcome | None:

@@ -66,6 +66,10 @@ class Worker:
         self._held = ports.hold_all(self._manifest)
         self._report(kind="ready", ports=ports.numbers(self._held))
 
+    def checked(self, figures: dict[str, Any]) -> None:
+        """This node has been measured."""
+        self._report(kind="checked", figures=figures)
+
     def up(self) -> None:
         """This node's service is ready."""
         self._report(kind="up")
@@ -195,6 +199,8 @@ class Worker:
                 self._channel.send(**earlier)
         elif kind == "turn" and self._welcome:
             self._listener.turn()
+        elif kind == "check" and self._welcome:
+            self._listener.check(World(**message))
         elif kind == "start" and self._welcome:
             self._listener.start(World(**message))
         elif kind == "stop" and self._welcome:
