@@ -63,6 +63,8 @@ class Manifest:
     keep: tuple[str, ...] | None = None  # None: all results of the working directory
     keep_limit: int | None = None  # bytes; the launcher's own limit
     framework: str = ""  # "tensorflow", "jax" or "keras", whose variables ranks get too; left out as the others
+    restarts: int = 0  # how often ranks are started again on the same nodes
+    restart_on: str = "transient"
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
     hyperparameters: Mapping[str, Any] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
@@ -97,6 +99,8 @@ class Manifest:
             keep=job.kept,
             keep_limit=job.keep_limit_bytes,
             framework=framework,
+            restarts=job.retry.restarts,
+            restart_on=job.retry.restart_on,
             rank_env=job.has_rank_env,
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
@@ -156,7 +160,14 @@ class Manifest:
                 del data[name]
         if data["keep"] is None:
             del data["keep"]
-        for name, default in (("rank_env", True), ("hyperparameters", None), ("aip_env", False)):
+        defaults = {
+            "rank_env": True,
+            "restarts": 0,
+            "restart_on": "transient",
+            "hyperparameters": None,
+            "aip_env": False,
+        }
+        for name, default in defaults.items():
             if data[name] == default:
                 del data[name]
         return data

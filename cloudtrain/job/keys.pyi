@@ -114,6 +114,10 @@ class RetryKeys(TypedDict, total=False):
     """Maximum number of attempts. Default: 1, or 3 with use_spot."""
     on_events: Sequence[Literal["preempted", "lost", "capacity"]]
     """Which ends of an attempt are retried."""
+    restarts: int
+    """How often ranks are started again on the same nodes."""
+    restart_on: Literal["transient", "any"]
+    """transient: after signals and errors of NCCL, gloo, GPUs and connections; any: after every failure."""
 
 class RoleKeys(TypedDict, total=False):
     main: bool

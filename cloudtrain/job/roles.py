@@ -118,6 +118,8 @@ def find_role_problems(job: JobModel) -> Iterator[Problem]:
     for key in ("min_nodes", "compat"):
         if getattr(job, key) is not None:
             yield Problem("cannot be combined with roles", key, "remove it")
+    if job.retry.restarts:
+        yield Problem("cannot be combined with roles", "retry.restarts", "remove it")
     if job.parallelism.strategy == "auto":
         yield Problem("is auto, which cannot be combined with roles", "parallelism.strategy", "name a strategy")
 

@@ -33,6 +33,7 @@ from cloudtrain.job.fields import (
     Port,
     Processes,
     Ranks,
+    Restarts,
     Samples,
     Size,
     Spec,
@@ -359,6 +360,11 @@ class Retry(Spec):
     max_attempts: Attempts = Field(default=1, description="Maximum number of attempts. Default: 1, or 3 with use_spot.")
     on_events: Few[list[Literal["preempted", "lost", "capacity"]]] = Field(
         default=["preempted", "lost", "capacity"], description="Which ends of an attempt are retried."
+    )
+    restarts: Restarts = Field(default=0, description="How often ranks are started again on the same nodes.")
+    restart_on: Literal["transient", "any"] = Field(
+        default="transient",
+        description="transient: after signals and errors of NCCL, gloo, GPUs and connections; any: after every failure.",
     )
 
 

@@ -172,6 +172,9 @@ def rank_environment(
         MASTER_ADDR=world.master_host,
         MASTER_PORT=str(world.master_port),
     )
+    if manifest.restarts:  # as torchrun; its TORCHELASTIC_RUN_ID would switch torch's elastic mode on
+        env["TORCHELASTIC_RESTART_COUNT"] = str(world.restarts)
+        env["TORCHELASTIC_MAX_RESTARTS"] = str(manifest.restarts)
     if manifest.framework:
         from .world import frameworks
 

@@ -57,6 +57,8 @@ class Manifest:
     )
     keep_limit: int = 20 * 10**9  # bytes of them, where no patterns are given
     framework: str = ""  # "tensorflow", "jax" or "keras": whose variables ranks get too
+    restarts: int = 0  # how often the ranks are started again on the same nodes
+    restart_on: str = "transient"  # or "any": after which ends of a rank
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
     hyperparameters: dict[str, object] | None = None  # of a job whose script gets SageMaker's variables; else None
     aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like

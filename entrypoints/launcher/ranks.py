@@ -12,6 +12,7 @@ from .grace import LOOK_S, Grace, find_deaf
 from .log import CHUNK, Log, Splitter
 from .loop import Loop
 
+TAIL = 8192  # bytes that each rank printed last
 MOST_READS = 8  # of what a pipe held when its rank ended; a child of the rank may write for ever
 
 
@@ -19,6 +20,7 @@ class _Rank:
     def __init__(self, rank: int, pid: int, pipe: int, splitter: Splitter, is_shell: bool) -> None:
         self.rank, self.pid, self.pipe, self.splitter, self.is_shell = rank, pid, pipe, splitter, is_shell
         self.code: int | None = None
+        self.tail = b""
 
 
 class ExitOrder:
@@ -147,14 +149,17 @@ class Ranks:
             if rank.code is None:
                 processes.kill_group(rank.pid, signal.SIGKILL)
 
-    def read(self, rank: int) -> None:
-        """Read what a rank has printed until now."""
+    def read(self, rank: int) -> str:
+        """Read what a rank has printed until now, and return the end of it."""
         newest = next((each for each in reversed(self._ranks) if each.rank == rank), None)
-        if newest is not None:
-            self._read_some(newest)
+        if newest is None:
+            return ""
+        self._read_some(newest)
+        return newest.tail.decode(errors="replace")
 
     def forget(self) -> None:
         """Leave out ranks that have ended with all that they started: a process of others may get their pid."""
+        self._graces = []
         for rank in [each for each in self._ranks if each.code is not None]:
             self._read_some(rank)
             self._close(rank)
@@ -182,6 +187,7 @@ class Ranks:
         if not data:
             self._close(rank)
             return False
+        rank.tail = (rank.tail + data)[-TAIL:]
         lines = rank.splitter.feed(data)
         self._log.lines(rank.rank, lines)
         if self.printed is not None:

@@ -52,7 +52,7 @@ class Reports:
 
     def begin(self, prepared: Prepared, cluster: Cluster) -> None:
         """The ranks are about to start: what lies in their folders now is of earlier starts."""
-        self._prepared, self._gpus = prepared, cluster.gpus
+        self._prepared, self._gpus, self._due = prepared, cluster.gpus, None
         if not self._manifest.is_service:
             self._checkpoints = NewCheckpoints(
                 resume.checkpoint_folders(prepared.folders),

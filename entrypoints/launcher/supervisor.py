@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from . import manifest as manifests
-from . import processes, resume, slurm
+from . import processes, restarts, resume, slurm
 from .clock import SYSTEM, Clock
 from .environment import Prepared, command, measuring_environment, program_environments
 from .errors import Refused
@@ -80,6 +80,7 @@ class Supervisor:
         self._asked_at: float | None = None  # when the first request to stop came
         self._cancelled = False  # a person asked
         self._ended = False  # all ranks have
+        self._is_restarting = False  # they are ended, to be started again
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime, or this slice of it, is over
         self._end_state = "TIMED_OUT"
@@ -151,6 +152,7 @@ class Supervisor:
             self._warn,
             self._begin_time,
             self._check,
+            self._restart,
         )
         token = stdin_data.get("token") or ""
         self._peers = channel_end(self._loop, manifest, cluster, self._environ, token, listener)
@@ -292,7 +294,9 @@ class Supervisor:
             self.log.say(f"resume_args: {' '.join(resumed)}")
         argv = command(prepared, manifest, self.log, resumed)
         self._reports.begin(prepared, self._cluster)
-        prepared.keeper.begin()
+        if not world.restarts:
+            prepared.keeper.begin()
+        self._is_restarting = False
         if self._cluster.platform == "slurm":
             self._ranks.find_deaf()
         self._programs = [(rank, argv, env, self._source) for rank, env in environments.items()]
@@ -303,11 +307,11 @@ class Supervisor:
         if limit_s:
             self.log.printed_at = self._clock.monotonic()
             self._stall = StallDetector(limit_s, self._ranks.running, self.log.printed_at)
-        if prepared.sync is not None:
+        if prepared.sync is not None and not world.restarts:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
         self.log.event("state", state="RUNNING")
-        if world.node_rank == 0 and self._service is None:
+        if world.node_rank == 0 and self._service is None and not world.restarts:
             from .prepare import packages  # only now: no rank waits for it
 
             packages.report(prepared.python, self.log)
@@ -327,6 +331,14 @@ class Supervisor:
             self._service.began()
         return True
 
+    def _restart(self) -> None:
+        """The world has ended by what may pass: end what is left of it here, and be ready to start again."""
+        self._is_restarting, self._ended, self._kill_at, self._stall = True, False, None, None
+        self._ranks.reap(processes.end_descendants(self._ranks.groups))
+        self._ranks.forget()
+        self.status.set(failed_at=None)
+        self._peers.ready()
+
     def _service_ended(self, service: Service, rank: int, status: int, at: float) -> None:
         """A rank of the service has ended before the main role: restart all of this node, or end the attempt."""
         if self._stopping is None and (verdict := service.rank_ended(self._ranks, self.log, rank, status)):
@@ -334,7 +346,7 @@ class Supervisor:
             self._peers.fail(-1, processes.exit_code(status) or EXIT_SERVICE, at, verdict)
 
     def _rank_ended(self, rank: int, status: int, at: float) -> None:
-        if self._outcome is not None:
+        if self._outcome is not None or self._is_restarting:
             return
         if self._service is not None:
             self._service_ended(self._service, rank, status, at)
@@ -345,7 +357,10 @@ class Supervisor:
         if code != 0 and self._stopping is None:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
-            self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}")
+            passes = self._manifest.restarts > 0 and (
+                self._manifest.restart_on == "any" or restarts.may_pass(status, self._ranks.read(rank))
+            )
+            self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}", passes)
             if code in TERMINATED:  # Slurm signals all processes at once: a shell has died whose child saves
                 self._ranks.terminate()
         elif self._stopping is None:

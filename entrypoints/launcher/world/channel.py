@@ -27,12 +27,17 @@ LOOK_S = 2.0  # of the time between two looks at a channel at most so much count
 INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
 MAX_MESSAGE = 64 * 1024
 
-World = namedtuple("World", "nodes node_rank master_host master_port addresses roles ports", defaults=({}, ()))
+World = namedtuple(
+    "World", "nodes node_rank master_host master_port addresses roles ports restarts", defaults=({}, (), 0)
+)
 World.__doc__ = (
     "The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses;"
-    " with roles those of this node's role, and the addresses of each; which ports each node holds for its ranks."
+    " with roles those of this node's role, and the addresses of each; which ports each node holds for its ranks;"
+    " how often it was started again."
 )
-Listener = namedtuple("Listener", "start stop outcome say turn warn begin check", defaults=(None, None, None, None))
+Listener = namedtuple(
+    "Listener", "start stop outcome say turn warn begin check restart", defaults=(None, None, None, None, None)
+)
 Listener.__doc__ = (
     "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line), turn() to take GPUs,"
     " warn(line) for the log and the run's events, begin() on node 0 when the first ranks start, check(World) to measure a node."

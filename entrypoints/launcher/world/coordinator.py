@@ -13,7 +13,7 @@ from ..manifest import Manifest
 from . import ports
 from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
-from .outcome import EXIT_REFUSED, ClusterState, Outcome, Start, refused_outcome
+from .outcome import EXIT_REFUSED, ClusterState, Outcome, Restart, Start, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ class Coordinator:
         self._state.refuse(0, reason)
         self._decide()
 
-    def fail(self, rank: int, code: int, at: float, reason: str) -> None:
-        self._state.fail(0, rank, code, at, reason)
+    def fail(self, rank: int, code: int, at: float, reason: str, passes: bool = False) -> None:
+        """A rank of this node has failed; `passes`: its world may work when it is started again."""
+        self._state.fail(0, rank, code, at, reason, passes)
         self._decide()
 
     def leave(self, rank: int) -> None:
@@ -254,9 +255,8 @@ class Coordinator:
         elif kind == "refuse":
             self._state.refuse(node, str(message["reason"]))
         elif kind == "fail":
-            self._state.fail(
-                node, int(message["rank"]), int(message["code"]), float(message["at"]), str(message["reason"])
-            )
+            rank, code, at = int(message["rank"]), int(message["code"]), float(message["at"])
+            self._state.fail(node, rank, code, at, str(message["reason"]), bool(message["passes"]))
         elif kind == "left":
             self._state.leave(int(message["rank"]), self._clock.monotonic())
         elif kind == "end":
@@ -289,8 +289,19 @@ class Coordinator:
             for channel in list(self._workers.values()):
                 channel.send(kind="verdict", **decision._asdict())
             self._listener.outcome(decision)
+        elif isinstance(decision, Restart):
+            self._restart(decision)
         elif self._turns and self._outcome is None:
             self._next_turn()
+
+    def _restart(self, restart: Restart) -> None:
+        """Let all nodes end what is left of the world; it starts again when each has said that it is ready."""
+        self._listener.warn(
+            f"restart {restart.number} of {self._manifest.restarts} on the same nodes: {restart.reason}"
+        )
+        for channel in list(self._workers.values()):
+            channel.send(kind="restart")
+        self._listener.restart()
 
     def _queue(self, node: int, host: str) -> None:
         """Note where a node is to take GPUs; two nodes of one host could wait for each other's attempts for ever."""
@@ -351,6 +362,8 @@ class Coordinator:
         host, port = self._addresses[first], self._cluster.master_port
         if len(nodes) == 1:
             host, port = LOOPBACK, 0
+        if self._state.restarts:
+            port = 0  # a new one: the store of the last world had the former
         if first:  # a service's, which its first node holds
             port = self._ports[first][0]
         elif not port:
@@ -361,7 +374,7 @@ class Coordinator:
         roles = self._state.roles.addresses(self._addresses)
         own = None
         for new, node in enumerate(nodes):
-            world = World(len(nodes), new, host, port, addresses, roles, held)
+            world = World(len(nodes), new, host, port, addresses, roles, held, self._state.restarts)
             if node == 0:
                 own = world
             elif node in self._workers:

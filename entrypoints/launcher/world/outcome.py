@@ -33,6 +33,9 @@ Outcome.__doc__ = "How the attempt ended, the same on every node; exit_code is N
 Start = namedtuple("Start", "node_ranks")
 Start.__doc__ = "All ranks start now: the nodes that take part, in the order of their new node ranks."
 
+Restart = namedtuple("Restart", "number reason")
+Restart.__doc__ = "All nodes end their ranks, and start them again when each has reported that it is ready."
+
 
 def launcher_code(outcome: Outcome) -> int:
     """Return what the launcher exits with."""
@@ -80,7 +83,9 @@ class ClusterState:
         self._nodes: dict[int, _Node] = {}
         self._started = False
         self._decided = False
-        self._failures: list[tuple[float, int, Outcome]] = []  # when, on which node
+        self._failures: list[tuple[float, int, Outcome, bool]] = []  # when, on which node, whether it may pass
+        self._first_failure: Outcome | None = None  # of all that a restart followed
+        self.restarts = 0
         self._settle_by: float | None = None
         self._refused: str | None = None
         self._lost: Outcome | None = None
@@ -154,17 +159,20 @@ class ClusterState:
     def refuse(self, node: int, reason: str) -> None:
         self._refused = self._refused or self._on(node, reason)
 
-    def fail(self, node: int, rank: int, code: int, at: float, reason: str) -> None:
+    def fail(self, node: int, rank: int, code: int, at: float, reason: str, passes: bool = False) -> None:
         """A rank ended badly at a time by its own node's clock; `rank` is the global one, -1 for a service."""
         clock = self._nodes[node].clock or 0.0
         at += clock if abs(clock) > CLOCKS_AGREE_S else 0.0
+        if self._is_due_again:
+            return  # a report of the world that has ended
         if self.stopping is None or at < self._stopped_at:
             failed = rank if rank >= 0 else None
-            self._failures.append((at, node, Outcome("FAILED", code, "script", failed, self._on(node, reason))))
+            outcome = Outcome("FAILED", code, "script", failed, self._on(node, reason))
+            self._failures.append((at, node, outcome, passes))
 
     def leave(self, rank: int, now: float) -> None:
         """A rank has ended with 0. `now` is monotonic."""
-        if not self.stopping and not self._failures:
+        if not self.stopping and not self._failures and not self._is_due_again:
             self._left_ranks[rank] = now
 
     def left_early(self, now: float) -> str:
@@ -180,7 +188,7 @@ class ClusterState:
 
     def end(self, node: int) -> None:
         """All ranks of a node have ended, well or after a request."""
-        self._nodes[node].ended = True
+        self._nodes[node].ended = not self._is_due_again
 
     def lose(self, node: int, why: str) -> None:
         """A node does not answer any more."""
@@ -209,8 +217,11 @@ class ClusterState:
         """How long `decide` may be left waiting when nothing happens."""
         return 0.02 if self._settle_by is not None else 1.0
 
-    def decide(self, now: float) -> Check | Start | Outcome | None:
-        """Return what follows now: a check of the nodes, that all start, the outcome, or None. `now` is monotonic."""
+    def decide(self, now: float) -> Check | Start | Restart | Outcome | None:
+        """Return what follows now: a check of the nodes, that all start or start again, the outcome, or None.
+
+        `now` is monotonic.
+        """
         if self._decided:
             return None
         decision = self._running(now) if self._started else self._joining(now)
@@ -241,20 +252,40 @@ class ClusterState:
                 )
         if all(node.ready for node in self._nodes.values()):
             names = {number: f"node {number} ({self._nodes[number].hostname})" for number in sorted(self._nodes)}
-            decision = self.checks.decide(names, now)
+            decision = True if self.restarts else self.checks.decide(names, now)
             if isinstance(decision, str):
                 return Outcome("LOST", None, "launcher", None, decision)
             return Start(tuple(names)) if decision is True else decision
         return None
 
-    def _running(self, now: float) -> Outcome | None:
+    @property
+    def _is_due_again(self) -> bool:
+        """Whether the world has ended and not yet started again."""
+        return self.restarts > 0 and not self._started
+
+    def _restart(self) -> Restart | None:
+        """Begin to start the world again, where the first failure may pass and the job allows one more."""
+        if self._lost is not None or self.stopping or self.restarts >= self._manifest.restarts:
+            return None
+        _, _, first, passes = min(self._failures)
+        if not passes:
+            return None
+        self._first_failure = self._first_failure or first
+        self.restarts += 1
+        self.closed, self._started = True, False
+        self._failures, self._settle_by, self._left_ranks, self._signs = [], None, {}, {}
+        for node in self._nodes.values():
+            node.ready = node.ended = False
+        return Restart(self.restarts, first.reason)
+
+    def _running(self, now: float) -> Outcome | Restart | None:
         if self._refused is not None:
             return refused_outcome(self._refused)
         if self._failures or self._lost is not None:
             if self._settle_by is None:
                 self._settle_by = now + self._patience()
             if now >= self._settle_by:
-                return self._first()
+                return self._restart() or self._first()
             return None
         if all(node.ended for _, node in self._main()):
             return self._left() if self.stopping else Outcome("SUCCEEDED", 0, "script")
@@ -271,12 +302,17 @@ class ClusterState:
             failures = [failure for failure in failures if failure[1] == self._lost_node]
         if not failures:
             return self._lost
-        first = min(failures)[2]
+        _, _, first, passes = min(failures)
+        if passes and self._first_failure is not None:
+            last, first = first, self._first_failure
+            first = first._replace(
+                reason=f"{first.reason}; after {self.restarts} restart{'s' * (self.restarts > 1)} it ended with: {last.reason}"
+            )
         left = f"; {_count(list(self._left_ranks))} had ended with 0" if self._left_ranks else ""
         return first._replace(reason=first.reason + left)
 
     def _patience(self) -> float:
-        if any(outcome.exit_code in TERMINATED for *_, outcome in self._failures):
+        if any(outcome.exit_code in TERMINATED for _, _, outcome, _ in self._failures):
             return SIGNAL_S
         return SETTLE_S if len(self._nodes) > 1 else 0.0
 
@@ -287,10 +323,10 @@ class ClusterState:
             "PREEMPTED": "stopped by SIGTERM",
             "CANCELLED": "cancelled",
             "TIMED_OUT": "no GPUs were free within limits.max_wait"
-            if self.closed and not self._started
+            if self.closed and not self._started and not self.restarts
             else f"max_runtime ({self._manifest.max_runtime_s:g} s) was over",
         }
-        before = "" if self._started else " before the ranks started"
+        before = "" if self._started or self.restarts else " before the ranks started"
         return Outcome(self.stopping, EXIT_RESUMABLE, "launcher", None, reasons[self.stopping or ""] + before)
 
     def _on(self, node: int, reason: str) -> str:

@@ -80,8 +80,8 @@ class Worker:
             self._given_up = refused_outcome(reason)
             self._join_by = min(self._join_by, self._clock.monotonic() + INFORM_S)
 
-    def fail(self, rank: int, code: int, at: float, reason: str) -> None:
-        self._report(kind="fail", rank=rank, code=code, at=at, reason=reason)
+    def fail(self, rank: int, code: int, at: float, reason: str, passes: bool = False) -> None:
+        self._report(kind="fail", rank=rank, code=code, at=at, reason=reason, passes=passes)
 
     def leave(self, rank: int) -> None:
         self._report(kind="left", rank=rank)
@@ -203,6 +203,8 @@ class Worker:
             self._listener.check(World(**message))
         elif kind == "start" and self._welcome:
             self._listener.start(World(**message))
+        elif kind == "restart" and self._welcome:
+            self._listener.restart()
         elif kind == "stop" and self._welcome:
             self._stopping = message["state"]
             self._listener.stop(message["state"])
@@ -237,5 +239,6 @@ def channel_end(
     join_s = float(environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or manifest.join_s or usual_s)
     if cluster.launched:
         manifest.nodes = manifest.processes_per_node = 1
+        manifest.restarts = 0
     end = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
     return end(loop, manifest, cluster, token, listener, join_s)

@@ -10,6 +10,7 @@ from launcher.world.outcome import (
     SIGNAL_S,
     ClusterState,
     Outcome,
+    Restart,
     Start,
     container_code,
     launcher_code,
@@ -267,3 +268,55 @@ def test_who_leaves_on_request_or_with_all_others_has_not_left_early():
     made.leave(0, 0.0)
     made.leave(1, 0.0)
     assert made.left_early(LEFT_S * 2) == ""
+
+
+def test_ranks_start_again_when_every_node_is_ready_again():
+    made = gang(restarts=1)
+    made.fail(1, 1, 139, 5.0, "died", True)
+    assert made.decide(5.0) is None
+    assert made.decide(5.0 + SETTLE_S) == Restart(1, "node 1: died")
+    made.fail(0, 0, 1, 5.5, "lost its peer")  # of the world that has ended
+    made.ready(1)
+    assert made.decide(7.0) is None and made.missing == []
+    made.ready(0)
+    assert made.decide(7.0) == Start((0, 1))
+    made.end(0)
+    made.end(1)
+    assert made.decide(9.0) == Outcome("SUCCEEDED", 0, "script")
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_last_failure_ends_the_attempt(passes: bool):
+    """With the first cause, or with its own where no restart could help."""
+    made = gang(nodes=1, restarts=1)
+    made.fail(0, 0, 139, 5.0, "died", True)
+    assert made.decide(5.0) == Restart(1, "died")
+    made.ready(0)
+    assert made.decide(5.0) == Start((0,))
+    made.fail(0, 0, 1, 6.0, "raised", passes)
+    both = Outcome("FAILED", 139, "script", 0, "died; after 1 restart it ended with: raised")
+    assert made.decide(6.0) == (both if passes else Outcome("FAILED", 1, "script", 0, "raised"))
+
+
+def test_a_failure_that_comes_first_and_cannot_pass_is_not_restarted():
+    made = gang(restarts=1)
+    made.fail(0, 0, 1, 5.2, "lost its peer", True)
+    made.fail(1, 1, 1, 5.0, "raised")
+    made.decide(5.2)
+    assert made.decide(5.2 + SETTLE_S) == Outcome("FAILED", 1, "script", 1, "node 1: raised")
+
+
+@pytest.mark.parametrize("ends", ["stop", "lose"])
+def test_between_two_starts_a_stop_or_a_lost_node_ends_the_attempt(ends: str):
+    made = gang(restarts=1)
+    made.fail(1, 1, 139, 5.0, "died", True)
+    made.decide(5.0)
+    assert isinstance(made.decide(5.0 + SETTLE_S), Restart)
+    if ends == "stop":
+        made.stop("TIMED_OUT", 7.0)
+        reason = "max_runtime (86400 s) was over"
+    else:
+        made.lose(1, "silence")
+        reason = "node 1 (host1) was lost: silence"
+    decision = made.decide(7.0)
+    assert (decision.state, decision.reason) == ("TIMED_OUT" if ends == "stop" else "LOST", reason)
