@@ -189,7 +189,7 @@ def is_refused_connection(error: BaseException) -> bool:
 def network_hint(reason: str) -> str:
     """Return what to do where a server of a cloud was not reached."""
     if "certificate" in reason.lower():
-        return "export SSL_CERT_FILE=FILE, with the certificates of the proxy or of your organisation"
+        return "export SSL_CERT_FILE=FILE REQUESTS_CA_BUNDLE=FILE, with the certificates of the proxy or of your organisation"
     if {"http", "https"} & {*urllib.request.getproxies()}:
         return "check the proxy's address: HTTPS_PROXY, or NO_PROXY for hosts that need none"
     return "check the network"

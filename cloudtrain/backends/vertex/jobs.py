@@ -132,20 +132,17 @@ class CustomJobs:
         import logging
 
         from google.api_core.exceptions import GoogleAPICallError
-        from google.auth import exceptions
+        from google.auth.exceptions import GoogleAuthError
 
-        credentials = None if self._api.endpoint else self._api.credentials()
-        created = self._sdk_job(parent, job, credentials)
+        created = self._sdk_job(parent, job)
         logger = logging.getLogger("google.cloud.aiplatform.jobs")  # the SDK's own; it logs every step at INFO
         level = logger.level
         logger.setLevel(logging.WARNING)
         try:
             created.submit(create_request_timeout=CREATE_S)
         except GoogleAPICallError as error:
-            said = re.sub(r"^POST \S+: ", "", str(error.message))  # its REST transport writes the address
-            answer = Answer(int(error.code or 500), {}, said.encode())
-            raise api_error(answer, FAILURE) from None
-        except (exceptions.RefreshError, exceptions.DefaultCredentialsError) as error:
+            raise api_error(Answer(int(error.code or 500), {}, error.response.content), FAILURE) from None
+        except GoogleAuthError as error:  # before the job was sent, or after a 401
             raise credentials_error(error) from None
         except Exception as error:  # while the job was sent: its answer is lost
             text = f"{FAILURE}: it cannot be reached: {type(error).__name__}: {error}".partition("\n")[0][:400]
@@ -154,29 +151,35 @@ class CustomJobs:
             logger.setLevel(level)
         return str(created.resource_name)
 
-    def _sdk_job(self, parent: str, job: Mapping[str, Any], credentials: Any) -> Any:
-        """Return the SDK's object of a job that was not sent; raises BackendError for what the SDK does not take."""
+    def _sdk_job(self, parent: str, job: Mapping[str, Any]) -> Any:
+        """Return the SDK's object of a job that was not sent; raises BackendError for what the SDK does not take.
+
+        It is sent by REST: proxies, certificates and errors are those of the other calls, and the SDK's settings in
+        this process stay as they are.
+        """
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import aiplatform
-        from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
+        from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec, JobServiceClient
 
         _, project, _, region = parent.split("/")
-        place: dict[str, Any] = {"project": project, "location": region}
-        place["credentials"] = credentials or AnonymousCredentials()  # type: ignore[no-untyped-call]
+        simulated = self._api.endpoint is not None
+        credentials: Any = AnonymousCredentials() if simulated else self._api.credentials()  # type: ignore[no-untyped-call]
         try:
             planned = CustomJob.from_json(json.dumps(job))
-            if self._api.endpoint is not None:
-                aiplatform.init(**place, api_endpoint=self._api.endpoint, api_transport="rest")
             output = planned.job_spec.base_output_directory.output_uri_prefix
-            created = aiplatform.CustomJob(
+            created: Any = aiplatform.CustomJob(
                 display_name=planned.display_name,
                 worker_pool_specs=list(planned.job_spec.worker_pool_specs),
                 base_output_dir=output,
                 staging_bucket="/".join(output.split("/")[:3]),
                 labels=dict(planned.labels),
                 encryption_spec_key_name=planned.encryption_spec.kms_key_name or None,
-                **place,
+                project=project,
+                location=region,
+                credentials=credentials,
             )
+            place = {"api_endpoint": self._api.url("aiplatform")}
+            created.api_client = JobServiceClient(credentials=credentials, transport="rest", client_options=place)
         except Exception as error:
             text = f"the Vertex AI SDK refuses the job: {error}".partition("\n")[0][:400]
             raise BackendError(text, "set options.vertex.client: rest to submit without the SDK") from None

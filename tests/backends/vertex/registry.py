@@ -62,7 +62,10 @@ class Googles:
         self.heard: list[tuple[str, str, str]] = []  # host, path, the token that came with it
         self.moved = ""  # where every question for a manifest is sent
         self.certificate = folder / "googles.pem"
-        _certify(self.certificate, ["us-central1-docker.pkg.dev", "elsewhere.example"])
+        _certify(
+            self.certificate,
+            ["us-central1-docker.pkg.dev", "us-central1-aiplatform.googleapis.com", "elsewhere.example"],
+        )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate)
         googles = self

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,10 +214,17 @@ def asked(googles: Googles, *images: str) -> list[str]:
         "api = google.GoogleApi('us-central1')\n"
         "print(json.dumps([images.resolve_digest(api, image) for image in sys.argv[1:]]))"
     )
-    given = {"HTTPS_PROXY": googles.url, "SSL_CERT_FILE": str(googles.certificate)}
+    return behind(googles, script, *images)
+
+
+def behind(googles: Googles, script: str, *words: str) -> Any:
+    """Run a script whose network has Google's servers behind a proxy with a certificate of its own."""
+    given = {"HTTPS_PROXY": googles.url} | dict.fromkeys(
+        ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), str(googles.certificate)
+    )
     env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | given
     done = subprocess.run(
-        [sys.executable, "-c", script, *images], env=env, capture_output=True, text=True, timeout=WAIT_S
+        [sys.executable, "-c", script, *words], env=env, capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -241,6 +249,26 @@ def test_a_redirect_takes_the_token_nowhere_else(googles: Googles):
         ("us-central1-docker.pkg.dev", "Bearer t0ken"),
         ("us-central1-docker.pkg.dev", "Bearer t0ken"),
     ]
+
+
+def test_the_sdk_creates_a_job_over_the_same_proxy(googles: Googles, paper: Place):
+    """By REST, and with the same account, whose key signs the SDK's token."""
+    script = """
+import json, sys
+from cloudtrain.backends import google
+from cloudtrain.backends.vertex.jobs import CustomJobs
+from cloudtrain.errors import Unreachable
+jobs = CustomJobs(google.GoogleApi("us-central1"), "p", "us-central1", settle_s=0, pause_s=0, look_s=0)
+try:
+    jobs._create_by_sdk("projects/p/locations/us-central1", json.loads(sys.argv[1]))
+except Unreachable as error:
+    print(json.dumps(error.message))
+"""
+    job = paper.plan("print(1)")[0].request["customJob"]
+    assert "Vertex AI did not accept the job" in behind(googles, script, json.dumps(job))
+    host, path, token = googles.heard[-1]
+    assert host == "us-central1-aiplatform.googleapis.com" and token.startswith("Bearer ")
+    assert path.startswith("/v1/projects/p/locations/us-central1/customJobs")
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import VertexBackend
+from cloudtrain.backends.vertex.jobs import CustomJobs
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NotReached, Unreachable
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.http import Fault
@@ -92,3 +98,73 @@ def test_a_service_that_does_not_answer(tmp_path: Path):
     with pytest.raises(Unreachable, match="cannot be reached"):
         backend.find("run-a1")
     assert backend.check()
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers what `given` says, a status and a body; 0 closes the connection."""
+
+    given: tuple[int, bytes]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        status, body = self.given
+        if status:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def said_by(address: str, job: dict, *, sdk: bool) -> BackendError:
+    jobs = CustomJobs(GoogleApi("us-central1", lambda: address), "p", "us-central1", settle_s=0, pause_s=0, look_s=0)
+    with pytest.raises(BackendError) as caught:
+        (jobs._create_by_sdk if sdk else jobs._create)("projects/p/locations/us-central1", job)
+    return caught.value
+
+
+DETAILS = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [{"field": "custom_job"}]}]
+MESSAGES = {
+    400: ("bad request\nof two lines", "Resources are insufficient in region: r.", "Unsupported location r"),
+    403: ("Permission 'aiplatform.customJobs.create' denied", "You do not have permission to act as a@p.iam"),
+    404: ("The project p does not exist",),
+    409: ("It exists already", "The operation was aborted"),
+    429: (RATE, "The quota is exceeded", "custom_model_training_nvidia_l4_gpus"),
+    499: ("The operation was cancelled",),
+    **dict.fromkeys((500, 501, 503, 504), ("Internal error encountered.",)),
+}
+REFUSALS = [
+    *((status, {"error": {"code": status, "message": text}}) for status, texts in MESSAGES.items() for text in texts),
+    (400, {"error": {"code": 400, "message": "Invalid value", "status": "INVALID_ARGUMENT", "details": DETAILS}}),
+    (404, "<!DOCTYPE html><html lang=en><title>Error 404 (Not Found)!!1</title>"),
+    (403, "denied by a proxy"),
+    (502, "<html>Bad Gateway</html>"),
+    (500, ""),
+]
+
+
+def test_both_clients_say_the_same_of_every_refusal(address: str, paper: Bench) -> None:
+    job = paper.plan("print(1)")[0].request["customJob"]
+    for status, body in REFUSALS:
+        Answers.given = status, (body if isinstance(body, str) else json.dumps(body)).encode()
+        rest, sdk = (said_by(address, job, sdk=sdk) for sdk in (False, True))
+        assert (type(sdk), sdk.message, sdk.hint) == (type(rest), rest.message, rest.hint), (status, body)
+    Answers.given = 401, json.dumps({"error": {"code": 401, "message": "Invalid credentials"}}).encode()
+    for refused in (said_by(address, job, sdk=sdk) for sdk in (False, True)):  # the SDK refreshes them first
+        assert "credentials" in refused.message and not isinstance(refused, Unreachable)
+
+
+@pytest.mark.parametrize("sdk", [False, True])
+@pytest.mark.parametrize("answer", [(200, b"{}"), (200, b"<html>"), (200, b""), (0, b"")])
+def test_a_job_may_be_there_after_an_answer_that_names_none(address: str, paper: Bench, answer, sdk: bool) -> None:
+    Answers.given = answer
+    assert isinstance(said_by(address, paper.plan("print(1)")[0].request["customJob"], sdk=sdk), Unreachable)
