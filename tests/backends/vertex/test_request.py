@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.manifest import Manifest
@@ -26,7 +28,6 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "vertex"
 PLACE = {"project": "my-project", "region": "us-central1", "bucket": "my-bucket"}
 SHARED = "projects/my-project"
 REDUCTION_SERVER = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
-NFS = {"server": "10.0.0.2", "path": "/data", "mountPoint": "/mnt/nfs/data"}
 CASES = {
     "cpu_one_node": ({}, {}),
     "l4_two_nodes": ({"num_nodes": 2, "resources": {"accelerators": "L4:4"}}, {}),
@@ -174,56 +175,40 @@ def test_what_the_platform_would_refuse_is_a_problem_of_its_field(changes: dict,
     assert [problem.path for problem in made(changes, options).problems] == [path]
 
 
-RECIPES: dict[str, dict] = {
-    "reduction server": {
-        "jobSpec": {
-            "workerPoolSpecs": [
-                {},
-                {},
-                {
-                    "replicaCount": 2,
-                    "machineSpec": {"machineType": "n1-highcpu-16"},
-                    "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100},
-                    "containerSpec": {"imageUri": REDUCTION_SERVER},
-                },
-            ]
-        }
-    },
-    "nfsMounts": {"jobSpec": {"workerPoolSpecs": [{"nfsMounts": [NFS]}, {"nfsMounts": [NFS]}]}},
-    "dashboard access": {"jobSpec": {"enableDashboardAccess": True}},
-    "PSC": {"jobSpec": {"pscInterfaceConfig": {"networkAttachment": "my-attachment"}}},
-    "persistent resource": {"jobSpec": {"persistentResourceId": "my-machines"}},
-}
+PAGE = (Path(__file__).parents[3] / "docs" / "vertex_recipes.md").read_text("utf-8")
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+RECIPES = dict(zip(re.findall(r"^## (.+)$", PAGE, re.MULTILINE), BLOCKS, strict=True))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_in_raw_is_the_request_of_the_sdk(name: str):
-    """The SDK's own classes, which its CustomJob takes, say the same as a recipe."""
+def test_a_recipe_is_the_request_of_the_sdk(name: str):
+    """The SDK's own classes, which its CustomJob takes, say the same as a recipe of the page."""
     from google.cloud import aiplatform_v1 as v1
     from google.cloud.aiplatform.utils.worker_spec_utils import _DistributedTrainingSpec
 
-    built = made({"num_nodes": 2, "resources": {"accelerators": "H100:8"}}, {"raw": RECIPES[name]})
+    changes = dict(RECIPES[name])
+    built = made(changes, changes.pop("options")["vertex"])
     assert built.problems == []
     planned = v1.CustomJob.from_json(json.dumps(built.custom_job))
-    plain = made({"num_nodes": 2, "resources": {"accelerators": "H100:8"}}, {})
-    sdk = v1.CustomJob.from_json(json.dumps(plain.custom_job))
-    pools = sdk.job_spec.worker_pool_specs
-    if name == "reduction server":
+    sdk = v1.CustomJob.from_json(json.dumps(made(changes, {}).custom_job))
+    plain, spec = v1.CustomJob(sdk), sdk.job_spec
+    if name == "Reduction server":
         given = {"reduction_server_replica_count": 2, "reduction_server_machine_type": "n1-highcpu-16"}
-        spec = _DistributedTrainingSpec.chief_worker_pool(replica_count=2, machine_type="a3-highgpu-8g", **given)
-        (*_, server) = spec.pool_specs
+        distributed = _DistributedTrainingSpec.chief_worker_pool(replica_count=2, machine_type="a3-highgpu-8g", **given)
+        (*_, server) = distributed.pool_specs
         server["container_spec"] = {"image_uri": REDUCTION_SERVER}
-        pools.append(v1.WorkerPoolSpec(server))
-    elif name == "nfsMounts":
-        for pool in pools:
-            pool.nfs_mounts = [v1.NfsMount(server="10.0.0.2", path="/data", mount_point="/mnt/nfs/data")]
-    elif name == "dashboard access":
-        sdk.job_spec.enable_dashboard_access = True
-    elif name == "PSC":
-        sdk.job_spec.psc_interface_config = v1.PscInterfaceConfig(network_attachment="my-attachment")
+        spec.worker_pool_specs.append(v1.WorkerPoolSpec(server))
+    elif name == "NFS share":
+        spec.psc_interface_config = v1.PscInterfaceConfig(network_attachment="my-attachment")
+        for pool in spec.worker_pool_specs:
+            pool.nfs_mounts = [v1.NfsMount(server="10.0.0.2", path="/data", mount_point="data")]
+    elif name == "Persistent resource":
+        spec.persistent_resource_id = "my-machines"
     else:
-        sdk.job_spec.persistent_resource_id = "my-machines"
-    assert planned == sdk and planned != v1.CustomJob.from_json(json.dumps(plain.custom_job))
+        spec.enable_dashboard_access = True
+        dns = v1.DnsPeeringConfig(domain="my-corp.internal.", target_project="my-project", target_network="my-vpc")
+        spec.psc_interface_config = v1.PscInterfaceConfig(network_attachment="my-attachment", dns_peering_configs=[dns])
+    assert planned == sdk and planned != plain
 
 
 def test_null_in_raw_leaves_a_field_out() -> None:
@@ -271,7 +256,7 @@ def test_raw_is_checked_with_an_older_protobuf() -> None:
         ({"scheduling": {"timeout": "2h"}}, "jobSpec.scheduling.timeout to '2h', which is not a duration", '"3600s"'),
         ({"scheduling": {"timeout": 3600}}, "which is not a duration", '"3600s"'),
         ({"workerPoolSpecs": [{"replicaCount": "many"}]}, "workerPoolSpecs[0].replicaCount", "a number"),
-        ({"workerPoolSpecs": [{"nfsMounts": NFS}]}, "which is not a list", "as a list"),
+        ({"workerPoolSpecs": [{"nfsMounts": {"server": "10.0.0.2"}}]}, "which is not a list", "as a list"),
         (
             {"workerPoolSpecs": [{"machineSpec": {"acceleratorType": "NVIDIA_H100"}}]},
             "acceleratorType",
