@@ -127,14 +127,14 @@ class SagemakerLocalBackend(Backend):
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)
-        if not agent.read_request(folder):
+        if not (request := agent.read_request(folder)):
             return
         status = self.status(handle)
         if not status.state.final:
             supervisor.stop(folder)
         elif status.state is State.LOST:  # the supervising process was killed: nothing else removes the containers
             supervisor.kill_leftovers(folder)
-            docker.remove_all(folder)
+            local_job.end_containers(folder, request)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.backends import checkpoints

@@ -44,6 +44,13 @@ def hosts(request: Mapping[str, Any]) -> list[str]:
     return [f"algo-{number + 1}" for number in range(int(request["ResourceConfig"]["InstanceCount"]))]
 
 
+def end_containers(folder: Path, request: Mapping[str, Any]) -> None:
+    """Remove an attempt's containers, and make what they wrote this user's; blocking. Raises BackendError."""
+    docker.remove_all(folder)
+    for place in {run_folder(request), folder}:
+        docker.take_over(place, str(request["AlgorithmSpecification"]["TrainingImage"]))
+
+
 class LocalJob:
     """Starts the containers of an attempt, waits for their end, and removes them."""
 
@@ -77,7 +84,7 @@ class LocalJob:
         except Exception as error:
             status = Status(State.LOST, None, f"the process that runs the containers failed: {error!r}")
         try:
-            docker.remove_all(self.folder)
+            end_containers(self.folder, self.request)
         except BackendError as error:
             print(error, file=sys.stderr)  # noqa: T201 - launcher.out
         for host in self._hosts:

@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -264,6 +265,35 @@ def test_the_keeper_keeps_what_the_engine_tells_and_an_attempt_goes_on_without(
     handle = bench.backend.submit(*bench.plan(num_nodes=2))
     assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
     assert bench.backend.images(handle) == ({0: image, 1: image} if image else {})
+
+
+@pytest.mark.parametrize("rootless", [False, True])
+def test_files_of_the_containers_become_the_users(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rootless: bool
+) -> None:
+    """For a user who is not root: root's files, or those of another id where the engine's root is the user."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {ran}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    handle = bench.home / "runs" / "near" / "a1"
+    handle.mkdir(parents=True)
+    stat = Path.lstat
+    written_by = 100_999 if rootless else 0
+    monkeypatch.setattr(Path, "lstat", lambda path: SimpleNamespace(st_uid=written_by, st_mode=stat(path).st_mode))
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "getgid", lambda: 1001)
+    local_job.end_containers(handle, bench.plan()[0].request)
+    taken = [line.partition("--mount ")[2] for line in ran.read_text().splitlines() if line.startswith("run --rm")]
+    owner = "0:0" if rootless else "1000:1001"
+    given = f"type=bind,source={handle.parent},target=/files --entrypoint chown {IMAGE} -hR {owner} /files"
+    assert given in taken
+    ran.write_text("")
+    monkeypatch.setattr(os, "getuid", lambda: written_by)
+    local_job.end_containers(handle, bench.plan()[0].request)
+    assert "chown" not in ran.read_text()
 
 
 def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) -> None:
