@@ -174,7 +174,7 @@ class Aws:
     def explained(self, call: Callable[[], Any], usual_action: str, *, other: tuple[type[Exception], ...] = ()) -> Any:
         """Return what `call` returns; what boto3, botocore and the credentials' plugins raise is raised as AwsError.
 
-        `other` is what `call` itself raises.
+        `other` is what `call` itself raises while nothing was sent.
         """
         self.session  # noqa: B018 - raises MissingExtra without botocore
         from boto3.exceptions import Boto3Error
@@ -183,7 +183,7 @@ class Aws:
         try:
             return call()
         except Exception as raised:
-            if isinstance(raised, (CloudtrainError, *other)):
+            if isinstance(raised, CloudtrainError) or (isinstance(raised, other) and not self._calls.may_have_sent):
                 raise
             wrapped = raised.__context__ if isinstance(raised, Boto3Error) else None  # upload_file wraps what it gets
             error = wrapped if isinstance(wrapped, Exception) else raised

@@ -133,7 +133,7 @@ def build_estimator(aws: Aws, request: Mapping[str, Any], *, deploys: bool = Tru
 
 @_quiet()
 def submit(aws: Aws, request: Mapping[str, Any]) -> str:
-    """Send a request through its estimator's `fit` and return the job's ARN; blocking.
+    """Send a request through its estimator's `fit` and return the job's ARN, "" where the answer has none; blocking.
 
     Raises AwsError, and BackendError where the SDK refuses the job or would send another request than the planned one.
     """
@@ -162,7 +162,7 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
         ) from None
     finally:
         events.unregister(event, note_arn)
-    return arns[0]
+    return next(iter(arns), "")
 
 
 def fit_inputs(request: Mapping[str, Any]) -> dict[str, Any]:

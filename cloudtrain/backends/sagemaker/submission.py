@@ -77,8 +77,12 @@ def _create(aws: Aws, request: Mapping[str, Any], options: Mapping[str, Any]) ->
             if client.choose_client(request, options)[0] == "sdk":
                 from cloudtrain.backends.sagemaker.huggingface_estimator import submit
 
-                return submit(aws, request)
-            return str(aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
+                arn = submit(aws, request)
+            else:
+                arn = str(aws.call("sagemaker", "create_training_job", **request).get("TrainingJobArn") or "")
+            if arn:
+                return arn
+            raise AwsUnreachable("SageMaker's answer does not name the job", "check proxies")
         except AwsError as error:
             if "assume" not in error.message or error.resent or not _role_is_new(aws, str(request["RoleArn"])):
                 raise

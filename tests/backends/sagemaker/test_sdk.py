@@ -139,3 +139,28 @@ def test_an_outage_of_the_estimators_is_no_refusal(sdk: Path, simulator: Simulat
     )
     denied = submitted("denied", Fault("CreateTrainingJob", 400, "AccessDeniedException", times=9))
     assert {"Unreachable", "NoCapacity"}.isdisjoint(denied["kinds"])
+
+
+@pytest.mark.timeout(1200)
+def test_both_clients_say_the_same_of_every_refusal(sdk: Path, tmp_path: Path) -> None:
+    """In the SDK's environment: the class, message and hint of a table of answers, and of calls that get none."""
+    (tmp_path / "request.json").write_text(json.dumps(made(*CASES["user_script"]).request))
+    answers = ask(sdk, "refusals", tmp_path / "request.json")
+    assert len(answers) == 17 and {name: boto3 for name, (boto3, _) in answers.items()} == {
+        name: by_sdk for name, (_, by_sdk) in answers.items()
+    }
+    kinds = {name: boto3[0] for name, (boto3, _) in answers.items()}
+    lost = (
+        "throttled",
+        "outage",
+        "a proxy's error",
+        "a proxy's page",
+        "no answer",
+        "certificate",
+        "a plugin fails",
+        "a disk",
+    )
+    assert {name for name, kind in kinds.items() if kind == "AwsUnreachable"} == set(lost)
+    assert {kinds[name] for name in ("quota", "capacity")} == {"AwsNoCapacity"} and kinds[
+        "no service"
+    ] == "AwsNoService"

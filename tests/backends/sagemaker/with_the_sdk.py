@@ -3,6 +3,7 @@
 with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that `fit` sends}
 with_the_sdk.py submit HOME PLAN   submits a plan with client: sdk and prints the handle and the estimator's model
 with_the_sdk.py outcome HOME PLAN  submits a plan with client: sdk and prints the handle, or the classes of the error
+with_the_sdk.py refusals REQUEST   what either client says of each of ANSWERS: {answer: [of boto3, of the SDK]}
 with_the_sdk.py models PLAN IMAGE  the inference images of models that were trained in IMAGE ...
 with_the_sdk.py describe JOBS      {name: [request, code]} -> the hyperparameters that moto describes: of the request by
                                    either client, and of the code itself, a notebook that calls an estimator
@@ -99,6 +100,64 @@ def outcome(home: str, plan_file: str) -> dict:
         return {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": error.message}
 
 
+ANSWERS = {
+    "quota": (400, "ResourceLimitExceeded", "The account-level service limit 'ml.p5' is 0 Instances"),
+    "capacity": (400, "CapacityError", "Unable to provision requested ML compute capacity"),
+    "denied": (400, "AccessDeniedException", "User: a is not authorized to perform: iam:PassRole on resource: r"),
+    "invalid": (400, "ValidationException", "1 validation error detected"),
+    "name in use": (400, "ResourceInUse", "The name is in use"),
+    "throttled": (400, "ThrottlingException", "Rate exceeded"),
+    "expired": (400, "ExpiredTokenException", "The security token included in the request is expired"),
+    "clock": (403, "InvalidSignatureException", "Signature expired"),
+    "unknown key": (403, "UnrecognizedClientException", "The security token included in the request is invalid"),
+    "outage": (503, "ServiceUnavailable", "x"),
+    "a proxy's error": (502, "", ""),
+    "a proxy's page": (200, "", ""),
+    "no answer": "ReadTimeoutError",
+    "no service": "EndpointConnectionError",
+    "certificate": "SSLError",
+    "a plugin fails": ValueError("while the answer was read"),
+    "a disk": OSError(28, "No space left on device"),
+}
+
+
+def refusals(request_file: str) -> dict:
+    import io
+
+    from botocore import exceptions
+    from botocore.awsrequest import AWSResponse
+    from botocore.retries import standard
+
+    from cloudtrain.backends.aws import Aws
+    from cloudtrain.backends.sagemaker import submission
+
+    standard.ExponentialBackoff.delay_amount = lambda *_: 0.0
+    request = json.loads(Path(request_file).read_text())
+    aws = Aws("sagemaker", "us-east-1", None, None)
+
+    def respond(request, **_) -> AWSResponse:  # noqa: ANN001
+        if isinstance(given, str):
+            raise getattr(exceptions, given)(endpoint_url=request.url, error="not trusted")
+        if isinstance(given, Exception):
+            raise given
+        status, code, message = given
+        response = AWSResponse(request.url, status, {}, io.BytesIO())
+        response._content = json.dumps({"__type": code, "message": message}).encode() if code else b""
+        return response
+
+    aws.client("sagemaker").meta.events.register("before-send.sagemaker.CreateTrainingJob", respond)
+    found = {}
+    for name, given in ANSWERS.items():  # noqa: B007 - `respond` reads it
+        found[name] = []
+        for client in ("boto3", "sdk"):
+            try:
+                submission._create(aws, request, {"client": client})
+            except Exception as error:
+                said = [type(error).__name__, getattr(error, "message", ""), getattr(error, "hint", "")]
+                found[name].append([*said, getattr(error, "resent", None)])
+    return found
+
+
 def describe(given: dict) -> dict:
     import sagemaker
     from moto import mock_aws
@@ -152,6 +211,8 @@ if __name__ == "__main__":
         print(json.dumps(describe(json.loads(Path(words[0]).read_text()))))
     elif what == "outcome":
         print(json.dumps(outcome(*words)))
+    elif what == "refusals":
+        print(json.dumps(refusals(*words)))
     elif what == "models":
         print(json.dumps(models(*words)))
     elif what == "submit":
