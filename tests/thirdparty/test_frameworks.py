@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,7 @@ def test_two_nodes_train_as_the_framework_itself_does(
     name: str, place: str, tmp_path: Path, home: Path, request: pytest.FixtureRequest, cli, monkeypatch
 ):
     case, page = CASES[name], blocks(DOCS / "how" / "frameworks.md")
+    monkeypatch.setenv("XDG_CACHE_HOME", sys.prefix)  # which hosts of the lab see, unlike this user's home
     python = make_environment(name, case.packages)
     source = tmp_path / "source"
     source.mkdir()
