@@ -84,7 +84,7 @@ def test_plan_of_a_script_needs_no_network_and_no_sdk(tmp_path):
     } == {"local"}
     assert {name for name in ours(found) if name.startswith("cloudtrain.cli.")} <= {
         f"cloudtrain.cli.{name}" for name in ("plan", "view")
-    } | {f"cloudtrain.cli.view.{name}" for name in ("columns", "jobs", "options", "runs", "summary", "terminal")}
+    } | {f"cloudtrain.cli.view.{name}" for name in ("columns", "jobs", "options", "planned", "runs", "terminal")}
 
 
 def test_plan_of_a_job_file_needs_no_network_and_no_sdk(tmp_path):

@@ -188,7 +188,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fit": {"precision": "bf16", "accumulation": 1},
     "limits": {"max_runtime": "24h", "grace": "30s"},
     "checkpoint": {"every": "15m", "keep": 3},
-    "retry": {"max_attempts": 1, "on_events": ["preempted", "lost", "capacity"]},
+    "retry": {"max_attempts": 1, "on_events": ["preempted", "lost", "capacity"], "restart_on": "transient"},
     "target": registry.DEFAULT,
     "prefer": "cost",
 }

@@ -6,7 +6,10 @@ sdl.py builds the SDL, submit.py creates deployment and lease, jobs.py looks at 
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +98,11 @@ class AkashBackend(Attempts, Backend):
 
     def manifests(self, plan: Plan, packed: bytes) -> str:
         """Return the SDL as YAML with the source in it, to be sent by hand; raises BadRequest where it is too large."""
-        text, nodes = base64.b64encode(packed).decode(), int(plan.manifest["nodes"])
+        smaller = io.BytesIO()  # a bundle is compressed for speed
+        with gzip.open(io.BytesIO(packed)) as tar, gzip.GzipFile(fileobj=smaller, mode="wb", mtime=0) as best:
+            shutil.copyfileobj(tar, best)
+        packed, nodes = smaller.getvalue(), int(plan.manifest["nodes"])
+        text = base64.b64encode(packed).decode()
         if len(text) * nodes > MOST_INLINE:
             message = f"the source takes {len(packed):,} bytes packed, too many for the SDL of {nodes} nodes"
             raise BadRequest(
