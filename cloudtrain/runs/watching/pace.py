@@ -31,7 +31,7 @@ SIMULATED_S = 1.0  # which wants to be asked more often than this
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 60.0  # before a platform that did not answer is asked again; doubled each time
 # Of a processor that looks may take together; above it pauses grow, this much at the most.
 SHARE, STRETCH_MAX = 0.10, 20.0
-FRESH_S = 5.0  # nobody asks again within this time
+FRESH_S = 5.0  # an answer of this age is not asked for again
 OLD_FRESH_S = 30.0  # the same for a run that is older than OLD_AFTER_S
 LAG_S = 0.5  # that an answer may wait for the thread that decides: on a machine that is busy, looks have to be fewer
 

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
+from time import monotonic  # noqa: TID251 - the program runs by itself, without the launcher
 
 MARK = "::health::"
 SMI_S = 12.0  # nvidia-smi initializes each GPU where the driver's persistence mode is off
@@ -31,12 +31,12 @@ class Report:
     """What is known of the node so far; printed after each part."""
 
     def __init__(self, budget_s):
-        self.end = time.monotonic() + budget_s  # noqa: TID251
+        self.end = monotonic() + budget_s
         self.data = {"devices": [], "link": {}}
 
     @property
     def left_s(self):
-        return self.end - time.monotonic()  # noqa: TID251
+        return self.end - monotonic()
 
     def add(self, **parts):
         self.data.update(parts)
@@ -46,7 +46,7 @@ class Report:
 def main():
     """Measure the node and leave at once, whatever a driver's thread still does."""
     report = Report(float(sys.argv[1]))
-    began = time.monotonic()  # noqa: TID251
+    began = monotonic()
     report.add(**facts())
     try:
         import torch
@@ -57,13 +57,13 @@ def main():
     devices(torch, report)
     if int(os.environ["WORLD_SIZE"]) > 1:
         report.add(link=link(torch, report))
-    report.add(seconds=round(time.monotonic() - began, 1))  # noqa: TID251
+    report.add(seconds=round(monotonic() - began, 1))
     os._exit(0)
 
 
 def facts():
     """Return what nvidia-smi, the kernel log and the file systems say, as they say it."""
-    found = {"smi": smi(), "xid": [], "uptime": time.monotonic()}  # noqa: TID251
+    found = {"smi": smi(), "xid": [], "uptime": monotonic()}
     found["cpus"] = processors()
     try:
         shown = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=3, errors="replace").stdout
@@ -172,15 +172,15 @@ def device(torch, place):
 def best(torch, place, work):
     """Return the seconds that a piece of work takes at best: other programs on the machine make a mean unfair."""
     wait = (lambda: torch.cuda.synchronize(place)) if place.type == "cuda" else (lambda: None)
-    times, until = [], time.monotonic() + BURST_S  # noqa: TID251
-    while len(times) < 5 or time.monotonic() < until:  # noqa: TID251
+    times, until = [], monotonic() + BURST_S
+    while len(times) < 5 or monotonic() < until:
         count = 1 if not times or place.type == "cpu" else 10  # a first call loads kernels
         wait()
-        began = time.perf_counter()  # noqa: TID251
+        began = monotonic()
         for _ in range(count):
             work()
         wait()
-        times.append((time.perf_counter() - began) / count)  # noqa: TID251
+        times.append((monotonic() - began) / count)
     return min(times[1:])
 
 
@@ -225,11 +225,11 @@ def best_of(torch, place, work):
     """As `best`, with the same number of calls on each node."""
     times = []
     for _ in range(6 if place.type == "cuda" else 30):
-        began = time.perf_counter()  # noqa: TID251
+        began = monotonic()
         work()
         if place.type == "cuda":
             torch.cuda.synchronize(place)
-        times.append(time.perf_counter() - began)  # noqa: TID251
+        times.append(monotonic() - began)
     return min(times[1:])
 
 
