@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 BUSY_S = 60.0  # how long a writer waits for another process that holds a lock
 UNHELD_S = 10.0  # how long for a lock that no process of this machine holds
+LOOKS = 10  # for its holder in that time
 CHECKED_BYTES = 4 << 20  # of a history that is checked whole whenever it is opened: 2 ms for each MiB
 MOST_VERSIONS = 1000  # of the schema that this cloudtrain takes for those of a newer one
 # What SQLite may also say of a damaged file, and of an error of ours: the file is checked.
@@ -120,20 +121,26 @@ class Database:
             raise
 
     def _begin(self, db: sqlite3.Connection) -> None:
-        """Begin a transaction; waits while another process writes, and shortly where none is known to."""
-        deadline = self._clock.monotonic() + BUSY_S
+        """Begin a transaction; waits while another process writes, and shortly where none is known to.
+
+        Many writers hold the lock for a moment each, so that one look may see none of them.
+        """
+        deadline, unheld = self._clock.monotonic() + BUSY_S, 0
         while True:
             try:
+                db.execute(f"PRAGMA busy_timeout = {UNHELD_S / LOOKS * 1000:.0f}")
                 db.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                held = find_holders(*self._locked_files()) or on_network(
-                    self.home
-                )  # whose other machines are not known
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or not held:
+                # On a network file system the other machines are not known.
+                held = find_holders(*self._locked_files()) or on_network(self.home)
+                unheld = 0 if held else unheld + 1
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or unheld == LOOKS:
                     raise
                 if self._clock.monotonic() > deadline:
                     raise
+            finally:
+                db.execute(f"PRAGMA busy_timeout = {UNHELD_S * 1000:.0f}")
 
     def _locked_files(self) -> tuple[Path, ...]:
         return self.path, Path(f"{self.path}-shm")

@@ -115,6 +115,25 @@ def test_a_lock_that_no_process_holds_is_waited_for_only_shortly(home, monkeypat
             Store(home).offer("run")
 
 
+def test_a_holder_that_most_looks_do_not_see_is_waited_for(home, monkeypatch):
+    """As with many writers, each of which holds the lock for a moment."""
+    monkeypatch.setattr(database, "UNHELD_S", 0.02)
+    Store(home).names()
+    with closing(sqlite3.connect(home / "history.sqlite3", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        looks = []
+
+        def find(*paths):
+            looks.append(paths)
+            if len(looks) == 2 * database.LOOKS:
+                other.execute("ROLLBACK")
+            return [os.getpid()] if len(looks) % (database.LOOKS - 1) == 0 else []
+
+        monkeypatch.setattr(database, "find_holders", find)
+        Store(home).offer("run")
+    assert len(looks) == 2 * database.LOOKS
+
+
 def test_a_log_that_was_cut_under_an_open_history_is_damage(home):
     """Seen as `disk I/O error`, from every command, until the watcher had ended."""
     first, second = Store(home), Store(home)
