@@ -46,7 +46,7 @@ def outlined(model: Any, build: Callable[[], Any], seed: int, stored_in: str = "
                 "model() changes a model of transformers after it is built: build it outside torch.device('meta')"
             )
     else:
-        with recorder.watching():
+        with recorder.recording(on_meta=True):
             model = build()
         _set_buffers(model, recorder)
     stored = {}

@@ -19,6 +19,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,54 +63,40 @@ class Recorder(TorchDispatchMode):
         return result
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Build models without values."""
-        register = nn.Module.register_parameter
+    def recording(self, on_meta: bool = False) -> Iterator[None]:
+        """Build models without values.
 
-        def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-            register(module, name, parameter)
-            if parameter is not None and not parameter.is_meta:
-                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-                self._roots[id(empty)], self._steps[id(empty)] = (id(empty), ()), []
-                self._alive.append(empty)
-                if parameter.numel() <= SMALL:
-                    copy = (torch.ops.aten.copy_.default, (parameter.detach().clone(),), {})
-                    self._steps[id(empty)].append(((), copy))
-                module._parameters[name] = empty
-
-        nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+        Args:
+            on_meta: whether what is built has its parameters and buffers on the meta device already.
+        """
+        hooks = [register_module_parameter_registration_hook(self._watch if on_meta else self._emptied)]
+        if on_meta:
+            hooks.append(register_module_buffer_registration_hook(self._watch))
         try:
             with self:
                 yield
         finally:
-            nn.Module.register_parameter = register  # type: ignore[method-assign]
+            for hook in hooks:
+                hook.remove()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Build models whose parameters and buffers are on the meta device already."""
-        register, register_buffer = nn.Module.register_parameter, nn.Module.register_buffer
+    def _emptied(self, module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
+        """Return what takes the place of a parameter with values, None for one without."""
+        if parameter.is_meta:
+            return None
+        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        self._roots[id(empty)], self._steps[id(empty)] = (id(empty), ()), []
+        self._alive.append(empty)
+        if parameter.numel() <= SMALL:
+            copy = (torch.ops.aten.copy_.default, (parameter.detach().clone(),), {})
+            self._steps[id(empty)].append(((), copy))
+        return empty
 
-        def watch(tensor: torch.Tensor | None) -> None:
-            if tensor is not None and tensor.is_meta and id(tensor) not in self._roots:
-                self._roots[id(tensor)] = (id(tensor), ())
-                made = self._made.get(tensor.untyped_storage()._cdata)
-                self._steps[id(tensor)] = [] if made is None else [((), made)]
-                self._alive.append(tensor)
-
-        def watch_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-            register(module, name, parameter)
-            watch(parameter)
-
-        def watch_buffer(module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
-            register_buffer(module, name, tensor, persistent)
-            watch(tensor)
-
-        nn.Module.register_parameter, nn.Module.register_buffer = watch_parameter, watch_buffer  # type: ignore[method-assign]
-        try:
-            with self:
-                yield
-        finally:
-            nn.Module.register_parameter, nn.Module.register_buffer = register, register_buffer  # type: ignore[method-assign]
+    def _watch(self, module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        if tensor is not None and tensor.is_meta and id(tensor) not in self._roots:
+            self._roots[id(tensor)] = (id(tensor), ())
+            made = self._made.get(tensor.untyped_storage()._cdata)
+            self._steps[id(tensor)] = [] if made is None else [((), made)]
+            self._alive.append(tensor)
 
     def drawn(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
         """Return what initialises a parameter, or None where that is not known."""

@@ -86,6 +86,19 @@ def test_drawing_leaves_the_random_numbers_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_recording_uses_torchs_hooks_and_removes_them(on_meta: bool):
+    """A library that replaced a method of nn.Module would change modules that other threads build."""
+    from torch.nn.modules import module
+
+    names = ("_global_parameter_registration_hooks", "_global_buffer_registration_hooks")
+    before, hooks = dict(vars(torch.nn.Module)), [dict(getattr(module, name)) for name in names]
+    with pytest.raises(ZeroDivisionError), weights.Recorder().recording(on_meta):
+        assert dict(vars(torch.nn.Module)) == before
+        1 / 0  # noqa: B018
+    assert [dict(getattr(module, name)) for name in names] == hooks
+
+
 def saved(folder: Path, **more):
     """Return a model with values of its own, and its folder in bfloat16 and in several files."""
     model = models.build(arguments(seed=99, **more), Words(), [])
