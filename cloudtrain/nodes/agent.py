@@ -48,7 +48,9 @@ from cloudtrain.nodes.supervisor import (
 
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 COMMAND_S = 50.0  # timeout of a command that runs here; shorter than a client's wait for an answer
+CONNECT_S = 5.0  # timeout of a connection between machines
 IDLE_S = 120  # an agent without requests ends after this time: its client may be gone
+_LISTENING: dict[int, Any] = {}  # port -> socket
 
 
 def prepare_attempt(root: AnyPath, run: str, attempt: int, sha256: str) -> dict[str, Any]:
@@ -190,6 +192,38 @@ def machine_facts(root: AnyPath) -> dict[str, Any]:
     }
 
 
+# -- ports ------------------------------------------------------------------------------------------------------------------
+
+
+def listen_on(host: str) -> int:
+    """Listen on a free port of an address until this agent ends or closes it, and return the port; raises OSError."""
+    import socket  # here: most agents need no network
+
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    server = socket.socket(family, kind, protocol)
+    server.bind(address)
+    server.listen(128)
+    port = int(server.getsockname()[1])
+    _LISTENING[port] = server
+    return port
+
+
+def close_port(port: int) -> None:
+    """Stop to listen on a port of `listen_on`."""
+    _LISTENING.pop(port).close()
+
+
+def check_connection(host: str, port: int, wait_s: float = CONNECT_S) -> str | None:
+    """Return why a connection to an address fails, or None if it succeeds."""
+    import socket
+
+    try:
+        socket.create_connection((host, port), timeout=wait_s).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 # -- server -----------------------------------------------------------------------------------------------------------------
 
 # Names on the wire -> functions
@@ -210,8 +244,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "arrived": bundles.arrived,
     "put": bundles.store_piece,
     "extract": bundles.extract_bundle,
-    "give": bundles.give_bundle,
-    "fetch": bundles.fetch_bundle,
     "launch": launch_node,
     "token": token,
     "read": read,
@@ -224,9 +256,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "each": run_each,
     "facts": machine_facts,
     "clock": time.time,
-    "listen": bundles.listen_on,
-    "close": bundles.close_port,
-    "reach": bundles.check_connection,
+    "listen": listen_on,
+    "close": close_port,
+    "reach": check_connection,
 }
 
 

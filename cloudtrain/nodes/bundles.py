@@ -1,7 +1,6 @@
-"""A machine's bundles: store the pieces of an upload, unpack, hand one to another machine. Sent to nodes as text, like agent.py.
+"""A machine's bundles: store the pieces of an upload, unpack. Sent to nodes as text, like agent.py.
 
-From machine to machine a bundle goes over TLS 1.3. Both ends show the one certificate that the client made for this job, and
-accept no other.
+What lies on a machine:
 
     <root>/src/<sha256>.tar.gz     a bundle, by the digest of its tar
     <root>/src/.<sha256>.<size>    what has arrived of it: the next upload continues there
@@ -13,19 +12,10 @@ import errno
 import fcntl
 import os
 import shutil
-import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.nodes.files import AnyPath, expand_path, make_folders, restrict
-
-PIECE_BYTES = 1 << 20  # of what another machine sends
-CONNECT_S = 5.0  # timeout of a connection between machines
-ACCEPT_S = 30.0  # for so long a machine waits for the other one to connect
-STALL_S = 30.0  # timeout of a transfer of which nothing arrives
-_LISTENING: dict[int, Any] = {}  # port -> socket
 
 
 def _paths(root: AnyPath, sha256: str, size: int) -> tuple[Path, Path]:
@@ -109,97 +99,3 @@ def extract_bundle(root: AnyPath, sha256: str, into: AnyPath, mode: int = 0o700)
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-# -- from machine to machine ------------------------------------------------------------------------------------------------
-
-
-def listen_on(host: str) -> int:
-    """Listen on a free port of an address until this agent ends or closes it, and return the port; raises OSError."""
-    import socket  # here: planning for `local` imports this file and needs no network
-
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    server = socket.socket(family, kind, protocol)
-    server.bind(address)
-    server.listen(128)
-    port = int(server.getsockname()[1])
-    _LISTENING[port] = server
-    return port
-
-
-def close_port(port: int) -> None:
-    """Stop to listen on a port of `listen_on`."""
-    _LISTENING.pop(port).close()
-
-
-def check_connection(host: str, port: int, wait_s: float = CONNECT_S) -> str | None:
-    """Return why a connection to an address fails, or None if it succeeds."""
-    import socket
-
-    try:
-        socket.create_connection((host, port), timeout=wait_s).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-def give_bundle(root: AnyPath, sha256: str, port: int, identity: str) -> int:
-    """Send a bundle to the one machine that connects to a port of `listen_on` with the certificate, and close the port.
-
-    Returns the bytes sent; blocking. Connections without the certificate get nothing. Raises OSError.
-    """
-    import ssl
-
-    context = _tls(ssl.PROTOCOL_TLS_SERVER, identity)
-    deadline = time.monotonic() + ACCEPT_S
-    with _LISTENING.pop(port) as server, open(expand_path(root) / "src" / f"{sha256}.tar.gz", "rb") as file:
-        while True:
-            server.settimeout(max(deadline - time.monotonic(), 0.001))
-            connection = server.accept()[0]
-            connection.settimeout(CONNECT_S)
-            try:
-                secure = context.wrap_socket(connection, server_side=True)
-            except OSError:  # of a stranger
-                connection.close()
-                continue
-            with secure:
-                secure.settimeout(STALL_S)
-                offset = int.from_bytes(secure.makefile("rb").read(8), "big")
-                return int(secure.sendfile(file, offset))
-
-
-def fetch_bundle(root: AnyPath, sha256: str, size: int, host: str, port: int, identity: str) -> None:
-    """Receive from another machine what is missing here of a bundle of `size` bytes; blocking. Raises OSError.
-
-    What has arrived stays when the connection breaks.
-    """
-    import socket
-    import ssl
-
-    context = _tls(ssl.PROTOCOL_TLS_CLIENT, identity)
-    offset = arrived(root, sha256, size)
-    with socket.create_connection((host, port), timeout=CONNECT_S) as plain, context.wrap_socket(plain) as secure:
-        secure.settimeout(STALL_S)
-        secure.sendall(offset.to_bytes(8, "big"))
-        stream = secure.makefile("rb")
-        while offset < size:
-            piece = stream.read(min(PIECE_BYTES, size - offset))
-            if not piece:
-                raise OSError(f"{host} ended the transfer")
-            store_piece(root, sha256, offset, size, piece)
-            offset += len(piece)
-
-
-def _tls(side: int, identity: str) -> Any:
-    """Return a context that shows the certificate of `identity` (PEM, with its key) and accepts that one alone."""
-    import ssl
-
-    context = ssl.SSLContext(side)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
-    with tempfile.NamedTemporaryFile("w") as file:  # only its user can read it
-        file.write(identity)
-        file.flush()
-        context.load_cert_chain(file.name)
-        context.load_verify_locations(file.name)
-    return context

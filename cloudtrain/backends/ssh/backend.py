@@ -72,7 +72,6 @@ class SshBackend(FolderBackend):
         lease = str(options.get("lease") or "supervisors")
         self.lease_s = float(options.get("lease_s") or LEASE_S) if lease == "client" else None
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
-        self.host_to_host = options.get("host_to_host") is not False
         self.machines = [Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
         self._checked: dict[str, str] = {}  # by machine, what the last `check` found there
         identity = [[machine.to_dict() for machine in self.machines], lease, self.lost_after_s]
@@ -150,7 +149,7 @@ class SshBackend(FolderBackend):
         folder = str(plan.request["folder"])
         chosen = choose_machines(plan, self.root, lambda folder: self._find_requested(folder)[0])
         labels = [machine.label for machine, _ in chosen]
-        deliver_source(plan, chosen, self.root, bundle, self.host_to_host)
+        deliver_source(plan, chosen, self.root, bundle)
         machines = [machine for machine, _ in chosen]
         check_shared_output(plan, machines)
         launch_input: dict[str, Any] = {"secrets": env_secrets(plan), "token": os.urandom(16).hex()}

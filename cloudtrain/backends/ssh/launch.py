@@ -98,9 +98,7 @@ def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:
     return enough
 
 
-def deliver_source(
-    plan: Plan, chosen: Sequence[tuple[Machine, Mapping[str, Any]]], root: str, bundle: Bundle, host_to_host: bool
-) -> None:
+def deliver_source(plan: Plan, chosen: Sequence[tuple[Machine, Mapping[str, Any]]], root: str, bundle: Bundle) -> None:
     """Unpack the source on the chosen machines and write the attempt's plan and request there; blocking.
 
     Raises BackendError.
@@ -110,8 +108,6 @@ def deliver_source(
     labels = [machine.label for machine, _ in chosen]
     request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": min_nodes_of(plan)}
     mode = paths.folder_mode(plan.request["env"].get("CLOUDTRAIN_UMASK", "077"))
-    uploads = not any(answer["bundle"] for _, answer in chosen)
-    distribution = transfer.Distribution(root, bundle, uploads, host_to_host and len(chosen) > 1)
 
     def deliver(item: tuple[int, tuple[Machine, Mapping[str, Any]]]) -> None:
         rank, (machine, answer) = item
@@ -121,14 +117,13 @@ def deliver_source(
             into = f"{folder}/node-{rank}/source"
             machine.agent.ask("extract", root=root, sha256=sha256, into=into, mode=mode, timeout_s=transfer.SEND_S)
 
-        distribution.bring(machine, answer["bundle"], extract)
+        transfer.bring_bundle(machine.agent, root, bundle, answer["bundle"], extract)
         machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{PLAN}")
         machine.agent.ask("write", json.dumps(request).encode(), path=f"{folder}/request.json")
         if rank == 0:
             machine.agent.ask("write", str(plan.attempt).encode(), path=f"{root}/runs/{plan.run_id}/first")
 
-    raise_first(call_all(deliver, sorted(enumerate(chosen), key=lambda item: not item[1][1]["bundle"])))
-    distribution.report()
+    raise_first(call_all(deliver, enumerate(chosen)))
 
 
 def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:

@@ -37,7 +37,6 @@ class Machine:
         self.python = str(value("python") or "python3")
         self.setup = tuple(value("setup") or ())
         self.agent = RemoteAgent(self.host, self.python, self.setup)
-        self.courier = RemoteAgent(self.host, self.python, self.setup, "bundles")
 
     @cached_property
     def internal(self) -> str:

@@ -43,9 +43,6 @@ class SshOptions(Access):
     share: Literal["group"] | None = Field(
         None, description="group: the folder's group may read runs; default: only you"
     )
-    host_to_host: bool = Field(
-        True, description="machines copy the source from each other over TLS; false: this machine sends it to each"
-    )
     lease: Literal["supervisors", "client"] = Field(
         "supervisors",
         description="client: the job saves and ends, and can be resumed, when no cloudtrain process has contacted it for lease_s",
