@@ -40,10 +40,10 @@ demo: $(DEMO) ## train the quickstart on this machine and follow it
 test-quick: $(STAMP) ## tier 0: tests of decisions, which start no process and wait for nothing
 	$(PYTEST) --tier 0 tests
 
+test test-all test-sample: TIMES = 2 # half of their time is waiting, for platforms and processes
 test: $(STAMP) ## tier 1: the quick tests and a real local process for each behaviour
 	$(PYTEST) --tier 1 tests
 
-test-all test-sample: TIMES = 2 # half of their time is waiting, for platforms and processes
 test-all: $(STAMP) ## tier 2: contract suites on simulators, the console, the trainer's matrix, pages too
 	$(PYTEST) --durations 100 --durations-min 2 --tier 2 tests
 

@@ -10,9 +10,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from tests.decisions import Watch
 from tests.extent import is_later, names_of, tier_of
@@ -31,6 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # One thread a process: tests share few cores, and sums must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Each client of AWS parses the description of its service, a quarter of a test's time: once for each process is enough.
+described = cache(partial(JSONFileLoader.load_file, JSONFileLoader()))
+JSONFileLoader.load_file = lambda _, path: described(path)
 
 WATCH = Watch()
 
@@ -63,7 +68,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Leave out the tests of later tiers; of several workers, each begins with its part of the tests of tiers 2 and 3.
+    """Leave out the tests of later tiers; of several workers, each begins with its part of the tests of the latest one.
 
     xdist gives each worker as many tests, in this order. One that has ended its own takes some from the end of another's
     list: quick ones, so that no worker is left with long tests while the others have none.
@@ -77,12 +82,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1:
-        kinds = [[item for item in items if (tier_of(item) > 1) is slow] for slow in (True, False)]
+        tiers = [[item for item in items if tier_of(item) == tier] for tier in (3, 2, 1, 0)]
         items[:] = [
             item
             for part in range(count)
-            for kind in kinds
-            for item in kind[part * len(kind) // count : (part + 1) * len(kind) // count]
+            for tier in tiers
+            for item in tier[part * len(tier) // count : (part + 1) * len(tier) // count]
         ]
 
 

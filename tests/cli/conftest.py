@@ -86,10 +86,12 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Cli:
-    """Run a command as a process of its own."""
+def shell(cli: Cli) -> Cli:
+    """Run a command in this process or, where it has a folder or variables of its own, as one."""
 
     def run(*words: str | os.PathLike[str], **settings: Any) -> Result:
+        if not settings:
+            return cli(*words)
         done = subprocess.run([*CLI, *words], capture_output=True, text=True, timeout=WAIT_S, **settings)
         return Result(done.returncode, done.stdout, done.stderr)
 

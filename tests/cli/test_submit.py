@@ -120,11 +120,12 @@ def test_arguments_arrive_as_written(shell, project):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_source_in_any_folder(shell, tmp_path, name):
+def test_a_source_in_any_folder(shell, tmp_path, monkeypatch, name):
     folder = tmp_path / name
     folder.mkdir()
+    monkeypatch.chdir(folder)
     (folder / "train.py").write_text("import os; print('here', os.listdir('.'))\n")
-    shown = shell("submit", "train.py", "--wait", cwd=folder)
+    shown = shell("submit", "train.py", "--wait")
     assert shown.code == 0, shown
     assert "SUCCEEDED" in shown.out
 

@@ -113,7 +113,7 @@ class Trainer:
             if rank_input:
                 place[f"CLOUDTRAIN_INPUT_{rank_input}"] = f"{place[f'CLOUDTRAIN_INPUT_{rank_input}']}/{rank}"
             if script.parent != ENTRYPOINTS:
-                place["PYTHONPATH"] = ENTRYPOINTS
+                place.setdefault("PYTHONPATH", ENTRYPOINTS)
             words = os.environ | {name: str(value) for name, value in place.items()}
             log.write_bytes(b"")
             self.processes.append(Warm([str(script), *args], words, log, run))
@@ -177,9 +177,28 @@ class Trainer:
         return {row["step"]: row["eval_loss"] for row in self.events("metric") if "eval_loss" in row}
 
 
-def train(run: Path, args: Sequence[str], world: int = 1, attempt: int = 1, **env: str) -> Trainer:
+def train(
+    run: Path,
+    args: Sequence[str],
+    world: int = 1,
+    attempt: int = 1,
+    script: Path = ENTRYPOINTS / "train.py",
+    **env: str,
+) -> Trainer:
     """Train to the end and return what there is to see; fails the test unless every rank ends with 0."""
-    with Trainer(run, args, world, env, attempt) as trainer:
+    with Trainer(run, args, world, env, attempt, script) as trainer:
         codes = trainer.codes()
     assert codes == [0] * world, trainer.everything()
     return trainer
+
+
+def ranks(text: str, folder: Path, world: int, **env: str) -> list[str]:
+    """Run a script in so many ranks, which have imported what the trainer imports, and return what each has printed.
+
+    It gets the folder as its argument.
+    """
+    script = folder / "ranks.py"
+    script.write_text(text)
+    paths = os.pathsep.join((str(ENTRYPOINTS), str(ENTRYPOINTS.parent)))
+    ended = train(folder / "ranks", [str(folder)], world, script=script, PYTHONPATH=paths, **env)
+    return [ended.output(rank) for rank in range(world)]

@@ -32,11 +32,14 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some libraries greet on standard output
     import accelerate
+    import hypothesis
+    import pytest
     import torch.distributed.checkpoint
     import torch.distributed.checkpoint.state_dict
     from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.optimization import get_scheduler
 
+    assert pytest and hypothesis, "which scripts need that take helpers from a file of tests"
     assert (
         accelerate and torch and AutoModelForCausalLM and LlamaForCausalLM and PreTrainedTokenizerFast and get_scheduler
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import WAIT_S
+from cloudtrain.cli import main
 
 pytestmark = pytest.mark.usefixtures("census")
 ECHO = """
@@ -41,8 +42,10 @@ def project(tmp_path: Path, home: Path) -> Path:
 
 
 def run_cli(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cloudtrain", *words]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=5 * WAIT_S, check=False)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(project), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def submit(project: Path, *words: str, job: str = "") -> tuple[int, str, str]:

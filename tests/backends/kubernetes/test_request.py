@@ -14,6 +14,7 @@ import sys
 import tarfile
 import urllib.error
 import urllib.request
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,9 +129,11 @@ def test_golden(case: str):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_release_takes_the_manifests_strictly(release: str):
+def test_every_release_takes_the_manifests_strictly(release: str, monkeypatch: pytest.MonkeyPatch):
     import kubernetes_validate
+    from kubernetes_validate import utils
 
+    monkeypatch.setattr(utils, "schema_contents", cache(utils.schema_contents))  # it parses them for each manifest
     for case in CASES.values():
         request = made(*case).to_dict()
         manifests = [*request["manifests"], *kubectl_manifests(request, b"packed")]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,14 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.entrypoints.training import ENTRYPOINTS
+from tests.entrypoints.training import ranks
 
 from trainer.data import documents, parts, shared_reading  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
 from trainer.labels import IGNORED  # isort: skip
 from trainer.data.stream import StreamBatches, Texts  # isort: skip
-
-assert ENTRYPOINTS
 
 
 class Letters:
@@ -180,7 +175,6 @@ def test_a_shuffled_stream_resumes_at_its_place_and_each_epoch_has_another_order
 RANKS = """
 import json, os, sys, time
 from pathlib import Path
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import torch.distributed as dist
 from tests.entrypoints.trainer.data.test_stream import Letters, StreamBatches, Texts, documents, parts, shared_reading, steps
 
@@ -194,7 +188,7 @@ def noting(name):
     def note(file, *rest):
         reads.append([file.name, *rest][:2])
         if together:  # so many parts are begun before one of them is read
-            begun = Path(sys.argv[3]).parent / "begun"
+            begun = Path(sys.argv[1], "begun")
             begun.mkdir(exist_ok=True)
             (begun / "-".join(map(str, [file.name, *rest]))).touch()
             deadline = time.monotonic() + 60
@@ -215,7 +209,7 @@ class Counting(Letters):
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 reader = shared_reading.SharedReader(True)
-texts = Texts(lambda epoch: documents.stream([sys.argv[3]], documents.Columns(), {}, 7, epoch, reader), Counting(), 5)
+texts = Texts(lambda epoch: documents.stream([sys.argv[1] + "/rows"], documents.Columns(), {}, 7, epoch, reader), Counting(), 5)
 stream, error = StreamBatches(texts, 2, 1, ranks, rank), ""
 try:
     learned = steps(stream)
@@ -230,17 +224,8 @@ os._exit(0)
 """
 
 
-def three_ranks(file: Path, **settings: str) -> list:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    script = file.parent.parent / "ranks.py"
-    script.write_text(RANKS)
-    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | settings
-    done = subprocess.run(
-        [*command, str(script), str(ENTRYPOINTS), str(ENTRYPOINTS.parent), str(file)],
-        env=env, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(re.search(r"^FOUND (.*)$", done.stdout, re.MULTILINE)[1])
+def three_ranks(folder: Path, **settings: str) -> list:
+    return json.loads(re.search(r"^FOUND (.*)$", ranks(RANKS, folder, 3, **settings)[0], re.MULTILINE)[1])
 
 
 def test_ranks_tokenize_a_stream_together(tmp_path: Path):
@@ -249,7 +234,7 @@ def test_ranks_tokenize_a_stream_together(tmp_path: Path):
     file.parent.mkdir()
     texts = ["abcdefgh"[: number % 8] + "x" * (number % 11) + str(number) for number in range(90)]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    found = three_ranks(file)
+    found = three_ranks(tmp_path)
     assert sorted(text for seen, *_ in found for text in seen) == sorted(texts)
     assert all(20 <= len(seen) <= 40 for seen, *_ in found)
     shuffled = Texts(lambda epoch: documents.stream([str(file)], documents.Columns(), {}, 7, epoch), Letters(), 5)
@@ -276,7 +261,7 @@ def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path
     pyarrow.parquet.write_table(table, folder / "c.parquet", row_group_size=20)
     (folder / "e.jsonl").write_text('{"text": "e"}\n')  # between others: a round that not all ranks have a part of
     (folder / "f.csv").write_text("text\n" + "f\n" * 25)
-    found = three_ranks(folder, AHEAD=ahead)
+    found = three_ranks(tmp_path, AHEAD=ahead)
     assert not any(error for _, _, error, _ in found)
     reads = [read for *_, part in found for read in part]
     size = (folder / "a.jsonl").stat().st_size
@@ -309,7 +294,7 @@ def test_ranks_read_row_groups_and_files_at_the_same_time(tmp_path: Path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["p"] * 40}), folder / "a.parquet", row_group_size=40)
     for name in ("b.csv", "c.csv"):
         (folder / name).write_text("text\n" + "x\n" * 40)
-    found = three_ranks(folder, TOGETHER="3")
+    found = three_ranks(tmp_path, TOGETHER="3")
     assert [error for _, _, error, _ in found] == ["", "", ""]
     assert [part for *_, part in found] == [[["a.parquet", 0]], [["b.csv"]], [["c.csv"]]]
 
@@ -365,5 +350,5 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path):
     file = tmp_path / "rows" / "a.jsonl"
     file.parent.mkdir()
     file.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(20)) + '{"text": \n')
-    found = three_ranks(file)
+    found = three_ranks(tmp_path)
     assert all("a.jsonl:21: is not JSON" in error for _, _, error, _ in found)

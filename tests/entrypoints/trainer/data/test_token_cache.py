@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.entrypoints.training import ENTRYPOINTS, TINY, texts, train
+from tests.entrypoints.training import ENTRYPOINTS, TINY, ranks, texts, train
 
 from trainer.data import progress, token_cache  # isort: skip
 from trainer.data.samples import Blocks  # isort: skip
@@ -103,11 +103,10 @@ def test_a_start_that_is_interrupted_leaves_nothing_that_counts_and_its_pieces(
 
 WORK = """
 import os, sys, time
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
 from tests.entrypoints.trainer.data.test_token_cache import TEXTS, Tokenizer, in_memory, token_cache
 token_cache.PIECE = 500
-folder, me = Path(sys.argv[3]), sys.argv[4]
+folder, me = Path(sys.argv[1]), os.environ["RANK"]
 
 class Slow(Tokenizer):
     def __call__(self, group, **options):
@@ -126,9 +125,7 @@ print(slow.seen, bool((tokens == in_memory(TEXTS, Tokenizer())).all()))
 
 def test_processes_of_a_machine_tokenize_together(tmp_path: Path):
     """Three processes: each text is tokenized once in all, each process has some of them, all read the same tokens."""
-    command = [sys.executable, "-c", WORK, str(ENTRYPOINTS), str(ENTRYPOINTS.parent), str(tmp_path)]
-    started = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(3)]
-    found = [process.communicate(timeout=240)[0].split() for process in started]
+    found = [output.splitlines()[-1].split() for output in ranks(WORK, tmp_path, 3)]
     assert [row[1] for row in found] == ["True"] * 3
     seen = [int(row[0]) for row in found]
     assert sum(seen) == 600 and min(seen) > 0, seen

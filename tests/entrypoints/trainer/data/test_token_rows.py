@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.entrypoints.training import ENTRYPOINTS, TINY, train
+from tests.entrypoints.training import TINY, ranks, train
 
 from trainer.arguments import Arguments  # isort: skip
 from trainer.data import chat, documents, progress, token_cache, token_rows, tokenizer  # isort: skip
@@ -193,12 +191,11 @@ def test_a_wrong_conversation_is_refused_where_tokens_are_kept(tmp_path: Path, w
 
 
 WORK = """
-import sys, time
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
+import os, sys, time
 from pathlib import Path
 from tests.entrypoints.trainer.data import test_token_rows as here
 here.token_rows.PIECE = 500
-folder, me = Path(sys.argv[3]), sys.argv[4]
+folder, me = Path(sys.argv[1]), os.environ["RANK"]
 words = here.tokenizer.load("bpe:300", ["one two three four answer yes no user assistant"])
 here.chat.furnish(words, here.Arguments(task="chat"))
 
@@ -221,9 +218,7 @@ print(slow.seen, here.items(kept) == here.items(here.made("chat", rows, words)))
 def test_processes_of_a_machine_tokenize_rows_together(tmp_path: Path):
     """Two processes: each conversation is tokenized once in all, each process has some, both read the same rows."""
     found(tmp_path, "chat")
-    command = [sys.executable, "-c", WORK, str(ENTRYPOINTS), str(ENTRYPOINTS.parent), str(tmp_path)]
-    started = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(2)]
-    results = [process.communicate(timeout=240)[0].split() for process in started]
+    results = [output.splitlines()[-1].split() for output in ranks(WORK, tmp_path, 2)]
     assert [result[1] for result in results] == ["True"] * 2
     seen = [int(result[0]) for result in results]
     assert sum(seen) == 60 and min(seen) > 0, seen
