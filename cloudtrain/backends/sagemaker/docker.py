@@ -66,11 +66,13 @@ def list_containers(folder: Path) -> list[str]:
     return call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={folder}").split()
 
 
-def create_network(folder: Path, attempt_id: str) -> str:
-    """Create an attempt's network and return its name."""
+def create_network(folder: Path, attempt_id: str, hosts: int) -> None:
+    """Create an attempt's network. Raises EngineError, also where several hosts could not find each other by name."""
     network = network_name(folder, attempt_id)
     call("network", "create", "--label", f"{LABEL}={folder}", network)
-    return network
+    if hosts > 1 and '"dns_enabled": false' in call("network", "inspect", network):
+        plugin = "aardvark-dns (Debian 12: golang-github-containernetworking-plugin-dnsname)"
+        raise EngineError(f"podman's networks have no names on this machine: install {plugin}")
 
 
 def container_command(

@@ -106,7 +106,7 @@ class LocalJob:
         if self._cancelled:
             return Status(State.CANCELLED)
         self._status["image"] = docker.image_digest(str(self.request["AlgorithmSpecification"]["TrainingImage"]))
-        docker.create_network(self.folder, self.attempt_id)
+        docker.create_network(self.folder, self.attempt_id, len(names))
         for name in names:
             self._hosts.append(_Host(self, name, names))
         self._write_status("RUNNING")

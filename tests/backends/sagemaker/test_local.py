@@ -267,6 +267,22 @@ def test_the_keeper_keeps_what_the_engine_tells_and_an_attempt_goes_on_without(
     assert bench.backend.images(handle) == ({0: image, 1: image} if image else {})
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_several_hosts_on_a_network_without_names_are_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int
+) -> None:
+    """As podman's networks are on Debian 12 without a plugin: the second host would wait for the first one's name."""
+    names = "case \"$1 $2\" in 'network inspect') echo '\"dns_enabled\": false' ;; esac\n"
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(ENGINE.replace("INSPECTED", "exit 1") + names)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    status = bench.final(bench.backend.submit(*bench.plan(num_nodes=nodes)))
+    assert status.state is (State.SUCCEEDED if nodes == 1 else State.FAILED), status
+    assert ("aardvark-dns" in status.reason) is (nodes == 2), status
+
+
 @pytest.mark.parametrize("rootless", [False, True])
 def test_files_of_the_containers_become_the_users(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rootless: bool
