@@ -76,6 +76,11 @@ class Log:
         """Append an event of the launcher's own."""
         self.say(MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False))
 
+    def warn(self, line: str) -> None:
+        """Say a line, and send it as an alarm."""
+        self.say(line)
+        self.event("alarm", reason=line)
+
     def settle(self) -> int:
         """Write what a full disk has refused, and return how many lines are lost; the ranks have ended."""
         with self._lock:

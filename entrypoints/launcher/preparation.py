@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .environment import Prepared
 from .errors import Refused
@@ -49,8 +49,11 @@ class Preparation:
 
     def start(self, secrets: Mapping[str, str]) -> None:
         """Start the thread. Its end wakes the loop by SIGCHLD."""
-        self._thread = threading.Thread(target=self._prepare, args=(secrets,), daemon=True)
-        self._thread.start()
+        self._in_thread(lambda: self._prepare(secrets))
+
+    def again(self) -> None:
+        """Prepare for another start of the ranks, as `start` does: it gets an epoch of its own in the output."""
+        self._in_thread(self._claim_next)
 
     def take_result(self) -> Prepared | Refused | None:
         """Return what came of it, once; None before its end and from then on."""
@@ -74,28 +77,42 @@ class Preparation:
             self.starts.end()
         return replaced
 
-    def _prepare(self, secrets: Mapping[str, str]) -> None:
-        try:
-            prepared = prepare_node(
-                self._manifest,
-                self.cluster,
-                self._environ,
-                secrets,
-                self._source,
-                self._log,
-                self._start_history,
-                self._take_gpus if self._shared is not None else None,
-            )
-            if self.history is not None and prepared.sync is not None:
-                self.history.epoch = prepared.sync.epoch
-            if prepared.sync is None:  # else this start is claimed in the output
-                self._claim()
-            self._result = prepared
-        except Refused as reason:
-            self._result = reason
-        except BaseException as error:
-            self._result = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
-        os.kill(os.getpid(), signal.SIGCHLD)
+    def _in_thread(self, prepare: Callable[[], Prepared]) -> None:
+        def work() -> None:
+            try:
+                prepared = prepare()
+                if self.history is not None and prepared.sync is not None:
+                    self.history.epoch = prepared.sync.epoch
+                self._result = prepared
+            except Refused as reason:
+                self._result = reason
+            except BaseException as error:
+                self._result = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
+            os.kill(os.getpid(), signal.SIGCHLD)
+
+        self._thread = threading.Thread(target=work, daemon=True)
+        self._thread.start()
+
+    def _prepare(self, secrets: Mapping[str, str]) -> Prepared:
+        prepared = prepare_node(
+            self._manifest,
+            self.cluster,
+            self._environ,
+            secrets,
+            self._source,
+            self._log,
+            self._start_history,
+            self._take_gpus if self._shared is not None else None,
+        )
+        if prepared.sync is None:  # else this start is claimed in the output
+            self._claim()
+        return prepared
+
+    def _claim_next(self) -> Prepared:
+        assert self._prepared is not None, "its ranks have run"
+        if self._prepared.sync is not None:
+            self._prepared.sync.claim_next()
+        return self._prepared
 
     def _start_history(self) -> None:
         """Start uploading the run's history, where there is an output; raises Refused."""

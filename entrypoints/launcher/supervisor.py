@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from . import manifest as manifests
-from . import processes, restarts, resume, slurm
+from . import processes, resume, slurm
 from .clock import SYSTEM, Clock
 from .environment import Prepared, command, measuring_environment, program_environments
 from .errors import Refused
@@ -20,6 +20,7 @@ from .loop import Loop
 from .preparation import Preparation
 from .ranks import Ranks, manner
 from .reports import Reports
+from .restarts import Restarts
 from .result import finish_output, report
 from .service import EXIT_SERVICE, Service, check_free
 from .stall import STACKS_S, StallDetector, show_stacks
@@ -44,8 +45,6 @@ from .world.worker import Worker, channel_end
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
-    from typing import Any
-
     from .health.check import NodeCheck
     from .shared_gpus import SharedGpus
 
@@ -80,7 +79,7 @@ class Supervisor:
         self._asked_at: float | None = None  # when the first request to stop came
         self._cancelled = False  # a person asked
         self._ended = False  # all ranks have
-        self._is_restarting = False  # they are ended, to be started again
+        self._restarts = Restarts(self._ranks)
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime, or this slice of it, is over
         self._end_state = "TIMED_OUT"
@@ -89,7 +88,7 @@ class Supervisor:
         self._reports: Reports | None = None
         self._preparation: Preparation | None = None
         self._shared: SharedGpus | None = None
-        self._health: NodeCheck | None = None  # while this node is measured
+        self._health: NodeCheck | None = None  # the measurement of this node, if there was one
         self._service: Service | None = None  # where this node's role is one
         self._programs: list[tuple[int, list[str], dict[str, str], str]] = []  # that this node runs
         if environ.get(SHARED_GPUS):
@@ -147,9 +146,8 @@ class Supervisor:
             self._start,
             self._stop,
             self._decided,
-            self.log.say,
+            self.log,
             self._shared and self._shared.turn.set,
-            self._warn,
             self._begin_time,
             self._check,
             self._restart,
@@ -263,15 +261,9 @@ class Supervisor:
         from .health.check import NodeCheck
 
         assert self._prepared is not None, "nodes are measured when every node is ready"
-        self._health = NodeCheck(self._loop, self._checked)
+        self._health = NodeCheck(self._loop, self.log, self._peers.checked)
         env = measuring_environment(self._environ, self._manifest, self._cluster, world, self._prepared, self._source)
         self._health.start(self._prepared.python, env, self._source)
-
-    def _checked(self, figures: dict[str, Any]) -> None:
-        self._health = None
-        self.log.event("health", **figures)
-        if self._outcome is None:
-            self._peers.checked(figures)
 
     def _start(self, world: World) -> None:
         """All nodes are ready: start the ranks."""
@@ -296,7 +288,7 @@ class Supervisor:
         self._reports.begin(prepared, self._cluster)
         if not world.restarts:
             prepared.keeper.begin()
-        self._is_restarting = False
+        self._restarts.under_way = False
         if self._cluster.platform == "slurm":
             self._ranks.find_deaf()
         self._programs = [(rank, argv, env, self._source) for rank, env in environments.items()]
@@ -333,11 +325,10 @@ class Supervisor:
 
     def _restart(self) -> None:
         """The world has ended by what may pass: end what is left of it here, and be ready to start again."""
-        self._is_restarting, self._ended, self._kill_at, self._stall = True, False, None, None
-        self._ranks.reap(processes.end_descendants(self._ranks.groups))
-        self._ranks.forget()
+        self._ended, self._kill_at, self._stall = False, None, None
+        self._restarts.end_world()
         self.status.set(failed_at=None)
-        self._peers.ready()
+        self._preparation.again()
 
     def _service_ended(self, service: Service, rank: int, status: int, at: float) -> None:
         """A rank of the service has ended before the main role: restart all of this node, or end the attempt."""
@@ -346,7 +337,7 @@ class Supervisor:
             self._peers.fail(-1, processes.exit_code(status) or EXIT_SERVICE, at, verdict)
 
     def _rank_ended(self, rank: int, status: int, at: float) -> None:
-        if self._outcome is not None or self._is_restarting:
+        if self._outcome is not None or self._restarts.under_way:
             return
         if self._service is not None:
             self._service_ended(self._service, rank, status, at)
@@ -357,9 +348,7 @@ class Supervisor:
         if code != 0 and self._stopping is None:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
-            passes = self._manifest.restarts > 0 and (
-                self._manifest.restart_on == "any" or restarts.may_pass(status, self._ranks.read(rank))
-            )
+            passes = self._restarts.passes(self._manifest, rank, status)
             self._peers.fail(rank, code, at, f"rank {rank} {manner(status)}", passes)
             if code in TERMINATED:  # Slurm signals all processes at once: a shell has died whose child saves
                 self._ranks.terminate()
@@ -374,10 +363,6 @@ class Supervisor:
         if self._outcome is None and not self._ended and self._ranks.groups and not self._ranks.active:
             self._ended = True
             self._peers.end()
-
-    def _warn(self, line: str) -> None:
-        self.log.say(line)
-        self.log.event("alarm", reason=line)
 
     def _request(self) -> None:
         """A request to stop this node: a signal, or the cancel mark. A second request kills the ranks."""

@@ -62,6 +62,10 @@ class Checks:
     def begun(self) -> bool:
         return self._end_at is not None
 
+    def again(self) -> Checks:
+        """Return the check before another start of the same nodes."""
+        return Checks(self._manifest, self._own_machine)
+
     def add(self, node: int, figures: Figures) -> None:
         """Record what was measured on a node."""
         self._figures[node] = figures

@@ -24,12 +24,16 @@ def claim(store: Store, attempt: int, at_least: int, clock: Clock = SYSTEM) -> i
     `at_least` is the newest that this node's folders know of.
     """
     number = max(attempt - 1, newest(store), at_least) + 1
-    token = os.urandom(16).hex()  # a request whose answer was lost is known again by it
-    while True:
-        data = json.dumps({"epoch": number, "attempt": attempt, "token": token, "at": now(clock)}).encode()
-        if store.create(fence.path_of(fence.FOLDER, number), data):
-            return number
+    while not claim_number(store, attempt, number, clock):
         number += 1
+    return number
+
+
+def claim_number(store: Store, attempt: int, number: int, clock: Clock = SYSTEM) -> bool:
+    """Claim this epoch; False where another start has it. Blocking. Raises Failed."""
+    token = os.urandom(16).hex()  # a request whose answer was lost is known again by it
+    data = json.dumps({"epoch": number, "attempt": attempt, "token": token, "at": now(clock)}).encode()
+    return store.create(fence.path_of(fence.FOLDER, number), data)
 
 
 def newest(store: Store) -> int:

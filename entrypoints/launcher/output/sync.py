@@ -72,6 +72,7 @@ class Sync:
         self._attempt = manifest.attempt
         self.replaced = ""  # why this start is to end, as the last pass found it
         self.epoch = 0  # this start's number, where this node has claimed the run
+        self._claiming = threading.Lock()
         self._marks = Marks(self._store, folders, self._stored, log)
         self.report = self._marks.report
         self._failing = ""
@@ -107,6 +108,16 @@ class Sync:
             self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
         except store.Failed as error:
             raise Refused(f"the output cannot be used: {error}") from None
+
+    def claim_next(self) -> None:
+        """Claim the epoch after this one, for ranks that start again; blocking. Raises Refused where a later start has it."""
+        try:
+            with self._claiming:
+                if self.epoch and not epochs.claim_number(self._store, self._attempt, self.epoch + 1, self._log.clock):
+                    raise Refused(f"a later start of this run writes to {self._store.uri}")
+                self.epoch += self.epoch > 0
+        except store.Failed as error:
+            self._log.warn(f"the restart could not be recorded in the output: {error}")
 
     def start(self) -> None:
         """Upload in the background from now on."""
@@ -316,11 +327,12 @@ class Sync:
 
     def _look_for_later(self) -> str:
         """Return "" or that a later start of the run has claimed the output: nothing here is its business any more."""
-        later = epochs.newest(self._store) if self.epoch else 0
-        if self.epoch and (moved := epochs.newest_on_sagemaker(self._store)) > self._attempt:
-            self.replaced = f"attempt {moved} of this run has started on SageMaker"
-        elif later > self.epoch:
-            self.replaced = f"start {later} of this run writes to {self._store.uri}"
+        with self._claiming:
+            later = epochs.newest(self._store) if self.epoch else 0
+            if self.epoch and (moved := epochs.newest_on_sagemaker(self._store)) > self._attempt:
+                self.replaced = f"attempt {moved} of this run has started on SageMaker"
+            elif later > self.epoch:
+                self.replaced = f"start {later} of this run writes to {self._store.uri}"
         return self.replaced and f"{self.replaced}, so this start ({self.epoch}) uploads nothing more there"
 
     def _put(self, name: str, path: str) -> None:

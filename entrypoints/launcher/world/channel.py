@@ -35,12 +35,10 @@ World.__doc__ = (
     " with roles those of this node's role, and the addresses of each; which ports each node holds for its ranks;"
     " how often it was started again."
 )
-Listener = namedtuple(
-    "Listener", "start stop outcome say turn warn begin check restart", defaults=(None, None, None, None, None)
-)
+Listener = namedtuple("Listener", "start stop outcome log turn begin check restart", defaults=(None, None, None, None))
 Listener.__doc__ = (
-    "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line), turn() to take GPUs,"
-    " warn(line) for the log and the run's events, begin() on node 0 when the first ranks start, check(World) to measure a node."
+    "The supervisor's callbacks, and the node's log: start(World), stop(state), outcome(Outcome), turn() to take GPUs,"
+    " begin() on node 0 when the first ranks start, check(World) to measure the node, restart() to end its ranks."
 )
 
 

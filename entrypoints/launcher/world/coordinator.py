@@ -33,7 +33,7 @@ class Coordinator:
             token,
             listener,
         )
-        self._clock = loop.clock
+        self._clock, self._log = loop.clock, listener.log
         self._join_s, self._join_by = join_s, self._clock.monotonic() + join_s
         self._say_at = self._clock.monotonic() + WAIT_LINE_S
         self._state = ClusterState(manifest, self._join_by, join_s)
@@ -137,12 +137,12 @@ class Coordinator:
         if beat and (hung := self._state.hung):
             self.stop(hung)
         if beat and (line := self._state.left_early(now)):
-            self._listener.warn(line)
+            self._log.warn(line)
         if now >= self._say_at and (missing := self._state.missing):
             self._say_at = now + WAIT_LINE_S
             names, here = ", ".join(map(str, missing)), self._manifest.nodes - len(missing)
             left_s = max(0.0, self._join_by - now)
-            self._listener.say(
+            self._log.say(
                 f"{here} of {self._manifest.nodes} nodes have joined; waiting {left_s:.0f} s more "
                 f"for node {names} (limits.max_wait)"
             )
@@ -250,7 +250,7 @@ class Coordinator:
             self._state.ready(node)
         elif kind == "up":
             if name := self._state.roles.up(node):
-                self._listener.say(f"role {name} is ready")
+                self._log.say(f"role {name} is ready")
                 self._start_roles()
         elif kind == "refuse":
             self._state.refuse(node, str(message["reason"]))
@@ -274,7 +274,7 @@ class Coordinator:
     def _decide(self) -> None:
         decision = self._state.decide(self._clock.monotonic())
         for line in self._state.checks.take_lines():
-            (self._listener.warn if self._state.checks.findings else self._listener.say)(line)
+            (self._log.warn if self._state.checks.findings else self._log.say)(line)
         if isinstance(decision, Start):
             self._start(decision)
         elif isinstance(decision, Check):
@@ -296,9 +296,7 @@ class Coordinator:
 
     def _restart(self, restart: Restart) -> None:
         """Let all nodes end what is left of the world; it starts again when each has said that it is ready."""
-        self._listener.warn(
-            f"restart {restart.number} of {self._manifest.restarts} on the same nodes: {restart.reason}"
-        )
+        self._log.warn(f"restart {restart.number} of {self._manifest.restarts} on the same nodes: {restart.reason}")
         for channel in list(self._workers.values()):
             channel.send(kind="restart")
         self._listener.restart()
@@ -341,9 +339,7 @@ class Coordinator:
             return
         self._start_roles()
         for name, others in self._state.roles.waiting.items():
-            self._listener.say(
-                f"role {name} starts when {' and '.join(others)} {'is' if len(others) == 1 else 'are'} ready"
-            )
+            self._log.say(f"role {name} starts when {' and '.join(others)} {'is' if len(others) == 1 else 'are'} ready")
 
     def _find_addresses(self, nodes: Sequence[int]) -> None:
         host = LOOPBACK if len(nodes) == 1 else self._cluster.master_host

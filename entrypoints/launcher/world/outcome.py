@@ -1,7 +1,8 @@
 """The cluster's state and the attempt's outcome: which nodes joined, which failed first, who stops; no I/O.
 
 Nodes join, say that they are ready, and start together. The first failure by time over all nodes, a lost node or a
-request to stop ends the attempt everywhere: no rank continues in a world that is no longer whole.
+request to stop ends all ranks everywhere: none continues in a world that is no longer whole. After a failure that may
+pass they start again on the same nodes, where the job says so (retry.restarts); else the attempt ends.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ class ClusterState:
                 )
         if all(node.ready for node in self._nodes.values()):
             names = {number: f"node {number} ({self._nodes[number].hostname})" for number in sorted(self._nodes)}
-            decision = True if self.restarts else self.checks.decide(names, now)
+            decision = self.checks.decide(names, now)
             if isinstance(decision, str):
                 return Outcome("LOST", None, "launcher", None, decision)
             return Start(tuple(names)) if decision is True else decision
@@ -272,7 +273,7 @@ class ClusterState:
             return None
         self._first_failure = self._first_failure or first
         self.restarts += 1
-        self.closed, self._started = True, False
+        self.closed, self._started, self.checks = True, False, self.checks.again()
         self._failures, self._settle_by, self._left_ranks, self._signs = [], None, {}, {}
         for node in self._nodes.values():
             node.ready = node.ended = False

@@ -118,7 +118,7 @@ class Worker:
                 self._connect()
                 if self._channel is None and now >= self._say_at and not self._given_up:
                     self._say_at = now + WAIT_LINE_S
-                    self._listener.say(self._describe_wait(self._join_by - now))
+                    self._listener.log.say(self._describe_wait(self._join_by - now))
         elif self._channel.look() > SILENCE_S:
             self._channel.close()
             self._on_closed(f"no message arrived for {SILENCE_S:g} s")

@@ -39,7 +39,8 @@ def claim(
             raise Unsupported(f"attempt {later} of this run has started: attempt {attempt} does not start")
         number = number or max([attempt - 1, *claimed]) + 1
         chosen = choose()
-        record: dict[str, Any] = {"epoch": number, "attempt": attempt}
+        restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        record: dict[str, Any] = {"epoch": number, "attempt": attempt, "restart": restart}
         if chosen is not None:
             record["from"] = chosen.path.name
         elif not any(NAME.fullmatch(path.name) for path in folder.iterdir()):
@@ -81,8 +82,14 @@ def _origin(name: object) -> tuple[int, float] | None:
 
 def in_vain(folder: Path, attempt: int, number: int) -> bool:
     """Return whether the two starts of this attempt before this one began where it begins: whoever starts it again by
-    itself would do so for ever."""
+    itself would do so for ever. Restarts in place (retry.restarts, torchrun's) have an end, and do not count."""
     records = fence.records(str(folder))
-    mine = [record for each, record in sorted(records.items()) if each <= number and record.get("attempt") == attempt]
+    if records.get(number, {}).get("restart"):
+        return False
+    mine = [
+        record
+        for each, record in sorted(records.items())
+        if each <= number and record.get("attempt") == attempt and not record.get("restart")
+    ]
     steps = [NAME.sub(r"\1", record["from"]) for record in mine[-3:] if "from" in record]  # each start has its own name
     return len(steps) == 3 and len(set(steps)) == 1

@@ -16,6 +16,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.testing.clock import VirtualClock
+from tests.entrypoints.launcher.world.test_channel import log_to
 from tests.entrypoints.launching import Attempt
 
 PAGE = Path(__file__).parents[3] / "docs" / "how" / "nodes.md"
@@ -62,9 +63,7 @@ def test_the_page_has_the_causes():
 def test_a_world_that_starts_again_has_a_new_port_and_its_number():
     loop, worlds, lines = Loop(VirtualClock()), [], []
     plan = manifests.decode(Manifest("run", 1, ("train.py",), 1, 1, restarts=1).encode())
-    listener = Listener(
-        worlds.append, lambda _: None, lines.append, lines.append, None, lines.append, None, None, lambda: made.ready()
-    )
+    listener = Listener(worlds.append, lambda _: None, lines.append, log_to(lines), restart=lambda: made.ready())
     made = Coordinator(loop, plan, Cluster(master_port=1234), "", listener, 300.0)
     made.ready()
     for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from launcher.health import figures
 from launcher.health.verdict import CHECK_S, Check, Checks, judge
 from launcher.manifest import Manifest as Received
-from launcher.world.outcome import ClusterState, Outcome, Start
+from launcher.world.outcome import ClusterState, Outcome, Restart, Start
 
 from cloudtrain.backends.manifest import Manifest
 
@@ -280,3 +280,23 @@ def test_a_node_that_is_lost_during_the_check_ends_the_attempt():
     made.decide(0.0)
     made.lose(1, "no message arrived for 10 s")
     assert made.decide(1.0).state == "LOST"
+
+
+def test_before_a_restart_in_place_the_nodes_are_measured_again():
+    made = gang(gpus_per_node=4, restarts=1)
+    made.decide(0.0)
+    for node in range(2):
+        made.checks.add(node, read(report(node)))
+    assert made.decide(1.0) == Start((0, 1))
+    made.fail(1, 1, 1, 5.0, "rank 1 exited with code 1", True)
+    made.decide(5.0)
+    assert isinstance(made.decide(9.0), Restart)
+    for node in range(2):
+        made.ready(node)
+    assert made.decide(10.0) == Check((0, 1)) and made.decide(11.0) is None
+    broken = report(1)
+    smi(broken, 2, "No, No", "Yes, No", "rows")
+    made.checks.add(0, read(report(0)))
+    made.checks.add(1, read(broken))
+    outcome = made.decide(12.0)
+    assert outcome.state == "LOST" and outcome.reason.startswith("node 1 (host1) failed the health check: GPU 2")

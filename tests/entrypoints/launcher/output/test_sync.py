@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launcher.errors import Refused
 from launcher.log import Log
 from launcher.manifest import decode
 from launcher.output.age import CheckpointAge
 from launcher.output.keep import Keeper
+from launcher.output.store import Failed
 from launcher.output.sync import Sync
 from launcher.prepare.node import open_output
 from launcher.reports import Reports
@@ -148,6 +150,27 @@ def test_whenever_the_uploader_dies_the_store_has_a_whole_one(s3: S3, tmp_path: 
         newest = max(steps, default=0)
     assert whole(keys) == [11, 12] == whole(set(s3.objects()))
     assert not [key for key in keys if key.startswith(PLACE) and "step-00000011" not in key and "-00000012" not in key]
+
+
+def test_a_restart_is_a_start_of_its_own_unless_a_later_attempt_has_begun(s3: S3, tmp_path: Path):
+    sync = sync_of(tmp_path / "one")
+    sync.open(0)
+    sync.claim_next()
+    assert sync.epoch == 2 and "home/run/epochs/00000002.json" in s3.objects()
+    assert not sync._look_for_later()
+    later = sync_of(tmp_path / "two", attempt=2)
+    later.open(0)
+    assert later.epoch == 3
+    with pytest.raises(Refused, match="a later start of this run writes to s3://bucket/home/run"):
+        sync.claim_next()
+
+
+def test_a_restart_whose_epoch_cannot_be_claimed_says_so(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sync = sync_of(tmp_path)
+    sync.open(0)
+    monkeypatch.setattr(sync._store, "create", lambda *_: (_ for _ in ()).throw(Failed("no network")))
+    sync.claim_next()
+    assert sync.epoch == 1 and "could not be recorded in the output: no network" in (tmp_path / "log").read_text()
 
 
 def test_one_that_is_removed_here_stays_until_its_successor_is_there(s3: S3, tmp_path: Path):

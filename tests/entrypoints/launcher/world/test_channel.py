@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from launcher import manifest
@@ -19,6 +20,11 @@ from launcher.world.outcome import Outcome, missing_outcome
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.testing.clock import VirtualClock
 from tests.conftest import wait_for
+
+
+def log_to(lines: list[str]) -> SimpleNamespace:
+    """Return what a node's log is to the channel: lines go to a list."""
+    return SimpleNamespace(say=lines.append, warn=lines.append)
 
 
 def test_who_stood_still_itself_has_not_heard_a_silence():
@@ -67,7 +73,7 @@ def test_a_node_that_uploads_its_results_in_silence_is_waited_for(monkeypatch):
     """A third node that is slow to hear the outcome keeps node 0 looking; the second one has heard it, and uploads."""
     loop, outcomes = Loop(), []
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode())
-    listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, log_to([]))
     coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
     address = coordinator.open()
     peers = [Peer(address, coordinator, loop) for _ in range(2)]
@@ -116,7 +122,7 @@ def test_a_node_asks_for_node_0_seldom_and_gives_up_in_time(monkeypatch, error, 
         raise error
 
     monkeypatch.setattr(workers.socket, "create_connection", refuse)
-    listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, log_to([]))
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 2, 1).encode())
     worker = workers.Worker(Loop(clock), plan, Cluster(nodes=2, node_rank=1, control_host="a.b"), "", listener, 300.0)
     began = clock.monotonic()
@@ -137,7 +143,7 @@ def test_64_nodes_do_not_ask_together(monkeypatch):
         raise OSError("refused")
 
     monkeypatch.setattr(workers.socket, "create_connection", refuse)
-    listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, log_to([]))
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 64, 1).encode())
     places = [Cluster(nodes=64, node_rank=rank, control_host="a.b") for rank in range(1, 64)]
     nodes = [workers.Worker(Loop(clock), plan, place, "", listener, 1800.0) for place in places]
@@ -155,7 +161,7 @@ def test_node_0_says_once_a_minute_who_is_missing():
     """A second node has waited for 100 s when it finds node 0: so long less is waited for the third."""
     clock, said, outcomes = VirtualClock(), [], []
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode())
-    listener = Listener(lambda _: None, lambda _: None, outcomes.append, said.append)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, log_to(said))
     loop = Loop(clock)
     coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
     peer = Peer(coordinator.open(), coordinator, loop)
@@ -188,7 +194,7 @@ def test_the_wait_of_a_node_that_came_before_node_0_counts():
     """It has waited for 100 s when it finds node 0, and says so."""
     early, late, said = VirtualClock(), VirtualClock(), []
     plan, loop = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode()), Loop(late)
-    listener = Listener(lambda _: None, lambda _: None, lambda _: None, said.append)
+    listener = Listener(lambda _: None, lambda _: None, lambda _: None, log_to(said))
     coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
     host, port = coordinator.open()
     place = Cluster(nodes=3, node_rank=1, control_host=host, control_port=port)

@@ -10,7 +10,7 @@ from launcher.world.cluster import Cluster
 from launcher.world.coordinator import Coordinator
 
 from cloudtrain.backends.manifest import Manifest
-from tests.entrypoints.launcher.world.test_channel import Peer
+from tests.entrypoints.launcher.world.test_channel import Peer, log_to
 
 
 class Attempt:
@@ -21,7 +21,7 @@ class Attempt:
         plan = manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, min_nodes=fewest).encode())
         self.attempt_id = plan.attempt_id
         ignore = lambda _: None  # noqa: E731
-        listener = Listener(ignore, ignore, self.outcomes.append, ignore, lambda: self.turns.append(0))
+        listener = Listener(ignore, ignore, self.outcomes.append, log_to([]), lambda: self.turns.append(0))
         cluster = Cluster(nodes=nodes, control_host="127.0.0.1")
         self.coordinator = Coordinator(self.loop, plan, cluster, "", listener, 300.0)
         self.address = self.coordinator.open()

@@ -179,6 +179,17 @@ def test_a_third_start_from_the_same_place_is_refused(tmp_path: Path):
         manager(tmp_path, attempt=2)[0].resume(training(6))
 
 
+def test_restarts_in_place_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Who asked for retry.restarts: 5, or torchrun --max-restarts, has said how often it may begin from one place."""
+    for count in range(6):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        assert manager(tmp_path)[0].resume(training(count)) is None
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+    assert manager(tmp_path)[0].resume(training(7)) is None
+    with pytest.raises(Unsupported, match="the third start of attempt 1"):
+        manager(tmp_path)[0].resume(training(8))
+
+
 def test_one_attempt_started_twice_at_once_does_not_write_into_one_folder(tmp_path: Path):
     one, other = (manager(tmp_path)[0] for _ in range(2))
     assert (one.resume(training(1)), other.resume(training(2))) == (None, None)
