@@ -18,7 +18,8 @@ from pathlib import Path
 
 from measure import ROOT, report, table
 
-sys.path[:0] = [str(ROOT), str(ROOT / "entrypoints")]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "entrypoints"))
 
 from tests.entrypoints.launching import CLEAN, Attempt
 

@@ -249,6 +249,13 @@ class Backend(ABC):
         """
         return plan
 
+    def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
+        """Return the plan of an attempt that uses other nodes than these, by their platform's names. Pure.
+
+        The plan as it is where the platform gives no choice.
+        """
+        return plan
+
     # -- while an attempt runs -----------------------------------------------------------------------------------------
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, Status]:

@@ -47,8 +47,18 @@ if TYPE_CHECKING:
     "`submit` (what the user may do). "
     "With --job, the policy has what that job needs and nothing else.",
 )
+@click.option("--nodes", is_flag=True, help="List the nodes whose hardware failed in the last 7 days; check nothing.")
+@click.option("--clear", metavar="NODE", help="With --nodes: use this node again.")
 @options.json_option
-def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
+def command(
+    target: str | None,
+    more: tuple[str, ...],
+    job: str | None,
+    policy: str | None,
+    nodes: bool,
+    clear: str | None,
+    as_json: bool,
+) -> int:
     """Check this machine and a target for problems.
 
     It always checks this machine (Python, git, disk, history, policies) and cloudtrain.toml, and then TARGET and each
@@ -61,6 +71,10 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
     cloudtrain doctor -t cluster -t pair --job job.yaml
     cloudtrain doctor prod --job job.yaml --policy role
     """
+    if clear and not nodes:
+        raise click.UsageError("--clear needs --nodes")
+    if nodes:
+        return _print_nodes(clear, as_json)
     names = dict.fromkeys([*([target] if target else []), *more])
     if policy:
         for named in names or [None]:
@@ -85,6 +99,35 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, policy: 
             f"{len(problems)} problem{'s' * (len(problems) != 1)}" if problems else "all checks passed",
         )
     return 1 if problems else 0
+
+
+def _print_nodes(clear: str | None, as_json: bool) -> int:
+    """Print the nodes that later attempts avoid, or use one again. Return 1 where a node to clear is not among them."""
+    from cloudtrain.history.store import Store
+    from cloudtrain.job.targets import home
+    from cloudtrain.job.units import format_duration, seconds_since
+    from cloudtrain.runs.planning import bad_nodes
+
+    store = Store(home())
+    if clear and not bad_nodes.clear(store, clear):
+        terminal.note(f"no node {clear} is avoided; cloudtrain doctor --nodes lists them")
+        return 1
+    found = bad_nodes.bad_nodes(store)
+    if as_json:
+        terminal.print_json([node._asdict() for node in found], indent=2)
+        return 0
+    rows = [
+        (node.target, node.name, format_duration(seconds_since(node.at, store.clock)), node.attempt_id, node.why)
+        for node in found
+    ]
+    if rows:
+        terminal.print_table(("target", "node", "ago", "attempt", "why"), rows)
+    terminal.note(
+        "later attempts avoid them on Slurm, Kubernetes and ssh; SageMaker and Vertex AI give no choice of machines"
+        if rows
+        else "no node has failed in the last 7 days"
+    )
+    return 0
 
 
 def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[Finding]:

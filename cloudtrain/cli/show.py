@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     "standard error names each file that the patch lacks, and why (for example too large).",
 )
 @click.option("--requirements", is_flag=True, help="Print the packages installed on node 0, as pip freeze does.")
+@click.option("--health", is_flag=True, help="Print what was measured on each node before the ranks started.")
 @click.option(
     "--origin", is_flag=True, help="Show every value of a job file or script, defaults too, and where it was set."
 )
@@ -46,6 +47,7 @@ def command(
     run_or_job: str | None,
     patch: bool,
     requirements: bool,
+    health: bool,
     origin: bool,
     target: str | None,
     sets: tuple[str, ...],
@@ -74,6 +76,10 @@ def command(
     run.refresh(lambda _: None)  # where there is no answer, it is printed below
     if requirements:
         return provenance.print_requirements(run)
+    if health:
+        from cloudtrain.cli.view.health import print_health
+
+        return print_health(run, as_json)
     if as_json:
         terminal.print_json(runs.shown_json(run), indent=2)
     else:

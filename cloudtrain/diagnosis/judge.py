@@ -104,9 +104,9 @@ def state_reason(text: str) -> Verdict:
 
 def _from_state(label: str, reasons: Sequence[str]) -> Verdict:
     """Return the verdict of a state that names the class itself."""
-    matching = [text for text in reasons if patterns.classify("reason", text) in (label, "stalled")]
-    if any(patterns.classify("reason", text) == "stalled" for text in matching):
-        label = "stalled"
+    named = {text: patterns.classify("reason", text) for text in reasons}
+    label = next((name for name in named.values() if name in ("stalled", "bad-node")), label)
+    matching = [text for text in reasons if named[text] == label]
     if late := [text for text in reasons if patterns.classify("launcher", text[:LONGEST]) == "capacity"]:
         label, matching = "capacity", late
     return _from_reason(label, (matching or reasons or [""])[0])

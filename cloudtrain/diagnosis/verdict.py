@@ -12,7 +12,17 @@ from cloudtrain.events import State, Status
 LAUNCHER_REASON = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
 # Classes of failures that the source does not cause: the same source can succeed in the next attempt.
 OUTSIDE = frozenset(
-    ("spot-loss", "capacity", "quota", "lost-node", "gpu-hardware", "network", "image-pull", "platform-fault")
+    (
+        "spot-loss",
+        "capacity",
+        "quota",
+        "lost-node",
+        "bad-node",
+        "gpu-hardware",
+        "network",
+        "image-pull",
+        "platform-fault",
+    )
 )
 _EXIT_CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
 

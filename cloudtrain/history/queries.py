@@ -207,6 +207,12 @@ class History:
             row = db.execute(query, (PLATFORM, record.run_id)).fetchone()
         return str(row[0]) if row and json.loads(row[1])["reason"] == record.status.reason else None
 
+    def ended_since(self, at: str, states: Sequence[State]) -> list[AttemptRecord]:
+        """Return the attempts that ended in one of these states since a time, the oldest first."""
+        query = f"{ATTEMPTS} WHERE ended_at >= ? AND state IN ({placeholders(states)}) ORDER BY ended_at, attempt_id"
+        with self.database.read() as db:
+            return [attempt_from_row(row) for row in db.execute(query, (at, *states))]
+
     def latest(self, attempt_id: str, node: int, kind: str) -> Event | None:
         """Return the newest event of a kind on one node, or None."""
         query = (

@@ -15,6 +15,7 @@ from .world.cluster import LOOPBACK, SHARED_GPUS, Cluster
 # What only the launcher needs, or what another launcher left behind: ranks do not see it.
 HIDDEN = (
     "CLOUDTRAIN_NODE_RANK",
+    "CLOUDTRAIN_NODE_NAME",
     "CLOUDTRAIN_HOST",
     "CLOUDTRAIN_CONTROL",
     "CLOUDTRAIN_GPUS",

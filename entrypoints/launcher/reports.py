@@ -44,6 +44,7 @@ class Reports:
             world_size=world_size,
             node_rank=world.node_rank,
             hostname=socket.gethostname(),
+            name=cluster.name,
             pid=os.getpid(),
             gpus=self._manifest.gpus_per_node,
             platform=cluster.platform,

@@ -261,7 +261,7 @@ class Supervisor:
         from .health.check import NodeCheck
 
         assert self._prepared is not None, "nodes are measured when every node is ready"
-        self._health = NodeCheck(self._loop, self.log, self._peers.checked)
+        self._health = NodeCheck(self._loop, self.log, self._cluster.name, self._peers.checked)
         env = measuring_environment(self._environ, self._manifest, self._cluster, world, self._prepared, self._source)
         self._health.start(self._prepared.python, env, self._source)
 

@@ -6,9 +6,11 @@ request.py builds the manifests (pod.py: the pod), jobs.py creates and watches t
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,7 @@ from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.permissions import build_role
-from cloudtrain.backends.kubernetes.pod import KEYS, count_gpus
+from cloudtrain.backends.kubernetes.pod import KEYS, count_gpus, with_other_nodes
 from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import container_state, get_annotations, newest_by_node
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
@@ -131,6 +133,12 @@ class KubernetesBackend(KubeJobs, Backend):
         return Facts(
             instance_types=(str(named),) if named else (), images=images, gpus=None if gpus is None else gpus * pods
         )
+
+    def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
+        manifests = copy.deepcopy(list(plan.request["manifests"]))
+        template = as_job(manifests[0])["spec"]["template"]
+        template["spec"] = with_other_nodes(template["spec"], names)
+        return replace(plan, request={**plan.request, "manifests": manifests})
 
     def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
         return {"role.yaml": build_role(self._options, inside=inside)}

@@ -6,7 +6,7 @@ The init container unpacks the source; the launcher's container trains.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +222,7 @@ class Pod:
         variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in env.items()]
         if manifest.nodes > 1:
             variables.append(_pod_field_env("CLOUDTRAIN_POD_IP", "status.podIP"))
+        variables.append(_pod_field_env("CLOUDTRAIN_NODE_NAME", "spec.nodeName"))
         variables.append(_pod_field_env("CLOUDTRAIN_START", "metadata.uid"))  # tells the logs of several starts apart
         return [*variables, *self._secrets()]
 
@@ -285,6 +286,19 @@ class Pod:
 def _pod_field_env(name: str, path: str) -> dict[str, Any]:
     """Return an environment variable that the kubelet fills from a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def with_other_nodes(pod: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a pod's spec that no node of these names is chosen for: each of its terms must exclude them."""
+    affinity = dict(pod.get("affinity") or {})
+    nodes = dict(affinity.get("nodeAffinity") or {})
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    # One value each: https://kubernetes.io/docs/reference/generated/kubernetes-api/ (NodeSelectorTerm, 2026-11-29)
+    other = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in names]
+    terms = (nodes.get(required) or {}).get("nodeSelectorTerms") or [{}]
+    terms = [{**term, "matchFields": [*term.get("matchFields", ()), *other]} for term in terms]
+    affinity["nodeAffinity"] = {**nodes, required: {"nodeSelectorTerms": terms}}
+    return {**pod, "affinity": affinity}
 
 
 def count_gpus(pod: Mapping[str, Any], gpu_resource: str) -> int | None:

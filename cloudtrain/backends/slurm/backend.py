@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,14 @@ class SlurmBackend(FolderBackend):
             *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
         )
         return Plan.of(self.name, job, bundle, manifest.to_dict(), built, notes)
+
+    def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
+        argv = list(plan.request["sbatch"])
+        given = [text.partition("=")[2] for text in argv if text.startswith("--exclude=")]
+        argv = [text for text in argv if not text.startswith("--exclude=")]
+        known = [name for name in names if re.fullmatch(r"[\w.-]+", name)]  # of other forms Slurm makes lists
+        argv.insert(-1, f"--exclude={','.join([*given, *known])}")
+        return replace(plan, request={**plan.request, "sbatch": argv})
 
     # -- its life -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,13 @@ restart=${{SLURM_RESTART_COUNT:-0}}
 over=0 # how many restarts followed the end of a slice
 {slice_begins}say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
 phase() {{ scontrol show job -o "$id" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
+avoid() {{ # a node that failed the health check, beside those that are excluded already
+  local bad all
+  bad=$(sed -n 's/.*"reason": "node [0-9]* (\([[:alnum:]._-]*\)) failed the health check.*/\1/p' node-0/status.json)
+  [ "$bad" ] || return
+  all=$(scontrol show job -o "$id" | sed -n 's/.* ExcNodeList=\([^ (][^ ]*\).*/\1,/p')
+  scontrol update JobId="$id" ExcNodeList="$all$bad"
+}}
 trap : TERM # Slurm signals the tasks too: they save and leave, this script sees to the rest
 if [ -e cancel ] || [ -e stop ]; then say ENDED 75 stopped; exit 75; fi
 if [ $((restart - over)) -gt {restarts} ]; then say ENDED 75 restarts; exit 75; fi
@@ -71,6 +78,7 @@ states='{again}' next=again
 {slice_ends}if [ "$next" ] && grep -qsE "\"state\": \"($states)\"" node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
   [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
   say REQUEUED "$code" "$next"
+  avoid
   scontrol requeue "$id" && sleep 600 # Slurm ends this script
 fi
 say ENDED "$code" "$(phase)"

@@ -142,6 +142,11 @@ class SshBackend(FolderBackend):
     def plan_after(self, plan: Plan, newest: int) -> Plan:
         return replace(plan, request={**plan.request, "files_of": newest}) if plan.manifest["output"] is None else plan
 
+    def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
+        """Return the plan with these machines last: they are used where the others are too few."""
+        hosts = sorted(plan.request["hosts"], key=lambda host: Machine({}, host).label in names)
+        return replace(plan, request={**plan.request, "hosts": hosts})
+
     def time_limit(self, plan: Plan) -> TimeLimit:
         return TimeLimit.of_launcher(plan)
 

@@ -65,7 +65,7 @@ def choose_machines(
         )
         waits = not all(isinstance(error, NoService) for error in unreachable.values())
         raise NotReached(f"{shortage} can be reached: {errors}", waits=waits)
-    if plan.manifest["output"] is None:
+    if files_of:
         available.sort(key=lambda machine: -first[machine.label])
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
 
@@ -156,6 +156,7 @@ def launch_node(
 
     requested = {name: fill(text) for name, text in plan.request["env"].items()}
     env = {name: text for name, text in requested.items() if text or name != "CLOUDTRAIN_CONTROL"}
+    env["CLOUDTRAIN_NODE_NAME"] = machine.label
     if offset_s := clock_offset_s(machine.agent):
         env["CLOUDTRAIN_CLOCK_OFFSET_S"] = (
             f"{offset_s:.1f}"  # so that times of all nodes, and durations, are by our clock

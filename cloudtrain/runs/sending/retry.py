@@ -12,7 +12,7 @@ from zlib import crc32
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import ENDED, Event, State, Status
 from cloudtrain.job.units import now, seconds_since, unix_time
-from cloudtrain.runs.planning import attempts, candidates
+from cloudtrain.runs.planning import attempts, bad_nodes, candidates
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
@@ -224,7 +224,11 @@ def ended(attempt: AttemptRecord, status: Status, withdrawn: str) -> Status:
 
 
 def plan_after(store: Store, backend: Backend, plan: Plan) -> Plan:
-    """Return the plan of a run's next attempt, which goes to any machine where no earlier one has left files."""
+    """Return the plan of a run's next attempt: on other nodes than those whose hardware has failed, where there is a choice.
+
+    It goes to any machine where no earlier one has left files.
+    """
+    plan = bad_nodes.avoid(store, backend, plan)
     if (lost_after_s := backend.lost_after_s) is None:
         return plan
     earlier = [

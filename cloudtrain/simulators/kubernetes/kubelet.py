@@ -135,6 +135,7 @@ class Kubelet(threading.Thread):
         elif status["phase"] == "Pending":
             others = [other for other in status["conditions"] if other["type"] != "PodScheduled"]
             status |= {"startTime": now(self._objects.clock), "conditions": [condition("PodScheduled"), *others]}
+            pod["spec"]["nodeName"] = self.node["metadata"]["name"]
             if limit := pod["spec"].get("activeDeadlineSeconds"):
                 self._deadlines[uid] = self._objects.clock.monotonic() + limit
             self._start_container(pod)

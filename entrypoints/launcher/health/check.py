@@ -22,8 +22,8 @@ MOST = 1 << 20  # bytes of output that are kept
 class NodeCheck:
     """The measurement of this node; `done` is called once with the figures, {} where there are none."""
 
-    def __init__(self, loop: Loop, log: Log, done: Callable[[dict[str, Any]], object]) -> None:
-        self._loop, self._log, self._done = loop, log, done
+    def __init__(self, loop: Loop, log: Log, name: str, done: Callable[[dict[str, Any]], object]) -> None:
+        self._loop, self._log, self._name, self._done = loop, log, name, done
         self._output = b""
         self._pipe = self._pid = -1
         self._end_at = 0.0
@@ -67,5 +67,5 @@ class NodeCheck:
             measured = figures.read(self._output)
         except figures.UNREADABLE:
             measured = {}
-        self._log.event("health", **measured)
+        self._log.event("health", **{**measured, "name": self._name})
         self._done(measured)

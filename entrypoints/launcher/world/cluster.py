@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections import namedtuple
 from collections.abc import Mapping
 
@@ -26,8 +27,8 @@ SAGEMAKER_OURS = "checkpoints/.cloudtrain"
 
 Cluster = namedtuple(
     "Cluster",
-    "platform nodes node_rank hosts host control_host control_port master_host master_port gpus interface launched",
-    defaults=("local", None, 0, (), LOOPBACK, "", 0, LOOPBACK, 0, None, "", False),
+    "platform nodes node_rank hosts host control_host control_port master_host master_port gpus interface launched name",
+    defaults=("local", None, 0, (), LOOPBACK, "", 0, LOOPBACK, 0, None, "", False, ""),
 )
 Cluster.__doc__ = """This node's place.
 
@@ -41,22 +42,27 @@ master_host   MASTER_ADDR of the ranks; master_port 0: node 0 picks one
 gpus          the GPUs that this node may use ("0,1"), None: all that are visible
 interface     the network interface that the platform names, or ""
 launched      ranks were started from outside already: this process is one of them
+name          what the platform, or a target's list of hosts, calls this machine; the host's own name where neither says it
 """
 
 
 def resolve(environ: Mapping[str, str], resourceconfig: str = "") -> Cluster:
     """Return this node's place from its environment and, on SageMaker, the text of resourceconfig.json.
 
-    Pure. Raises Refused when what the platform says cannot be understood.
+    Raises Refused when what the platform says cannot be understood.
     """
     try:
         for detect in (_cloudtrain, _launched, _sagemaker, _vertex, _kubeflow, _kubernetes, _slurm, _generic):
             cluster = detect(environ, resourceconfig)
             if cluster is not None:
-                return cluster._replace(gpus=_chosen_gpus(environ))
+                return cluster._replace(gpus=_chosen_gpus(environ), name=_name(environ))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise Refused(f"the platform's environment cannot be read: {type(error).__name__}: {error}") from None
-    return Cluster(nodes=1, gpus=_chosen_gpus(environ))
+    return Cluster(nodes=1, gpus=_chosen_gpus(environ), name=_name(environ))
+
+
+def _name(environ: Mapping[str, str]) -> str:
+    return environ.get("CLOUDTRAIN_NODE_NAME") or environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _chosen_gpus(environ: Mapping[str, str]) -> str | None:

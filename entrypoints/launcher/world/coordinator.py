@@ -53,7 +53,7 @@ class Coordinator:
         self._held: list[socket.socket] = []
         self._ports: dict[int, list[int]] = {}  # that nodes hold for their ranks
         self._addresses: dict[int, str] = {}  # of the nodes that take part
-        self._state.join(0, socket.gethostname(), manifest.processes_per_node)
+        self._state.join(0, cluster.name, manifest.processes_per_node)
 
     def open(self) -> tuple[str, int] | None:
         """Listen for the other nodes and return where, None for a single node; raises Refused."""

@@ -179,7 +179,7 @@ class Worker:
             self._channel.send(
                 kind="hello",
                 node=self._cluster.node_rank,
-                hostname=socket.gethostname(),
+                hostname=self._cluster.name,
                 attempt=self._manifest.attempt_id,
                 processes=self._manifest.processes_per_node,
                 nonce=self._nonce,

@@ -1,0 +1,61 @@
+"""A node that fails the check before the ranks start is left out by the next start, which then trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs.planning import bad_nodes
+from cloudtrain.runs.submit import Submitter
+from tests.backends.results.places import open_place
+from tests.conftest import WAIT_S
+
+# On the first node that asks, the matrix product ends with a hardware error; the others have no torch.
+TORCH = """\
+import os, socket
+own, bad = socket.gethostname(), os.path.join(os.path.dirname(__file__), "bad")
+try:
+    with open(bad, "x") as file:
+        file.write(own)
+except FileExistsError:
+    pass
+if open(bad).read() != own:
+    raise ImportError("there is none")
+__version__ = "2"
+class cuda:
+    is_available = lambda: False
+class device:
+    def __init__(self, kind):
+        self.type = kind
+def set_num_threads(count):
+    raise RuntimeError("uncorrectable ECC error encountered")
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("place", ["ssh", "slurm"])
+def test_the_next_start_is_on_another_node(place: str, tmp_path, home, request: pytest.FixtureRequest):
+    lab = request.getfixturevalue("lab")
+    tools = lab.shared / f"tools-{place}"
+    tools.mkdir()
+    (tools / "torch.py").write_text(TORCH)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('trains', flush=True)\n")
+    with open_place(place, request) as at:
+        options = {**at.options}
+        if place == "ssh":
+            options["hosts"] = [{"address": host.address} for host in lab.hosts[:2]]
+        job = {"name": "bad", "source": str(source), "entrypoint": "train.py", "health": "strict"}
+        job |= {"env": {"PYTHONPATH": str(tools)}, "retry": {"max_attempts": 2, "on_events": ["lost"]}}
+        run = Submitter(at.backend, home=home, **options).submit(job)
+        status = run.wait(4 * WAIT_S)
+        lines = [line.text for line in run.logs()]
+    if place == "slurm":  # it starts the job again itself: one attempt
+        assert status.state is State.SUCCEEDED and "trains" in lines, (status, lines)
+    else:  # the disks of the lab's hosts are small, which `strict` refuses too
+        assert [attempt.handle.partition(":")[0] for attempt in run.attempts] == [
+            f"root@{host.address}" for host in lab.hosts[:2]
+        ], (status, lines)
+        assert f"root@{lab.hosts[0].address}" in [node.name for node in bad_nodes.bad_nodes(Store(home))]
