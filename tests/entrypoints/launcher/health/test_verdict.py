@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 from launcher.health import figures
@@ -117,6 +119,37 @@ FAULTS = {
     "small shm": (lambda d: d.update(shm=64 << 20), False, "/dev/shm 64 MB, on other nodes 262144 MB"),
     "few processors": (lambda d: d.update(cpus=0.4), False, "processors 0.4, on other nodes 96"),
 }
+
+
+# A row of the page -> what is seeded.
+PAGE = Path(__file__).parents[4] / "docs" / "how" / "bad-nodes.md"
+ROWS = {
+    "a wrong matrix product; an ECC error in CUDA": ["wrong product", "CUDA says ECC"],
+    "`nvidia-smi`: a GPU is lost or needs a reset, a memory row waits or could not be remapped, an ECC error without "
+    "remapping": ["lost", "needs a reset", "row waits", "row waits, in digits", "row failed", "ECC, without remapping"],
+    "`dmesg`, where readable: Xid 48, 64, 74, 79, 95, 119 or 120 in the last 15 minutes": ["Xid 79"],
+    "other ECC errors, Xid 63, 92 or 94, slowdown by heat or power": ["ECC, remapped", "Xid 94", "too hot", "power"],
+    "a GPU 20 % below the median of the other nodes, a link below a third": [
+        "slow GPU", "slow memory", "slow host", "slow network",
+    ],
+    "a part of the check without an answer, a wrong all-reduce": ["no answer", "GPU hangs", "no network", "wrong sum"],
+    "another driver, ECC mode, link width, `/dev/shm` or number of processors; a full disk": [
+        "driver", "ECC off", "narrow link", "small shm", "few processors", "full disk",
+    ],
+}  # fmt: skip
+
+
+def test_the_page_has_the_faults():
+    table = ["| what | result |", "| --- | --- |"]
+    for text, names in ROWS.items():
+        [broken] = {FAULTS[name][1] for name in names}
+        table.append(f"| {text} | {'broken' if broken else 'warning'} |")
+    assert "\n".join(table) in PAGE.read_text()
+    assert sorted(name for names in ROWS.values() for name in names) == sorted(FAULTS)
+    numbers = {
+        kind: {int(n) for n in re.findall(r"\d+", row)} - {15} for kind, row in zip("fc", [*ROWS][2:4], strict=True)
+    }
+    assert numbers == {"f": set(figures.FATAL_XIDS), "c": set(figures.CONTAINED_XIDS)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
