@@ -284,6 +284,13 @@ def test_a_build_requirement_that_is_not_there_needs_a_wheel():
     assert (verdict.label, verdict.where) == ("build-requirement", "reason") and "pip wheel --no-deps" in verdict.change
 
 
+def test_a_node_that_failed_the_check_has_a_class_of_its_own():
+    reason = "node 1 (node-7) failed the health check: GPU 2: a matrix product was wrong"
+    verdict = judge(End(State.LOST, None, reason, "launcher"), [])
+    assert (verdict.label, verdict.deciding) == ("bad-node", reason) and "avoids that node" in verdict.change
+    assert judge(End(State.LOST, None, "node 1 (node-7) was lost: silent", "launcher"), []).label == "lost-node"
+
+
 def test_a_launchers_reason_is_the_cause():
     verdict = judge(End(State.FAILED, 78, "the blue node has no left side", "launcher"), lines("ordinary", rank=-1))
     assert verdict.only_reason and verdict.deciding == "the blue node has no left side" and not verdict_rows(verdict)
