@@ -142,7 +142,7 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 def _check_policies() -> Iterator[Finding]:
     """Fetch and pin the organisation's policies that the configuration here names, and read those beside it."""
     from cloudtrain.job import targets
-    from cloudtrain.policy import apply, changes, files, names, pin
+    from cloudtrain.policy import apply, files, names, pin
 
     def unknown(policy: files.Policy) -> Iterator[Finding]:
         try:
@@ -178,7 +178,7 @@ def _check_policies() -> Iterator[Finding]:
         else:
             yield Finding("policy", True, f"{path}: {format_count(len(policy.rules), 'rule')}")
             yield from unknown(policy)
-    for point in changes.entry_points():
+    for point in apply.entry_points():
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 
 

@@ -12,8 +12,6 @@ It is called at every plan, must not block, and refuses a job with ValueError.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
     from cloudtrain.job.job import Job
     from cloudtrain.policy.files import Policy, Rule
-
-GROUP = "cloudtrain.policies"
 
 
 @dataclass(frozen=True)
@@ -111,38 +107,6 @@ def apply_entry_points(
         notes += [f"the policy {point.name} sets {what}" for what in _differences(job.to_dict(), made.to_dict())]
         job = made
     return job, notes, problems
-
-
-def describe(points: Sequence[EntryPoint]) -> list[dict[str, Any]]:
-    """Return what a plan keeps of the installed policies, beside `Policy.to_dict`."""
-    return [{"file": "", "sha256": "", "rules": 0, "from": "", "as_of": "", "code": f"{point.name} ({point.value})"}
-            for point in points]  # fmt: skip
-
-
-def entry_points() -> list[EntryPoint]:
-    """Return the installed policies by name.
-
-    Reading the metadata of every package takes some 20 ms of each plan: only packages that name the group are read.
-    """
-    found = []
-    for folder in dict.fromkeys(sys.path):
-        try:
-            with os.scandir(folder or ".") as entries:
-                named = [each.path for each in entries if each.name.endswith((".dist-info", ".egg-info"))]
-        except OSError:
-            continue
-        for path in named:
-            try:
-                with open(f"{path}/entry_points.txt", "rb") as file:
-                    text = file.read()
-            except OSError:
-                continue
-            if GROUP.encode() in text:
-                from importlib.metadata import Distribution
-
-                points = Distribution.at(path).entry_points
-                found += [point for point in points if point.group == GROUP]
-    return sorted({point.name: point for point in reversed(found)}.values(), key=lambda point: point.name)
 
 
 def _get(data: Any, key: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.backends import images
-from cloudtrain.backends.sagemaker import images as stock
+from cloudtrain.backends.sagemaker import machine as stock
 
 AWS = "763104351884.dkr.ecr.us-east-1.amazonaws.com/"
 

@@ -32,7 +32,6 @@ from cloudtrain.backends.api import (
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker import (
     client,
-    ecr,
     fields,
     limits,
     listing,
@@ -41,8 +40,8 @@ from cloudtrain.backends.sagemaker import (
     request,
     status,
     submission,
-    types,
 )
+from cloudtrain.backends.sagemaker.machine import seen_types
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending, first_request
 from cloudtrain.events import LogLine, State, Status
@@ -116,7 +115,7 @@ class SagemakerBackend(Backend):
         options = dict(self._options)
         with suppress(CloudtrainError):  # no boto3, or no region: `submit` says so
             options["region"] = self.aws.region
-        seen = types.seen_types(self.workdir, str(options.get("region") or ""))
+        seen = seen_types(self.workdir, str(options.get("region") or ""))
         built = request.build_request(job, run_id, attempt, bundle.sha256, options, about, seen)
         plan = built.plan(self.name, self._options, job, bundle, "platform")
         sent = queue.note(options) if options.get("queue") else client.note(plan.request, self._options)
@@ -272,6 +271,8 @@ class SagemakerBackend(Backend):
         name = str(job["AlgorithmSpecification"].get("TrainingImage") or "")
         if not images.tag_is_current(name, status.seconds_since_start(job, self.aws.clock)):
             return {}
+        from cloudtrain.backends.sagemaker import ecr
+
         image = ecr.resolve_digest(self.aws, name)
         return dict.fromkeys(range(status.instance_count(job)), image) if image else {}
 
@@ -354,6 +355,8 @@ class SagemakerBackend(Backend):
         return doctor.check(self.aws, self._options, self.workdir)
 
     def image_registry(self, repository: str) -> ImageRegistry:
+        from cloudtrain.backends.sagemaker import ecr
+
         return ecr.prepare_push(self.aws, repository)
 
     def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:
@@ -423,8 +426,3 @@ class SagemakerBackend(Backend):
         if job is None or (running and positions and all(position.ended for position in positions)):
             return self._job(handle)
         return job
-
-
-def estimator(plan: Plan) -> Any:
-    """Return the HuggingFace estimator of a plan, for example to call `.deploy()`; raises MissingExtra."""
-    return SagemakerBackend((plan.job.get("options") or {}).get("sagemaker") or {}, Path()).estimator(plan)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker.raw import channel_fields
+from cloudtrain.backends.sagemaker.fields import channel_fields
 from cloudtrain.errors import Problem
 
 if TYPE_CHECKING:

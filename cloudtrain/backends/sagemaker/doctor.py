@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker.limits import ROLE
-from cloudtrain.backends.sagemaker.types import note_types
+from cloudtrain.backends.sagemaker.machine import note_types
 from cloudtrain.errors import CloudtrainError, MissingExtra, Problem, install_command
 
 SERVICE = "sagemaker.amazonaws.com"

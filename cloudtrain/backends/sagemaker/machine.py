@@ -1,18 +1,23 @@
-"""Choose the machine type of a training job and the container image that runs on it; pure data."""
+"""The machine type of a training job, types that doctor has seen beside the catalogue, and the image that runs on it."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
+from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.machines import Machine
-from cloudtrain.backends.sagemaker import images
 from cloudtrain.errors import Problem
+from cloudtrain.source.atomic import new_file
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
+
 
 # Families without accelerators: general, compute, memory, burstable (EC2's instance type names, seen 2026-11-23:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-types.html).
@@ -118,11 +123,104 @@ def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) 
     if machine is not None and not machine.accelerators:
         message = "is missing: Hugging Face's training images are for GPUs only"
         return "", [Problem(message, "image", "add --gpus A10G:1, or set image: to one with Python 3.9 or newer")]
-    default_image = images.default_image(options.get("region") or "")
-    if default_image is None:
+    stock = default_image(options.get("region") or "")
+    if stock is None:
         if not (region := options.get("region")):
             message = "is missing: the region of Hugging Face's training image is not known"
             return "", [Problem(message, "image", "set options.sagemaker.region, or image")]
         message = f"is missing: Hugging Face has no training image in {region}"
         return "", [Problem(message, "image", "name one")]
-    return default_image, []
+    return stock, []
+
+
+# -- the default image: Hugging Face's newest training image, for jobs with a script but no `image`
+
+# Copied 2026-11-21 from sagemaker 2.257.7 (image_uri_config/huggingface.json); a test compares both. These images are for
+# GPUs only, and that SDK adds no newer ones: set `image` for a newer one.
+# transformers, torch, tag
+NEWEST = ("4.56.2", "2.8.0", "2.8.0-transformers4.56.2-gpu-py312-cu129-ubuntu22.04")
+REPOSITORY = "huggingface-pytorch-training"
+_MOST = "763104351884"
+_IN_MOST = """ap-northeast-1 ap-northeast-2 ap-south-1 ap-southeast-1 ap-southeast-2 ca-central-1 eu-central-1 eu-north-1
+eu-west-1 eu-west-2 eu-west-3 sa-east-1 us-east-1 us-east-2 us-west-1 us-west-2"""
+REGISTRIES = dict.fromkeys(_IN_MOST.split(), _MOST) | {
+    "af-south-1": "626614931356",
+    "ap-east-1": "871362719292",
+    "ap-northeast-3": "364406365360",
+    "ap-southeast-3": "907027046896",
+    "ca-west-1": "204538143572",
+    "cn-north-1": "727897471807",
+    "cn-northwest-1": "727897471807",
+    "eu-south-1": "692866216735",
+    "il-central-1": "780543022126",
+    "me-central-1": "914824155844",
+    "me-south-1": "217643126080",
+    "us-gov-east-1": "446045086412",
+    "us-gov-west-1": "442386744353",
+    "us-iso-east-1": "886529160074",
+    "us-isob-east-1": "094389454867",
+}
+_SUFFIXES = {"cn": "amazonaws.com.cn", "us-iso": "c2s.ic.gov", "us-isob": "sc2s.sgov.gov"}
+
+
+def default_image(region: str) -> str | None:
+    """Return the URI of Hugging Face's newest training image in a region, None if the region has none."""
+    account = REGISTRIES.get(region)
+    if account is None:
+        return None
+    suffix = _SUFFIXES.get(region.rsplit("-", 2)[0], "amazonaws.com")
+    return f"{account}.dkr.ecr.{region}.{suffix}/{REPOSITORY}:{NEWEST[2]}"
+
+
+# -- types with GPUs that EC2 has and the catalogue lacks, as doctor saw them last: a plan asks no service
+
+# SageMaker's types are EC2's with `ml.` before them; whether it has a type that EC2 has, it says itself.
+# Families with GPUs (https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html, 2026-11-23).
+FAMILIES = {"Name": "instance-type", "Values": ["p*", "g*"]}
+
+
+def note_types(aws: Aws, workdir: Path) -> None:
+    """Ask EC2 for a region's types and store those that the catalogue lacks; blocking. Nothing where that is denied."""
+    found: list[Mapping[str, Any]] = []
+    token: dict[str, str] = {}
+    with suppress(AwsError):
+        while True:
+            page = aws.call("ec2", "describe_instance_types", Filters=[FAMILIES], **token)
+            found += page["InstanceTypes"]
+            if not page.get("NextToken"):
+                break
+            token = {"NextToken": page["NextToken"]}
+        with new_file(_path(workdir, aws.region)) as file:
+            file.write(json.dumps(list(new_types(found)), indent=1).encode())
+
+
+def new_types(found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the machines that the catalogue lacks, of EC2's InstanceTypeInfo; parts of a GPU are left out."""
+    known = {machine.name for machine in machines.load("sagemaker")}
+    for each in found:
+        name, gpus = f"ml.{each['InstanceType']}", list((each.get("GpuInfo") or {}).get("Gpus") or [])
+        if len(gpus) == 1 and gpus[0].get("GpuPartitionSize", 1) == 1 and name not in known:
+            yield {
+                "name": name,
+                "accelerator": gpus[0]["Name"].replace(" ", "-"),
+                "accelerators": gpus[0]["Count"],
+                "accelerator_memory_gb": gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024,
+                "vcpus": each["VCpuInfo"]["DefaultVCpus"],
+                "memory_gb": each["MemoryInfo"]["SizeInMiB"] / 1024,
+                "more": {
+                    "local_nvme_gb": str((each.get("InstanceStorageInfo") or {}).get("TotalSizeInGB") or 0),
+                    "efa": str(int(bool((each.get("NetworkInfo") or {}).get("EfaSupported")))),
+                },
+            }
+
+
+def seen_types(workdir: Path, region: str) -> tuple[Machine, ...]:
+    """Return the types that doctor stored for a region; () where it has stored none."""
+    try:
+        return tuple(Machine(**each) for each in json.loads(_path(workdir, region).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def _path(workdir: Path, region: str) -> Path:
+    return workdir.parent / "profiles" / f"sagemaker-{region}.json"

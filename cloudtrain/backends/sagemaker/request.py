@@ -20,7 +20,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.backends.sagemaker import client, limits, queue, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
-from cloudtrain.backends.sagemaker.fields import add_options, check_options
+from cloudtrain.backends.sagemaker.fields import add_options, check_options, merge_raw
 from cloudtrain.backends.sagemaker.hyperparameters import (
     build_hyperparameters,
     encode_manifest,
@@ -28,7 +28,6 @@ from cloudtrain.backends.sagemaker.hyperparameters import (
     script_mode,
 )
 from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, total_price
-from cloudtrain.backends.sagemaker.raw import merge_raw
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
 from cloudtrain.job import units

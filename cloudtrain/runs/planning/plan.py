@@ -131,8 +131,11 @@ class Planner:
             again=read,
         )
         options = governed.options
-        found = upstream.resolve(governed.job, self.home)
-        found = upstream.locate(found, resolution.backend, options, self.home)
+        found = governed.job
+        if found.after:
+            found = upstream.resolve(found, self.home)
+        if any(item.run for item in found.inputs.values()):
+            found = upstream.locate(found, resolution.backend, options, self.home)
         problems = [
             *_unsupported(found, kind),
             *rules.find_keys(found),

@@ -34,8 +34,6 @@ HELD = ""  # the owner of an attempt that no process sends
 
 def locate(job: Job, backend: str, options: Mapping[str, Any], home: Path) -> Job:
     """Return a job whose inputs have a place and a digest; blocking where one names a run. Raises BadJob."""
-    if not any(item.run for item in job.inputs.values()):
-        return job
     from cloudtrain.history.store import Store
 
     store, found, problems = Store(home), dict(job.inputs), []
@@ -149,8 +147,6 @@ def _digest(uri: str, backend: str, home: Path) -> str | None:
 
 def resolve(job: Job, home: Path) -> Job:
     """Return a job whose `after` has whole ids; raises BadJob for a run that is not there or has not succeeded."""
-    if not job.after:
-        return job
     from cloudtrain.history.store import Store
 
     store, ids, problems = Store(home), [], []

@@ -62,7 +62,7 @@ class ExactlyOnce(Planner):
         files = self.config_files
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
-        held = upstream.waits_for(self.store, plan)
+        held = upstream.waits_for(self.store, plan) if plan.job.get("after") else ""
         unasked = self._unasked[1] if self._unasked and self._unasked[0] == plan.run_id else None
         if unasked and held:
             raise unasked

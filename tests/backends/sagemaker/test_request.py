@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloudtrain.backends.sagemaker import client, fields, images, limits, raw, request
+from cloudtrain.backends.sagemaker import client, fields, limits, machine, request
 from cloudtrain.backends.sagemaker.policy import _Needs
 from cloudtrain.backends.sagemaker.toolkit import TORCHRUN
 from cloudtrain.job.job import Job
@@ -541,8 +541,8 @@ def test_the_limits_are_those_of_the_service_model() -> None:
 
 def test_every_named_field_is_one_of_the_service_model() -> None:
     """What is refused in `raw`, and what the estimator sets, are fields that exist."""
-    shape = raw._input_shape()
-    for path in {*raw.OWNED, *client.SETTABLE}:
+    shape = fields._input_shape()
+    for path in {*fields.OWNED, *client.SETTABLE}:
         at = shape
         for name in path.split("."):
             at = at.members[name]
@@ -566,9 +566,9 @@ def test_a_problem_in_raw_says_which_key_sets_the_field(section: str, field: str
 
 
 def test_images_are_where_their_registries_are() -> None:
-    assert (images.default_image("us-east-1") or "").startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/")
-    assert "amazonaws.com.cn/" in (images.default_image("cn-north-1") or "")
-    assert images.default_image("mars-north-1") is None
+    assert (machine.default_image("us-east-1") or "").startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/")
+    assert "amazonaws.com.cn/" in (machine.default_image("cn-north-1") or "")
+    assert machine.default_image("mars-north-1") is None
 
 
 def test_the_oracle_sees_what_is_wrong() -> None:

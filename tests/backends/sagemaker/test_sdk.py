@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.sagemaker import images
+from cloudtrain.backends.sagemaker import machine
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.sagemaker.server import Fault, Simulator
@@ -59,7 +59,7 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
             handle = submitted_job["handle"]
             tag = "2.6.0-transformers4.51.3-gpu-py312-cu124-ubuntu22.04"
             trained_in = [f"1.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-training:{tag}"]
-            trained_in.append(images.default_image("us-east-1"))
+            trained_in.append(machine.default_image("us-east-1"))
             listed, not_listed = ask(sdk, "models", tmp_path / "plan.json", *trained_in, **simulator.environ)
             assert "/huggingface-pytorch-inference:2.6.0-transformers4.51.3-gpu-py312-" in listed[0]
             assert listed[1] == submitted_job["model"]
@@ -108,8 +108,8 @@ def test_a_default_of_the_sdk_that_changes_the_job_is_refused_by_name(
 
 @pytest.mark.timeout(1200)
 def test_the_table_of_images_is_the_sdks(sdk: Path) -> None:
-    regions = sorted(images.REGISTRIES)
-    assert ask(sdk, "image", *regions) == {region: images.default_image(region) for region in regions}
+    regions = sorted(machine.REGISTRIES)
+    assert ask(sdk, "image", *regions) == {region: machine.default_image(region) for region in regions}
 
 
 @pytest.mark.timeout(1200)

@@ -47,15 +47,16 @@ def submit(home: str, plan_file: str) -> dict:
     from sagemaker.telemetry import telemetry_logging
 
     from cloudtrain.backends.api import Plan
-    from cloudtrain.backends.sagemaker.backend import SagemakerBackend, estimator
+    from cloudtrain.backends.sagemaker.backend import SagemakerBackend
     from cloudtrain.source.bundle import Bundle
 
     reported: list[str] = []
     telemetry_logging._requests_helper = lambda url, _timeout: reported.append(url)
     plan = Plan.from_json(Path(plan_file).read_text())
     bundle = Bundle.stored(Path(home) / "bundles", str(plan.bundle["sha256"]))
-    handle = SagemakerBackend(plan.job["options"]["sagemaker"], Path(home) / "runs").submit(plan, bundle)
-    made = estimator(plan)
+    backend = SagemakerBackend(plan.job["options"]["sagemaker"], Path(home) / "runs")
+    handle = backend.submit(plan, bundle)
+    made = backend.estimator(plan)
     return {"handle": handle, "kind": type(made).__name__, "model": made.model_data, "reported": reported}
 
 
@@ -64,13 +65,15 @@ def models(plan_file: str, *images: str) -> list:
     import dataclasses
 
     from cloudtrain.backends.api import Plan
-    from cloudtrain.backends.sagemaker.backend import estimator
+    from cloudtrain.backends.sagemaker.backend import SagemakerBackend
     from cloudtrain.errors import BackendError
 
     plan, answers = Plan.from_json(Path(plan_file).read_text()), []
+    backend = SagemakerBackend(plan.job["options"]["sagemaker"], Path())
     for image in images:
         specification = {**plan.request["AlgorithmSpecification"], "TrainingImage": image}
-        made = estimator(dataclasses.replace(plan, request={**plan.request, "AlgorithmSpecification": specification}))
+        changed = dataclasses.replace(plan, request={**plan.request, "AlgorithmSpecification": specification})
+        made = backend.estimator(changed)
         try:
             model = made.create_model()
             serving = model.image_uri or model.serving_image_uri("us-east-1", "ml.g5.xlarge")
