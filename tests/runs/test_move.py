@@ -16,7 +16,6 @@ from cloudtrain.backends.vertex.local import VertexLocalBackend
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.simulators.kubernetes.server import Cluster
 from cloudtrain.simulators.sagemaker.server import Simulator
 from tests.backends.sagemaker.test_backend import BUCKET, options
 from tests.backends.ssh.test_backend import options as machine_options
@@ -25,6 +24,7 @@ from tests.backends.vertex.test_local import end_simulator
 from tests.conftest import WAIT_S
 from tests.lab.connections import close_all
 from tests.lab.slurm import Slurm
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 pytestmark = pytest.mark.usefixtures("census")
 EACH = 5  # steps of an attempt of the shared trainer

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from cloudtrain.simulators import replicas
-from cloudtrain.simulators.akash.server import API_KEY, Simulator
 from tests.backends.akash.schema import check_sdl
+from tests.simulators.akash.server import API_KEY, Simulator
 
 BY_HAND = Path(__file__).parent / "by_hand_akash.py"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cloudtrain.simulators import replicas
 from cloudtrain.simulators.http import Request, Response, Server
-from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.conftest import require, wait_for
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 SCRIPT = Path(__file__).with_name("by_hand_kubernetes.py")
 

@@ -13,10 +13,10 @@ from cloudtrain.backends.akash.backend import AkashBackend
 from cloudtrain.backends.api import Plan
 from cloudtrain.job.job import Job
 from cloudtrain.simulators import replicas
-from cloudtrain.simulators.akash.market import Provider
-from cloudtrain.simulators.akash.server import API_KEY, Behavior, Simulator
 from cloudtrain.source.bundle import Bundle
 from tests.backends.akash.schema import check_sdl
+from tests.simulators.akash.market import Provider
+from tests.simulators.akash.server import API_KEY, Behavior, Simulator
 from tests.stores import S3
 
 ENVIRON = {"AKASH_API_KEY": API_KEY, "AWS_ACCESS_KEY_ID": "AKIANODES0", "AWS_SECRET_ACCESS_KEY": "secret-of-nodes-0"}

@@ -14,11 +14,11 @@ from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.attached.run import AttachedRun
 from cloudtrain.errors import BackendError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
-from cloudtrain.simulators.akash.market import Provider
-from cloudtrain.simulators.akash.server import API_KEY, Behavior
 from cloudtrain.simulators.http import Fault
 from tests.backends.akash.ground import CHEAP, SOLID, Ground, environment, ground
 from tests.conftest import wait_for
+from tests.simulators.akash.market import Provider
+from tests.simulators.akash.server import API_KEY, Behavior
 
 SLEEP = "import time\nprint('there', flush=True)\ntime.sleep(600)\n"
 CREATE, LEASES = "/v1/deployments$", "/v1/leases$"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.aws import Aws
-from cloudtrain.simulators.akash.server import Behavior
 from cloudtrain.simulators.http import Fault
 from tests.backends.akash.ground import Ground, environment
 from tests.laws.outcomes import drive, recorded
 from tests.seed import first_seed
+from tests.simulators.akash.server import Behavior
 
 NORMAL, LONG = 5, 100  # sequences
 CREATE = ("POST", "/v1/deployments$")

@@ -12,11 +12,11 @@ import yaml
 
 from cloudtrain.backends.akash import groups
 from cloudtrain.backends.akash.backend import AkashBackend
-from cloudtrain.simulators.akash.server import API_KEY, Simulator
 from cloudtrain.source.bundle import Bundle
 from tests.backends.akash.schema import check_sdl
 from tests.backends.akash.test_request import CASES, OPTIONS, bundle, planned
 from tests.conftest import require
+from tests.simulators.akash.server import API_KEY, Simulator
 
 # Only prereleases exist (2026-11). This one is older than `reclamation`, which is no part of a manifest or its hash.
 PACKAGE = "@akashnetwork/chain-sdk@1.0.0-alpha.25"

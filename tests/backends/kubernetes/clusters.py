@@ -11,7 +11,7 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators import replicas
 from cloudtrain.simulators.gcs import Storage
 from cloudtrain.simulators.http import Server
-from cloudtrain.simulators.kubernetes.server import Cluster
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 
 class Ground:

@@ -21,8 +21,8 @@ from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching import workers
 from cloudtrain.runs.watching.watch_all import HomeWatcher
 from cloudtrain.simulators.http import Request, Response
-from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.conftest import WAIT_S, processes_of, wait_for
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 pytestmark = pytest.mark.usefixtures("census")
 SCRIPT = """

@@ -9,9 +9,9 @@ import pytest
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.job.job import Job
-from cloudtrain.simulators.kubernetes.server import Cluster
 from cloudtrain.source.bundle import Bundle, File
 from tests.backends.kubernetes.locked_down import ENFORCE
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 CODE = Bundle(Path("x.tar.gz"), "5" * 64, "6" * 64, 1000, (File("train.py", 1, 0o644),), None, False, "/")
 

@@ -20,9 +20,9 @@ from cloudtrain.backends import shell
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.simulators.kubernetes.server import Cluster
-from cloudtrain.simulators.kubernetes.websocket import Frames
 from tests.conftest import WAIT_S, wait_for
+from tests.simulators.kubernetes_cluster.server import Cluster
+from tests.simulators.kubernetes_cluster.websocket import Frames
 
 POD = "sleeper"
 EVERY_BYTE = bytes(range(256)) * 2000

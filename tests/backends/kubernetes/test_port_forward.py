@@ -13,11 +13,11 @@ from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.errors import BackendError
 from cloudtrain.runs.inside import Forward
-from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.backends.forwarded import check_forward
 from tests.backends.kubernetes.test_exec import cluster, pod  # noqa: F401 - fixtures
 from tests.backends.kubernetes.test_quickstart import place  # noqa: F401 - a fixture
 from tests.conftest import WAIT_S, wait_for
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 EVERY_BYTE = bytes(range(256)) * 2000
 

@@ -12,10 +12,10 @@ import pytest
 from cloudtrain.backends.kubernetes.log_merge import SEQ_PER_START
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
-from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.backends.kubernetes.clusters import Ground
 from tests.backends.kubernetes.test_faults import ended, place, planned, pod_of, said, started  # noqa: F401 - a fixture
 from tests.conftest import wait_for
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 # Counts its starts in a checkpoint; the first two wait until they are asked to leave.
 COUNTS = """
@@ -100,8 +100,8 @@ def test_one_whose_time_is_over_is_not_started_again(place: Ground):  # noqa: F8
 def test_pods_of_one_second_come_one_after_the_other(place: Ground, monkeypatch: pytest.MonkeyPatch, later: str):  # noqa: F811
     """Creation times are in whole seconds and uids have no order; the launchers' clocks are hours ahead of the server's."""
     numbers = itertools.count(2**64, -1 if later == "lower" else 1)
-    monkeypatch.setattr("cloudtrain.simulators.kubernetes.objects.uuid.uuid4", lambda: UUID(int=next(numbers)))
-    monkeypatch.setattr("cloudtrain.simulators.kubernetes.objects.now", lambda *_: "2026-01-01T00:00:00Z")
+    monkeypatch.setattr("tests.simulators.kubernetes_cluster.objects.uuid.uuid4", lambda: UUID(int=next(numbers)))
+    monkeypatch.setattr("tests.simulators.kubernetes_cluster.objects.now", lambda *_: "2026-01-01T00:00:00Z")
     taken_back_and_given_anew(place)
 
 

@@ -12,9 +12,9 @@ import pytest
 from cloudtrain.backends.kubernetes import fetch_pod
 from cloudtrain.backends.kubernetes.rules import parse_quantity
 from cloudtrain.backends.kubernetes.security import check_restricted
-from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.backends.kubernetes.locked_down import LockedDown, documented_rules
 from tests.backends.kubernetes.test_request import made, problems
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 RESTRICTED = {"security": "restricted"}
 CLAIM = {"volumes": [{"claim": "shared", "path": "/data"}]}

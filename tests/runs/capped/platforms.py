@@ -23,13 +23,13 @@ from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_time, unix_time
-from cloudtrain.simulators.kubernetes import job_controller, kubelet, objects
-from cloudtrain.simulators.kubernetes.server import Cluster
 from cloudtrain.simulators.sagemaker import training_job
 from cloudtrain.simulators.sagemaker.host import Behavior
 from cloudtrain.simulators.vertex import lifecycle
 from cloudtrain.simulators.vertex.server import Simulator
 from tests.runs.capped.clock import Clock
+from tests.simulators.kubernetes_cluster import job_controller, kubelet, objects
+from tests.simulators.kubernetes_cluster.server import Cluster
 
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
 

@@ -9,13 +9,13 @@ import urllib.request
 from urllib.parse import parse_qsl
 
 from cloudtrain.simulators.http import Request, Response
-from cloudtrain.simulators.kubernetes import exec as exec_
-from cloudtrain.simulators.kubernetes import port_forward, websocket
-from cloudtrain.simulators.kubernetes.kubelet import Kubelet
-from cloudtrain.simulators.kubernetes.objects import (
+from tests.simulators.kubernetes_cluster import exec as exec_
+from tests.simulators.kubernetes_cluster import port_forward, websocket
+from tests.simulators.kubernetes_cluster.kubelet import Kubelet
+from tests.simulators.kubernetes_cluster.objects import (
     StatusError,
 )
-from cloudtrain.simulators.kubernetes.resources import Resources
+from tests.simulators.kubernetes_cluster.resources import Resources
 
 
 class PodRequests:

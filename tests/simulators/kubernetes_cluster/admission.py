@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain.backends.kubernetes.rules import join_violations, parse_quantity, usage_of
 from cloudtrain.backends.kubernetes.security import check_restricted
-from cloudtrain.simulators.kubernetes.objects import Objects, StatusError
+from tests.simulators.kubernetes_cluster.objects import Objects, StatusError
 
 ENFORCE = "pod-security.kubernetes.io/enforce"  # label of a namespace
 Object = dict[str, Any]

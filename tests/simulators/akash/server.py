@@ -1,7 +1,6 @@
 """Simulates the Akash Console API and the gateways of providers on one loopback port; services really run.
 
     with Simulator(folder) as simulator: ...          in this process: tests
-    python -m cloudtrain.simulators.akash FOLDER      a process of its own, until its standard input ends
 
 Routes, fields and errors as in akash-network/console, apps/api/src (2026-08-22) and akash-network/provider, gateway/rest
 (2026-06-29). Simulated: deployments, bids, leases, containers that are started again, and what providers do wrong. Not
@@ -10,10 +9,8 @@ simulated: the chain, images, GPUs, storage classes, network policies, the WebSo
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -24,10 +21,10 @@ from typing import Any
 from cloudtrain.backends.akash import groups
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators import http
-from cloudtrain.simulators.akash.lease import Lease
-from cloudtrain.simulators.akash.market import OWNER, Provider
-from cloudtrain.simulators.akash.tokens import Tokens
 from cloudtrain.simulators.http import Request, Response, Server
+from tests.simulators.akash.lease import Lease
+from tests.simulators.akash.market import OWNER, Provider
+from tests.simulators.akash.tokens import Tokens
 
 API_KEY = "ac.sk.simulated.0123456789"
 NAMES = {400: "BadRequestError", 401: "UnauthorizedError", 402: "PaymentRequiredError", 404: "NotFoundError",
@@ -313,14 +310,3 @@ class Simulator(AbstractContextManager["Simulator"]):
             if provider.address == address:
                 return provider
         raise ApiError(404, "Provider not found")
-
-
-def main() -> int:
-    """Serve a folder until standard input ends; the first line that is printed is the address."""
-    parser = argparse.ArgumentParser(prog="python -m cloudtrain.simulators.akash", description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="holds its deployments")
-    with Simulator(parser.parse_args().folder) as simulator:
-        sys.stdout.write(f"{simulator.url}\n")
-        sys.stdout.flush()
-        sys.stdin.read()
-    return 0

@@ -15,7 +15,7 @@ from contextlib import suppress
 from io import BufferedIOBase
 
 from cloudtrain.simulators.http import Request, Response
-from cloudtrain.simulators.kubernetes.objects import StatusError
+from tests.simulators.kubernetes_cluster.objects import StatusError
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 _BINARY, CLOSE, _PING, _PONG = 2, 8, 9, 10

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Request, Response
-from cloudtrain.simulators.kubernetes.admission import check_pod
-from cloudtrain.simulators.kubernetes.fields import drop_unknown
-from cloudtrain.simulators.kubernetes.job_controller import OWNED
-from cloudtrain.simulators.kubernetes.jobset_controller import check_jobset
-from cloudtrain.simulators.kubernetes.kubelet import Kubelet
-from cloudtrain.simulators.kubernetes.objects import (
+from tests.simulators.kubernetes_cluster.admission import check_pod
+from tests.simulators.kubernetes_cluster.fields import drop_unknown
+from tests.simulators.kubernetes_cluster.job_controller import OWNED
+from tests.simulators.kubernetes_cluster.jobset_controller import check_jobset
+from tests.simulators.kubernetes_cluster.kubelet import Kubelet
+from tests.simulators.kubernetes_cluster.objects import (
     GROUPS,
     KINDS,
     Object,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.simulators.kubernetes.websocket import CLOSE, Frames
+from tests.simulators.kubernetes_cluster.websocket import CLOSE, Frames
 
 PROTOCOL = "v5.channel.k8s.io"
 

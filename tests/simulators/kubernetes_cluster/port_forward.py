@@ -11,8 +11,8 @@ import struct
 import threading
 from contextlib import suppress
 
-from cloudtrain.simulators.kubernetes.objects import StatusError
-from cloudtrain.simulators.kubernetes.websocket import CLOSE, Frames
+from tests.simulators.kubernetes_cluster.objects import StatusError
+from tests.simulators.kubernetes_cluster.websocket import CLOSE, Frames
 
 PROTOCOL = "v4.channel.k8s.io"
 

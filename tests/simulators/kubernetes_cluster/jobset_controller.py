@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudtrain.backends.kubernetes import rules
-from cloudtrain.simulators.kubernetes.job_controller import find_condition, set_condition
-from cloudtrain.simulators.kubernetes.objects import Objects, set_job_defaults
+from tests.simulators.kubernetes_cluster.job_controller import find_condition, set_condition
+from tests.simulators.kubernetes_cluster.objects import Objects, set_job_defaults
 
 LABEL = "jobset.sigs.k8s.io/jobset-name"
 Object = dict[str, Any]

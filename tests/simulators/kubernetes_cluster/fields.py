@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from cloudtrain.simulators.kubernetes.objects import StatusError
+from tests.simulators.kubernetes_cluster.objects import StatusError
 
 SCHEMA = "kubernetes-json-schema/v1.36.0-local-strict/_definitions.json"
 

@@ -19,16 +19,16 @@ from typing import Any
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
-from cloudtrain.simulators.kubernetes.kubelet import Kubelet
-from cloudtrain.simulators.kubernetes.objects import (
+from tests.simulators.kubernetes_cluster.kubelet import Kubelet
+from tests.simulators.kubernetes_cluster.objects import (
     GROUPS,
     KINDS,
     Objects,
     StatusError,
     parse_selector,
 )
-from cloudtrain.simulators.kubernetes.pod_requests import PodRequests
-from cloudtrain.simulators.kubernetes.resources import Resources, list_response
+from tests.simulators.kubernetes_cluster.pod_requests import PodRequests
+from tests.simulators.kubernetes_cluster.resources import Resources, list_response
 
 KUEUE = "kueue.x-k8s.io/v1beta1"
 Object = dict[str, Any]

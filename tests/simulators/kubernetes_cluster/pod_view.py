@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.simulators.replicas import base_environment
 
 if TYPE_CHECKING:
-    from cloudtrain.simulators.kubernetes.objects import Objects
+    from tests.simulators.kubernetes_cluster.objects import Objects
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 _REFERENCE = re.compile(r"\$(\$\([^)]*\)|\(([^)]+)\))")

@@ -16,11 +16,11 @@ from typing import Any
 from cloudtrain.backends.images import parse_reference
 from cloudtrain.job import units
 from cloudtrain.simulators.http import ApiError
-from cloudtrain.simulators.kubernetes.job_controller import JobController, find_condition, is_deleted
-from cloudtrain.simulators.kubernetes.jobset_controller import JobSetController
-from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
-from cloudtrain.simulators.kubernetes.pod_view import PodView
 from cloudtrain.simulators.replicas import Replica
+from tests.simulators.kubernetes_cluster.job_controller import JobController, find_condition, is_deleted
+from tests.simulators.kubernetes_cluster.jobset_controller import JobSetController
+from tests.simulators.kubernetes_cluster.objects import Objects, condition, now
+from tests.simulators.kubernetes_cluster.pod_view import PodView
 
 TICK_S = 0.02
 MESSAGE_BYTES, MESSAGE_LINES = 2048, 80

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudtrain.simulators.kubernetes.admission import check_pod
-from cloudtrain.simulators.kubernetes.objects import Objects, StatusError, condition, now
 from cloudtrain.simulators.replicas import pick_addresses
+from tests.simulators.kubernetes_cluster.admission import check_pod
+from tests.simulators.kubernetes_cluster.objects import Objects, StatusError, condition, now
 
 RETRY_S = 1.1  # before a pod is replaced; a real controller waits 10 s, and twice as long each time
 OWNED = ("jobs", "pods", "services", "configmaps", "networkpolicies")  # deleted with their owner
