@@ -96,4 +96,3 @@ class AkashOptions(BaseModel):
         pattern=SAFE_ADDRESS,
         description="URL of the Akash Console API, which gets the API key: https, or http on this machine",
     )
-    simulated: bool = Field(False, description="true: console is a simulator, so cloudtrain polls it more often")

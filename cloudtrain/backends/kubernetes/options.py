@@ -68,9 +68,6 @@ class KubernetesOptions(BaseModel):
     network_policy: bool = Field(False, description="only the job's own pods may connect to its pods, at every port")
     shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
     volumes: list[Volume] = Field([], description="persistent volume claims to mount")
-    wait: str = Field(
-        "24h", description="older name of limits.max_wait: how long pods may wait for nodes and for each other"
-    )
     ttl: str = Field("7d", description="how long Kubernetes keeps the ended job, with its pods and logs")
     poll_s: float = Field(2.0, gt=0, le=3600, description="seconds between two status requests")
     allow_host_paths: list[Annotated[str, Field(pattern="^/")]] = Field(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 UID, BYTES = "${job.uid}", "${bundle.bytes}"
+WAIT_S = 24 * 3600  # for machines, without limits.max_wait
 PORT = 29380  # the launcher's, on node 0; the Service names one port because it must
 LOST = 69  # the launcher leaves with it where nothing happened: its pod is started again
 MAX_INLINE_BYTES = 700 << 10  # largest bundle that goes into a ConfigMap, which holds 1 MiB of base64
@@ -49,8 +50,6 @@ class Request:
         self.problems += [*path_problems, *paths.check_shared_output(job), *self._check_paths(output_path)]
         about = provenance.about("kubernetes", job, bundle) if output else None
         self.manifest = replace(Manifest.of(job, run_id, attempt, about), output=output)
-        if options.get("wait") and job.limits.max_wait is None and job.num_nodes > 1:
-            self.manifest = replace(self.manifest, join_s=self._seconds("wait", ""))
         self.name = self.manifest.attempt_id
         self.namespace = str(options.get("namespace") or "default")
         self.source = self._bundle_uri(bundle, output)
@@ -106,9 +105,7 @@ class Request:
         # Not 75: a pod leaves with it at the end of its own deadline too, and no condition tells that from a request.
         restarts = [LOST] if self.starts > 1 and "lost" in self._job.retry.on_events else []
         wait_s = self._job.limits.max_wait_s
-        if wait_s is None:
-            wait_s = self.manifest.join_s or self._seconds("wait", "24h")
-        deadline_s = pod["activeDeadlineSeconds"] * self.starts + wait_s
+        deadline_s = pod["activeDeadlineSeconds"] * self.starts + (WAIT_S if wait_s is None else wait_s)
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",

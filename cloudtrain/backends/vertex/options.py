@@ -31,10 +31,6 @@ class VertexOptions(BaseModel):
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] | None = Field(
         None, description="scheduling strategy; default: SPOT with resources.use_spot, else Vertex AI's default"
     )
-    max_wait: str | None = Field(None, description="how long FLEX_START may wait for machines: 30m, 24h")
-    disable_retries: bool | None = Field(
-        None, description="do not let Vertex AI restart the job; default: true when retry.max_attempts is 1"
-    )
     disk_type: str | None = Field(None, description="boot disk: pd-ssd (the platform's default), pd-standard, ...")
     accelerator_type: str | None = Field(
         None, description="the platform's accelerator name, for a machine that cloudtrain's table lacks"
@@ -55,7 +51,4 @@ class VertexLocalOptions(BaseModel):
         "python3", description="Python interpreter of the replicas; python3: the one that runs cloudtrain"
     )
     image: str = Field("local/none:latest", description="image name in the request; it is not pulled")
-    disable_retries: bool | None = Field(
-        None, description="do not let Vertex AI restart the job; default: true when retry.max_attempts is 1"
-    )
     raw: dict[str, Any] = Field({}, description="fields merged into the CustomJob, named as in Vertex AI's JSON API")

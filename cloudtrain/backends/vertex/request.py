@@ -20,7 +20,6 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.backends.vertex.raw import merge_raw
 from cloudtrain.errors import BadRequest, Problem
-from cloudtrain.job import units
 from cloudtrain.nodes import paths
 from cloudtrain.source import provenance
 
@@ -309,11 +308,7 @@ class Request:
         if job.resources.use_spot and strategy != "SPOT":
             self._add_problem(self._option_path("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")
         scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
-        retries = options.get("disable_retries")
-        if retries is False and job.limits.capped:
-            message = "is false: restarts by Vertex AI may reset the timeout, so cost caps cannot be enforced"
-            self._add_problem(self._option_path("disable_retries"), message, "remove it")
-        if retries if retries is not None else job.retry.max_attempts == 1 or job.limits.capped:
+        if job.retry.max_attempts == 1 or job.limits.capped:  # a restart by Vertex AI may reset the timeout
             scheduling["disableRetries"] = True
         else:
             # Ranks cannot join a running process group: when one replica restarts, all must.
@@ -325,19 +320,13 @@ class Request:
             self._add_problem(self._option_path("persistent_resource"), message, "remove one of the two")
         if strategy:
             scheduling["strategy"] = strategy
-        max_wait = options.get("max_wait") or (job.limits.max_wait if strategy == "FLEX_START" else None)
-        if job.limits.max_wait and not max_wait:
+        if job.limits.max_wait and strategy == "FLEX_START":
+            scheduling["maxWaitDuration"] = f"{job.limits.max_wait_s}s"
+            if not job.limits.max_wait_s:  # which means no limit to Vertex AI
+                self._add_problem("limits.max_wait", "is 0, and FLEX_START waits for machines", "write 10m")
+        elif job.limits.max_wait:
             text = "limits.max_wait has no effect: Vertex AI supports it only with options.vertex.strategy: FLEX_START"
             self.notes.append(Note(text, Fact.WAIT_UNLIMITED))
-        if max_wait:
-            if strategy != "FLEX_START":
-                self._add_problem(
-                    self._option_path("max_wait"), "works with strategy: FLEX_START only", "strategy: FLEX_START"
-                )
-            try:
-                scheduling["maxWaitDuration"] = f"{units.duration_s(str(max_wait))}s"
-            except ValueError as error:
-                self._add_problem(self._option_path("max_wait"), f"is not a duration: {max_wait}", str(error))
         return scheduling
 
     def _labels(self) -> dict[str, str]:

@@ -38,7 +38,6 @@ class Ground:
             "image": "python:3.12",
             "max_usd_per_hour": 1.0,
             "console": self.simulator.url,
-            "simulated": True,
             "settle_s": 20.0,
         }
 

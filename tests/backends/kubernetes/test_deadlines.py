@@ -10,7 +10,7 @@ from tests.backends.kubernetes.test_request import made
 def test_a_pod_may_use_its_limit_and_a_margin_only():
     """An hour's job that hangs holds its GPUs for an hour and 17 minutes; waiting for a node is not in that."""
     limits = {"limits": {"max_runtime": "1h", "grace": "30s"}}
-    spec = made(limits, {"wait": "24h"}).job["spec"]
+    spec = made(limits, {}).job["spec"]
     pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
     assert pod_s == 3600 + 30 + 90 + 900
     assert spec["activeDeadlineSeconds"] == pod_s + 24 * 3600, "the Job's own deadline counts the wait as well"
@@ -22,14 +22,12 @@ def test_nodes_that_come_late_are_waited_for():
     usual = made({"num_nodes": 2, "limits": limits}, {})
     assert usual.job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 3600 + 30 + 90 + 900 + 1800
     assert usual.manifest.join_s is None
-    # limits.max_wait wins over the option of an older name
-    for key, option in (({"max_wait": "2h"}, {"wait": "24h"}), ({}, {"wait": "2h"})):
-        longer = made({"num_nodes": 2, "limits": {**limits, **key}}, option)
-        spec = longer.job["spec"]
-        pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
-        assert (pod_s, longer.manifest.join_s) == (3600 + 30 + 90 + 900 + 7200, 7200)
-        assert spec["activeDeadlineSeconds"] == pod_s + 7200
-    assert made({"limits": limits}, {"wait": "2h"}).manifest.join_s is None, "one node waits for no other"
+    longer = made({"num_nodes": 2, "limits": {**limits, "max_wait": "2h"}}, {})
+    spec = longer.job["spec"]
+    pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
+    assert (pod_s, longer.manifest.join_s) == (3600 + 30 + 90 + 900 + 7200, 7200)
+    assert spec["activeDeadlineSeconds"] == pod_s + 7200
+    assert made({"limits": {**limits, "max_wait": "2h"}}, {}).manifest.join_s is None, "one node waits for no other"
 
 
 def test_limits_that_are_not_set_are_those_of_the_page():

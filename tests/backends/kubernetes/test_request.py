@@ -69,7 +69,7 @@ CASES = {
             "labels": {"team": "nlp", "user": "me"},
             "secrets": {"HF_TOKEN": ["k8s:hugging-face/token", "k8s:spare/token"]},
             "resources": {"instance_type": "p4d.24xlarge", "accelerators": "A100:8"},
-            "limits": {"max_runtime": "2h", "grace": "2m"},
+            "limits": {"max_runtime": "2h", "grace": "2m", "max_wait": "1h"},
             "output": "s3://bucket/out",
         },
         {
@@ -81,7 +81,6 @@ CASES = {
             "tolerations": [{"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}],
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
                 {"matchExpressions": [{"key": "rack", "operator": "In", "values": ["a", "b"]}]}]}}},
-            "wait": "1h",
             "ttl": "12h",
             "python": "/opt/conda/bin/python",
             "overlay": {
@@ -206,7 +205,6 @@ def test_what_schemas_let_through_is_caught(fault: dict, path: str):
         ({"inputs": {"a": {"uri": "gs://b/x", "mode": "mount"}}}, {}, "inputs.a.mode"),
         ({}, {"shm": "much"}, "options.kubernetes.shm"),
         ({}, {"ttl": "soon"}, "options.kubernetes.ttl"),
-        ({}, {"wait": "0"}, "options.kubernetes.wait"),
         ({"args": [os.urandom(90_000).hex()]}, {}, "args"),
         ({"num_nodes": 2, "parallelism": {"strategy": "fsdp"}}, {}, "parallelism.strategy"),
         ({}, {"overlay": {"spec": {"suspend": False}}}, "options.kubernetes.overlay.spec.suspend"),

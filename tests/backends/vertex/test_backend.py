@@ -123,9 +123,10 @@ def test_cancelled_while_it_waits_for_machines(bench: Bench):
 
 def test_a_job_that_expires_in_the_queue_ends(bench: Bench):
     bench.simulator.behavior.queue_s = 600
-    backend = bench.backend(strategy="FLEX_START", max_wait="1s")
+    backend = bench.backend(strategy="FLEX_START")
     plan, bundle = bench.plan("print('never')")
-    handle = backend.submit(backend.plan(Job.from_dict(plan.job), bundle, "run"), bundle)
+    limits = {**plan.job["limits"], "max_wait": "1s"}
+    handle = backend.submit(backend.plan(Job.from_dict({**plan.job, "limits": limits}), bundle, "run"), bundle)
     status = ended(backend, handle)
     assert (status.state, status.exit_code) == (State.TIMED_OUT, None) and "insufficient" in status.reason
 

@@ -45,8 +45,8 @@ CASES = {
         {"accelerator_type": "NVIDIA_B200"},
     ),
     "flex_start": (
-        {"resources": {"accelerators": "B200:8"}, "limits": {"max_runtime": "7d"}},
-        {"strategy": "FLEX_START", "max_wait": "2h"},
+        {"resources": {"accelerators": "B200:8"}, "limits": {"max_runtime": "7d", "max_wait": "2h"}},
+        {"strategy": "FLEX_START"},
     ),
     "everything": (
         {
@@ -73,7 +73,7 @@ CASES = {
             },
         },
     ),
-    "private_connect": ({}, {"network_attachment": "my-attachment", "disable_retries": False}),
+    "private_connect": ({"retry": {"max_attempts": 3}}, {"network_attachment": "my-attachment"}),
 }
 
 
@@ -154,8 +154,7 @@ def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
             "options.vertex.reservations",
         ),
         ({}, {"reservations": ["mine"]}, "options.vertex.reservations"),
-        ({}, {"max_wait": "1h"}, "options.vertex.max_wait"),
-        ({}, {"max_wait": "soon", "strategy": "FLEX_START"}, "options.vertex.max_wait"),
+        ({"limits": {"max_wait": "0"}}, {"strategy": "FLEX_START"}, "limits.max_wait"),
         ({}, {"network": "projects/my-project/global/networks/default"}, "options.vertex.network"),
         ({}, {"tensorboard": "projects/p/locations/us-central1/tensorboards/1"}, "options.vertex.service_account"),
         (
