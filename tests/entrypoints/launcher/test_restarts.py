@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.testing.clock import VirtualClock
 from tests.entrypoints.launcher.world.test_channel import log_to
-from tests.entrypoints.launching import Attempt
+from tests.entrypoints.launching import CLEAN, Attempt
+from tests.stores import S3, running
 
 PAGE = Path(__file__).parents[3] / "docs" / "how" / "nodes.md"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
@@ -121,3 +124,36 @@ def test_an_exception_of_the_script_is_restarted_only_where_the_job_says_so(tmp_
         with Attempt(folder, script, restarts=1, restart_on=restart_on) as attempt:
             assert attempt.run() == [code]
             assert attempt.texts(0).count("start") == starts
+
+
+EPOCHS = """\
+import os, signal, time
+print("epoch", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["CLOUDTRAIN_EPOCH"], flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] < "2":
+    os.kill(os.getpid(), signal.SIGBUS)
+"""
+
+
+def test_each_restart_is_a_start_of_its_own_in_the_output(tmp_path):
+    with running(S3) as s3:
+        with Attempt(tmp_path, EPOCHS, restarts=2, output="s3://bucket/home", environ=s3.environ) as attempt:
+            assert attempt.run() == [0], attempt.status()
+            assert attempt.texts(0) == ["epoch 0 1", "epoch 1 2", "epoch 2 3"]
+        assert {f"home/run/epochs/{number:08d}.json" for number in (1, 2, 3)} <= set(s3.objects())
+
+
+AS_TORCHRUN = """\
+import os
+print({name: os.environ.get(f"TORCHELASTIC_{name}") for name in ("RESTART_COUNT", "MAX_RESTARTS")}, flush=True)
+os._exit(1 if os.environ["TORCHELASTIC_RESTART_COUNT"] < "2" else 0)
+"""
+
+
+def test_a_restart_is_told_as_torchrun_tells_it(tmp_path):
+    (tmp_path / "train.py").write_text(AS_TORCHRUN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=3"]
+    theirs = subprocess.run([*torchrun, "train.py"], cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
+    assert theirs.returncode == 0, theirs.stderr
+    with Attempt(tmp_path / "ours", AS_TORCHRUN, restarts=3, restart_on="any") as attempt:
+        assert attempt.run() == [0]
+        assert attempt.texts(0) == theirs.stdout.splitlines() and len(attempt.texts(0)) == 3
