@@ -34,7 +34,7 @@ over=0 # how many restarts followed the end of a slice
 phase() {{ scontrol show job -o "$id" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
 avoid() {{ # a node that failed the health check, beside those that are excluded already
   local bad all
-  bad=$(sed -n 's/.*"reason": "node [0-9]* (\([[:alnum:]._-]*\)) failed the health check.*/\1/p' node-0/status.json)
+  bad=$(sed -n 's/.*"reason": "node [0-9]* (\([[:alnum:]._-]*\)) failed the health check.*/\1/p' node-0/status.json 2>&-)
   [ "$bad" ] || return
   all=$(scontrol show job -o "$id" | sed -n 's/.* ExcNodeList=\([^ (][^ ]*\).*/\1,/p')
   scontrol update JobId="$id" ExcNodeList="$all$bad"
