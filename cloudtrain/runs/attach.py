@@ -15,7 +15,7 @@ from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import attached_history
+from cloudtrain.runs.attached_history import copy, forget
 from cloudtrain.runs.run import Run
 
 if TYPE_CHECKING:
@@ -135,6 +135,6 @@ def attach(uri: str, home: Path | None = None) -> Run:
         return Run(run_id, store)
     if record is not None and record.attached != uri:
         raise BadRequest(f"{run_id} is attached from {record.attached} already", "cloudtrain shows it from that place")
-    attached_history.forget(store, uri)
-    attached_history.copy(store, backend, attempts)
+    forget(store, uri)
+    copy(store, backend, attempts)
     return Run(run_id, store)

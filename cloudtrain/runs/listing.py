@@ -9,8 +9,8 @@ from typing import Any, overload
 from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.runs import progress
 from cloudtrain.runs.planning import spend
+from cloudtrain.runs.progress import of_run
 from cloudtrain.runs.run import Run
 
 
@@ -158,7 +158,7 @@ def _with_live(store: Store, row: table.Row, names: Sequence[str], wanted: Seque
     ended, values = row.record.status.state.final, list(row.values)
     if not ended or any(names[at] == "cost" and values[at] is None for at in wanted):
         attempts = store.attempts(row.record.run_id)
-        live = None if ended else progress.of_run(store, attempts)
+        live = None if ended else of_run(store, attempts)
         used = spend.total(attempts, store.home)
         found = {
             "cost": used.usd if attempts[-1].plan.price and not used.unpriced_s else None,

@@ -12,8 +12,9 @@ from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import MetricRow
-from cloudtrain.runs import reading, returned
 from cloudtrain.runs.planning import advice, attempts, fetched, spend
+from cloudtrain.runs.reading import read_run
+from cloudtrain.runs.returned import add_cause, is_call, values
 from cloudtrain.runs.state import RunState
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class RunResults(RunState):
             TimeoutError: The run is not final after `timeout_s` seconds. It continues.
         """
         status = self._succeeded(timeout_s, trust)
-        return returned.values(self.store, self.record, trust, 1)[0] if returned.is_call(self.record) else status
+        return values(self.store, self.record, trust, 1)[0] if is_call(self.record) else status
 
     def results(self, timeout_s: float | None = None, *, trust: bool = False) -> list[Any]:
         """Block until the run has SUCCEEDED; return what its function has returned on each rank.
@@ -79,7 +80,7 @@ class RunResults(RunState):
             TimeoutError: The run is not final after `timeout_s` seconds. It continues.
         """
         self._succeeded(timeout_s, trust)
-        return returned.values(self.store, self.record, trust)
+        return values(self.store, self.record, trust)
 
     def exception(self, timeout_s: float | None = None) -> RunFailed | None:
         """Block until the run has ended; return what `result` raises, None where it has SUCCEEDED.
@@ -107,8 +108,8 @@ class RunResults(RunState):
         status = self.wait(timeout_s)
         if status.state is not State.SUCCEEDED:
             failure = advice.failure(self.run_id, status, self.verdict)
-            if returned.is_call(self.record):
-                returned.add_cause(self.store, self.record, failure, trust)
+            if is_call(self.record):
+                add_cause(self.store, self.record, failure, trust)
             raise failure
         return status
 
@@ -130,9 +131,7 @@ class RunResults(RunState):
         if not first.isdigit():
             raise BadRequest(f"{after!r} is not a log cursor")
         with closing(self._refresher()) as refresher:
-            yield from reading.read_run(
-                self.store, self.run_id, refresher, int(first), inner or None, follow=follow, raw=raw
-            )
+            yield from read_run(self.store, self.run_id, refresher, int(first), inner or None, follow=follow, raw=raw)
 
     def metrics(self, name: str | None = None, *, rank: int | None = 0) -> Metrics:
         """Return the points of all curves, or of one, in the order in which they were logged.

@@ -251,9 +251,9 @@ class Run(RunResults):
             BadRequest: nothing is to be evaluated, or the run has no model that can be.
             BackendError: the platform refuses the job.
         """
-        from cloudtrain.runs import evaluation
+        from cloudtrain.runs.evaluation import Evaluation, submit_evaluation
 
-        asked_for = evaluation.Evaluation(
+        asked_for = Evaluation(
             None if data is None else os.fspath(data),
             tuple(tasks),
             None if include_path is None else os.fspath(include_path),
@@ -262,7 +262,7 @@ class Run(RunResults):
             limit,
         )
         self.refresh(lambda _: None)
-        sent, notes = evaluation.submit_evaluation(
+        sent, notes = submit_evaluation(
             self.store, self.run_id, asked_for, target=target, sets=sets, key=key, watch=self.watch, confirm=confirm,
             force=force,
         )  # fmt: skip

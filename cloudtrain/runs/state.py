@@ -10,8 +10,8 @@ from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
-from cloudtrain.runs import reading
 from cloudtrain.runs.planning import attempts
+from cloudtrain.runs.reading import Refresher
 from cloudtrain.runs.sending import handover, outcomes
 from cloudtrain.runs.watching import pace
 
@@ -64,10 +64,10 @@ class RunState:
             return record.status
         errors: list[CloudtrainError] = []
         if record.attached:
-            from cloudtrain.runs import attached_history
+            from cloudtrain.runs.attached_history import refresh
 
             try:
-                attached_history.refresh(self.store, self.run_id, record.attached)
+                refresh(self.store, self.run_id, record.attached)
             except CloudtrainError as gone:
                 if not final:
                     raise
@@ -116,8 +116,8 @@ class RunState:
         ):
             handover.start(self.store, newest.plan, instead=True)
 
-    def _refresher(self) -> reading.Refresher:
-        return reading.Refresher(
+    def _refresher(self) -> Refresher:
+        return Refresher(
             self.store,
             self.run_id,
             lambda: self.refresh(lambda _: None, may_send=not self.watch),
