@@ -50,6 +50,8 @@ def main() -> None:
     for line in sys.stdin:
         [(verb, what)] = json.loads(line).items()
         if verb == "start":
+            if "zero" in line:  # else each engine of DeepSpeed imports compilers for a second
+                import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
             pid = os.fork()
             if pid == 0:
                 become(**what)
