@@ -55,7 +55,8 @@ def torchrun(folder: Path, times: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"]
+    # More than one: the agent of the rank that lives counts the lost connection as a failure of its own, at times twice.
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", "train.py"]
     env = {**CLEAN, "TIMES": str(times), "OMP_NUM_THREADS": "1"}
     agents = [subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.DEVNULL) for _ in range(2)]
