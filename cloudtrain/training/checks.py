@@ -145,8 +145,9 @@ def try_batch(
     """
     import torch
 
-    in_memory = module("trainer.data.in_memory")
-    task = in_memory.make_task({"data": samples, "eval_data": held_out or None, **parts}, own_loss)
+    task = module("trainer.data.in_memory").make_task(
+        {"data": samples, "eval_data": held_out or None, **parts}, own_loss
+    )
     trials = [(f"the first {(count := min(len(samples), max(batch_size, 1), TRIED))} samples", task.train, count)]
     if held_out:
         trials.append((f"the first {(count := min(len(held_out), TRIED))} samples of eval_data", task.held_out, count))
@@ -169,9 +170,7 @@ def try_batch(
                 with _refused(f"the model cannot be {use} on {what}"), torch.set_grad_enabled(use == "trained"):
                     mine.train(use == "trained")
                     batch = task.to_device(batch, device)
-                    loss = (
-                        in_memory.loss_of(mine, batch[1], task.loss)[0] if own_loss else task.losses(mine, batch).sum()
-                    )
+                    loss = task.loss_of(mine, batch[1])[0] if own_loss else task.losses(mine, batch).sum()
                     if use == "trained":
                         _check_loss(loss)
                         loss.backward()

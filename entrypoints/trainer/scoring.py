@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from .arguments import Arguments
 from .data import documents, row_files
 from .data.language import CausalLM, Chat, Classification, labelled
+from .data.row_table import NEVER
 from .data.samples import padded
 from .data.tasks import Task
-from .data.token_cache import NEVER
 from .errors import Unsupported
 from .evaluation import joined
 from .saved import Saved

@@ -112,6 +112,7 @@ class Trainer:
             }  # fmt: skip
             if rank_input:
                 place[f"CLOUDTRAIN_INPUT_{rank_input}"] = f"{place[f'CLOUDTRAIN_INPUT_{rank_input}']}/{rank}"
+                place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "NODE_RANK": rank}
             if script.parent != ENTRYPOINTS:
                 place.setdefault("PYTHONPATH", ENTRYPOINTS)
             words = os.environ | {name: str(value) for name, value in place.items()}

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from ..columns import NO_MESSAGES, wrong_conversation
 from ..errors import Unsupported
 from ..labels import IGNORED
+from .row_table import NEVER
 from .samples import EMPTY, Item
-from .token_cache import NEVER
 from .token_rows import Encoder, Row, TokenRows, token_rows
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 from .. import collectives, meta_device
 from ..errors import Unsupported
 from ..labels import IGNORED
-from .in_memory import as_stream
-from .sample_stream import Samples, SampleStream
+from .sample_stream import OwnBatches, Samples
 from .tasks import LossOfLabels, Task, load_class, moved, options, weighed
 
 if TYPE_CHECKING:
@@ -30,11 +29,10 @@ OF_PREDICTIONS = ("metrics", "samples")  # what is computed of predictions()
 
 
 @dataclass
-class CustomTask(Task):
-    """Wraps an object of the user's class. A batch is the number of samples that count, and the user's own batch."""
+class CustomTask(OwnBatches):
+    """Wraps an object of the user's class."""
 
     own: Any = None
-    unit: ClassVar[str] = "samples"
     wraps: ClassVar[bool] = True
     streams: ClassVar[bool] = True
 
@@ -49,18 +47,8 @@ class CustomTask(Task):
         described = "a stream of samples" if arguments.streaming else f"{len(train):,} samples to train on"
         described += f", {len(held or ()):,} held out"
         kind = cls if hasattr(own, "loss") else CustomLanguageTask
-        return kind(getattr(own, "tokenizer", None), OwnSamples(train), held, default_collate, [], described, own=own)
-
-    def __post_init__(self) -> None:
-        self.own_collate = getattr(self.own, "collate", default_collate)
-        self.collate = self._collate
-
-    def _collate(self, items: list[Any]) -> Any:
-        return sum(counts for counts, _ in items), self.own_collate([item for _, item in items])
-
-    def stream(self, **batching: Any) -> SampleStream:
-        """Return this rank's batches of an iterable dataset."""
-        return as_stream(self, **batching)
+        collate = getattr(own, "collate", default_collate)
+        return kind(getattr(own, "tokenizer", None), OwnSamples(train), held, collate, [], described, own=own)
 
     @property
     def gathers(self) -> bool:
@@ -102,11 +90,6 @@ class CustomTask(Task):
         """Return the user's groups, none where the class has no such method."""
         return list(self.own.parameter_groups(model)) if hasattr(self.own, "parameter_groups") else []
 
-    def to_device(self, batch: Any, device: torch.device) -> Any:
-        """Return the batch where the model is."""
-        count, own = batch
-        return torch.tensor(count, device=device), moved(own, device)
-
     def count(self, model: Any, batch: Any) -> torch.Tensor:
         """Return over how many samples, or what the user counts, the loss of a batch is the mean."""
         samples, own = batch
@@ -114,24 +97,17 @@ class CustomTask(Task):
             return samples  # type: ignore[no-any-return]
         return torch.as_tensor(self.own.count(own), device=samples.device) * (samples > 0)
 
-    def size(self, batch: Any) -> torch.Tensor | int:
-        """Return how many samples a batch has."""
-        return batch[0]  # type: ignore[no-any-return]
-
-    def losses(self, model: Any, batch: Any) -> torch.Tensor:
-        """Return the loss of a batch, weighed so that the mean is that of the global batch."""
-        return weighed(self._loss(model, batch)[0], self.count(model, batch))
-
     def scores(self, model: Any, batch: Any) -> torch.Tensor:
         """Return (loss, what it is the mean of), and keep the predictions."""
-        loss, outputs = self._loss(model, batch)
+        loss, outputs = self.loss_of(model, batch[1])
         count = self.count(model, batch)
         if self.gathers and int(batch[0]) > 0:
             self.predicted.append(moved(self.own.predictions(outputs, batch[1]), "cpu"))
         return torch.stack([weighed(loss, count), count]).double()[None]
 
-    def _loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, Any]:
-        made = self.own.loss(model, batch[1])
+    def loss_of(self, model: Any, batch: Any) -> tuple[torch.Tensor, Any]:
+        """Return the user's loss of a batch and the outputs, None where it gives none."""
+        made = self.own.loss(model, batch)
         loss, outputs = made if isinstance(made, tuple) else (made, None)
         if loss.numel() != 1:
             raise Unsupported(

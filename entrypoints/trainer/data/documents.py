@@ -10,14 +10,16 @@ import glob
 import os
 import random
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import Unsupported
-from .parts import parts_of, readable, shards_of
-from .row_copies import NEVER, Copies
-from .row_files import ENDINGS, LINES, TABLES, Columns, Document, Documents, FileRows, HubRows
+from .parts import parts_of, shards_of
+from .row_files import ENDINGS, Columns, Document, whole_text
+from .row_table import NEVER, Documents, table_of
 from .shared_reading import Part, SharedReader
 
 STDLIB = "python-stdlib"
@@ -27,21 +29,27 @@ _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
 }  # fmt: skip
 
 
-def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str], copies: str = NEVER) -> Documents:
-    """Return the documents that names stand for, in the order of their hashes; raises Unsupported when there are none.
+def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str], folder: str = NEVER) -> Documents:
+    """Return the documents that names stand for, in the order of their hashes; collective.
 
     Args:
         names: Files, folders, globs, hub datasets or inputs.
         columns: Where rows have their text.
         inputs: Folders of the job's inputs.
-        copies: The folder of the token cache, in which rows of parquet and .json files are copied (row_copies.py).
+        folder: The token cache, in which rows are written to be mapped (row_table.py).
+
+    Raises:
+        Unsupported: There are no documents, or a row is wrong.
     """
-    parts, copied = list[Sequence[Document]](), Copies(copies)
-    for name in names:
-        parts += _found(name, columns, inputs, copied)
-    if not any(map(len, parts)):
+
+    def read() -> Iterator[Document]:
+        parts = (part for name in names for part in _parts(name, columns, inputs, lazily=False))
+        return SharedReader().documents(parts, columns)
+
+    found = Documents(table_of(read, folder))
+    if not found:
         raise Unsupported(f"there is no text in {', '.join(names)}")
-    return Documents(parts)
+    return found
 
 
 def located(name: str, inputs: Mapping[str, str]) -> str:
@@ -73,7 +81,7 @@ def stream(
         reader: Hands rows from rank to rank; the iterator is collective then. None: this process reads all of them.
     """
     reader = reader or SharedReader()
-    found = reader.documents((part for name in names for part in _streamed(name, columns, inputs)), columns)
+    found = reader.documents((part for name in names for part in _parts(name, columns, inputs, lazily=True)), columns)
     return shuffle(found, buffer, seed) if buffer > 1 else found
 
 
@@ -108,47 +116,30 @@ def hold_out(
     return documents[count:], documents[:count]
 
 
-def take(documents: Iterable[Document], max_bytes: int = -1) -> Iterator[str]:
-    """Yield the texts, at most that many bytes of UTF-8 in all; the last one is cut at a character."""
+def bounded(documents: Iterable[Document], max_bytes: int = -1) -> Iterator[Document]:
+    """Yield the documents, at most that many bytes of UTF-8 in all; the last one is cut at a character."""
     left = max_bytes
     for document in documents:
-        text = document.read()
         if max_bytes >= 0:
-            raw = text.encode("utf-8", "surrogatepass")
+            if left <= 0:
+                return
+            raw = document.read().encode("utf-8", "surrogatepass")
             if len(raw) > left:
-                text = raw[:left].decode("utf-8", "ignore")
+                document = replace(document, read=raw[:left].decode("utf-8", "ignore").__str__)
             left -= len(raw)
-        if text:
-            yield text
-        if max_bytes >= 0 and left <= 0:
-            return
+        yield document
 
 
-def _found(name: str, columns: Columns, inputs: Mapping[str, str], copied: Copies) -> Iterator[Sequence[Document]]:
-    """Yield the documents that a name stands for, file by file."""
-    files = _files_of(name, inputs)
-    if files is None:
-        rows, key = _hub(name, columns, lazily=False)
-        yield HubRows(rows, key, columns)
-        return
-    for file, key, in_folder in files:
-        suffix = file.suffix.lower()
-        if suffix in LINES | TABLES:
-            with readable(file):
-                yield FileRows(file, key, columns)
-        elif suffix in ENDINGS:
-            with readable(file):
-                yield copied.rows(file, key, columns)
-        elif whole := _whole(file, key, columns, in_folder):
-            yield [whole]
+def take(documents: Iterable[Document], max_bytes: int = -1) -> Iterator[str]:
+    """Yield the texts that are not empty, at most that many bytes of UTF-8 in all."""
+    return (text for document in bounded(documents, max_bytes) if (text := document.read()))
 
 
-def _streamed(name: str, columns: Columns, inputs: Mapping[str, str]) -> Iterator[Part]:
+def _parts(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool) -> Iterator[Part]:
     """Yield the parts of what a name stands for, and text files as documents."""
     files = _files_of(name, inputs)
     if files is None:
-        rows, key = _hub(name, columns, lazily=True)
-        yield from shards_of(rows, key)
+        yield from shards_of(*_hub(name, columns, lazily))
         return
     for file, key, in_folder in files:
         if file.suffix.lower() in ENDINGS:
@@ -193,10 +184,6 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _reader(file: Path) -> Callable[[], str]:
-    return lambda: file.read_bytes().decode("utf-8", "replace")
-
-
 def _whole(file: Path, key: str, columns: Columns, in_folder: bool) -> Document | None:
     """Return a text file as one document; None for one that was only found in a folder and holds no text."""
     if columns.label is not None:
@@ -207,7 +194,7 @@ def _whole(file: Path, key: str, columns: Columns, in_folder: bool) -> Document 
         binary = b"\0" in stream.read(8192)
     if binary and not in_folder:
         raise Unsupported(f"{file} is not text")
-    return None if binary else Document(key, _reader(file))
+    return None if binary else Document(key, partial(whole_text, str(file)), file=str(file))
 
 
 def like_hub_name(name: str) -> bool:

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.utils.data import default_collate
 
-from .. import collectives
 from .. import model as models
-from ..errors import Unsupported
 from ..labels import IGNORED
-from .sample_stream import Samples, SampleStream
+from .sample_stream import OwnBatches, Samples
 from .samples import EMPTY
-from .stream import StreamBatches
-from .tasks import LossOfLabels, Task, moved, weighed
+from .tasks import LossOfLabels, Task, weighed
 
 
 @dataclass
-class InMemoryTask(Task):
-    """Any module by any loss. A batch is the number of samples that count, and the user's own batch."""
+class InMemoryTask(OwnBatches):
+    """Any module by any loss."""
 
     parts: dict[str, Any] = field(default_factory=dict)
-    unit: ClassVar[str] = "samples"
-
-    def __post_init__(self) -> None:
-        self.loss, self.own_collate = self.parts.get("loss"), self.parts.get("collate") or default_collate
-        self.collate = self._collate
-
-    def _collate(self, items: list[Any]) -> Any:
-        return sum(counts for counts, _ in items), self.own_collate([item for _, item in items])
 
     def model(self, arguments: Any) -> torch.nn.Module:
         """Return the model that came with the job."""
@@ -50,32 +38,19 @@ class InMemoryTask(Task):
         if (hook := self.parts.get("communication_hook")) and hasattr(strategy.model, "register_comm_hook"):
             strategy.model.register_comm_hook(None, hook)
 
-    def stream(self, **batching: Any) -> StreamBatches:
-        """Return this rank's batches of an iterable dataset."""
-        return as_stream(self, **batching)
-
-    def to_device(self, batch: Any, device: torch.device) -> Any:
-        """Return the batch where the model is."""
-        count, own = batch
-        return torch.tensor(count, device=device), moved(own, device)
-
     def count(self, model: Any, batch: Any) -> torch.Tensor:
         """Return over how many labels, or samples, the loss of a batch is the mean."""
         count, own = batch
-        labels = labels_of(model, own, self.loss)
+        labels = labels_of(model, own, self.parts.get("loss"))
         return count if labels is None else labels * (count > 0)
 
-    def size(self, batch: Any) -> torch.Tensor | int:
-        """Return how many samples a batch has."""
-        return batch[0]  # type: ignore[no-any-return]
-
-    def losses(self, model: Any, batch: Any) -> torch.Tensor:
-        """Return the loss of a batch, weighed so that the mean is that of the global batch."""
-        return weighed(loss_of(model, batch[1], self.loss)[0], self.count(model, batch))
+    def loss_of(self, model: Any, batch: Any) -> tuple[Any, ...]:
+        """Return the mean loss of a batch, the model's outputs and the target."""
+        return loss_of(model, batch, self.parts.get("loss"))
 
     def scores(self, model: Any, batch: Any) -> torch.Tensor:
         """Return (loss, labels or samples that count, right ones, those that could be)."""
-        loss, outputs, target = loss_of(model, batch[1], self.loss)
+        loss, outputs, target = self.loss_of(model, batch[1])
         count = self.count(model, batch)
         right = torch.zeros(2, device=loss.device)
         if target is not None and not target.is_floating_point() and outputs.dim() == target.dim() + 1 == 2:
@@ -109,30 +84,11 @@ def make_task(parts: dict[str, Any], own_loss: bool) -> Task:
     """Return the task of what came with a job."""
     kind, wrap = (InMemoryTask, Samples) if own_loss else (InMemoryLanguageTask, Labelled)
     data, held_out = parts["data"], parts.get("eval_data")
-    task = kind(None, wrap(data), None if held_out is None else wrap(held_out), default_collate, parts=parts)
+    collate = parts.get("collate") or default_collate
+    task = kind(None, wrap(data), None if held_out is None else wrap(held_out), collate, parts=parts)
     task.described = f"{len(data):,} samples" if hasattr(data, "__len__") else "a stream of samples"
     task.described += f", {len(held_out):,} held out" if held_out is not None else ""
     return task
-
-
-def as_stream(task: Any, **batching: Any) -> SampleStream:
-    """Return this rank's batches of the iterable dataset in `train`; raises Unsupported where ranks read different ones."""
-    batches = SampleStream(task.train, **batching)
-    task.described += batches.described
-    if batches.readers == 1:
-        check_same_stream(repr(task.train.sample(0)))
-    batches.collate = task.collate  # type: ignore[method-assign]
-    return batches
-
-
-def check_same_stream(first: str) -> None:
-    """Raise Unsupported where ranks that read a whole stream find other samples in it; collective."""
-    found = collectives.every_rank(re.sub("0x[0-9a-f]+", "", first))
-    if odd := [rank for rank, each in enumerate(found) if each != found[0]]:
-        raise Unsupported(
-            f"rank {odd[0]} reads another first sample than rank 0: an IterableDataset yields the same samples on each rank, "
-            "or asks torch.utils.data.get_worker_info() for its part"
-        )
 
 
 def loss_of(model: Any, batch: Any, loss: Any) -> tuple[Any, Any, Any]:

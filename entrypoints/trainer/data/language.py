@@ -21,14 +21,14 @@ from ..kinds import CausalText, Conversations, LabelledTexts
 from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
-from .documents import NO_DATASET, hold_out, load, stream, take
+from .documents import NO_DATASET, bounded, hold_out, load, stream, take
 from .row_files import Columns, Document
+from .row_table import NEVER
 from .samples import Blocks, padded
 from .shared_reading import SharedReader
 from .stream import Texts
 from .tasks import Task
-from .token_cache import packed_tokens
-from .token_rows import Encoder, Row, Rows, token_rows
+from .token_rows import Encoder, Row, Rows, TokenRows, token_rows
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -79,12 +79,11 @@ class CausalLM(CausalText, TextTask):
         if tokenizer.eos_token_id is None:
             raise Unsupported("the tokenizer has no end-of-text token to put between documents")
         size = arguments.block_size
-        tokens, place = packed_tokens(lambda: take(train, arguments.max_train_bytes), tokenizer, arguments.token_cache)
-        blocks = Blocks(tokens, size, arguments.max_train_samples)
+        rows = packed(train, tokenizer, arguments.token_cache, arguments.max_train_bytes)
+        blocks = Blocks(rows.tokens, size, arguments.max_train_samples)
         held = _blocks(arguments, tokenizer, held_out) if held_out else None
         described = f"{len(blocks.tokens):,} tokens in {len(blocks):,} blocks, {len(held or ()):,} blocks held out"
-        described += f"; tokens are cached in {place}" if place else ""
-        return cls(tokenizer, blocks, held, default_collate, [], described)
+        return cls(tokenizer, blocks, held, default_collate, [], described + rows.kept)
 
     def summary(self, sums: list[float]) -> dict[str, float]:
         """Return the mean loss of a token and the perplexity."""
@@ -163,6 +162,23 @@ class Classification(LabelledTexts, TextTask):
         return {"f1": macro_f1(predictions["predictions"], predictions["labels"])}
 
 
+def packed(documents: Sequence[Document], tokenizer: Any, folder: str = NEVER, max_bytes: int = -1) -> TokenRows:
+    """Return the tokens of all texts, an end-of-text token behind each; of at most so many bytes of text.
+
+    `folder` is where they are kept (token_cache.py).
+    """
+
+    def rows(some: Sequence[Document]) -> list[Row]:
+        texts = [text for document in some if (text := document.read())]
+        if not texts:
+            return []
+        found = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return [([*ids, tokenizer.eos_token_id], None, -1) for ids in found]
+
+    chosen = documents if max_bytes < 0 else list(bounded(documents, max_bytes))
+    return token_rows(chosen, Encoder(rows, tokenizer, ("causal-lm",)), folder)
+
+
 def labelled(
     documents: Sequence[Document], tokenizer: Any, block_size: int, index: Mapping[str, int], folder: str
 ) -> Rows:
@@ -238,5 +254,5 @@ def _blocks(arguments: Arguments, tokenizer: Any, held_out: Sequence[Document]) 
     """Return held-out blocks."""
     # Four bytes a token is what English and code come to; the cut at the right block follows in Blocks.
     few = arguments.max_eval_samples * arguments.block_size * 16 if arguments.max_eval_samples >= 0 else -1
-    tokens, _ = packed_tokens(lambda: take(held_out, few), tokenizer, arguments.token_cache)
+    tokens = packed(held_out, tokenizer, arguments.token_cache, few).tokens
     return Blocks(tokens, arguments.block_size, arguments.max_eval_samples)

@@ -19,21 +19,11 @@ from .row_files import LINES, numbered_rows, parquet_rows
 
 RANGE = 1 << 20  # bytes of jsonl that a rank reads at a time
 
-Row = tuple[int, Any]  # its line or number, counted from 1
+Row = tuple[int, Any]  # its line or number, counted from 1; a row, or a `Line` that has one
 
 
-@dataclass(frozen=True)
-class Range:
-    """Bytes of a jsonl file, from one on."""
-
-    file: Path
-    key: str
-    begin: int
-
-    def read(self) -> tuple[int, list[tuple[int, str]]]:
-        """Return how many lines begin in it, and (number from 1, line) of those that are not empty."""
-        with readable(self.file):
-            return read_range(self.file, self.begin)
+class Line(str):
+    """A line of jsonl that is not parsed yet; it may be empty."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +45,13 @@ class Shard:
     relative: bool = False
 
 
-def parts_of(file: Path, key: str) -> Iterator[Range | Shard]:
+def parts_of(file: Path, key: str) -> Iterator[Shard]:
     """Yield the parts of a file of rows, in the order of the rows."""
     shown = os.fspath(file)
     if file.suffix.lower() in LINES:
-        yield from (Range(file, key, begin) for begin in range(0, file.stat().st_size, RANGE))
+        for begin in range(0, file.stat().st_size, RANGE):
+            rows = partial(_checked, file, partial(read_range, file, begin))
+            yield Shard(key, shown, rows, begin == 0, relative=True)
     elif file.suffix.lower() == ".parquet":
         with readable(file):
             counts = _row_groups(file)
@@ -70,7 +62,7 @@ def parts_of(file: Path, key: str) -> Iterator[Range | Shard]:
 
 
 def shards_of(rows: Any, key: str) -> Iterator[Shard]:
-    """Yield the shards of a streamed hub dataset."""
+    """Yield the shards of a hub dataset, one where it is not streamed."""
     total = getattr(rows, "num_shards", 1)
     for index in range(total):
         shard = partial(rows.shard, num_shards=total, index=index) if total > 1 else rows.__iter__
@@ -82,8 +74,8 @@ def row_group(file: Path, number: int, before: int) -> Iterator[Row]:
     yield from enumerate(parquet_rows(file, [number]), before + 1)
 
 
-def read_range(file: Path, begin: int) -> tuple[int, list[tuple[int, str]]]:
-    """Return how many lines begin in a byte range of a file, and (number from 1, line) of those that are not empty."""
+def read_range(file: Path, begin: int) -> Iterator[Row]:
+    """Yield (number from 1, line) of the lines that begin in a byte range of a file."""
     end = begin + RANGE
     with open(file, "rb") as stream:
         if begin:  # a line belongs to the range in which it begins
@@ -93,8 +85,7 @@ def read_range(file: Path, begin: int) -> tuple[int, list[tuple[int, str]]]:
         raw = stream.read(end - first) if first < end else b""
         if raw and not raw.endswith(b"\n"):
             raw += stream.readline()
-    lines = list(io.StringIO(raw.decode("utf-8-sig" if begin == 0 else "utf-8"), newline=None))
-    return len(lines), [(at, line) for at, line in enumerate(lines, 1) if line.strip()]
+    yield from enumerate(map(Line, io.StringIO(raw.decode("utf-8-sig" if begin == 0 else "utf-8"), newline=None)), 1)
 
 
 @contextmanager

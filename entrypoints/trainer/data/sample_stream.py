@@ -1,17 +1,22 @@
-"""One rank's samples of data in memory: by index, or of an iterable dataset as they come."""
+"""One rank's samples of the user's own data: by index, or of an iterable dataset as they come; and what tasks of them share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from .. import collectives
+from ..errors import Unsupported
 from . import shards
 from .samples import EMPTY
 from .stream import StreamBatches
+from .tasks import Task, moved, weighed
 
 MISSING = object()  # where a reader has ended
 
@@ -124,3 +129,48 @@ class SampleStream(StreamBatches):
         if self._spare is None:
             self._spare = self.texts.sample(0)
         return self._spare
+
+
+@dataclass
+class OwnBatches(Task):
+    """A task of the user's data and loss. A batch is the number of samples that count, and the user's own batch."""
+
+    unit: ClassVar[str] = "samples"
+
+    def __post_init__(self) -> None:
+        self.own_collate = self.collate
+        self.collate = self._collate
+
+    def _collate(self, items: list[Any]) -> Any:
+        return sum(counts for counts, _ in items), self.own_collate([item for _, item in items])
+
+    def stream(self, **batching: Any) -> SampleStream:
+        """Return this rank's batches of an iterable dataset; raises Unsupported where ranks read different ones."""
+        batches = SampleStream(self.train, **batching)
+        self.described += batches.described
+        if batches.readers == 1:
+            found = collectives.every_rank(re.sub("0x[0-9a-f]+", "", repr(self.train.sample(0))))
+            if odd := [rank for rank, each in enumerate(found) if each != found[0]]:
+                raise Unsupported(
+                    f"rank {odd[0]} reads another first sample than rank 0: an IterableDataset yields the same samples on "
+                    "each rank, or asks torch.utils.data.get_worker_info() for its part"
+                )
+        batches.collate = self.collate  # type: ignore[method-assign]
+        return batches
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        """Return the batch where the model is."""
+        count, own = batch
+        return torch.tensor(count, device=device), moved(own, device)
+
+    def size(self, batch: Any) -> torch.Tensor | int:
+        """Return how many samples a batch has."""
+        return batch[0]  # type: ignore[no-any-return]
+
+    def losses(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return the loss of a batch, weighed so that the mean is that of the global batch."""
+        return weighed(self.loss_of(model, batch[1])[0], self.count(model, batch))
+
+    def loss_of(self, model: Any, batch: Any) -> tuple[Any, ...]:
+        """Return the mean loss of the user's batch, and what else came of it."""
+        raise NotImplementedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,25 +56,6 @@ class Blocks(Dataset[Item]):
     def fingerprint(self) -> str:
         """Return a hash of all samples."""
         return hashlib.sha256(np.ascontiguousarray(self.tokens)).hexdigest()
-
-
-def token_groups(
-    texts: Iterable[str], tokenizer: Any, pieces: int = 256
-) -> Iterator[np.ndarray[Any, np.dtype[np.int32]]]:
-    """Yield the tokens of some texts at a time, at most `pieces`, an end-of-text token behind each text."""
-
-    def encoded() -> np.ndarray[Any, np.dtype[np.int32]]:
-        rows = tokenizer(group, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return np.concatenate([np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int32) for ids in rows])
-
-    group: list[str] = []
-    for text in texts:
-        group.append(text)
-        if len(group) == pieces or sum(map(len, group)) > MOST_TEXT:
-            yield encoded()
-            group = []
-    if group:
-        yield encoded()
 
 
 def padded(items: Sequence[Item], pad: int) -> Item:

@@ -22,17 +22,13 @@ from typing import Any
 import numpy as np
 
 from .progress import Progress
-from .row_copies import NEVER, default_folder
-from .samples import token_groups
-from .tokenizer import fingerprint
+from .row_table import default_folder
 
 PIECE = 4 << 20  # characters of text that one process takes at a time; a long text is one piece
 SMALLEST = 32 << 20  # bytes of text that are kept where no folder is named
-_FORMAT = "1 int32"
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 Arrays = tuple[Tokens, ...]
-Texts = Callable[[], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -50,24 +46,6 @@ class Work:
     encode: Callable[[Any], Iterable[Arrays]]
 
 
-def packed_tokens(texts: Texts, tokenizer: Any, folder: str = "") -> tuple[Tokens, str]:
-    """Return the tokens of all texts in one stream, and where they are kept, "" if in memory.
-
-    Args:
-        texts: gives the texts, each time from the first one on.
-        tokenizer: a tokenizer of transformers.
-        folder: where tokens are kept; "" is the user's cache, for large texts alone, and `none` keeps nothing.
-    """
-    if folder == NEVER or getattr(tokenizer, "backend_tokenizer", None) is None:
-        return in_memory(texts(), tokenizer), ""
-    digest, size = digest_of(texts(), tokenizer)
-    work = Work(
-        ("tokens",), lambda: _groups(texts()), lambda group: ((tokens,) for tokens in token_groups(group, tokenizer))
-    )
-    arrays, place = kept_arrays(work, digest, size, folder)
-    return arrays[0] if arrays else in_memory(texts(), tokenizer), place
-
-
 def kept_arrays(work: Work, digest: str, size: int, folder: str) -> tuple[Arrays | None, str]:
     """Return the memory-mapped arrays with a digest, made first where they are not there, and the folder they are in.
 
@@ -80,25 +58,6 @@ def kept_arrays(work: Work, digest: str, size: int, folder: str) -> tuple[Arrays
         return _kept(base / digest, work, Progress("tokenizing", size)), str(base / digest)
     except OSError as error:  # a full disk, a folder that is not writable, a file system without locks
         return None, f"memory only: {base}: {error.strerror or error}"
-
-
-def in_memory(texts: Iterable[str], tokenizer: Any, pieces: int = 256) -> Tokens:
-    """Return the tokens of all texts in one stream, an end-of-text token behind each."""
-    parts = list(token_groups(texts, tokenizer, pieces))
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
-
-
-def digest_of(texts: Iterable[str], tokenizer: Any) -> tuple[str, int]:
-    """Return what tells these texts and this tokenizer from all others, and the bytes of the texts."""
-    import tokenizers
-
-    whole, size = hashlib.sha256(), 0
-    for text in texts:
-        raw = text.encode("utf-8", "surrogatepass")
-        whole.update(len(raw).to_bytes(8, "big") + raw)
-        size += len(raw)
-    made_by = [_FORMAT, tokenizers.__version__, fingerprint(tokenizer), tokenizer.eos_token_id, whole.hexdigest()]
-    return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32], size
 
 
 def _kept(folder: Path, work: Work, progress: Progress) -> Arrays:
@@ -122,24 +81,6 @@ def _kept(folder: Path, work: Work, progress: Progress) -> Arrays:
     if arrays is None:
         raise OSError(f"{folder} was removed, or it changes while it is read")
     return arrays
-
-
-def _groups(texts: Iterable[str]) -> Iterator[tuple[list[str], int]]:
-    """Yield the texts in groups of `PIECE` characters, the last text whole, and the bytes of each group."""
-    group: list[str] = []
-    size = 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
-        if size >= PIECE:
-            yield group, _bytes(group)
-            group, size = [], 0
-    if group:
-        yield group, _bytes(group)
-
-
-def _bytes(group: list[str]) -> int:
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in group)
 
 
 def _piece(folder: Path, number: int, piece: Any, work: Work, wait: bool) -> bool:

@@ -18,8 +18,9 @@ from torch.utils.data import Dataset
 
 from ..labels import IGNORED
 from .row_files import Document
+from .row_table import NEVER
 from .samples import EMPTY, MOST_TEXT
-from .token_cache import NEVER, PIECE, Arrays, Work, kept_arrays
+from .token_cache import PIECE, Arrays, Work, kept_arrays
 from .tokenizer import fingerprint
 
 GROUP = 256  # documents that are tokenized at a time

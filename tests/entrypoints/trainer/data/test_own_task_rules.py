@@ -160,7 +160,7 @@ def test_a_derived_class_says_which_columns_it_reads(source: Path, capsys: pytes
 
 
 def test_labels_of_a_sample_that_does_not_count_are_ignored():
-    task = CustomLanguageTask(None, [], None, None, own=SimpleNamespace())
+    task = CustomLanguageTask(None, [], None, torch.utils.data.default_collate, own=SimpleNamespace())
     rows = [{"input_ids": torch.tensor([number, 8]), "labels": torch.tensor([number, 8])} for number in (1, 2)]
     batch = task.collate([(True, rows[0]), (False, rows[1])])
     assert batch["labels"].tolist() == [[1, 8], [-100, -100]] and batch["input_ids"].tolist() == [[1, 8], [2, 8]]

@@ -15,7 +15,9 @@ from tests.entrypoints.training import ENTRYPOINTS
 from trainer.arguments import Arguments  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
 from trainer.data.samples import EMPTY, IGNORED, Blocks, GlobalBatches, accumulation, loader, padded  # isort: skip
-from trainer.data.token_cache import in_memory as packed  # isort: skip
+from trainer.data import token_rows  # isort: skip
+from trainer.data.language import packed  # isort: skip
+from trainer.data.row_files import Document  # isort: skip
 from trainer.data.token_rows import Rows, TokenRows  # isort: skip
 
 assert ENTRYPOINTS
@@ -31,9 +33,11 @@ class Letters:
 
 
 @given(st.lists(st.text(alphabet="abc", max_size=30), max_size=20), st.integers(1, 9), st.integers(1, 5))
-def test_packing_keeps_every_token_once(texts: list[str], size: int, pieces: int):
-    stream = packed(texts, Letters(), pieces)
-    assert bytes(stream.astype(np.uint8)).split(b"\0")[:-1] == [text.encode() for text in texts]
+def test_packing_keeps_every_token_once(texts: list[str], size: int, group: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_rows, "GROUP", group)
+        stream = packed([Document("", text.__str__) for text in texts], Letters()).tokens
+    assert bytes(stream.astype(np.uint8)).split(b"\0")[:-1] == [text.encode() for text in texts if text]
     blocks = Blocks(stream, size)
     assert len(blocks) == math.ceil(len(stream) / size)
     items = [blocks[index] for index in range(len(blocks))]

