@@ -74,6 +74,7 @@ TABLE = {
         "backends/vertex/test_quickstart.py::test_vertex_local_trains_on_two_machines_as_the_guide_says",
     ),
     "cloudtrain/console/": ("console/test_compare.py", "console/test_sweep.py"),
+    "cloudtrain/history/": ("laws/test_store_load.py::test_fifty_writers_at_once",),
     "cloudtrain/nodes/": LAB,
     "cloudtrain/runs/": (
         "runs/test_distributed_env.py::test_accelerates_own_tests_pass[test_sync-2]",
