@@ -6,6 +6,7 @@ are in a file beside the pickle.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import io
@@ -165,28 +166,58 @@ def _dumps(obj: Any, function: Callable[..., Any], path: Path, where: str = "") 
         BadRequest: something cannot be pickled; it has the name of the variable.
     """
     stream = io.BytesIO()
-    arrays = module("trainer.pickles.array_file").ArrayFile(f"{path}.arrays")
-    try:
-        _pickler(stream, arrays).dump(obj)
-        arrays.close()
-    except OSError as error:
-        raise BadRequest(f"what is sent cannot be written in {path.parent}: {error}", "set TMPDIR") from error
-    except Exception as error:  # whatever an object's own __reduce__ raises
-        arrays.discard()
-        parts = {plain(function).__name__: function} if obj is function else named_arguments(function, *obj)
-        raise refusal(parts, error, lambda part: _fails(part, f"{path}.arrays"), where) from error
+
+    def parts() -> Mapping[str, Any]:
+        return {plain(function).__name__: function} if obj is function else named_arguments(function, *obj)
+
+    write(obj, stream, Path(f"{path}.arrays"), _pickler, parts, where)
     return stream.getvalue()
 
 
-def _fails(part: Any, path: str) -> bool:
-    arrays = module("trainer.pickles.array_file").ArrayFile(path)
+def write(
+    obj: Any,
+    stream: Any,
+    path: Path,
+    pickler: Callable[[Any, Any], Any],
+    parts: Callable[[], Mapping[str, Any]],
+    where: str = "",
+) -> None:
+    """Pickle an object, with its large tensors and arrays in a file beside it.
+
+    Args:
+        obj: the object.
+        stream: where the pickle is written.
+        path: the file beside it.
+        pickler: makes the pickler of a stream and an `ArrayFile`.
+        parts: returns what the object consists of, by the names of an error.
+        where: what follows such a name.
+
+    Raises:
+        BadRequest: a part cannot be pickled, or there is no room for it.
+    """
+
+    def fails(part: Any) -> bool:
+        arrays = array_file.ArrayFile(str(path))
+        try:
+            pickler(_Nowhere(), arrays).dump(part)
+        except Exception:
+            return True
+        finally:
+            arrays.discard()
+        return False
+
+    array_file = module("trainer.pickles.array_file")
+    arrays = array_file.ArrayFile(str(path))
     try:
-        _pickler(Nowhere(), arrays).dump(part)
-    except Exception:
-        return True
-    finally:
+        pickler(stream, arrays).dump(obj)
+        arrays.close()
+    except BadRequest:
+        raise
+    except Exception as error:  # whatever an object's own __reduce__ raises
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise BadRequest(f"what is sent cannot be written in {path.parent}: {error}", "set TMPDIR") from error
         arrays.discard()
-    return False
+        raise refusal(parts(), error, fails, where) from error
 
 
 def _pickler(stream: Any, arrays: Any) -> Any:
@@ -201,7 +232,7 @@ def _pickler(stream: Any, arrays: Any) -> Any:
     return Pickler(stream, arrays)
 
 
-class Nowhere:
+class _Nowhere:
     """A file that keeps nothing."""
 
     def write(self, piece: Any) -> int:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest, MissingExtra
 from cloudtrain.events import Status
 from cloudtrain.source.node_code import IN_MEMORY as ENTRYPOINT
+from cloudtrain.training.checks import check
 from cloudtrain.training.following import follow
 from cloudtrain.training.options import divide
-from cloudtrain.training.preflight import check
 from cloudtrain.training.result import TrainingResult, read_world
 from cloudtrain.training.shipping import load, make_synthetic, ship, sizes_of
 

@@ -1,25 +1,27 @@
-"""Pickle a model and the user's functions: modules of the user's own by value, parameters as references to files.
+"""Pickle a model, its data and the user's functions as functions are: modules of the user's own by value, arrays in a file.
 
-A model's parameters are written tensor by tensor beside the pickle (shipping.py). On a rank they are on the meta device
-until the strategy reads this rank's part of each (entrypoints/trainer/in_memory_model.py). Large tensors and arrays of
-anything else are in a file too, which a rank maps (parts_pickler.py).
+Parameters, tables and lists of samples are files too. A parameter is written beside the pickle tensor by tensor (shipping.py);
+on a rank it is on the meta device until the strategy reads this rank's part (entrypoints/trainer/in_memory_model.py).
+The object itself is pickled, with its code: what it draws at random for a sample is still drawn on the rank.
+A reference is a name and its arguments, a method of `Files` in entrypoints/trainer/data/mapped.py.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Mapping
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from cloudtrain.errors import BadRequest
 from cloudtrain.functions.modules import by_value
-from cloudtrain.functions.packing import Nowhere
-from cloudtrain.functions.refusal import refusal
+from cloudtrain.functions.packing import write
 from cloudtrain.source.node_code import module
 
-MAX_WITH_LISTS = 1 << 24  # bytes of a pickle that has lists of samples; of a larger one each sample is read by itself
+FEW = 100  # samples; of a longer list each is read by itself
 DATA = ("data", "eval_data")
+Pickler: Any = module("trainer.pickles.pickler").Pickler
 
 
 def stored_parameters(model: Any) -> tuple[dict[str, Any], str]:
@@ -51,31 +53,14 @@ def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> i
         stored: parameters of the model, by name, of which only name, shape and type are pickled.
 
     Raises:
-        BadRequest: a part cannot be pickled.
+        BadRequest: a part cannot be pickled, or there is no room for it.
     """
-    from cloudtrain.training.parts_pickler import BesideFiles, PartsPickler, lists_of_samples
-
     path, whole = folder / "parts.pkl", _pickled_parameters(parts.get("model"), stored)
     lists = {key: each for name in DATA for key, each in lists_of_samples(parts.get(name)).items()}
-    limit = MAX_WITH_LISTS + sum(whole.values()) if lists else None
-    with by_value():
-        while True:
-            files = BesideFiles(folder, stored, frozenset(whole), lists if limit is None else {})
-            try:
-                with open(path, "wb") as stream:
-                    PartsPickler(_Bounded(stream, limit), files).dump(parts)
-                    files.arrays.close()
-                return path.stat().st_size - sum(whole.values())
-            except _TooLarge:
-                limit = None
-            except BadRequest:
-                raise
-            except Exception as error:  # whatever an object's own __reduce__ raises
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                files.discard()
-                raise _refusal(parts, error, folder, stored) from error
-            files.discard()
+    files = Files(folder, {id(each): name for name, each in stored.items()}, frozenset(whole), lists)
+    with by_value(), open(path, "wb") as stream:
+        write(parts, stream, folder / "arrays", lambda *given: PartsPickler(*given, files), lambda: parts)
+    return path.stat().st_size - sum(whole.values())
 
 
 def _pickled_parameters(model: Any, stored: Mapping[str, Any]) -> dict[int, int]:
@@ -88,36 +73,73 @@ def _pickled_parameters(model: Any, stored: Mapping[str, Any]) -> dict[int, int]
     return {each.untyped_storage().data_ptr(): each.nbytes for each in own}
 
 
-def _refusal(parts: Mapping[str, Any], error: Exception, folder: Path, stored: Mapping[str, Any]) -> BadRequest:
-    """Return the error for parts that cannot be pickled."""
-    from cloudtrain.training.parts_pickler import BesideFiles, PartsPickler
+@dataclass(frozen=True)
+class Files:
+    """What is in files beside a pickle."""
 
-    def fails(obj: Any) -> bool:
-        files = BesideFiles(folder, stored, frozenset(), {})
-        try:
-            PartsPickler(Nowhere(), files).dump(obj)
-        except Exception:
-            return True
-        finally:
-            files.discard()
-        return False
+    folder: Path  # where they are written
+    parameters: Mapping[int, str]  # of the model whose values are in files of their own: `id` -> name
+    whole: frozenset[int]  # the memory of parameters that are pickled, by address: no other may share it on a rank
+    lists: Mapping[int, Sequence[Any]]  # whose samples are read one by one, by `id`
 
-    return refusal(parts, error, fails)
-
-
-class _TooLarge(Exception):
-    """The pickle is larger than its limit."""
+    def new_path(self, kind: str, suffix: str) -> tuple[int, Path]:
+        """Return the number and the path of a list's or a table's file."""
+        place = self.folder / kind
+        place.mkdir(exist_ok=True)
+        number = len([*place.glob(f"*{suffix}")])
+        return number, place / f"{number}{suffix}"
 
 
-class _Bounded:
-    """A file to write to that may have a limit."""
+class PartsPickler(Pickler):  # type: ignore[misc]
+    """Pickles to a stream, to the file of arrays and to the files beside it."""
 
-    def __init__(self, stream: IO[bytes], limit: int | None) -> None:
-        self.stream, self.left = stream, limit
+    SMALL = 1024
 
-    def write(self, piece: Any) -> int:
-        if self.left is not None:
-            self.left -= memoryview(piece).nbytes
-            if self.left < 0:
-                raise _TooLarge
-        return self.stream.write(piece)
+    def __init__(self, stream: Any, arrays: Any, files: Files) -> None:
+        super().__init__(stream, arrays, files.whole)
+        self._files = files
+        if tables := sys.modules.get("datasets.table"):
+            self.refer[tables.MemoryMappedTable] = self._table
+        if files.lists:
+            self.refer |= {list: self._list, tuple: self._list}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if (name := self._files.parameters.get(id(obj))) is not None:
+            return name, tuple(obj.shape), obj.dtype, obj.requires_grad
+        return super().persistent_id(obj)
+
+    def _table(self, obj: Any) -> Any:
+        import pyarrow  # type: ignore[import-untyped]
+
+        number, path = self._files.new_path("tables", ".arrow")
+        with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, obj.table.schema) as writer:
+            writer.write_table(obj.table)
+        return "table", number
+
+    def _list(self, obj: Sequence[Any]) -> Any:
+        """Write the samples of a list one after the other, each pickled by itself."""
+        if id(obj) not in self._files.lists:
+            return None
+        number, path = self._files.new_path("lists", ".pkl")
+        ends = array("q")
+        with open(path, "wb") as stream:
+            pickler = PartsPickler(stream, self.arrays, self._files)
+            for sample in obj:
+                pickler.dump(sample)
+                pickler.forget()
+                ends.append(stream.tell())
+        path.with_suffix(".ends").write_bytes(ends.tobytes())
+        return "samples", number
+
+
+def lists_of_samples(data: Any) -> dict[int, Sequence[Any]]:
+    """Return the long lists, by `id`, that a dataset asks for samples only: itself, and those that torch wraps."""
+    from torch.utils import data as wrappers
+
+    if type(data) in (list, tuple):
+        return {id(data): data} if len(data) > FEW else {}
+    if type(data) is wrappers.Subset:
+        return lists_of_samples(data.dataset)
+    if type(data) is wrappers.ConcatDataset:
+        return {key: each for part in data.datasets for key, each in lists_of_samples(part).items()}
+    return {}

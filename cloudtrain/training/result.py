@@ -17,19 +17,7 @@ class World(TypedDict):
 
 
 class TrainingResult(World):
-    """The result of `train_distributed`, a dictionary with these keys.
-
-    Attributes:
-        model: the trained model, the same object that was passed.
-        model_name: the name of its class.
-        final_loss: the last loss that rank 0 logged.
-        run_id: id of the run, for `cloudtrain show`.
-        synthetic: whether model and data were synthetic.
-        status: always "distributed_trained"; a failure raises.
-        nodes_used: nodes that trained.
-        world_size: processes that trained.
-        device: `cpu` or `cuda`, of rank 0.
-    """
+    """The result of `train_distributed`, a dictionary; its docstring has the keys."""
 
     model: Any
     model_name: str

@@ -188,7 +188,7 @@ def test_each_sample_of_a_large_list_is_read_where_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Any
 ):
     given = rows()
-    monkeypatch.setattr(pickling, "MAX_WITH_LISTS", 2000)
+    monkeypatch.setattr(pickling, "FEW", 50)
     data = wrap(given)
     again = on_a_rank(tmp_path, data)
     assert len(again) == len(data)
@@ -251,7 +251,7 @@ import resource, sys
 from pathlib import Path
 import numpy, torch
 from torch.utils.data import TensorDataset
-from cloudtrain.training import parts_pickler, shipping
+from cloudtrain.training import pickling, shipping
 from trainer import in_memory_model
 
 SIZE = 1 << 26
@@ -303,11 +303,8 @@ def test_neither_the_client_nor_a_rank_holds_a_copy(tmp_path: Path):
 
 
 @pytest.mark.train
-def test_ranks_learn_from_mapped_data_and_single_samples_what_one_process_learns(
-    census: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_learn_from_mapped_data_and_single_samples_what_one_process_learns(census: Path):
     """A list whose samples are read one by one and views of one tensor; a worker process reads them too."""
-    monkeypatch.setattr(pickling, "MAX_WITH_LISTS", 500)
     points = Points(361)
     samples = [points[at] for at in range(361)]
     inputs, target = (torch.stack(each) for each in zip(*samples[:300], strict=True))
