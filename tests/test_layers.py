@@ -33,6 +33,8 @@ LATE = {
     ("runs.run", "runs.sending.resume"): "pydantic",
     ("runs.run", "runs.evaluation"): "pydantic",
     ("runs.state", "runs.watching.watch"): "all that a watcher does, where one is alive already",
+    ("runs.state", "runs.live_card"): "what a notebook shows",
+    ("runs.results", "runs.live_card"): "what a notebook shows",
     ("runs.state", "runs.attached_history"): "readers of event files, for attached runs alone",
 }
 PYDANTIC = {"job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py

@@ -63,6 +63,7 @@ def main() -> int:
 
 def refuse(reason: str) -> int:
     print(f"cloudtrain.function: {reason}", file=sys.stderr, flush=True)
+    keep("error", "json", json.dumps({"type": "Refused", "text": reason}).encode())
     return EXIT_REFUSED
 
 

@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 BUSY_S = 60.0  # how long a writer waits for another process that holds a lock
 UNHELD_S = 10.0  # how long for a lock that no process of this machine holds
 LOOKS = 10  # for its holder in that time
+MOST_OPEN = 8  # idle connections of a process: each takes three descriptors and 0.6 MB
 CHECKED_BYTES = 4 << 20  # of a history that is checked whole whenever it is opened: 2 ms for each MiB
 MOST_VERSIONS = 1000  # of the schema that this cloudtrain takes for those of a newer one
 # What SQLite may also say of a damaged file, and of an error of ours: the file is checked.
@@ -67,7 +69,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._opened: object = None  # identity of the file that the connection is to
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._pid = 0
+        self._pid = self._readers = self._used = 0
         _OPEN.add(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -96,7 +98,11 @@ class Database:
     def read(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection for reading; raises StoreError."""
         with self.translated_errors():
-            yield self.open()
+            self._readers += 1
+            try:
+                yield self.open()
+            finally:
+                self._readers -= 1
 
     def write(self) -> sqlite3.Connection:
         """Begin a transaction and return its connection, for a `with` block that commits it, or rolls it back if it raises.
@@ -201,6 +207,10 @@ class Database:
                     raise
                 self._connection = self._connect_copy()
             self._pid = os.getpid()
+            idle = [each for each in list(_OPEN) if each is not self and each._connection and not each._readers]
+            for each in sorted(idle, key=lambda each: each._used)[: max(len(idle) - MOST_OPEN, 0)]:
+                each.close()
+        self._used = next(_USES)
         assert self._connection is not None
         return self._connection
 
@@ -328,6 +338,7 @@ class Database:
 
 
 _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
+_USES = count(1)
 
 
 def _close_all() -> None:

@@ -73,14 +73,15 @@ def frame_of(rows: Any, times: Sequence[str]) -> Any:
     return frame
 
 
-def card(store: Store, run_id: str) -> str:
-    """Return a run as a small piece of HTML: state, times, reason, and a curve for each of its first metrics."""
+def card(store: Store, run_id: str, more: Sequence[tuple[str, str]] = ()) -> str:
+    """Return a run as a small piece of HTML: state, times, reason, `more` rows, and a curve for each of its first metrics."""
     record = store.find(run_id)
     status = record.status
     rows = [
         ("backend", record.backend if record.target in ("", record.backend) else f"{record.target} ({record.backend})"),
         ("took", _took(status.started_at, status.ended_at)),
         ("reason", status.reason),
+        *more,
     ]
     curves = []
     for summary in store.curves.summary(run_id)[:6]:

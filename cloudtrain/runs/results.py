@@ -191,6 +191,14 @@ class RunResults(RunState):
             no_metrics=missing, costs=spend.describe_attempts(self.attempts, self.store.home),
         )  # fmt: skip
 
+    def _ipython_display_(self) -> None:
+        """Show the run's card in a notebook, which is drawn again until the run has ended."""
+        from cloudtrain.runs.live_card import live_card
+
+        self.refresh()
+        if live_card(self) is None:
+            raise NotImplementedError  # as IPython asks for: it takes the next way to show it
+
     def _repr_html_(self) -> str:
         from cloudtrain.report import notebook
 

@@ -72,7 +72,7 @@ def values(store: Store, run: RunRecord, trust: bool, ranks: int | None = None) 
 def add_cause(store: Store, run: RunRecord, failure: RunFailed, trust: bool) -> None:
     """Make the exception of a failed call the cause of a failure, with the traceback of the node among its notes.
 
-    Of another user's run only the text is read.
+    Of another user's run only the text is read, as of an exception that cannot be loaded here.
     """
     try:
         with _kept(store, run, "error") as (folder, names):
@@ -80,17 +80,16 @@ def add_cause(store: Store, run: RunRecord, failure: RunFailed, trust: bool) -> 
                 return
             about = json.loads(untrusted.read_file(folder, names[0], MOST_ERROR))
             texts = {name: str(about.get(name, "")) for name in ("type", "text", "traceback", "pickle")}
-            cause: BaseException = RemoteError(f"{texts['type']}: {texts['text']}")
+            failure.__cause__ = RemoteError(f"{texts['type']}: {texts['text']}")
             if texts["pickle"] and (trust or not _owner(run)):
                 loaded = pickle.loads(base64.b64decode(texts["pickle"]))
-                cause = loaded if isinstance(loaded, BaseException) else cause
+                failure.__cause__ = loaded if isinstance(loaded, BaseException) else failure.__cause__
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # what is left is a report of the failure: it does not hide it
         failure.add_note(f"the exception of the node cannot be read: {type(error).__name__}: {error}")
-        return
-    cause.add_note(f"on the node:\n{texts['traceback']}")
-    failure.__cause__ = cause
+    if failure.__cause__ is not None and texts["traceback"]:
+        failure.__cause__.add_note(f"on the node:\n{texts['traceback']}")
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from cloudtrain.runs.reading import Refresher
 from cloudtrain.runs.sending import handover, outcomes
 from cloudtrain.runs.watching import pace
 
+CARD_S = 1.0  # a notebook shows the card of a run that is waited for longer
+
 
 class RunState:
     """A run's rows in the history and its state."""
@@ -126,7 +128,7 @@ class RunState:
         )
 
     def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:
-        """Block until the run is final and return its status.
+        """Block until the run is final and return its status. In a notebook the run's card is shown meanwhile.
 
         Args:
             timeout_s: Seconds to wait at most; None for no limit.
@@ -138,16 +140,22 @@ class RunState:
         Raises:
             TimeoutError: The run is not final after `timeout_s` seconds. It continues.
         """
-        began = self.store.clock.monotonic()
+        began, card = self.store.clock.monotonic(), None
         with closing(self._refresher()) as refresher:
             while True:
                 record = self.record
                 if tick:
                     tick(record)
                 if record.status.state.final:
+                    if card:
+                        card.join()
                     return record.status
                 age_s = self.store.clock.monotonic() - began
                 if timeout_s is not None and age_s > timeout_s:
                     raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
+                if card is None and tick is None and age_s > CARD_S and "IPython" in sys.modules:
+                    from cloudtrain.runs import live_card
+
+                    card = live_card.live_card(self)
                 refresher.tick()
                 self.store.clock.sleep(attempts.pause(age_s, 0.02))  # a look is one row of a local file

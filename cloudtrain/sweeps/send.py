@@ -47,12 +47,16 @@ class Trials:
         self._bundle = replace(bundle, source=f"{self._folder.name}/source")
         self._submitters: dict[str, ExactlyOnce] = {}
         self._plans: dict[int, Plan] = {}  # of calls that are sent together, by the number of the trial
+        self._first: dict[str, Plan] = {}  # of a call on each target; the others differ in their number only
 
     def most_together(self, number: int, params: Mapping[str, Any], target: str) -> int:
         """Return how many calls the platform takes in one request; 1 where each is to be sent by itself."""
-        submitter, plan = self._submitter(target), self._plan(number, params, target)
-        waits = not self.sweep.of_calls or upstream.waits_for(submitter.store, plan)
-        return 1 if waits else submitter.client(plan).most_together(plan)
+        if not self.sweep.of_calls:
+            return 1
+        if target not in self._first:
+            self._first[target] = self._plan(number, params, target)
+        submitter, plan = self._submitter(target), self._first[target]
+        return 1 if upstream.waits_for(submitter.store, plan) else submitter.client(plan).most_together(plan)
 
     def expect(self, trials: Sequence[TrialRecord]) -> None:
         """Let the platform send the calls that are submitted next, of one target, in one request. Raises what planning does."""

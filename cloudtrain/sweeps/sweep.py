@@ -204,7 +204,7 @@ class Sweep:
             self.ensure_driven()
             if end is not None and self._history.clock.monotonic() > end:
                 raise TimeoutError(f"{self.sweep_id} is still {record.state}")
-            self._history.clock.sleep(0.5)
+            self._history.clock.sleep(0.1)
         return record
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> i
     lists = {key: each for name in DATA for key, each in lists_of_samples(parts.get(name)).items()}
     files = Files(folder, {id(each): name for name, each in stored.items()}, frozenset(whole), lists)
     with by_value(), open(path, "wb") as stream:
-        write(parts, stream, folder / "arrays", lambda *given: PartsPickler(*given, files), lambda: parts)
+        write(parts, stream, folder / "arrays", lambda *to: PartsPickler(to[0], to[1], files), lambda: parts)
     return path.stat().st_size - sum(whole.values())
 
 

@@ -154,6 +154,8 @@ def test_another_python_and_another_pickle_are_refused_before_anything_is_loaded
     done = start(tmp_path, "--python", "2.7", code=harm)
     assert done.returncode == 78
     assert "pickled with Python 2.7, and this node runs Python 3." in done.stderr
+    told = json.loads((tmp_path / "out" / "returned" / "error-1-0.json").read_text())
+    assert told["text"] in done.stderr, "it becomes the cause of the RunFailed"
     done = start(tmp_path, code=harm)
     assert done.returncode == 78
     assert "is not the one that was submitted" in done.stderr

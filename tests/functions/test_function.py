@@ -176,6 +176,22 @@ def test_a_damaged_exception_hides_no_failure(ended, data):
     assert "the exception of the node cannot be read" in "".join(caught.value.__notes__)
 
 
+class Strict(Exception):
+    """An exception that pickle cannot make again, as many are whose constructor takes more than one argument."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+def test_an_exception_that_cannot_be_loaded_is_read_as_text(ended):
+    kept = base64.b64encode(pickle.dumps(Strict("no loss", "step 3"))).decode()
+    about = {"type": "Strict", "text": "no loss in step 3", "traceback": "line 3", "pickle": kept}
+    failure = ended({"error-1-0.json": json.dumps(about).encode()}, State.FAILED).exception()
+    assert repr(failure.__cause__) == "RemoteError('Strict: no loss in step 3')"
+    assert failure.__cause__.__notes__ == ["on the node:\nline 3"]
+    assert "cannot be read: TypeError" in "".join(failure.__notes__)
+
+
 def test_a_damaged_value_is_said(ended):
     with pytest.raises(BadRequest, match="has returned a value that cannot be loaded here: UnpicklingError"):
         ended({"value-1-0.pkl": b"no pickle"}).result()

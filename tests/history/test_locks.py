@@ -144,3 +144,17 @@ def test_a_log_that_was_cut_under_an_open_history_is_damage(home):
     assert second.watcher() is None or second.watcher().owner == str(ME)
     second.offer("run")
     assert list(home.glob("*.corrupt-*"))
+
+
+def test_many_runs_that_are_held_keep_few_connections(tmp_path):
+    """A program that holds 1,000 runs would run out of descriptors and memory; what is being read stays open."""
+    held = [Store(tmp_path) for _ in range(3 * database.MOST_OPEN)]
+    reader = held[0].database
+    with reader.read() as connection:
+        rows = connection.execute("SELECT 1 UNION SELECT 2")
+        for store in held[1:]:
+            assert store.runs() == []
+        assert [row[0] for row in rows] == [1, 2]
+    opened = [store for store in held if store.database._connection is not None]
+    assert opened == [held[0], *held[-database.MOST_OPEN - 1 :]], "the last that were used"
+    assert held[1].runs() == []

@@ -5,6 +5,9 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import sys
+import threading
+import types
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -19,6 +22,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.report import comparison, page, plots, use
 from cloudtrain.runs import listing
+from cloudtrain.runs.live_card import live_card
 from cloudtrain.runs.run import Run
 
 
@@ -273,6 +277,46 @@ def test_a_card_stands_numbers_of_any_size(run):
     run.store.record("tiny-1-a1", metrics=rows)
     card = run._repr_html_()
     assert "huge" in card and 'points="0.0,1.0 53.3,31.0 160.0,16.0"' in card
+
+
+class Kernel:
+    """What a card needs of IPython: a shell with a kernel, and displays that can be updated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kernel, self.shown = object(), []
+        shell = types.ModuleType("IPython")
+        shell.get_ipython = lambda: self
+        shell.display = types.ModuleType("IPython.display")
+        shell.display.HTML, shell.display.display = str, self.display
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+        monkeypatch.setitem(sys.modules, "IPython.display", shell.display)
+
+    def display(self, html: str, *, display_id: bool) -> Kernel:
+        assert display_id
+        self.update(html)
+        return self
+
+    def update(self, html: str) -> None:
+        self.shown.append(html)
+
+
+def test_the_card_of_a_notebook_is_drawn_again_at_the_end(run, monkeypatch):
+    with pytest.raises(NotImplementedError):  # a terminal's IPython prints it
+        run._ipython_display_()
+    kernel = Kernel(monkeypatch)
+    lines = [
+        LogLine("t", 0, 0, n, text, f"1/{n}") for n, text in enumerate(["first", "::cloudtrain::x", "<b>last</b>"])
+    ]
+    monkeypatch.setattr(Run, "logs", lambda self, **_: iter(lines))
+    card = live_card(run)
+    card.join()
+    assert "<th>last line</th>" not in kernel.shown[0] and "FAILED" in kernel.shown[0]
+    assert "<td> &lt;b&gt;last&lt;/b&gt;</td>" in kernel.shown[-1] and "to cancel" not in kernel.shown[-1]
+    in_thread = []
+    thread = threading.Thread(target=lambda: in_thread.append(live_card(run)))
+    thread.start()
+    thread.join()
+    assert in_thread == [None], "what waits in a thread draws nothing into the cell of another"
 
 
 def test_a_run_and_runs_in_a_notebook(run, home):

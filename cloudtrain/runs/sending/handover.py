@@ -138,8 +138,7 @@ def _is_fresh(marker: Path, clock: Clock = SYSTEM, seconds: float = BIRTH_S) -> 
 def _start_process(home: Path, message: Message) -> None:
     with suppress(OSError):
         (home / STARTING).touch()
-    # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
-    command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.runs.watching.watch_all", str(home)]
+    command = [sys.executable, "-m", "cloudtrain.runs.watching.watch_all", str(home)]
     hidden = message["sources"]
     begins_with = {
         name: value for name, value in environment.select(os.environ, environment.BASE).items() if name not in hidden

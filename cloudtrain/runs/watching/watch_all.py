@@ -312,7 +312,10 @@ def main() -> int:
     os.environ.update(environment.select(shell, (*environment.credentials(), *environment.BASE)))
     code = 0
     try:
-        HomeWatcher(home, shell).run(messages)
+        watcher = HomeWatcher(home, shell)
+        # It starts as fast as the job. From now on it is nicer: where ranks share this machine's cores, it waits, not they.
+        os.nice(5)
+        watcher.run(messages)
     except Exception:
         traceback.print_exc()
         code = 1
