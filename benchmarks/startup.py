@@ -25,6 +25,7 @@ dist.barrier()
 assert dist.get_world_size() == 2
 dist.destroy_process_group()
 """
+ROLES = "name: roles\nroles:\n  trainer: {entrypoint: hello.py}\n  server: {run: exec sleep 600}\n"
 # The floor for two ranks: nothing but two interpreters with the five variables of env://.
 SPAWN = """
 import os, socket, subprocess, sys
@@ -59,6 +60,8 @@ def main() -> int:
             "name: ranks\nentrypoint: ranks.py\nprocesses_per_node: 2\nenv: {OMP_NUM_THREADS: 1}\n"
         )
         subprocess.run(["git", "init", "-q", str(source)], check=True)
+        (source / "nodes.yaml").write_text("name: nodes\nentrypoint: hello.py\nnum_nodes: 2\n")
+        (source / "roles.yaml").write_text(ROLES)
         env = dict(os.environ, CLOUDTRAIN_HOME=str(folder / "home"), HOME=str(folder))
 
         def run(*argv: object) -> Sample:
@@ -92,7 +95,14 @@ def main() -> int:
             },
             rounds,
         )
-    found = light | ends | ranks
+        roles = interleaved(
+            {
+                "a job of two nodes": lambda: run(ours, "submit", "nodes.yaml", "--wait"),
+                "two roles of a node each": lambda: run(ours, "submit", "roles.yaml", "--wait"),
+            },
+            rounds,
+        )
+    found = light | ends | ranks | roles
     body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],
                  ["command", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
     body += f"\n\n{rounds} rounds, interleaved. Base install: {mebibytes:.1f} MiB in {distributions} distributions"
@@ -118,6 +128,7 @@ def main() -> int:
             wall("two ranks, cloudtrain") - wall("two ranks, bare env:// spawn"),
             0.3,
         ),
+        ("two roles, wall s over two nodes", wall("two roles of a node each") - wall("a job of two nodes"), 0.3),
         ("base install, MiB", mebibytes, 34.0),
         ("base install, distributions", distributions, 15),
     ]

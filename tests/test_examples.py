@@ -21,7 +21,8 @@ SHOWN = {
     "own-script": r"trained by 2 processes",
     "function": r"value: 2\.5\nerror: ZeroDivision(.|\n)*steps 4 to 6(.|\n)*'rank': 1, 'weight': 2\.998}(.|\n)*best: 0\.3",
     "sbatch": r"step=3 mean=0\.50",
-    "roles": r"role evaluator is ready\n(.|\n)*step=300 held_out=0\.00",
+    "train-eval": r"role evaluator is ready\n(.|\n)*step=50 eval_loss=\d(.|\n)*step=300 eval_loss=0\.00",
+    "grpo": r"role rollout is ready\n(.|\n)*mean reward of 10 steps: 0\.0\d at first, 0\.[5-9]\d at last",
     "train_distributed": r"'nodes_used': 3, .*'status': 'distributed_trained'(.|\n)*accuracy 0\.9",
     "classification": r"held-out loss .* accuracy (1\.000|0\.9)",
     "ddp": r"2 x cpu, strategy ddp (.|\n)*held-out loss 6\.\d+ -> [345]\.",
@@ -31,7 +32,7 @@ SHOWN = {
     "pp": r"strategy ddp \(pipeline 2, 1f1b\), wrapper PipelineStage(.|\n)*held-out loss 6\.\d+ -> [345]\.",
     "lora": r"of them learn; (.|\n)*held-out loss 5\.\d+ -> [34]\.",
 }
-ELSEWHERE = {"quickstart"}  # make demo; its losses over machines: tests/backends
+ELSEWHERE = {"quickstart", "ray"}  # make demo; its losses over machines: tests/backends
 
 
 def commands(folder: Path) -> list[str]:

@@ -86,13 +86,14 @@ class Manifest:
     @classmethod
     def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
         """Return the manifest for an attempt of a validated job."""
+        form, argv = job.node_program()
         framework = "" if job.distributed_env in ("auto", "always") else job.distributed_env
         texts = [*(job.argv()[1:] if job.form != "shell" else ()), *job.env.values()]
         extended = (
             job.form != "script" or job.setup or job.resume_args or job.kept or any(map(placeholders.used, texts))
         ) or framework
         return cls(
-            form=job.form,
+            form=form,
             setup=job.setup or "",
             resume_args=tuple(job.resume_args),
             compat=job.compat or "",
@@ -109,7 +110,7 @@ class Manifest:
             version=ROLES if job.roles else MOVED if job.checkpoint.folder else EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
-            argv=tuple(job.argv()),
+            argv=tuple(argv),
             nodes=job.num_nodes,
             min_nodes=job.min_nodes,
             processes_per_node=job.processes,

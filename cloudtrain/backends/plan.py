@@ -80,6 +80,14 @@ class Plan:
         """The role of each node, the main one's first; [] for a job without roles."""
         return [str(role["name"]) for role in self.manifest.get("roles", ()) for _ in range(int(role["nodes"]))]
 
+    def nodes_of(self, role: str) -> list[int]:
+        """Return the nodes of a role; raises BadRequest where the job has no such role."""
+        names = self.node_roles
+        if role not in names:
+            known = ", ".join(dict.fromkeys(names))
+            raise BadRequest(f"the run has no role {role}", f"choose from {known}" if known else "leave --role out")
+        return [node for node, name in enumerate(names) if name == role]
+
     @property
     def main_nodes(self) -> int:
         """The nodes of the main role; of a job without roles, all."""

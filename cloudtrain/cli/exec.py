@@ -26,12 +26,19 @@ SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh
 @click.option(
     "--rank", type=click.IntRange(0), help="The rank, counted over all nodes; default: the first of the node."
 )
+@options.role_option
 @click.option("-i", "--stdin", is_flag=True, help="Pass standard input to the command.")
 @click.option(
     "-t", "--terminal", "wants_terminal", is_flag=True, help="Give the command this terminal; refused without -i."
 )
 def command(
-    run_id: str, args: tuple[str, ...], node: int | None, rank: int | None, stdin: bool, wants_terminal: bool
+    run_id: str,
+    args: tuple[str, ...],
+    node: int | None,
+    rank: int | None,
+    role: str | None,
+    stdin: bool,
+    wants_terminal: bool,
 ) -> int:
     """Run a command in the folder and environment of a rank.
 
@@ -53,7 +60,7 @@ def command(
         raise BadRequest("-t needs a terminal and -i", "leave -t out in a script")
     argv = args or SHELL
     inside = Inside.of(runs.find(run_id))
-    place = inside.node_of(node, rank)
+    place = inside.node_of(node, rank, role)
     term = os.environ.get("TERM") or "xterm" if wants_terminal else "-"
     where = "-" if rank is None else str(rank)
     program = inside.program("exec", place, where, term, *argv, stdin=stdin, terminal=wants_terminal)

@@ -19,8 +19,9 @@ from cloudtrain.errors import BadRequest
 )
 @click.option("--node", type=click.IntRange(0), help="The node; default: that of --rank, or 0.")
 @click.option("--rank", type=click.IntRange(0), help="Use the node of this rank.")
+@options.role_option
 @options.json_option
-def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json: bool) -> int:
+def command(run_id: str, ports: str, node: int | None, rank: int | None, role: str | None, as_json: bool) -> int:
     """Forward a port of a node to this computer, as for TensorBoard.
 
     Ctrl-C ends the forwarding only, and the run continues. The server on the node must listen on 127.0.0.1 or on
@@ -35,7 +36,7 @@ def command(run_id: str, ports: str, node: int | None, rank: int | None, as_json
 
     port, local = _parse_ports(ports)
     inside = Inside.of(runs.find(run_id))
-    place = inside.node_of(node, rank)
+    place = inside.node_of(node, rank, role)
     program = inside.connection(place, port)
     if not program.argv and program.stream is None:
         raise BadRequest(

@@ -10,8 +10,9 @@ from cloudtrain.cli.view import options, runs, terminal
 @options.command()
 @options.run_or_newest
 @click.option("--rank", type=click.IntRange(0), help="Only this rank.")
+@click.option("--role", metavar="NAME", help="Only ranks of this role.")
 @options.json_option
-def command(run_id: str | None, rank: int | None, as_json: bool) -> int:
+def command(run_id: str | None, rank: int | None, role: str | None, as_json: bool) -> int:
     """Print the Python stacks of all ranks of a run.
 
     The run continues meanwhile. cloudtrain sends a signal (SIGRTMIN+7) to each rank, and the rank writes its own stacks. The
@@ -27,7 +28,11 @@ def command(run_id: str | None, rank: int | None, as_json: bool) -> int:
     inside = Inside.of(runs.find(run_id))
     inside.record("stack")
     seen = silent = 0
+    plan = inside.attempt.plan
+    roles, nodes = plan.node_roles, plan.nodes_of(role) if role is not None else range(inside.nodes)
     for node, rows, why in inside.stacks():
+        if node not in nodes:
+            continue
         for row in rows:
             if rank not in (None, row["rank"]):
                 continue
@@ -35,7 +40,7 @@ def command(run_id: str | None, rank: int | None, as_json: bool) -> int:
             if as_json:
                 terminal.print_json({"node": node, **row})
                 continue
-            head = f"node {node}  rank {row['rank']}  pid {row['pid']}  {row['state']}"
+            head = f"node {node}  {f'role {roles[node]}  ' if roles else ''}rank {row['rank']}  pid {row['pid']}  {row['state']}"
             if seen > 1:
                 terminal.print_lines("")
             terminal.print_lines(f"{head}  {row['command']}", style="bold")

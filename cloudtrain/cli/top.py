@@ -83,6 +83,7 @@ def _print(run: Run, as_json: bool) -> None:
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     """Yield what each node of the newest attempt has reported last."""
     attempt = run.attempts[-1]
+    roles = attempt.plan.node_roles
     for node in range(int(attempt.plan.manifest.get("nodes") or 1)):
         event = run.store.latest(attempt.attempt_id, node, "usage")
         if event is None or not (usage := events.read_usage(event.data)):
@@ -90,6 +91,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
         world = run.store.latest(attempt.attempt_id, node, "world")
         yield {
             "node": node,
+            "role": roles[node] if roles else "",
             "host": str(world.data.get("hostname") or "") if world else "",
             "at": event.at,
             "cpu_percent": usage.cpu_percent,
@@ -105,7 +107,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     total = [gpu["memory_total_bytes"] for gpu in row["gpus"] if gpu["memory_total_bytes"] is not None]
     memory = format_size(int(sum(used))) if used else ""
     return [
-        str(row["node"]),
+        f"{row['node']} {row['role']}".rstrip(),
         row["host"],
         "" if row["cpu_percent"] is None else f"{row['cpu_percent']:.0f}%",
         "" if row["memory_bytes"] is None else format_size(int(row["memory_bytes"])),

@@ -138,6 +138,8 @@ class RoleKeys(TypedDict, total=False):
     """As the job's."""
     setup: str | None
     """As the job's."""
+    ray: bool
+    """As the job's."""
     secrets: Sequence[str]
     """Secrets of the job that a service gets; the main role gets all."""
     ports: Sequence[int]
@@ -168,6 +170,8 @@ class JobKeys(TypedDict, total=False):
     """Shell script that runs once per node, instead of an entrypoint."""
     trainer: bool
     """true: run the shared trainer (cloudtrain's own training program) instead of an entrypoint."""
+    ray: bool
+    """true: start a Ray cluster on the nodes; the entrypoint runs on the first one, with RAY_ADDRESS."""
     setup: str | None
     """Shell script that runs once per node before the training; if it fails, the job ends."""
     resume_args: Sequence[str | int | float | bool]

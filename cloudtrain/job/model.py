@@ -68,6 +68,7 @@ Kept = Annotated[
     Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
 ]
 SHARED_TRAINER = ".cloudtrain/train.py"
+RAY = ".cloudtrain/launcher/ray_cluster.py"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
 
@@ -103,6 +104,10 @@ class JobModel(Spec):
     trainer: bool = Field(
         default=False,
         description="true: run the shared trainer (cloudtrain's own training program) instead of an entrypoint.",
+    )
+    ray: Flag = Field(
+        default=False,
+        description="true: start a Ray cluster on the nodes; the entrypoint runs on the first one, with RAY_ADDRESS.",
     )
     setup: str | None = Field(
         default=None, description="Shell script that runs once per node before the training; if it fails, the job ends."
@@ -233,6 +238,12 @@ class JobModel(Spec):
             return "shell"
         return "command" if isinstance(self.entrypoint, list) else "script"
 
+    def node_program(self) -> tuple[str, list[str]]:
+        """Return `form` and `argv` of what the launcher runs: with `ray`, what starts Ray around them."""
+        if not self.ray:
+            return self.form, self.argv()
+        return "script", [RAY, *(["--"] if self.form == "command" else []), *self.argv()]
+
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems that others found with the job, with the file and line of their paths."""
         return [located(problem, self._document) for problem in problems]
@@ -267,8 +278,8 @@ class JobModel(Spec):
 
     @property
     def processes(self) -> int:
-        """Ranks of a node; 1 for a command or a shell text, which may start ranks of its own."""
-        if self.form != "script":
+        """Ranks of a node; 1 for a command or a shell text, which may start ranks of its own, and with Ray."""
+        if self.form != "script" or self.ray:
             return self.processes_per_node or 1
         return self.processes_per_node or self.resources.gpus or 1
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
     from cloudtrain.job.model import JobModel
 
-PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup")
+PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup", "ray")
 
 
 def main_of(data: Mapping[str, Any]) -> str:
@@ -65,8 +65,9 @@ def to_manifest(job: JobModel) -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"name": name, "nodes": role.num_nodes, "after": role.after, "ports": role.all_ports}
         if made:
             own = program(job, name)
+            form, argv = own.node_program()
             entry |= {
-                "argv": own.argv(), "form": own.form, "processes_per_node": own.processes, "rank_env": own.has_rank_env,
+                "argv": argv, "form": form, "processes_per_node": own.processes, "rank_env": own.has_rank_env,
                 "env": dict(own.env), "setup": own.setup or "", "secrets": role.secrets, "ready": role.ready,
                 "ready_s": duration_s(role.ready_timeout), "restart": role.restart,
             }  # fmt: skip

@@ -197,7 +197,9 @@ def _entry(job: JobModel) -> Iterator[Conflict]:
             if getattr(job, name):
                 hint = 'write them into the text, or entrypoint: ["bash", "run.sh"]'
                 yield Conflict(("run", name), Problem("is not passed to a script: run is shell text", name, hint))
-    if job.form != "script" and (job.processes_per_node or 1) > 1:
+    if job.ray:
+        yield from _ray(job)
+    elif job.form != "script" and (job.processes_per_node or 1) > 1:
         message = f"is {job.processes_per_node}, but a command runs once per node and starts its own processes"
         yield Conflict(("entrypoint", "run", "processes_per_node"), Problem(message, "processes_per_node", "remove it"))
     if job.distributed_env != "auto" and job.form != "script":
@@ -230,6 +232,16 @@ def _placeholders(job: JobModel) -> Iterator[Conflict]:
             hint = f"{{{{input:{name}}}}} is the literal text"
             message = f"uses {{input:{name}}}, but the job has no such input"
             yield Conflict((field, "inputs"), Problem(message, path, hint))
+
+
+def _ray(job: JobModel) -> Iterator[Conflict]:
+    """Yield what cannot be combined with Ray, which starts the processes."""
+    for key, given in (
+        ("run", job.run is not None), ("trainer", job.trainer), ("processes_per_node", (job.processes_per_node or 1) > 1)
+    ):  # fmt: skip
+        if given:
+            hint = "write entrypoint: [bash, script.sh]" if key == "run" else "remove it"
+            yield Conflict(("ray", key), Problem("cannot be combined with ray: true", key, hint))
 
 
 def find_keys(job: JobModel) -> list[Problem]:

@@ -382,6 +382,7 @@ class Role(Spec):
     processes_per_node: Processes | None = Field(default=None, description="As the job's.")
     env: Many[dict[Name, Text]] = Field(default_factory=dict, description="As the job's.")
     setup: str | None = Field(default=None, description="As the job's.")
+    ray: Flag = Field(default=False, description="As the job's.")
     secrets: Few[list[Name]] = Field(
         default_factory=none_yet, description="Secrets of the job that a service gets; the main role gets all."
     )

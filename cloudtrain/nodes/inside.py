@@ -65,7 +65,7 @@ def processes(attempt: str, node: int) -> dict[int, Process]:
 
 
 def ranks(found: dict[int, Process], node: int) -> dict[int, int]:
-    """Return rank -> pid of its first process. A process without RANK is that of its node."""
+    """Return rank -> pid of its first process. One without RANK is that of its node, with roles of its role."""
     first: dict[int, tuple[int, int]] = {}
     has_ranks = any(b"RANK" in env for _, _, env in found.values())
     for pid, (parent, start, env) in found.items():
@@ -75,7 +75,9 @@ def ranks(found: dict[int, Process], node: int) -> dict[int, int]:
         above = found.get(parent)
         if above is not None and above[2].get(b"RANK") == rank:
             continue
-        number = node if rank is None else int(rank)
+        if rank is None:
+            rank = b"%d" % node if b"CLOUDTRAIN_ROLE" not in env else env.get(b"CLOUDTRAIN_NODE_RANK", b"0")
+        number = int(rank)
         if number not in first or start < first[number][0]:
             first[number] = (start, pid)
     return {rank: first[rank][1] for rank in sorted(first)}

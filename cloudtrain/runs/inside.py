@@ -60,13 +60,22 @@ class Inside:
         """How many nodes were asked for; with min_nodes fewer may run."""
         return int(self.attempt.plan.manifest["nodes"])
 
-    def node_of(self, node: int | None, rank: int | None) -> int:
-        """Return the node on which a rank runs; raises BadRequest where there is no such node or rank."""
-        ranks_per_node = int(self.attempt.plan.manifest["processes_per_node"])
-        count = self.attempt.plan.main_nodes * ranks_per_node  # of the main role
+    def node_of(self, node: int | None, rank: int | None, role: str | None = None) -> int:
+        """Return the node on which a rank runs; raises BadRequest where there is no such node, rank or role.
+
+        Args:
+            node: counted over all nodes, those of the main role first.
+            rank: one of the role's; without a role, of the main one's.
+            role: without a node and a rank, its first node.
+        """
+        plan = self.attempt.plan
+        program: Mapping[str, Any] = next((each for each in plan.manifest.get("roles", ()) if each["name"] == role), {})
+        nodes = plan.nodes_of(role) if role is not None else list(range(plan.main_nodes))
+        ranks_per_node = int({**plan.manifest, **program}["processes_per_node"])
+        count = len(nodes) * ranks_per_node
         if rank is not None and rank >= count:
             raise BadRequest(f"there is no rank {rank}: they are counted from 0, and the last is {count - 1}")
-        found = node if node is not None else (rank or 0) // ranks_per_node
+        found = node if node is not None else nodes[(rank or 0) // ranks_per_node]
         if found >= self.nodes:
             raise BadRequest(f"there is no node {found}: they are counted from 0, and the last is {self.nodes - 1}")
         return found

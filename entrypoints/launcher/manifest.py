@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VERSIONS = (1, 2, 3, 4)
 PREFIX = "CLOUDTRAIN_MANIFEST_"
 OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints, and of no checkpoint
+RAY = ".cloudtrain/launcher/ray_cluster.py"  # starts Ray around a script of the user's
 
 
 class Manifest:
@@ -83,7 +84,7 @@ class Manifest:
     @property
     def is_ours(self) -> bool:
         """Whether the script is one of ours."""
-        return self.argv[0].startswith(OURS)
+        return self.argv[0].startswith(OURS) and self.argv[0] != RAY
 
     @property
     def main_nodes(self) -> int:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.job.job import Job
+from cloudtrain.job.model import RAY
 from cloudtrain.job.roles import find_shared_ports
 from cloudtrain.job.rules import find_keys
 from cloudtrain.nodes.paths import check_shared_output
@@ -143,11 +145,35 @@ def test_two_nodes_of_one_machine_share_no_port():
     assert "uses port 8000 as trainer does" in next(find_shared_ports(both)).message
 
 
-def test_a_rank_is_one_of_the_main_role():
+def test_a_rank_is_one_of_its_role():
     roles = {"trainer": {"num_nodes": 2}, "server": {"run": "serve", "num_nodes": 2}}
     job = Job(entrypoint="train.py", processes_per_node=3, roles=roles)
-    plan = SimpleNamespace(manifest=Manifest.of(job, "r", 1).to_dict(), main_nodes=job.main_nodes)
+    plan = object.__new__(Plan)
+    object.__setattr__(plan, "manifest", Manifest.of(job, "r", 1).to_dict())
     inside = Inside(None, SimpleNamespace(plan=plan), None)
     assert (inside.node_of(None, 5), inside.node_of(3, None), inside.node_of(None, None)) == (1, 3, 0)
     with pytest.raises(BadRequest, match="there is no rank 6: they are counted from 0, and the last is 5"):
         inside.node_of(None, 6)
+    assert (inside.node_of(None, None, "server"), inside.node_of(None, 1, "server")) == (2, 3)
+    with pytest.raises(BadRequest, match="there is no rank 2: "):
+        inside.node_of(None, 2, "server")
+    with pytest.raises(BadRequest, match="the run has no role jury"):
+        inside.node_of(None, None, "jury")
+
+
+def test_ray_starts_around_the_program_of_a_role_and_refuses_what_starts_processes_itself(tmp_path):
+    roles = {"trainer": {"entrypoint": ["python", "app.py"], "ray": True, "num_nodes": 2}, "server": {"run": "serve"}}
+    job = Job.from_dict({"source": str(tmp_path), "roles": roles})
+    assert (job.form, job.argv(), job.processes) == ("command", ["python", "app.py"], 1)
+    made = Manifest.of(job, "r", 1)
+    assert (made.form, made.argv) == ("script", (RAY, "--", "python", "app.py")) and made.processes_per_node == 1
+    service = {"trainer": {"entrypoint": "a.py"}, "server": {"entrypoint": "serve.py", "ray": True}}
+    main, server = Manifest.of(Job.from_dict({"source": str(tmp_path), "roles": service}), "r", 1).roles
+    assert "argv" not in main and (server["form"], server["argv"]) == ("script", [RAY, "serve.py"])
+    for keys, path in (
+        ({"run": "app"}, "run"),
+        ({"entrypoint": "a.py", "processes_per_node": 2}, "processes_per_node"),
+    ):
+        with pytest.raises(BadJob) as refused:
+            Job.from_dict({"source": str(tmp_path), "ray": True, **keys})
+        assert [problem.path for problem in refused.value.problems] == [path]

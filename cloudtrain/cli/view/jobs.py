@@ -36,6 +36,7 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
     args = words.args
     name = [] if words.name is None else [f"name={words.name}"]
     settings = [*words.sets, *name, *layout_settings(words.gpus, words.nodes, words.processes)]
+    settings += ["ray=true"] if words.ray else []
     settings += [_environment_setting(text) for text in words.env]
     if words.module is not None:
         if words.job is not None:

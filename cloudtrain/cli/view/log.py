@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from cloudtrain import events
 from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal, note
 from cloudtrain.diagnosis.tail import Tail
-from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 
 if TYPE_CHECKING:
@@ -51,9 +50,8 @@ class LineFormatter:
         self._all = node is None and rank is None and role is None
         self._node, self._rank = node, rank
         self._roles = attempt.plan.node_roles
-        if role is not None and role not in self._roles:
-            known = ", ".join(dict.fromkeys(self._roles))
-            raise BadRequest(f"the run has no role {role}", f"choose from {known}" if known else "leave --role out")
+        if role is not None:
+            attempt.plan.nodes_of(role)  # raises BadRequest
         self._role = role
         self._platform = attempt.plan.backend  # Slurm's own lines
         self._prefixed = not raw and int(manifest["nodes"]) * int(manifest["processes_per_node"]) > 1

@@ -26,6 +26,7 @@ class JobWords(NamedTuple):
     module: str | None = None
     name: str | None = None
     env: tuple[str, ...] = ()
+    ray: bool = False
 
 
 class Argument(click.Argument):
@@ -222,6 +223,7 @@ def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f
             metavar="MODULE",
             help="Run a module of the source, as python -m does, with ARGS. No job file is read.",
         ),
+        click.option("--ray", is_flag=True, help="Start a Ray cluster on the nodes; short for --set ray=true."),
         click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
         click.option(
             "-e",
@@ -247,6 +249,7 @@ def layout(function: F, gpus: str = GPUS) -> F:
     )
 
 
+role_option = click.option("--role", metavar="NAME", help="A role of the job; --rank counts within it.")
 take_over_option = click.option(
     "--take-over",
     is_flag=True,

@@ -1,0 +1,80 @@
+"""Nodes with `ray: true`: real launchers, and a package `ray` that keeps its nodes in a folder. tests/backends/results has
+the real one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from cloudtrain.job.job import Job
+from tests.entrypoints.launching import Attempt
+
+NODES = """\
+import os
+def init(address, **_):
+    pass
+def nodes():
+    return [{"Alive": True} for _ in os.listdir("../../ray")]
+"""
+START = """\
+import os, signal, socket, sys
+if "--head" in sys.argv:
+    words = dict(word.split("=") for word in sys.argv if "=" in word)
+    if os.path.exists("../../broken"):
+        sys.exit("no head here")
+    server = socket.create_server(("", int(words["--port"])))
+here = f"../../ray/{os.getpid()}"
+open(here, "w").close()
+def leave(*_):
+    os.remove(here)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+while True:
+    signal.pause()
+"""
+FAKE = {"ray/__init__.py": NODES, "ray/scripts/__init__.py": "", "ray/scripts/scripts.py": START}
+
+
+def attempt(root: Path, script: str, entrypoint: str | list[str] = "train.py") -> Attempt:
+    job = Job(entrypoint=entrypoint, args=["a b"], source=str(root.parent), ray=True, num_nodes=2)
+    form, argv = job.node_program()
+    (root / "ray").mkdir(parents=True)
+    return Attempt(root, script, nodes=2, form=form, argv=tuple(argv), files=FAKE, environ={"PYTHONPATH": "."})
+
+
+def test_the_command_runs_once_when_all_nodes_have_joined_and_its_code_is_the_attempts(tmp_path):
+    script = (
+        "import os, sys\nhost, port = os.environ['RAY_ADDRESS'].split(':')\n"
+        "print(sys.argv[1:], host, len(os.listdir('../../ray')), 'RANK' in os.environ, flush=True)\nsys.exit(7)\n"
+    )
+    for name, entrypoint in (("script", "train.py"), ("command", ["python", "train.py"])):
+        with attempt(tmp_path / name, script, entrypoint) as one:
+            assert one.run() == [7, 7]
+            assert "['a b'] 127.0.0.1 2 False" in one.texts(0, 0) and one.texts(1, 1) == []
+            assert one.status(0)["reason"].startswith("node 0: rank 0 exited with code 7")
+            assert list((tmp_path / name / "ray").iterdir()) == [] and one.left() == []
+
+
+def test_a_command_that_is_asked_to_stop_still_has_ray(tmp_path):
+    script = (
+        "import os, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(1)\n"
+        "    print('saved with', len(os.listdir('../../ray')), flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    with attempt(tmp_path / "a", script) as one:
+        one.start()
+        one.heard("up", 0)
+        one.launchers[0].send_signal(signal.SIGTERM)
+        assert one.wait() == [75, 75]
+        assert "saved with 2" in one.texts(0, 0) and one.left() == []
+
+
+def test_a_head_that_does_not_start_ends_the_attempt_and_is_quoted(tmp_path):
+    with attempt(tmp_path / "a", "print('never')") as one:
+        (tmp_path / "a/broken").touch()
+        assert one.run() == [1, 1]
+        assert {"no head here", "Ray has ended on this node with exit code 1"} <= set(one.texts(0, 0))
+        assert one.left() == []
