@@ -97,6 +97,10 @@ def from_rank(owner: int, make: Callable[[], T], group: Any = None) -> T:
 
 def from_leader(make: Callable[[], T], group: Any = None) -> T:
     """Return on every rank what the first rank of its machine makes; an error of one is raised everywhere. Collective."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return make()
     place, mine, error = int(os.environ.get("LOCAL_RANK", "0")), list[T](), None
     try:
         mine = [] if place else [make()]
@@ -105,7 +109,7 @@ def from_leader(make: Callable[[], T], group: Any = None) -> T:
     found = every_rank((mine, error), group)
     if errors := [raised for _, raised in found if raised is not None]:
         raise errors[0]
-    return found[rank() - place if len(found) > 1 else 0][0][0]
+    return found[rank() - place][0][0]
 
 
 def every_rank(mine: T, group: Any = None) -> list[T]:
