@@ -77,9 +77,10 @@ class Node:
             while not is_open(host, port):
                 self._attend("Ray's head")
             address = self._env["RAY_ADDRESS"] = f"{host}:{port}"
-            counting = self._command = subprocess.Popen(
-                [sys.executable, "-c", COUNT, address, str(self._nodes)], env=self._env
-            )
+            head = self._count(address, 1)  # a node that joins before waits only half a minute for it
+            while head.poll() is None:
+                self._attend("Ray's head")
+            counting = self._count(address, self._nodes)
             while counting.poll() is None:
                 self._attend(f"one of the {self._nodes} nodes of the Ray cluster")
                 self._welcome(server, f"{port} {self._folder}\n")
@@ -92,6 +93,11 @@ class Node:
         while running.poll() is None:
             self._attend()
         return exit_code(running.returncode)
+
+    def _count(self, address: str, nodes: int) -> subprocess.Popen[bytes]:
+        """Start what ends when so many nodes are alive."""
+        self._command = subprocess.Popen([sys.executable, "-c", COUNT, address, str(nodes)], env=self._env)
+        return self._command
 
     def _welcome(self, server: socket.socket, line: str) -> None:
         """Tell nodes that ask how to join."""
