@@ -8,6 +8,7 @@ interfaces and end with a `ray stop` for the whole host, so it serves no host wi
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -50,6 +51,8 @@ class Node:
         )
         self._env = {name: value for name, value in os.environ.items() if name not in PRIVATE}
         self._env.setdefault("RAY_COLOR_PREFIX", "0")  # the log is a file
+        # Ray 2.52 or newer; docs.ray.io/en/latest/ray-security/token-auth.html, read 2026-11-29
+        self._env.setdefault("RAY_AUTH_MODE", "token")
         self._env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + self._env.get("PATH", os.defpath)
         self._end_at = monotonic() + JOIN_S
         self._folder = ""  # of the cluster, on each host: Ray takes the head's
@@ -69,9 +72,12 @@ class Node:
         """Be the head, and run the command when all nodes have joined."""
         port, dashboard = free_port(), free_port(DASHBOARD_PORT)
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets must be
+        token = "" if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & self._env.keys() else secrets.token_hex(32)
+        if token:  # the launcher gives one only where the attempt has one
+            self._env["RAY_AUTH_TOKEN"] = token
         host = self._meeting[0]
         # Before Ray, whose processes might take the port.
-        with socket.create_server(("", self._meeting[1])) as server:
+        with socket.create_server(self._meeting) as server:
             server.setblocking(False)
             self._start_ray(host, "--head", f"--port={port}", f"--dashboard-port={dashboard}")
             while not is_open(host, port):
@@ -83,7 +89,7 @@ class Node:
             counting = self._count(address, self._nodes)
             while counting.poll() is None:
                 self._attend(f"one of the {self._nodes} nodes of the Ray cluster")
-                self._welcome(server, f"{port} {self._folder}\n")
+                self._welcome(server, f"{port} {self._folder} {token}\n")
         if counting.returncode:
             return exit_code(counting.returncode)
         print(
@@ -124,7 +130,9 @@ class Node:
             return 0
         # The command may still save; were the signal ignored, the launcher would send it to Ray instead.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        port, self._folder = answer
+        port, self._folder, *token = answer
+        if token:
+            self._env["RAY_AUTH_TOKEN"] = token[0]
         host = head.getsockname()[0]
         shared = ["--include-log-monitor=false"] if host == self._meeting[0] else []  # the head's reads the same folder
         self._start_ray(host, f"--address={self._meeting[0]}:{port}", *shared)

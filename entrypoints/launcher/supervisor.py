@@ -28,7 +28,7 @@ from .status import Status, stamp
 from .stdin import Lease, check_world, later_rank, sagemaker_file, standard_input, starter_died
 from .world import cluster as clusters
 from .world import roles
-from .world.channel import Listener, World
+from .world.channel import Listener, World, proof
 from .world.cluster import SHARED_GPUS
 from .world.coordinator import Coordinator
 from .world.outcome import (
@@ -153,6 +153,10 @@ class Supervisor:
             self._restart,
         )
         token = stdin_data.get("token") or ""
+        if token and manifest.argv[:1] == [manifests.RAY]:
+            secret = proof(token, "ray", "")
+            self.log.masks.hide(secret)
+            self._environ = {"RAY_AUTH_TOKEN": secret, **self._environ}
         self._peers = channel_end(self._loop, manifest, cluster, self._environ, token, listener)
         if self.status.cancelled:
             self._request()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from cloudtrain.job.job import Job
 from tests.entrypoints.launching import Attempt
 
@@ -24,7 +26,9 @@ if "--head" in sys.argv:
         sys.exit("no head here")
     server = socket.create_server(("", int(words["--port"])))
 here = f"../../ray/{os.getpid()}"
-open(here, "w").close()
+with open(f"../../{os.getpid()}", "w") as secrets:
+    print(os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"], file=secrets)
+os.rename(secrets.name, here)
 def leave(*_):
     os.remove(here)
     sys.exit(0)
@@ -35,11 +39,12 @@ while True:
 FAKE = {"ray/__init__.py": NODES, "ray/scripts/__init__.py": "", "ray/scripts/scripts.py": START}
 
 
-def attempt(root: Path, script: str, entrypoint: str | list[str] = "train.py") -> Attempt:
+def attempt(root: Path, script: str, entrypoint: str | list[str] = "train.py", **about) -> Attempt:
     job = Job(entrypoint=entrypoint, args=["a b"], source=str(root.parent), ray=True, num_nodes=2)
     form, argv = job.node_program()
     (root / "ray").mkdir(parents=True)
-    return Attempt(root, script, nodes=2, form=form, argv=tuple(argv), files=FAKE, environ={"PYTHONPATH": "."})
+    about.setdefault("environ", {"PYTHONPATH": "."})
+    return Attempt(root, script, nodes=2, form=form, argv=tuple(argv), files=FAKE, **about)
 
 
 def test_the_command_runs_once_when_all_nodes_have_joined_and_its_code_is_the_attempts(tmp_path):
@@ -53,6 +58,19 @@ def test_the_command_runs_once_when_all_nodes_have_joined_and_its_code_is_the_at
             assert "['a b'] 127.0.0.1 2 False" in one.texts(0, 0) and one.texts(1, 1) == []
             assert one.status(0)["reason"].startswith("node 0: rank 0 exited with code 7")
             assert list((tmp_path / name / "ray").iterdir()) == [] and one.left() == []
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_all_nodes_have_one_token_so_that_no_other_user_of_a_host_can_use_ray(given, tmp_path):
+    script = (
+        "import os\nfolder = '../../ray/'\nsecrets = {open(folder + name).read() for name in os.listdir(folder)}\n"
+        "mode, token = secrets.pop().split()\n"
+        "print(len(secrets), mode, len(token), token == os.environ['RAY_AUTH_TOKEN'], flush=True)\n"
+    )
+    about = {"stdin": {"token": "t" * 32}, "environ": {"PYTHONPATH": ".", "CLOUDTRAIN_STDIN": "1"}} if given else {}
+    with attempt(tmp_path / "a", script, **about) as one:
+        assert one.run() == [0, 0]
+        assert "0 token 64 True" in one.texts(0, 0)
 
 
 def test_a_command_that_is_asked_to_stop_still_has_ray(tmp_path):
