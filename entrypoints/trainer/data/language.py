@@ -176,7 +176,7 @@ def packed(documents: Sequence[Document], tokenizer: Any, folder: str = NEVER, m
         return [([*ids, tokenizer.eos_token_id], None, -1) for ids in found]
 
     chosen = documents if max_bytes < 0 else list(bounded(documents, max_bytes))
-    return token_rows(chosen, Encoder(rows, tokenizer, ("causal-lm",)), folder)
+    return token_rows(chosen, Encoder(rows, tokenizer, ("texts",)), folder)
 
 
 def labelled(
