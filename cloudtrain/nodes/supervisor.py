@@ -169,10 +169,10 @@ def kill_leftovers(node: AnyPath) -> int:
 
     A fallback for a supervisor that was killed: otherwise it does this itself, as the subreaper of its processes.
     """
-    killed: set[int] = set()
-    for _ in range(100):  # a dying tree may fork once more
-        pids = [pid for pid in _pids(expand_path(node)) if pid != os.getpid()]
-        if not pids:
+    node, killed = expand_path(node), set[int]()
+    for _ in range(100):  # a dying tree may fork once more, and its control group is busy until all are gone
+        pids = [pid for pid in _pids(node) if pid != os.getpid()]
+        if not pids and _remove_groups(node):
             break
         for pid in pids:
             killed.add(pid)
@@ -181,12 +181,17 @@ def kill_leftovers(node: AnyPath) -> int:
             except (ProcessLookupError, PermissionError):
                 pass
         time.sleep(0.01)
-    for group in reversed(_groups(expand_path(node))):
+    return len(killed)
+
+
+def _remove_groups(node: Path) -> bool:
+    """Remove a node's empty control groups; return whether none is left."""
+    for group in reversed(_groups(node)):
         try:
             group.rmdir()
         except OSError:
-            pass
-    return len(killed)
+            return False
+    return True
 
 
 def has_leftovers(node: AnyPath) -> bool:

@@ -55,6 +55,7 @@ FOREIGN = {
     # a process of its own under the ranks' interpreter, which no module imports
     "launcher.prepare.accelerate_launch": {"accelerate", "torch", "yaml"},
     "launcher.health.measure": {"torch"},
+    "launcher.ray_cluster": {"health"},  # beside it
 }
 
 

@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from cloudtrain.nodes import supervisor
 from cloudtrain.nodes.process import Process, boot_id, start_time
 from tests.conftest import wait_for
 
@@ -50,3 +54,22 @@ def test_start_time_of_an_odd_name(tmp_path):
         child.kill()
         child.wait()
     assert boot_id() or not os.path.exists("/proc")
+
+
+def test_a_control_group_that_is_busy_for_a_moment_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one is until the kernel has done with the processes that were killed in it."""
+    group = tmp_path / "group"
+    (group / "below" / "busy").mkdir(parents=True)
+    (tmp_path / "cgroup").write_text(str(group))
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            for file in group.rglob("held"):
+                file.unlink()
+
+    (group / "below" / "busy" / "held").touch()
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    assert supervisor.kill_leftovers(tmp_path) == 0
+    assert not group.exists() and len(waits) == 3
