@@ -112,6 +112,7 @@ TABLE = {
         "entrypoints/test_launch_nodes.py",
         "entrypoints/test_python_start.py::test_a_collective_as_the_last_statement",
     ),
+    "entrypoints/launcher/restarts": ("entrypoints/launcher/test_killed_ranks.py::test_drawn_deaths[10]",),
     "entrypoints/launcher/world/frameworks": (f"{FRAMEWORKS}[local-jax]",),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (

@@ -158,9 +158,10 @@ def check(root: Path, drawn: Draw) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_a_hundred_drawn_deaths(tmp_path):
+@pytest.mark.parametrize("count", [10, 100])
+def test_drawn_deaths(tmp_path, count: int):
     first = first_seed()
-    for number in range(100):
+    for number in range(count):
         drawn = draw(first + number)
         print(number, drawn)
         check(tmp_path / str(number), drawn)
