@@ -47,10 +47,17 @@ def forms(secret: str) -> list[bytes]:
     return [plain, json.dumps(secret)[1:-1].encode(), *shifted, urllib.parse.quote(secret).encode()]
 
 
+def below(folder: Path) -> Iterator[Path]:
+    """Yield a file or folder and all below it but what is gone meanwhile, as all of a process's /proc/PID/root may be."""
+    yield folder
+    for place, folders, files in os.walk(folder):
+        yield from (Path(place, name) for name in (*folders, *files))
+
+
 def files_with(needles: Iterable[bytes], folders: Iterable[Path]) -> list[str]:
     """Return the files below some folders that hold one of the texts; gzip archives are opened."""
     found = []
-    for path in sorted({path for folder in folders for path in (folder, *folder.rglob("*"))}):
+    for path in sorted({path for folder in folders for path in below(folder)}):
         try:
             data = path.read_bytes() if path.is_file() else b""
             data += gzip.decompress(data) if data[:2] == b"\x1f\x8b" else b""

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
-from cloudtrain.testing.machine import ProcessSearch, files_at_the_top, files_with, forms, is_open
+from cloudtrain.testing.machine import ProcessSearch, below, files_at_the_top, files_with, forms, is_open
 
 
 class SecretsContract(ContractFixtures):
@@ -50,9 +50,7 @@ class SecretsContract(ContractFixtures):
             handle = start(script, secrets={"TOKEN": ["env:CONTRACT_SECRET"]}, args=[mark])
             self.until_line(backend, handle, "it is")
             found = files_with(needles, [*search.folders, *(set(files_at_the_top()) - before)])
-            open_to_all = [
-                str(path) for folder in search.folders for path in (folder, *folder.rglob("*")) if is_open(path)
-            ]
+            open_to_all = [str(path) for folder in search.folders for path in below(folder) if is_open(path)]
             assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         first, second = (line.text for line in self.script_lines(backend, handle))
         assert first == sha256(secret.encode()).hexdigest()
