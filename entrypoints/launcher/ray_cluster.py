@@ -112,7 +112,7 @@ class Node:
             follower.sendall(line.encode())
             self._followers.append(follower)
         except OSError:
-            pass  # nobody asks now
+            pass  # no node asks now
 
     def _follow(self) -> int:
         """Join the head, and end when it does."""
