@@ -95,7 +95,9 @@ def main(words: Sequence[str]) -> int:
             path.write_text(SUITE.format(name=words[0], options=options))
             arguments = ["-c", "/dev/null", "--rootdir", folder, str(path)]
         ignored = "ignore::pytest.PytestUnknownMarkWarning"
-        code = pytest.main(["-q", "-p", "no:cacheprovider", "-W", ignored, *arguments], plugins=[table])
+        # Folders of its own: pytest deletes the old ones of its usual place before it ends, however large they are.
+        own = ["-p", "no:cacheprovider", f"--basetemp={folder}/files"]
+        code = pytest.main(["-q", "-W", ignored, *own, *arguments], plugins=[table])
     sys.stdout.write(table.markdown(" ".join(words)))
     return int(code)
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 def conformance(folder: Path, *words: str, only: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "plugin")])
-    env = {**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": f"-k '{only}'"}
+    (folder / "usual").mkdir(exist_ok=True)
+    usual = {"PYTEST_DEBUG_TEMPROOT": str(folder / "usual")}
+    env = {**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": f"-k '{only}'", **usual}
     command = [sys.executable, "-m", "cloudtrain.testing", *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S)
 
@@ -35,6 +37,7 @@ def test_a_name_with_options(tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "| plan | plan is pure | passed |" in ended.stdout and "**failed**" not in ended.stdout
     assert f"`python -m cloudtrain.testing local python={sys.executable}`" in ended.stdout
+    assert not list((tmp_path / "usual").iterdir()), "pytest's usual place has large old folders of others to delete"
 
 
 def test_what_is_not_known(tmp_path: Path):
