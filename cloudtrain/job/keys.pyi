@@ -140,6 +140,8 @@ class RoleKeys(TypedDict, total=False):
     """As the job's."""
     ray: bool
     """As the job's."""
+    requirements: str | None
+    """Requirements file of a service, or none. Default: environment.requirements."""
     secrets: Sequence[str]
     """Secrets of the job that a service gets; the main role gets all."""
     ports: Sequence[int]
@@ -152,6 +154,8 @@ class RoleKeys(TypedDict, total=False):
     """Services that must be ready before it starts."""
     restart: int
     """How often a service that has ended on a node is restarted there."""
+    grace: str | None
+    """Time of a service between SIGTERM and SIGKILL. Default, and at most: limits.grace."""
 
 class JobKeys(TypedDict, total=False):
     name: str

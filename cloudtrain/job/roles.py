@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.model import JobModel
 
 PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup", "ray")
+_AT_TOP = {"requirements": "write environment.requirements at the top", "grace": "write limits.grace at the top"}
 
 
 def main_of(data: Mapping[str, Any]) -> str:
@@ -71,6 +72,10 @@ def to_manifest(job: JobModel) -> list[dict[str, Any]]:
                 "env": dict(own.env), "setup": own.setup or "", "secrets": role.secrets, "ready": role.ready,
                 "ready_s": duration_s(role.ready_timeout), "restart": role.restart,
             }  # fmt: skip
+            if role.grace:
+                entry["grace_s"] = duration_s(role.grace)
+            if role.requirements:
+                entry["requirements"] = None if role.requirements == "none" else role.requirements
         made.append(entry)
     return made
 
@@ -108,9 +113,16 @@ def find_role_problems(job: JobModel) -> Iterator[Problem]:
                 yield Problem(
                     f"is at the top of the job too, where keys of {main} stand", f"roles.{name}.{key}", "keep one"
                 )
-            for key in ("ready", "secrets"):
+            for key in ("ready", "secrets", "requirements", "grace"):
                 if getattr(role, key):
-                    yield Problem("is for services, and this is the main role", f"roles.{name}.{key}", "remove it")
+                    yield Problem(
+                        "is for services, and this is the main role",
+                        f"roles.{name}.{key}",
+                        _AT_TOP.get(key, "remove it"),
+                    )
+        if role.grace and duration_s(role.grace) > job.limits.grace_s:
+            message = f"is longer than limits.grace ({job.limits.grace}), by which platforms end a node"
+            yield Problem(message, f"roles.{name}.grace", "lower it, or raise limits.grace")
     if circle := _circle(job):
         yield Problem(f"waits in a circle: {' after '.join(circle)}", f"roles.{circle[0]}.after", "remove one of them")
     nodes, given = sum(role.num_nodes for role in roles.values()), "num_nodes" in job.model_fields_set

@@ -383,6 +383,9 @@ class Role(Spec):
     env: Many[dict[Name, Text]] = Field(default_factory=dict, description="As the job's.")
     setup: str | None = Field(default=None, description="As the job's.")
     ray: Flag = Field(default=False, description="As the job's.")
+    requirements: Inside | None = Field(
+        default=None, description="Requirements file of a service, or none. Default: environment.requirements."
+    )
     secrets: Few[list[Name]] = Field(
         default_factory=none_yet, description="Secrets of the job that a service gets; the main role gets all."
     )
@@ -402,6 +405,9 @@ class Role(Spec):
         ge=0,
         le=1000,
         description="How often a service that has ended on a node is restarted there.",
+    )
+    grace: Duration | None = Field(
+        default=None, description="Time of a service between SIGTERM and SIGKILL. Default, and at most: limits.grace."
     )
 
     @field_validator("ready")

@@ -115,6 +115,7 @@ class Manifest:
             vars(self).update(
                 {name: role[name] for name in ("argv", "form", "processes_per_node", "rank_env", "env", "setup")}
             )
+            vars(self).update({name: role[name] for name in ("grace_s", "requirements") if name in role})
             self.secrets = {name: self.secrets[name] for name in role["secrets"]}
             self.resume_args, self.keep, self.hyperparameters, self.aip_env, self.framework = (), (), None, False, ""
             self.stall_s = self.idle_s = self.silence_s = None

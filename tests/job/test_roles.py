@@ -73,6 +73,15 @@ def test_the_launcher_gets_the_main_role_first_and_the_services_programs():
     assert Manifest.of(job, "r", 1).world_size == 2
 
 
+def test_a_service_may_install_other_packages_and_have_less_grace():
+    job = Job.load(FILE.replace("    restart: 0", "    requirements: serve.txt\n    grace: 10s"))
+    _, server = Manifest.of(job, "r", 1).to_dict()["roles"]
+    assert (server["requirements"], server["grace_s"]) == ("serve.txt", 10)
+    none = Job.load(FILE.replace("    restart: 0", "    requirements: none"))
+    _, server = Manifest.of(none, "r", 1).to_dict()["roles"]
+    assert server["requirements"] is None and "grace_s" not in server
+
+
 def test_how_values_and_ranks_are_written_at_the_top_is_for_services_too():
     server = {"run": "serve"}
     roles = {
@@ -119,6 +128,8 @@ def test_checkpoints_of_one_main_node_need_no_shared_output():
             "11: roles.server.secrets names TOKEN, which the job does not have",
         ),
         ("    after: [server]", "    ready: tcp://:1", "8: roles.trainer.ready is for services"),
+        ("    after: [server]", "    grace: 5s", "8: roles.trainer.grace is for services"),
+        ("    restart: 0", "    grace: 1m", "13: roles.server.grace is longer than limits.grace (30s)"),
         ("{VERSION: 1.10}", "{RANK: 1}", "12: roles.server.env.RANK is set by cloudtrain"),
         ("  server:\n", "  Server:\n", "9: roles.Server is not a valid name of a role"),
     ],

@@ -159,7 +159,7 @@ def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
         if options.get("remote_debug"):
             message = "opens no shell without a network (options.sagemaker.isolate)"
             problems.append(Problem(message, "options.sagemaker.remote_debug", "leave one of the two out"))
-        if job.environment.requirements:
+        if job.environment.requirements or any(r.requirements not in (None, "none") for r in job.roles.values()):
             message = "cannot be installed: the job has no network (options.sagemaker.isolate)"
             problems.append(
                 Problem(

@@ -154,7 +154,8 @@ class Planner:
         """Return the bundle of a job's source and of `extra` files, made or found below the home."""
         job = resolved.job
         scripts = [_script(each) for each in (job.entrypoint, *(role.entrypoint for role in job.roles.values()))]
-        names = (*scripts, job.environment.requirements, job.parallelism.accelerate_config)
+        own = [role.requirements for role in job.roles.values() if role.requirements != "none"]
+        names = (*scripts, *own, job.environment.requirements, job.parallelism.accelerate_config)
         needed = [name for name in names if name]
         folder = Path(job.source)
         with suppress(OSError):  # a home that only can be read

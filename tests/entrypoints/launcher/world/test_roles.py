@@ -60,6 +60,16 @@ def test_a_node_has_the_program_and_the_secrets_of_its_role():
     assert (main.outputs("/o"), server.outputs("/o")) == ("/o", "/o/server")
 
 
+def test_a_service_has_its_own_grace_and_requirements_and_else_the_jobs():
+    own, other = manifest(), manifest()
+    own.roles[1].update(grace_s=4, requirements=None)
+    for each in (own, other):
+        each.grace_s, each.requirements = 30, "requirements.txt"
+        each.take_role(3)
+    assert (own.grace_s, own.requirements) == (4, None)
+    assert (other.grace_s, other.requirements) == (30, "requirements.txt")
+
+
 def test_a_node_with_other_processes_than_its_role_has_is_refused():
     state = ClusterState(manifest(), 10, 10)
     assert state.join(2, "host", 3) == "node 2 would start 3 processes, not 1"
