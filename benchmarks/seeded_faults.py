@@ -4,8 +4,8 @@
 
 The operators of mutmut make them. One run of the tests, in a copy of the tree with a mark at each fault, says which tests
 come by and how long they take. Then each fault is made alone, and the tests that came by it run, those of lower tiers and the
-quicker ones first, until one fails. A test that fails after a long wait must pass without the fault. With --work the copy stays
-there, with what that run and each fault came to: faults whose result stands there are not made again.
+quicker ones first, until one fails. A test that fails after a long wait must pass without the fault. --work keeps the tests
+that caught a fault: a further run with the same folder makes only the faults that survived, with new tests or a higher tier.
 
 A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
 """
@@ -16,7 +16,6 @@ import argparse
 import ast
 import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -28,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
+from hashlib import sha256
 from itertools import cycle, islice
 from pathlib import Path
 from queue import Queue
@@ -76,9 +76,11 @@ def mark(*numbers):
 class Fault(NamedTuple):
     """A file's text with one change. `line` is the first one that differs, `what` the lines before and after."""
 
+    place: str
     file: Path
     line: int
     what: str
+    source: str
     text: str
 
     @property
@@ -87,29 +89,32 @@ class Fault(NamedTuple):
 
 
 def choose_faults(place: str, seed: int) -> Iterator[Fault]:
-    """Yield the faults of a place that mutmut's operators can make; each possible one is as likely as any other."""
+    """Yield the faults of a place that mutmut's operators can make, in an order that a change elsewhere does not shift."""
     if not (peer := PEERS / "mutmut").exists():
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(peer), *MUTMUT]
         subprocess.run(command, check=True)
     sys.path.append(str(peer))
+    from libcst import Module
     from mutmut.mutation.file_mutation import create_mutations
 
     files = [file for part in place.split("+") for file in sorted((ROOT / part).rglob("*.py")) or [ROOT / part]]
-    changes = []
+    changes, print_node, same = [], Module([]).code_for_node, Counter[str]()
     for file in files:
         module, possible, *_ = create_mutations(str(file), file.read_text())
-        changes += [(file, module, change) for change in possible]
-    random.Random(f"{seed} {place}").shuffle(changes)
+        for change in possible:
+            shown = f"{seed} {file.name} {print_node(change.original_node)} {print_node(change.mutated_node)}"
+            same[shown] += 1
+            changes.append((sha256(f"{shown} {same[shown]}".encode()).digest(), file, module, change))
     seen: set[str] = set()
-    for file, module, change in changes:
+    for _, file, module, change in sorted(changes, key=lambda each: each[0]):
         text = module.deep_replace(change.original_node, change.mutated_node).code
-        fault = fault_of(file, text)
+        fault = fault_of(place, file, text)
         if fault and fault.key not in seen:
             seen.add(fault.key)
             yield fault
 
 
-def fault_of(file: Path, text: str) -> Fault | None:
+def fault_of(place: str, file: Path, text: str) -> Fault | None:
     """Return a fault whose file has a text, None where that is no Python, or the same."""
     source = file.read_text()
     try:
@@ -122,7 +127,7 @@ def fault_of(file: Path, text: str) -> Fault | None:
     changed = [match for match in matches if match[0] != "equal"]
     (_, begin, _, now, _), (_, _, end, _, then) = changed[0], changed[-1]
     shown = (" ".join(" ".join(lines).split()) for lines in (before[begin:end], after[now:then]))
-    return Fault(file, begin + 1, " => ".join(shown), text)
+    return Fault(place, file, begin + 1, " => ".join(shown), source, text)
 
 
 def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]) -> dict[int, list[tuple[str, float]]]:
@@ -130,24 +135,21 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
 
     A process that a test has started writes the test's name too, where it has its environment.
     """
-    tree, reached, took = work / "marked", work / "reached.txt", work / "took.json"
-    if not took.exists():
-        copy_tree(tree)
-        reached.touch()
-        reached.chmod(0o666)  # a test runs some code as another user
-        (work / "fault_marks.py").write_text(MARKS.format(reached=str(reached)))
-        for file in {fault.file for fault in faults}:
-            lines = [(number, fault.line) for number, fault in enumerate(faults) if fault.file == file]
-            (tree / file.relative_to(ROOT)).write_text(marked(file.read_text(), lines, work))
-        printed = run_pytest(tree, "--maxfail=1000000", "--durations=0", "--durations-min=0", "-vv", *tests)
-        seconds: Counter[str] = Counter()
-        for each in re.finditer(r"^([\d.]+)s (?:call|setup|teardown) +(.+)$", printed, re.MULTILINE):
-            seconds[each[2].strip()] += float(each[1])
-        for failed in FAILED.findall(printed):
-            print("fails with marks:", failed, flush=True)
-            seconds.pop(failed, None)
-        took.write_text(json.dumps(seconds))
-    seconds = json.loads(took.read_text())
+    tree, reached = work / "marked", work / "reached.txt"
+    copy_tree(tree)
+    reached.write_text("")
+    reached.chmod(0o666)  # a test runs some code as another user
+    (work / "fault_marks.py").write_text(MARKS.format(reached=str(reached)))
+    for file in {fault.file for fault in faults}:
+        lines = [(number, fault.line) for number, fault in enumerate(faults) if fault.file == file]
+        (tree / file.relative_to(ROOT)).write_text(marked(file.read_text(), lines, work))
+    printed = run_pytest(tree, "--maxfail=1000000", "--durations=0", "--durations-min=0", "-vv", *tests)
+    seconds: Counter[str] = Counter()
+    for each in re.finditer(r"^([\d.]+)s (?:call|setup|teardown) +(.+)$", printed, re.MULTILINE):
+        seconds[each[2].strip()] += float(each[1])
+    for failed in FAILED.findall(printed):
+        print("fails with marks:", failed, flush=True)
+        seconds.pop(failed, None)
     found: dict[int, set[str]] = defaultdict(set)
     for line in reached.read_text().splitlines():
         number, _, test = line.partition(" ")
@@ -220,7 +222,7 @@ def run_tests(tree: Path, *tests: str) -> str:
 
 def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
     """Return the first of the tests that fails with a fault and passes without it; "" where none does."""
-    file, source = tree / fault.file.relative_to(ROOT), fault.file.read_text()
+    file = tree / fault.file.relative_to(ROOT)
     left, spent = [], 0.0
     for test, seconds in tests:
         spent += seconds
@@ -231,7 +233,7 @@ def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
         part, left = left[:FIRST_TESTS], left[FIRST_TESTS:]
         file.write_text(fault.text)
         failed = run_tests(tree, *part)
-        file.write_text(source)
+        file.write_text(fault.source)
         quick = time.monotonic() - began < WAIT_S or failed not in part
         if failed and (quick or not run_tests(tree, failed)):
             return failed
@@ -261,7 +263,7 @@ def main() -> int:
     parser.add_argument("--tier", choices=("0", "1", "2", "3"), default="2", help="tests up to this tier")
     parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="only these tests")
     parser.add_argument("--jobs", type=int, default=1, help="so many faults at a time")
-    parser.add_argument("--work", type=Path, help="a folder that keeps what came of the tests and of each fault")
+    parser.add_argument("--work", type=Path, help="a folder that keeps which test caught a fault")
     parser.add_argument(
         "places", nargs="*", default=PLACES, metavar="PLACE", help=f"such as {PLACES[0]}; FOLDER+FILE is one place"
     )
@@ -274,47 +276,55 @@ def main() -> int:
         work = (given.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         work.chmod(0o755)  # a test reads it as another user
-        tests = tests_that_come_by(faults, work, ["--tier", given.tier, *given.tests])
-        results, trees = work / "results.jsonl", Queue[Path]()
+        results = work / "results.jsonl"
+        results.touch()
+        known = {each["key"]: each["test"] for each in map(json.loads, results.read_text().splitlines())}
+        left, equal, everywhere = [fault for fault in faults if fault.key not in known], reasons(), Counter(literals())
+        tests = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}
+        numbers = {fault.key: number for number, fault in enumerate(left)}
+        trees = Queue[Path]()
         for number in range(given.jobs):
             copy_tree(work / f"tree-{number}")
             trees.put(work / f"tree-{number}")
-        results.touch()
-        known = {each["key"]: each["test"] for each in map(json.loads, results.read_text().splitlines())}
 
-        everywhere = Counter(literals())
-
-        def try_fault(number: int) -> str:
-            fault = faults[number]
+        def try_fault(fault: Fault) -> str:
             if fault.key in known:
                 return known[fault.key]
-            near = tests.get(number, [])
-            changed = set(sentences(fault.text)) ^ set(sentences(fault.file.read_text()))
+            if fault.key in equal:
+                return "equal: " + equal[fault.key]
+            changed = set(sentences(fault.text)) ^ set(sentences(fault.source))
             if any(everywhere[text] < 2 for text in changed):
-                failed = SENTENCES  # it compares every sentence, so it need not run
-            else:
-                tree = trees.get()
-                failed = catch(tree, fault, near) or ("" if near else "(no test comes by)")
-                trees.put(tree)
-            with results.open("a") as file:
-                file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
+                return SENTENCES  # it compares every sentence, so it need not run
+            if not (near := tests.get(numbers[fault.key])):
+                return "(no test comes by)"
+            tree = trees.get()
+            failed = catch(tree, fault, near)
+            trees.put(tree)
             return failed
 
-        equal, rows, caught = reasons(), [], Counter[str]()
-        for fault, failed in zip(
-            faults, ThreadPoolExecutor(given.jobs).map(try_fault, range(len(faults))), strict=True
-        ):
-            lives = not failed or failed.startswith("(")
-            if lives and fault.key in equal:
-                failed = "equal: " + equal[fault.key]
-            caught["equal" if failed.startswith("equal: ") else "survives" if lives else f"tier {tier_of(failed)}"] += 1
-            place = f"`{fault.file.relative_to(ROOT)}:{fault.line}`"
-            rows.append((place, fault.what[:300].replace("|", "\\|"), failed.removeprefix("tests/") or "-"))
+        rows, counts = [], defaultdict[str, Counter[str]](Counter)
+        for fault, failed in zip(faults, ThreadPoolExecutor(given.jobs).map(try_fault, faults), strict=True):
+            kind = failed.partition(":")[0] if failed.startswith("equal") else f"tier {tier_of(failed)}"
+            kind = "survives" if not failed or failed.startswith("(") else kind
+            counts[fault.place][kind] += 1
+            if kind.startswith("tier") and fault.key not in known:
+                with results.open("a") as file:
+                    file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
+            rows.append(
+                (
+                    f"`{fault.file.relative_to(ROOT)}:{fault.line}`",
+                    fault.what[:300].replace("|", "\\|"),
+                    failed.removeprefix("tests/") or "-",
+                )
+            )
             print(*rows[-1], flush=True)
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
-    good = len(rows) - caught["survives"] - caught["equal"]
-    title = f"Seeded faults, seed {given.seed}: {good} of {len(rows)} caught, {caught['equal']} equal"
-    print(title, *(f"{name}: {count}" for name, count in sorted(caught.items())), f"{used:.1f} CPU minutes", sep="\n")
+    for place, kinds in counts.items():
+        print(place, kinds.total(), *(f"{name}: {count}" for name, count in sorted(kinds.items())), sep="  ")
+    total = sum(counts.values(), Counter())
+    caught = len(rows) - total["survives"] - total["equal"]
+    title = f"Seeded faults, seed {given.seed}: {caught} of {len(rows)} caught, {total['equal']} equal"
+    print(title, f"{used:.1f} CPU minutes", sep="\n")
     if given.places != PLACES:
         return 0
     return report("seeded_faults", title, table(rows, ("place", "fault", "caught by")), [])

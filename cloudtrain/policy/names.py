@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from cloudtrain.backends import machines, registry
 from cloudtrain.job.problems import nearest
 from cloudtrain.policy.files import BadPolicy, Policy, Rule
+
+# An account of AWS: https://docs.aws.amazon.com/accounts/latest/reference/manage-acct-identifiers.html (2026-11-29). A project:
+# https://cloud.google.com/resource-manager/docs/creating-managing-projects (2026-11-29), before it the domain of an old one.
+ACCOUNT = r"\d{12}|([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 
 
 def check(policies: Sequence[Policy], targets: Collection[str]) -> list[str]:
@@ -33,6 +38,11 @@ def check(policies: Sequence[Policy], targets: Collection[str]) -> list[str]:
         notes += off
         for key, known in _lists(rule, targets):
             notes += _unknown(rule, key, rule.requires[key], known)
+        for account in rule.requires.get("accounts", ()):
+            if not re.fullmatch(ACCOUNT, account) and not set(account) & set("*?["):
+                notes.append(
+                    f'accounts of {rule.place("accounts")}: "{account}" is no AWS account (12 digits) and no Google project'
+                )
     return notes
 
 

@@ -368,6 +368,19 @@ def test_an_error_behind_the_submission_names_the_run(cli, home, tmp_path, monke
     assert said.json["run_id"].startswith("train-") and "the disk is full" in said.json["error"]
 
 
+@pytest.mark.parametrize("ill", ["audit", "platform"])
+def test_a_submit_that_stops_half_way_names_the_run_that_it_stored(cli, home, tmp_path, monkeypatch, ill):
+    ended(monkeypatch)
+    if ill == "audit":  # it is written between the intent and the platform's call
+        (home / "audit.jsonl").mkdir(parents=True)
+    else:
+        monkeypatch.setattr(MemoryBackend, "submit", lambda *_: (_ for _ in ()).throw(BackendError("no quota")))
+    (tmp_path / "train.py").write_text("")
+    said = cli("submit", tmp_path / "train.py", "-t", "memory", "--json", "--wait")
+    (run,) = Store(home).runs()
+    assert said.code == (2 if ill == "audit" else 5) and said.json["run_id"] == run.run_id
+
+
 def refuse_writes(home: Path, column: str) -> None:
     """Let SQLite refuse that a column of a run is set, as on a full disk."""
     with Store(home).database.write() as db:

@@ -8,7 +8,8 @@
 141  the reader of the output closed the pipe (SIGPIPE)
 
 With `--json` the same goes to standard output as {"error", "hint", "phase", "exit_code"}: phase is "client" when the
-command itself could not be done, and "run" when a run ended in another state than SUCCEEDED.
+command itself could not be done, and "run" when a run ended in another state than SUCCEEDED. "run_id" is the run that the
+command began.
 """
 
 from __future__ import annotations

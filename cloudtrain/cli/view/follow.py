@@ -71,7 +71,7 @@ def begin(store: Store, start: Callable[[], Begun], ending: Ending) -> int:
                 raise
             return _interrupted(run, ending.on_interrupt, getattr(stop, "cursor", None), ending.as_json)
         except CloudtrainError as error:
-            error.run_id = run.run_id if run else ""
+            error.run_id = run.run_id if run else error.run_id
             raise
 
 

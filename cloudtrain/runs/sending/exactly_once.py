@@ -82,7 +82,11 @@ class ExactlyOnce(Planner):
                 return self.existing(plan)
             self.store.set_status(plan.run_id, Status(State.QUEUED, None, held))
             return self._finish_submit(plan.run_id, None)
-        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        try:
+            outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        except CloudtrainError as error:
+            error.run_id = plan.run_id if self.store.get(plan.run_id) else ""
+            raise
         if not isinstance(outcome, Accepted):
             self._sender = None  # the next submit may find other credentials in their files
         if outcome is None:
@@ -106,6 +110,7 @@ class ExactlyOnce(Planner):
         """Return a run whose submission has an outcome, watched; raises what the platform refused it with."""
         if isinstance(outcome, Refused) and not outcome.waiting:
             self.store.acknowledge(run_id)  # the person reads why: the next submit is another one
+            outcome.error.run_id = run_id
             raise outcome.error
         ended = adopted and self.store.find(run_id).status.state.final
         if self.watch and not ended and not (adopted and self.store.watched(run_id)):
