@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import Problem
 
 if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
     from cloudtrain.job.sections import Resources
 
 FOLDER = Path(__file__).parent
@@ -87,6 +88,26 @@ def read(path: Path) -> tuple[Machine, ...]:
 def find_machine(table: Sequence[Machine], name: str) -> Machine | None:
     """Return the first machine type of that name, or None."""
     return next((machine for machine in table if machine.name == name), None)
+
+
+def find_node(name: str) -> Machine | None:
+    """Return the machine type of a node by the cloud's own name (g5.xlarge), with the fewest GPUs where it has several."""
+    found = [
+        machine
+        for table in TABLES
+        for machine in load(table)
+        if name in (machine.name, machine.name.removeprefix("ml."))
+    ]
+    return min(found, key=lambda machine: machine.accelerators, default=None)
+
+
+def with_gpus(job: Job, machine: Machine | None) -> tuple[Job, list[str]]:
+    """Return a job that names only a machine type with that machine's GPUs, from which its ranks follow, and a note on it."""
+    if machine is None or not machine.accelerators or job.resources.accelerators:
+        return job, []
+    gpus = f"{machine.accelerator}:{machine.accelerators}"
+    job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))
+    return job, [f"{machine.name} has {gpus.replace(':', ' x ')}: {job.processes} ranks run on each node"]
 
 
 def count_gpus(platform: str, counts: Iterable[tuple[str, int]]) -> int | None:

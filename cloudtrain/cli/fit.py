@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import parse_job_words
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.forecast import devices, fit, layout
+from cloudtrain.runs.planning import fit_check
 from cloudtrain.runs.planning.plan import Planner
 
 
@@ -43,22 +45,24 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
         )
     planner = Planner(target)
     if not given:
-        own = planner.resolve(first.job, first.sets).job.resources
-        given = [str(own.accelerators)] if own.gpus and own.accelerators else [f"{name}:1" for name in devices.SIZES]
+        own = planner.resolve(first.job, first.sets).job
+        own, _ = machines.with_gpus(own, machines.find_node(own.resources.instance_type or ""))
+        gpus = own.resources.accelerators if own.resources.gpus else None
+        given = gpus if isinstance(gpus, list) else [gpus] if gpus else [f"{name}:1" for name in devices.SIZES]
     found: dict[str, fit.Fit] = {}
     for gpus in given:
         settings = [text for text in first.sets if not text.startswith("resources.accelerators=")]
         job = planner.resolve(first.job, (*settings, f"resources.accelerators={gpus}")).job
         job = layout.freeze(job)[0] if job.parallelism.strategy == "auto" else job
-        answer = fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.main_nodes)
-        if answer is None:
+        known = fit_check.training_of(job, job.parallelism.model_dump(mode="json"), job.main_nodes, job.processes)
+        if known is None:
             raise BadRequest(
                 "the job does not describe its model",
                 "add fit: {model: ..., batch: ..., sequence: ...} to the job file",
             )
-        if isinstance(answer, str):
-            raise BadRequest(answer, f"name a folder with a config.json, or a model of {page('fit')}")
-        found[gpus] = answer
+        if isinstance(known, str):
+            raise BadRequest(known, f"name a folder with a config.json, or a model of {page('fit')}")
+        found[gpus] = fit.answer(known, job.resources.accelerator or "GPU")
     if as_json:
         terminal.print_json({gpus: answer.to_dict() for gpus, answer in found.items()})
         return 0

@@ -11,7 +11,6 @@ from cloudtrain.forecast.memory import estimate
 
 if TYPE_CHECKING:
     from cloudtrain.forecast.training import Training
-    from cloudtrain.job.job import Job
 
 GIB = 1 << 30
 FITS, NOT, PERHAPS = "fits", "does not fit", "may not fit"
@@ -55,24 +54,6 @@ class Fit:
         """Return the answer as plain data, as a plan and `--json` have it."""
         lists = {"open": list(self.open), "changes": [list(change) for change in self.changes]}
         return asdict(self) | lists | {"line": self.line}
-
-
-def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Fit | str | None:
-    """Return whether a job fits on the GPUs that it names.
-
-    Args:
-        job: a resolved job.
-        parallelism: its section, as plain data.
-        world: ranks of all nodes.
-        nodes: number of nodes.
-
-    Returns:
-        The answer, why there is none, or None for a job that says nothing of its model. Reads a config.json, asks no network.
-    """
-    found = training.of_job(job, parallelism, world, nodes)
-    if found is None or isinstance(found, str):
-        return found
-    return answer(found, job.resources.accelerator or "GPU")
 
 
 def answer(found: Training, gpu: str) -> Fit:

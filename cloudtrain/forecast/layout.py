@@ -99,8 +99,6 @@ def freeze(job: Job, plan: Plan | None = None, machine: str = "") -> tuple[Job, 
 
 def _asked(job: Job, nodes: int, per_node: int) -> tuple[Training, int]:
     """Return the training as it is without a choice, and the memory of a rank in bytes."""
-    if wrong := module("trainer.preview").problems(job.argv()[1:], {}, nodes * per_node, nodes):
-        raise BadJob(job.located([Problem(sentence, "hyperparameters") for sentence in wrong]))
     found = training.of_job(job, {}, nodes * per_node, nodes)
     if isinstance(found, str) or found is None:
         raise _refused(job, found or "auto works with the shared trainer only", "write the strategy")

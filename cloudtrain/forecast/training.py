@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.errors import BadJob, Problem
 from cloudtrain.forecast.memory import Step
 from cloudtrain.forecast.models import FAMILIES, Shape, find
 from cloudtrain.source.node_code import module
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Held against torch's own account, with dropout 0, in one process and under FSDP (tests/forecast).
 MEASURED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")
+MOST = 10**15  # of any number that is multiplied
 _TRAINER = {
     "bf16": "bf16: true", "batch": "per_device_train_batch_size", "checkpointing": "gradient_checkpointing: true",
     "peft": "use_peft: true", "dtype": "dtype: bfloat16",
@@ -49,7 +51,10 @@ class Training:
 
 
 def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str | None:
-    """Return a job's training, why it is not known, or None where the job says nothing of it."""
+    """Return a job's training, why it is not known, or None where the job says nothing of it.
+
+    Raises BadJob where the shared trainer would refuse the arguments or the layout.
+    """
     if job.trainer:
         return _of_trainer(job, parallelism, world, nodes)
     return _of_script(job, parallelism, world) if job.fit.model else None
@@ -58,6 +63,8 @@ def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> 
 def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str:
     if parallelism.get("accelerate_config"):
         return "the Accelerate file is read on the node only"
+    if wrong := module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes):
+        raise BadJob(job.located([Problem(sentence, "hyperparameters") for sentence in wrong]))
     arguments = module("trainer.arguments").parse(job.argv()[1:])
     if arguments.own_task:
         return f"the model is known on the node only: {arguments.task}"
@@ -65,6 +72,9 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     shape = _pretrained(arguments.model, job) if arguments.model else _from_scratch(arguments, job)
     if isinstance(shape, str):
         return shape
+    sizes = [value for value in vars(arguments).values() if isinstance(value, int)]
+    if max(*sizes, shape.parameters) > MOST:
+        return "a number of the arguments is too large for a forecast"
     per_rank = arguments.per_device_train_batch_size
     samples = arguments.global_batch_size
     if arguments.global_batch_tokens > 0:
@@ -198,7 +208,10 @@ def _from_scratch(arguments: Any, job: Job) -> Shape | str:
         return f"models of type {arguments.model_type} are not supported"
     tokenizer = arguments.tokenizer or "bpe:4096"
     if tokenizer.startswith("bpe:"):
-        vocabulary = int(tokenizer.removeprefix("bpe:"))
+        words = tokenizer.removeprefix("bpe:")
+        if not words.isdecimal() or not int(words):
+            return f"the size of the tokenizer {tokenizer} is unknown: write bpe:4096"
+        vocabulary = int(words)
     else:
         like = _pretrained(tokenizer, job)
         if isinstance(like, str):

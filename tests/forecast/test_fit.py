@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cloudtrain.errors import BadJob
-from cloudtrain.forecast import devices, fit
+from cloudtrain.forecast import devices, fit, layout, models
 from cloudtrain.job.job import Job
+from cloudtrain.runs.planning import fit_check
 from cloudtrain.runs.planning.plan import Planner
+from cloudtrain.source.node_code import module
 from tests.cli.conftest import cli  # noqa: F401 - a fixture
 
 GIB = 1 << 30
@@ -27,7 +32,13 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(gpus: str, parallelism: dict | None = None, **more) -> fit.Fit | str | None:
     job = Job(**{**TRAINER, "hyperparameters": EIGHT_B | more, "resources": {"accelerators": gpus},
                  "parallelism": parallelism or {}})  # fmt: skip
-    return fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.num_nodes)
+    return answered(job)
+
+
+def answered(job: Job) -> fit.Fit | str | None:
+    layout = job.parallelism.model_dump(mode="json")
+    found = fit_check.training_of(job, layout, job.num_nodes, job.processes)
+    return found if found is None or isinstance(found, str) else fit.answer(found, job.resources.accelerator or "GPU")
 
 
 @pytest.mark.parametrize(
@@ -187,9 +198,9 @@ def test_preferences_take_two_sequences_and_whole_logits():
 
 def test_of_a_script_nothing_is_claimed_unless_it_says_its_model():
     job = Job(name="s", source="/", entrypoint="train.py", resources={"accelerators": "T4:1"})
-    assert fit.of_job(job, {}, 1, 1) is None
+    assert answered(job) is None
     said = job.replace(fit={"model": "Qwen/Qwen2.5-7B", "batch": 1, "sequence": 512})
-    found = fit.of_job(said, {}, 1, 1)
+    found = answered(said)
     assert isinstance(found, fit.Fit) and found.answer == fit.NOT
     with pytest.raises(BadJob, match="fit"):
         job.replace(fit={"model": "gpt2"})
@@ -247,3 +258,102 @@ def test_a_band_below_the_memory_is_not_said_to_be_too_large():
     small = fit.Fit(fit.PERHAPS, "A10G", 22 * gib, 2 * gib, 8 * gib, {}, "", ("LoRA",))
     assert small.line.startswith("probably fits: needs 2.0 to 8.0 GiB of each A10G (22.0 GiB); not certain")
     assert fit.Fit(fit.PERHAPS, "A10G", 22 * gib, 9 * gib, 30 * gib, {}, "", ("LoRA",)).line.startswith("may not fit")
+
+
+@pytest.mark.parametrize(
+    "target, resources",
+    [
+        ("kubernetes", {"instance_type": "g5.xlarge"}),
+        ("sagemaker", {"instance_type": "ml.g5.xlarge"}),
+        ("vertex", {"instance_type": "g2-standard-4"}),
+        ("local", {"accelerators": "A10G:1"}),  # neither they nor Slurm, ssh and Akash take a machine type
+    ],
+)
+@pytest.mark.parametrize(
+    "program",
+    [
+        {"entrypoint": "t.py"},
+        {"entrypoint": "-m t"},
+        {"entrypoint": ["torchrun", "t.py"]},
+        {"run": "torchrun t.py"},
+    ],
+    ids=str,
+)
+def test_a_machine_type_has_the_answer_of_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, resources: dict, program: dict
+):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "t.py").write_text("")
+    bucket = "gs://b/x" if target == "vertex" else "s3://b/x"
+    outputs = {} if target == "local" else {"output": bucket}
+    images = {} if target == "local" else {"image": "registry.example/i@sha256:" + "0" * 64}
+    options = {
+        "sagemaker": {"role": "arn:aws:iam::123456789012:role/r", "bucket": "bucket-1", "region": "us-east-1"},
+        "vertex": {"project": "project-1", "region": "us-central1", "bucket": "bucket-1"},
+    }.get(target, {})
+    job = {"name": "s", "source": str(source), **images, **outputs, **program, "options": {target: options}}
+    job |= {"resources": resources, "fit": {"model": "llama-3.1-70b", "batch": 1, "sequence": 512}}
+    plan = Planner(target, home=tmp_path / "home").plan(job)
+    assert plan.fit and plan.fit["answer"] == fit.NOT, "70 billion parameters on one GPU of 24 GB"
+    assert plan.manifest["gpus_per_node"] == 1, "what a rank sees"
+
+
+def _kinds() -> dict[str, st.SearchStrategy]:
+    """Return values for each argument of the shared trainer: right ones, wrong ones, and those of another kind."""
+    arguments = module("trainer.arguments")
+    words = st.sampled_from(["", "x", "none", "bpe:x", "bpe:0", "-1", "0", "1", "3", "1e300", "nan", "a,b", "8", "512"])
+    more = {
+        "model": st.sampled_from(["", "llama-3.1-8b", "gpt2", "me/x", "input:m", "input:", "/"]),
+        "model_type": st.sampled_from([*models.FAMILIES, "mamba"]),
+        "task": st.sampled_from(["causal-lm", "chat", "dpo", "sequence-classification", "m:C", "m:"]),
+        "tokenizer": st.sampled_from(["", "gpt2", "bpe:", "bpe:x", "bpe:-1", "bpe:4096", "me/x"]),
+    }
+    return {
+        item.name: more.get(item.name, st.booleans() | words | st.sampled_from(item.metadata["choices"] or [True]))
+        for item in dataclasses.fields(arguments.Arguments)
+    }
+
+
+OTHERS = st.dictionaries(
+    st.sampled_from(["load_in_4bit", "load_in_8bit", "optim", "deepspeed", "fsdp"]),
+    st.sampled_from([True, "adamw_bnb_8bit", "adafactor", "muon", "x"]),
+    max_size=1,
+)
+LAYOUTS = st.sampled_from(
+    [
+        {}, "auto", *({"strategy": name} for name in ("none", "ddp", "fsdp", "hsdp", "zero2", "zero3")),
+        {"strategy": "fsdp", "tp_size": 2}, {"pp_size": 3}, {"cp_size": 2, "strategy": "fsdp", "offload": True},
+    ]
+)  # fmt: skip
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_no_setting_of_the_trainer_is_an_internal_error(data: st.DataObject):
+    kinds = _kinds()
+    names = data.draw(st.lists(st.sampled_from(sorted(kinds)), max_size=4, unique=True))
+    said = {"model": "llama-3.1-8b", **{name: data.draw(kinds[name], name) for name in names}, **data.draw(OTHERS)}
+    gpus = data.draw(st.sampled_from(["A10G:1", "H100:8", "X:3"]))
+    try:
+        job = Job(**{**TRAINER, "hyperparameters": said, "resources": {"accelerators": gpus},
+                     "parallelism": data.draw(LAYOUTS)})  # fmt: skip
+        job = layout.freeze(job)[0] if job.parallelism.strategy == "auto" else job
+        found = fit_check.training_of(job, job.parallelism.model_dump(mode="json"), job.num_nodes, job.processes)
+    except BadJob as refused:
+        assert refused.problems
+        return
+    if not isinstance(found, str):
+        assert found is not None and fit.answer(found, gpus.partition(":")[0]).line
+
+
+def test_every_argument_alone_is_answered_or_refused():
+    for name in [*_kinds(), "load_in_4bit"]:
+        for value in (True, "x", "-1", "0", "1", "8", "1e300"):
+            try:
+                found = asked("A10G:1", **{name: value})
+            except BadJob as refused:
+                assert refused.problems
+                continue
+            assert isinstance(found, fit.Fit | str), name

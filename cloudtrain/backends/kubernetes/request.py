@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.kubernetes import rules, security
 from cloudtrain.backends.kubernetes.jobset import as_job, wrap_job
@@ -42,9 +43,10 @@ class Request:
     """The manifests of one attempt; `source` is the URI for a bundle that is too large for a ConfigMap, else None."""
 
     def __init__(self, job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[str, Any]) -> None:
-        self._job, self._options = job, options
         self.problems: list[Problem] = []
-        self.notes: list[str] = []
+        self.notes: list[str]
+        job, self.notes = machines.with_gpus(job, machines.find_node(job.resources.instance_type or ""))
+        self._job, self._options = job, options
         output = (job.output or "").rstrip("/") or None
         output_path, path_problems = paths.output_path(output)
         self.problems += [*path_problems, *paths.check_shared_output(job), *self._check_paths(output_path)]

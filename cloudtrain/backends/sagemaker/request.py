@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
@@ -100,10 +101,8 @@ def build_request(
     `seen` are machine types that the catalogue lacks and doctor has seen.
     """
     machine, notes, problems = choose_machine(job, options, seen)
-    if machine and machine.accelerators and not job.resources.accelerators:
-        gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
-        job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))
-        notes.append(f"{machine.name} has {gpus.replace(':', ' x ')}: {job.processes} ranks run on each node")
+    job, found_notes = machines.with_gpus(job, machine)
+    notes += found_notes
     bucket, prefix = options.get("bucket") or "", options.get("prefix") or "cloudtrain"
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
     run = f"{output}/{run_id}"

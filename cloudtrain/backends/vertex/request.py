@@ -88,8 +88,9 @@ class Request:
                 "output", f"is {output}, but Vertex AI writes results to Cloud Storage only", "gs://bucket/prefix"
             )
         self.machine = self._choose_machine()
-        self._infer_gpus()
-        job = self._job
+        job, found_notes = machines.with_gpus(self._job, self.machine)
+        self._job = job
+        self.notes += found_notes
         changes: dict[str, Any] = {"output": output, "inputs": self._inputs()}
         self.manifest = replace(Manifest.of(job, run_id, attempt, provenance.about(backend, job, bundle)), **changes)
         self.parent = f"projects/{options['project']}/locations/{options['region']}"
@@ -241,16 +242,6 @@ class Request:
             named = "instance_type" if self._job.resources.instance_type else "accelerators"
             self._add_problem(f"resources.{named}", message, hint)
         return machine
-
-    def _infer_gpus(self) -> None:
-        """Give a job that names only a machine type the GPUs of the machine, from which the number of ranks follows."""
-        machine, resources = self.machine, self._job.resources
-        if machine and machine.accelerators and not resources.accelerators:
-            gpus = f"{machine.accelerator}:{machine.accelerators}"
-            self._job = self._job.replace(resources=resources.model_copy(update={"accelerators": gpus}))
-            self.notes.append(
-                f"{machine.name} has {gpus.replace(':', ' x ')}: {self._job.processes} ranks run on each node"
-            )
 
     @property
     def _capacity(self) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import Problem
+from cloudtrain.backends import machines
+from cloudtrain.errors import BadJob, Problem
 from cloudtrain.forecast import duration, fit, layout, training
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.forecast.training import Training
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -19,9 +22,17 @@ def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan,
 
     A script is never refused: what it does is its own.
     """
-    made = plan.manifest
-    nodes = plan.main_nodes
-    found = training.of_job(job, made["parallelism"], nodes * int(made["processes_per_node"]), nodes)
+    machine = machines.find_node(_machine(job, plan, backend).rpartition("/")[2] or job.resources.instance_type or "")
+    if plan.manifest["gpus_per_node"]:
+        job, _ = machines.with_gpus(job, machine)
+    if not job.resources.gpus:
+        return plan, []
+    try:
+        found = training_of(
+            job, plan.manifest["parallelism"], plan.main_nodes, int(plan.manifest["processes_per_node"])
+        )
+    except BadJob:  # the checks of the plan refuse the same, beside all else that is wrong
+        return plan, []
     if found is None:
         return plan, []
     if isinstance(found, str):
@@ -33,6 +44,15 @@ def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan,
         problems.append(Problem(answer.line, "resources.accelerators", hint))
     time = duration.forecast(found, job, plan, _machine(job, plan, backend))
     return replace(plan, fit=answer.to_dict(), time=time), problems
+
+
+def training_of(job: Job, parallelism: Mapping[str, Any], nodes: int, processes: int) -> Training | str | None:
+    """Return what a job trains on so many main nodes, as `training.of_job` does; a command starts a rank for each GPU.
+
+    Raises BadJob where the shared trainer would refuse it.
+    """
+    ranks = processes if job.form == "script" else max(processes, job.resources.gpus)
+    return training.of_job(job, parallelism, nodes * ranks, nodes)
 
 
 def freeze(job: Job, backend: Backend, bundle: Bundle) -> tuple[Job, list[str]]:

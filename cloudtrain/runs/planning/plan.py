@@ -214,7 +214,7 @@ class Planner:
             stated = {key: value for key, value in plan.price.items() if key != "known_usd_per_hour"}
             plan = replace(plan, price={**stated, "source": f"usd_per_hour of the target {resolved.target}"})
         problems: list[Problem] = []
-        if job.resources.gpus and (job.trainer or job.fit.model):
+        if job.trainer or job.fit.model:
             from cloudtrain.runs.planning import fit_check
 
             plan, problems = fit_check.forecast(job, plan, self.force, backend)
