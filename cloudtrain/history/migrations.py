@@ -313,6 +313,9 @@ _FOURTEENTH = (
 # Points come with their blocks (points.py): the trigger took longer than all other writing.
 _FIFTEENTH = ("DROP TRIGGER metrics_into_curves",)
 
+# Which nodes failed lately is asked at each submit: without it every event of many runs is read.
+_SIXTEENTH = ("CREATE INDEX events_of_ends ON events (attempt_id) WHERE kind IN ('result', 'verdict')",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -329,6 +332,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _THIRTEENTH,
     _FOURTEENTH,
     _FIFTEENTH,
+    _SIXTEENTH,
 )
 
 

@@ -207,11 +207,28 @@ class History:
             row = db.execute(query, (PLATFORM, record.run_id)).fetchone()
         return str(row[0]) if row and json.loads(row[1])["reason"] == record.status.reason else None
 
-    def ended_since(self, at: str, states: Sequence[State]) -> list[AttemptRecord]:
-        """Return the attempts that ended in one of these states since a time, the oldest first."""
-        query = f"{ATTEMPTS} WHERE ended_at >= ? AND state IN ({placeholders(states)}) ORDER BY ended_at, attempt_id"
+    def ends_of_nodes(self, since: str, words: Sequence[str]) -> list[tuple[AttemptRecord, list[Event]]]:
+        """Return the attempts of a time whose reason, results or verdict have one of these words, and such events.
+
+        The oldest first. A platform may start an attempt again: each start has results of its own.
+        """
+        any_word = " OR ".join("instr({0}, ?)" for _ in words)
+        events = (
+            "SELECT attempt_id, node, seq, at, kind, data FROM events WHERE attempt_id = attempts.attempt_id"
+            f" AND kind IN ('result', 'verdict') AND ({any_word.format('data')})"
+        )
+        query = (
+            f"{ATTEMPTS} WHERE run_id IN (SELECT run_id FROM runs WHERE ended_at IS NULL OR ended_at >= ?)"
+            f" AND ({any_word.format('reason')} OR EXISTS ({events})) ORDER BY coalesce(ended_at, created_at), attempt_id"
+        )
         with self.database.read() as db:
-            return [attempt_from_row(row) for row in db.execute(query, (at, *states))]
+            attempts = [attempt_from_row(row) for row in db.execute(query, (since, *words, *words))]
+            of_one = events.replace("attempts.attempt_id", "?") + " ORDER BY at, seq"
+            rows = [db.execute(of_one, (attempt.attempt_id, *words)).fetchall() for attempt in attempts]
+        return [
+            (attempt, [Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in found])
+            for attempt, found in zip(attempts, rows, strict=True)
+        ]
 
     def latest(self, attempt_id: str, node: int, kind: str) -> Event | None:
         """Return the newest event of a kind on one node, or None."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cloudtrain.backends.api import Plan
@@ -14,6 +16,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import bad_nodes
+from cloudtrain.runs.planning.plan import Planner
 
 ROW = "GPU 2: a memory row waits to be remapped (nvidia-smi): it needs a reset"
 
@@ -84,9 +87,62 @@ def test_slurm_excludes_them_on_its_target_alone(store):
 
 def test_ssh_takes_other_hosts_first():
     hosts = [{"address": "10.0.0.1"}, {"address": "10.0.0.2", "user": "me"}, {"address": "10.0.0.3"}]
-    plan = Plan("ssh", "r", 2, {"hosts": hosts}, {}, {}, {})
+    plan = Plan("ssh", "r", 2, {"hosts": hosts, "nodes": 2}, {}, {}, {})
     made = of(SshBackend).avoid(plan, ["10.0.0.1", "me@10.0.0.2"])
     assert [host["address"] for host in made.request["hosts"]] == ["10.0.0.3", "10.0.0.1", "10.0.0.2"]
+    all_used = Plan("ssh", "r", 2, {"hosts": hosts, "nodes": 3}, {}, {}, {})
+    assert of(SshBackend).avoid(all_used, ["10.0.0.1"]) is all_used
+
+
+OPTIONS = {
+    "slurm": {"folder": "/shared/ml"},
+    "ssh": {"hosts": [{"address": "node-7"}, {"address": "node-8"}]},
+    "kubernetes": {"kubeconfig": "/none", "image": "any:1"},
+    "sagemaker": {"role": "arn:aws:iam::123456789012:role/r", "region": "eu-west-1", "bucket": "b"},
+}
+
+
+@pytest.mark.parametrize("backend", OPTIONS)
+def test_the_first_attempt_of_a_new_run_avoids_them_too(backend, store, home, tmp_path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    job = {
+        "name": "new",
+        "source": str(tmp_path),
+        "entrypoint": "train.py",
+        "output": "s3://bucket/out",
+        "image": "r/x:1",
+    }
+
+    def plan() -> Plan:
+        return Planner(backend, home=home, **OPTIONS[backend]).plan(job)
+
+    assert not any("hardware" in note for note in plan().notes)
+    add(store, "week-1", failed(1, "node-7"), target=backend, at="2020-01-01T00:00:00Z")
+    add(store, "other-1", failed(1, "node-7"), target="other")
+    assert not any("hardware" in note for note in plan().notes)
+    add(store, "one-1", failed(1, "node-7"), target=backend)
+    made = plan()
+    [note] = [note for note in made.notes if "hardware" in note]
+    text = json.dumps(made.request)
+    if backend == "sagemaker":
+        assert note.startswith("the target has 1 node whose hardware failed") and "node-7" not in text
+        return
+    assert note.startswith("avoids 1 node whose hardware failed in the last 7 days (node-7)")
+    if backend == "ssh":
+        assert [host["address"] for host in made.request["hosts"]] == ["node-8", "node-7"]
+    else:
+        assert ("--exclude=node-7" if backend == "slurm" else '"values": ["node-7"]') in text
+    assert bad_nodes.clear(store, "node-7") == 2 and "node-7" not in "".join(plan().notes)
+
+
+def test_a_node_that_failed_an_earlier_start_of_an_attempt_is_listed(store):
+    """Slurm starts a job again itself: what the launcher said of the first start is an event of the same attempt."""
+    add(store, "again-1", "", State.SUCCEEDED)
+    result = {"state": "LOST", "reason": failed(1, "node-7")}
+    store.record("again-1-a1", events=[Event("again-1-a1", node, 7, now(), "result", result) for node in range(2)])
+    [node] = bad_nodes.bad_nodes(store)
+    assert (node.name, node.why, node.attempt_id) == ("node-7", ROW, "again-1-a1")
+    assert bad_nodes.clear(store, "node-7") == 1 and bad_nodes.bad_nodes(store) == []
 
 
 @pytest.mark.parametrize("affinity", [None, {"key": "pool", "operator": "In", "values": ["gpu"]}])

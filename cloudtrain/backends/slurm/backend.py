@@ -124,6 +124,8 @@ class SlurmBackend(FolderBackend):
         given = [text.partition("=")[2] for text in argv if text.startswith("--exclude=")]
         argv = [text for text in argv if not text.startswith("--exclude=")]
         known = [name for name in names if re.fullmatch(r"[\w.-]+", name)]  # of other forms Slurm makes lists
+        if not known:
+            return plan
         argv.insert(-1, f"--exclude={','.join([*given, *known])}")
         return replace(plan, request={**plan.request, "sbatch": argv})
 

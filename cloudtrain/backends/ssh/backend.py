@@ -144,6 +144,8 @@ class SshBackend(FolderBackend):
 
     def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
         """Return the plan with these machines last: they are used where the others are too few."""
+        if len(plan.request["hosts"]) <= int(plan.request["nodes"]):
+            return plan
         hosts = sorted(plan.request["hosts"], key=lambda host: Machine({}, host).label in names)
         return replace(plan, request={**plan.request, "hosts": hosts})
 

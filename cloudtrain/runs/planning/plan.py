@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from cloudtrain.source.texts import Texts
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.store import Store
     from cloudtrain.job.document import Document
     from cloudtrain.job.job import Job
 
@@ -55,6 +57,13 @@ class Planner:
         self.overrides = options
         self.earlier_policies: Sequence[Mapping[str, Any]] = ()  # of an older plan of the run
         self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
+
+    @cached_property
+    def store(self) -> Store:
+        """The history of the home, of a thread of its own."""
+        from cloudtrain.history.store import Store
+
+        return Store(self.home, self.clock)
 
     @property
     def config_files(self) -> list[Path]:
@@ -221,6 +230,10 @@ class Planner:
         governed = resolved.governed
         case = Case(job, plan, source, backend, (*found, *problems), governed.notes if governed else ())
         plan = replace(plan, target=resolved.target, notes=table.run(case))
+        if number == 1 and (self.home / "history.sqlite3").exists():  # for later ones see retry.plan_after
+            from cloudtrain.runs.planning import bad_nodes
+
+            plan = bad_nodes.avoid(self.store, backend, plan)
         return governed.check(plan, backend) if governed else plan
 
     def _labels(self, job: Job, bundle: Bundle) -> dict[str, str]:

@@ -12,7 +12,7 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
-from cloudtrain.history.store import UNASKED, Store
+from cloudtrain.history.store import UNASKED
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import attempts, budgets, environment, keys, upstream
@@ -48,7 +48,6 @@ class ExactlyOnce(Planner):
         **options: Any,
     ) -> None:
         super().__init__(target, home=home, force=force, clock=clock, **options)
-        self.store = Store(self.home, clock)
         self.watch = watch
         self.confirm = confirm
         self.notes: list[str] = []  # warnings of the last submit, one sentence each
