@@ -98,20 +98,15 @@ OPTIONS = {
     "slurm": {"folder": "/shared/ml"},
     "ssh": {"hosts": [{"address": "node-7"}, {"address": "node-8"}]},
     "kubernetes": {"kubeconfig": "/none", "image": "any:1"},
-    "sagemaker": {"role": "arn:aws:iam::123456789012:role/r", "region": "eu-west-1", "bucket": "b"},
+    "sagemaker": {"role": "arn:aws:iam::123456789012:role/r", "region": "eu-west-1", "bucket": "bucket"},
 }
 
 
 @pytest.mark.parametrize("backend", OPTIONS)
 def test_the_first_attempt_of_a_new_run_avoids_them_too(backend, store, home, tmp_path):
     (tmp_path / "train.py").write_text("print(1)\n")
-    job = {
-        "name": "new",
-        "source": str(tmp_path),
-        "entrypoint": "train.py",
-        "output": "s3://bucket/out",
-        "image": "r/x:1",
-    }
+    job = {"name": "new", "source": str(tmp_path), "entrypoint": "train.py"}
+    job |= {"image": "r/x:1", "output": "s3://bucket/out"} if backend in ("kubernetes", "sagemaker") else {}
 
     def plan() -> Plan:
         return Planner(backend, home=home, **OPTIONS[backend]).plan(job)

@@ -21,7 +21,7 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, platform_keys, rules, targets
 from cloudtrain.policy import apply
-from cloudtrain.runs.planning import candidates, cap, keys, upstream
+from cloudtrain.runs.planning import bad_nodes, candidates, cap, keys, upstream
 from cloudtrain.runs.planning.checks import table
 from cloudtrain.runs.planning.checks.job import Case
 from cloudtrain.runs.planning.checks.source import fit_script
@@ -231,8 +231,6 @@ class Planner:
         case = Case(job, plan, source, backend, (*found, *problems), governed.notes if governed else ())
         plan = replace(plan, target=resolved.target, notes=table.run(case))
         if number == 1 and (self.home / "history.sqlite3").exists():  # for later ones see retry.plan_after
-            from cloudtrain.runs.planning import bad_nodes
-
             plan = bad_nodes.avoid(self.store, backend, plan)
         return governed.check(plan, backend) if governed else plan
 
