@@ -14,6 +14,7 @@ import pytest
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.local import bytecode
 from cloudtrain.backends.local.backend import LocalBackend
+from cloudtrain.backends.manifest import sent_record
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -92,6 +93,20 @@ def test_a_submit_writes_the_request_the_labels_and_the_source_and_starts_each_n
     assert len(first["token"]) >= 32
     assert [(node.rank, node.attempt) for node in backend.nodes(str(folder))] == [(0, str(folder)), (1, str(folder))]
     assert list(backend.run_folders(str(folder))) == [str(folder.parent)]
+
+
+def test_a_plan_has_the_folders_the_command_and_where_results_go(prepare, home, tmp_path):
+    one, _ = prepare(3)
+    (node,) = one.request["nodes"]
+    assert node["folder"] == node["env"]["CLOUDTRAIN_NODE_DIR"] == str(home / "runs" / "r" / "a3" / "node-0")
+    assert node["env"]["CLOUDTRAIN_ATTEMPT_ID"] == "r-a3" and not any("nodes" in note for note in one.notes)
+    assert node["env"]["CLOUDTRAIN_RUN_DIR"] == str(home / "runs" / "r") and not sent_record(node["env"])["about"]
+    two, _ = prepare(num_nodes=2, output=str(tmp_path / "out"))
+    assert [Path(node["folder"]).name for node in two.request["nodes"]] == ["node-0", "node-1"]
+    assert [node["env"]["CLOUDTRAIN_NODE_RANK"] for node in two.request["nodes"]] == ["0", "1"]
+    assert "2 nodes run as groups of processes on this machine" in two.notes
+    assert two.request["nodes"][1]["env"]["CLOUDTRAIN_RUN_DIR"] == str(tmp_path / "out" / "r")
+    assert sent_record(two.request["nodes"][0]["env"])["about"]["backend"] == "local"
 
 
 def test_each_attempt_of_one_node_has_a_token_of_its_own(backend, prepare, starts):
