@@ -11,7 +11,7 @@ import binascii
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -247,15 +247,13 @@ def sent_record(values: Mapping[str, str], prefix: str = VARIABLE) -> dict[str, 
 # -- GPUs of machines that no scheduler shares out: this one, and those behind SSH ----------------------------------------------
 
 
-def chosen_gpus(job: Job, first_node: int = 0) -> str:
+def chosen_gpus(asked: int | None, before: Iterable[int | None] = ()) -> str:
     """Return CLOUDTRAIN_GPUS of a node on this machine: numbers, "" for none, "all" for those that are there.
 
-    `first_node` is how many nodes before this one are on it.
+    `asked` is of cloudtrain.job.roles.gpus_of_nodes; `before`: what the nodes before it on this machine ask for.
     """
-    if job.resources.accelerators is None:
-        return "all"
-    count = job.resources.gpus
-    return ",".join(str(first_node * count + number) for number in range(count))
+    first = sum(count or 0 for count in before)
+    return "all" if asked is None else ",".join(str(first + number) for number in range(asked))
 
 
 def gpu_notes(job: Job, where: str) -> list[str]:
@@ -270,7 +268,7 @@ def gpu_notes(job: Job, where: str) -> list[str]:
 
 def check_gpus(plan: Plan) -> None:
     """Raise BadJob where a plan asks for more GPUs than this machine shows; blocking (nvidia-smi)."""
-    count = plan.manifest["gpus_per_node"] * plan.manifest["nodes"]
+    count = plan.requested_gpus
     if not count:
         return
     from cloudtrain.source.node_code import module
@@ -278,7 +276,9 @@ def check_gpus(plan: Plan) -> None:
     if (present := len(module("launcher.prepare.gpus").visible())) < count:
         shown = f"{present} GPU{'s' * (present != 1)}" if present else "no GPU"
         named = plan.job["resources"]["accelerators"]
-        message = f"is {named}, {count} GPU{'s' * (count != 1)} in all, and this machine shows {shown} (nvidia-smi)"
+        message = (
+            f"is {named or 0}, {count} GPU{'s' * (count != 1)} in all, and this machine shows {shown} (nvidia-smi)"
+        )
         hint = "remove it: the ranks then use all GPUs of this machine"
         raise BadJob([Problem(message, "resources.accelerators", hint)])
 

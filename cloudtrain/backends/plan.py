@@ -71,9 +71,12 @@ class Plan:
     @property
     def requested_gpus(self) -> int | None:
         """The GPUs that the job asks for on all nodes, None where its ranks use all those of the machines."""
-        if (self.job.get("resources") or {}).get("accelerators") is None:
+        roles = self.manifest.get("roles") or [self.manifest]
+        own = (self.job.get("resources") or {}).get("accelerators") is not None
+        if not own and not any("gpus_per_node" in role for role in roles[1:]):
             return None
-        return int(self.manifest["gpus_per_node"]) * int(self.manifest["nodes"])
+        each = int(self.manifest["gpus_per_node"])
+        return sum(int(role.get("gpus_per_node", each)) * int(role["nodes"]) for role in roles)
 
     @property
     def node_roles(self) -> list[str]:

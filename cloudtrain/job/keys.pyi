@@ -140,6 +140,8 @@ class RoleKeys(TypedDict, total=False):
     """As the job's."""
     ray: bool
     """As the job's."""
+    resources: ResourcesKeys | sections.Resources | None
+    """Hardware of each node of this role, without GPUs where it names none."""
     requirements: str | None
     """Requirements file of a service, or none. Default: environment.requirements."""
     secrets: Sequence[str]

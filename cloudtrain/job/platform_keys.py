@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cloudtrain.job.job import Job
+    from cloudtrain.job.model import JobModel
 
 _PRICES = {"usd_per_hour", "priced_as"}  # keys of `resources` that no platform reads
 # Keys that cloudtrain itself carries out where a platform does not.
@@ -20,6 +20,7 @@ _WORDS = {
     "image": "container images (image)",
     "resources.use_spot": "spot capacity (resources.use_spot)",
     "resources.instance_type": "instance types (resources.instance_type)",
+    "roles.resources": "other machines for each role (roles.NAME.resources)",
     "secrets.env": "secrets from the client's environment (env:NAME)",
     "secrets.file": "secrets from a file on the node (file:PATH)",
     "secrets.k8s": "secrets of a Kubernetes cluster (k8s:SECRET/KEY)",
@@ -36,10 +37,19 @@ def every() -> list[str]:
     from cloudtrain.job.sections import Resources
 
     resources = [f"resources.{name}" for name in Resources.model_fields if name not in _PRICES]
-    return ["num_nodes", "min_nodes", "image", *resources, "secrets.env", "secrets.file", "secrets.k8s"]
+    return [
+        "num_nodes",
+        "min_nodes",
+        "image",
+        *resources,
+        "roles.resources",
+        "secrets.env",
+        "secrets.file",
+        "secrets.k8s",
+    ]
 
 
-def in_use(job: Job) -> list[str]:
+def in_use(job: JobModel) -> list[str]:
     """Return the platform keys that a job uses."""
     sources = {source.partition(":")[0] for secret in job.secrets.values() for source in secret}
     only_k8s = any(all(source.startswith("k8s:") for source in secret) for secret in job.secrets.values())
@@ -48,6 +58,7 @@ def in_use(job: Job) -> list[str]:
         "min_nodes": job.min_nodes is not None,
         "image": job.image is not None,
         "resources.accelerators": job.resources.gpus > 0,  # "0" hides those that are there
+        "roles.resources": any(r.resources not in (None, job.resources) for r in job.roles.values()),
         "secrets.env": "env" in sources,
         "secrets.file": "file" in sources,
         "secrets.k8s": only_k8s,

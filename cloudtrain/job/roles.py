@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
     from cloudtrain.job.model import JobModel
 
-PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup", "ray")
+PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup", "ray", "resources")
+_HARDWARE = {"accelerators", "cpus", "memory", "disk_gb", "instance_type"}
 _AT_TOP = {"requirements": "write environment.requirements at the top", "grace": "write limits.grace at the top"}
 
 
@@ -38,6 +39,8 @@ def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str
         if path[:2] == ("roles", main) and path[2:] and path[2] in moved:
             document.marks[path[2:]] = mark  # type: ignore[union-attr]
     kept = {key: value for key, value in own.items() if key not in moved}
+    if "resources" in moved:  # they are not those of all roles
+        roles = {name: {"resources": {}, **role} if isinstance(role, Mapping) else role for name, role in roles.items()}
     return {**data, **moved, "roles": {**roles, main: kept}}
 
 
@@ -50,12 +53,21 @@ def program(job: JobModel, name: str) -> JobModel:
     }
     if isinstance(role.entrypoint, str):
         about |= {"arg_style": job.arg_style, "distributed_env": job.distributed_env}
-    return type(job)(**about, num_nodes=role.num_nodes, **own)
+    return type(job)(**{**about, **own}, num_nodes=role.num_nodes)
 
 
 def services(job: JobModel) -> list[str]:
     """Return the roles beside the main one, in the order of their nodes, which follow the main role's."""
     return [name for name in job.roles if name != job.main_role]
+
+
+def gpus_of_nodes(job: JobModel) -> list[int | None]:
+    """Return the GPUs that each node asks for, by its rank; None where it takes those that are there."""
+    own = job.resources.gpus if job.resources.accelerators is not None else None
+    gpus: list[int | None] = [own] * job.main_nodes
+    for role in (job.roles[name] for name in services(job)):
+        gpus += [role.resources.gpus if role.resources else own] * role.num_nodes
+    return gpus
 
 
 def to_manifest(job: JobModel) -> list[dict[str, Any]]:
@@ -72,6 +84,8 @@ def to_manifest(job: JobModel) -> list[dict[str, Any]]:
                 "env": dict(own.env), "setup": own.setup or "", "secrets": role.secrets, "ready": role.ready,
                 "ready_s": duration_s(role.ready_timeout), "restart": role.restart,
             }  # fmt: skip
+            if role.resources:
+                entry["gpus_per_node"] = role.resources.gpus
             if role.grace:
                 entry["grace_s"] = duration_s(role.grace)
             if role.requirements:
@@ -120,6 +134,13 @@ def find_role_problems(job: JobModel) -> Iterator[Problem]:
                         f"roles.{name}.{key}",
                         _AT_TOP.get(key, "remove it"),
                     )
+        if role.resources and role.resources.model_dump(exclude=_HARDWARE, exclude_defaults=True):
+            message = (
+                "may have accelerators, cpus, memory, disk_gb and instance_type; the rest is the same for all roles"
+            )
+            yield Problem(message, f"roles.{name}.resources")
+        if role.resources and isinstance(role.resources.accelerators, list):
+            yield Problem("names several", f"roles.{name}.resources.accelerators", "name one")
         if role.grace and duration_s(role.grace) > job.limits.grace_s:
             message = f"is longer than limits.grace ({job.limits.grace}), by which platforms end a node"
             yield Problem(message, f"roles.{name}.grace", "lower it, or raise limits.grace")

@@ -383,6 +383,9 @@ class Role(Spec):
     env: Many[dict[Name, Text]] = Field(default_factory=dict, description="As the job's.")
     setup: str | None = Field(default=None, description="As the job's.")
     ray: Flag = Field(default=False, description="As the job's.")
+    resources: Resources | None = Field(
+        default=None, description="Hardware of each node of this role, without GPUs where it names none."
+    )
     requirements: Inside | None = Field(
         default=None, description="Requirements file of a service, or none. Default: environment.requirements."
     )
@@ -420,8 +423,11 @@ class Role(Spec):
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
+        empty: tuple[Any, ...] = (None, [], {})
         return {
-            key: value for key, value in handler(self).items() if value not in (None, [], {}) and value is not False
+            key: value
+            for key, value in handler(self).items()
+            if (value not in empty or (key == "resources" and value is not None)) and value is not False
         }
 
     @property

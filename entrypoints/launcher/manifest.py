@@ -104,6 +104,11 @@ class Manifest:
         index, _ = self.place(node)
         return self.roles[index]["processes_per_node"] if index else self.processes_per_node
 
+    def gpus_of(self, node: int) -> int:
+        """Return the GPUs that a node asks for."""
+        index, _ = self.place(node)
+        return int(self.roles[index].get("gpus_per_node", self.gpus_per_node)) if index else self.gpus_per_node
+
     def take_role(self, node: int) -> None:
         """Make this the manifest of one node: with its role, and for a service with the service's program."""
         if not self.roles:
@@ -115,7 +120,9 @@ class Manifest:
             vars(self).update(
                 {name: role[name] for name in ("argv", "form", "processes_per_node", "rank_env", "env", "setup")}
             )
-            vars(self).update({name: role[name] for name in ("grace_s", "requirements") if name in role})
+            vars(self).update(
+                {name: role[name] for name in ("grace_s", "requirements", "gpus_per_node") if name in role}
+            )
             self.secrets = {name: self.secrets[name] for name in role["secrets"]}
             self.resume_args, self.keep, self.hyperparameters, self.aip_env, self.framework = (), (), None, False, ""
             self.stall_s = self.idle_s = self.silence_s = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,9 +121,9 @@ class Host:
         return type("Answer", (), {"value": {"code": 0, "out": "GPU 0: x (UUID: GPU-y)\n" * self._count, "err": ""}})
 
 
-def asking(gpus: int, fewest: int) -> Plan:
-    manifest = {"gpus_per_node": gpus, "min_nodes": fewest}
-    return Plan("ssh", "run", 1, request={"nodes": 3}, bundle={}, manifest=manifest, job={})
+def asking(each: int, fewest: int, **request: Any) -> Plan:
+    manifest = {"gpus_per_node": each, "min_nodes": fewest}
+    return Plan("ssh", "run", 1, request={"nodes": 3, **request}, bundle={}, manifest=manifest, job={})
 
 
 def test_machines_without_them_are_not_chosen():
@@ -133,3 +134,28 @@ def test_machines_without_them_are_not_chosen():
         BackendError, match="8 GPUs per node were requested; the machines have .nvidia-smi.: a 0, b 8, c 8"
     ):
         with_gpus(hosts, asking(8, 3))
+
+
+def test_each_role_gets_machines_with_as_many_gpus_as_it_asks_for():
+    hosts = [Host("a", 1), Host("b", 8), Host("c", 0), Host("d", 8)]
+    assert [host.label for host in with_gpus(hosts, asking(2, 3, gpus=[2, None, 8]))] == ["d", "a", "b"]
+    with pytest.raises(BackendError, match="nodes with 2, 8, 8 GPUs were requested; the machines have .*: a 1, b 8"):
+        with_gpus(hosts, asking(2, 3, gpus=[2, 8, 8]))
+
+
+def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
+    (project / "train.py").write_text("")
+    roles = {"trainer": {}, "server": {"run": "serve", "num_nodes": 2, "resources": {"accelerators": "A100"}}}
+    job = {"source": str(project), "entrypoint": "train.py", "resources": {"accelerators": "A100:2"}, "roles": roles}
+    plan = Submitter(target="local", home=home).plan(job)
+    assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2", "3"]
+    assert plan.requested_gpus == 4
+    plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "abc"]).plan(job)
+    assert (plan.request["gpus"], plan.request["env"]["CLOUDTRAIN_GPUS"]) == ([2, 1, 1], "${node.gpus}")
+    roles["server"]["resources"] = {"instance_type": "a2"}
+    with pytest.raises(BadJob) as refused:
+        Submitter(target="local", home=home).plan(job)
+    assert [problem.path for problem in refused.value.problems] == ["roles.server.resources.instance_type"]
+    with pytest.raises(BadJob) as refused:
+        Submitter(target="slurm", home=home, folder="/shared").plan(job)
+    assert "roles" in [problem.path for problem in refused.value.problems]

@@ -9,9 +9,10 @@ import pytest
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import BadJob, BadRequest
+from cloudtrain.job import platform_keys
 from cloudtrain.job.job import Job
 from cloudtrain.job.model import RAY
-from cloudtrain.job.roles import find_shared_ports
+from cloudtrain.job.roles import find_shared_ports, gpus_of_nodes
 from cloudtrain.job.rules import find_keys
 from cloudtrain.nodes.paths import check_shared_output
 from cloudtrain.runs.inside import Inside
@@ -73,6 +74,19 @@ def test_the_launcher_gets_the_main_role_first_and_the_services_programs():
     assert Manifest.of(job, "r", 1).world_size == 2
 
 
+def test_each_role_may_have_its_own_hardware():
+    gpus = "    num_nodes: 2\n    resources: {accelerators: A100:2}"
+    job = Job.load(FILE.replace("    num_nodes: 2", gpus))
+    assert (gpus_of_nodes(job), job.processes) == ([2, 2, 0, 0, 0], 2)
+    assert Job.from_dict(job.to_dict()) == Job.from_dict(job.to_dict(given=True)) == job.replace() == job
+    same = Job.load(FILE.replace("source: .", "source: .\nresources: {accelerators: A100:2}"))
+    assert (gpus_of_nodes(same), "roles.resources" in platform_keys.in_use(same)) == ([2] * 5, False)
+    more = Job.load(FILE.replace("    num_nodes: 3", "    num_nodes: 3\n    resources: {accelerators: L4}"))
+    assert (gpus_of_nodes(more), gpus_of_nodes(Job.load(FILE))) == ([None, None, 1, 1, 1], [None] * 5)
+    assert "roles.resources" in platform_keys.in_use(more) and "roles.resources" in platform_keys.in_use(job)
+    assert [role.get("gpus_per_node") for role in Manifest.of(more, "r", 1).to_dict()["roles"]] == [None, 1]
+
+
 def test_a_service_may_install_other_packages_and_have_less_grace():
     job = Job.load(FILE.replace("    restart: 0", "    requirements: serve.txt\n    grace: 10s"))
     _, server = Manifest.of(job, "r", 1).to_dict()["roles"]
@@ -121,7 +135,16 @@ def test_checkpoints_of_one_main_node_need_no_shared_output():
         ("http://:8000/health", "http://:0/health", "14: roles.server.ready is not known"),
         ("http://:8000/health", "tcp://:65536", "14: roles.server.ready is not known"),
         ("http://:8000/health", "tcp://:\u0668\u0660", "14: roles.server.ready is not known"),
-        ("    num_nodes: 3", "    resources: {cpus: 1}", "11: roles.server.resources is not a known key here"),
+        (
+            "    num_nodes: 3",
+            "    resources: {use_spot: true}",
+            "11: roles.server.resources may have accelerators, cpus",
+        ),
+        (
+            "    num_nodes: 3",
+            "    resources: {accelerators: [A, B]}",
+            "11: roles.server.resources.accelerators names sev",
+        ),
         (
             "    num_nodes: 3",
             "    secrets: [TOKEN]",

@@ -37,6 +37,7 @@ JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are starte
 
 
 KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
+KEYS |= {"roles.resources": HONOURED}
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 FIXES = {
     "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose another target with more "
@@ -91,7 +92,7 @@ class LocalBackend(FolderBackend):
             problems += wrong + paths.check_inputs(job)
         if problems:
             raise BadJob(problems)
-        folder = self.workdir / run_id / f"a{attempt}"
+        folder, gpus = self.workdir / run_id / f"a{attempt}", roles.gpus_of_nodes(job)
         common_env = manifest.environment() | {
             "CLOUDTRAIN_HOST": "127.0.0.1",
             "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
@@ -105,7 +106,7 @@ class LocalBackend(FolderBackend):
                 | {
                     "CLOUDTRAIN_NODE_RANK": str(rank),
                     "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
-                    "CLOUDTRAIN_GPUS": manifests.chosen_gpus(job, rank),
+                    "CLOUDTRAIN_GPUS": manifests.chosen_gpus(gpus[rank], gpus[:rank]),
                 },
             }
             for rank in range(manifest.nodes)

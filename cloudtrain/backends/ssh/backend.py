@@ -22,6 +22,7 @@ from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable, raise_first
 from cloudtrain.events import Status
+from cloudtrain.job.roles import gpus_of_nodes
 from cloudtrain.nodes import common_folder, directory, paths
 from cloudtrain.nodes.agents import Agent, Node, call_all
 from cloudtrain.nodes.ssh_command import client_argv, python_line
@@ -40,7 +41,7 @@ DIRECTORY = "~/.cloudtrain"
 
 
 KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
-KEYS |= {"limits.max_wait": HONOURED}
+KEYS |= {"limits.max_wait": HONOURED, "roles.resources": HONOURED}
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 FIXES = {
     "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose hosts with more memory: "
@@ -111,7 +112,8 @@ class SshBackend(FolderBackend):
 
     def _request(self, job: Job, manifest: Manifest, sha256: str, output: str | None) -> dict[str, Any]:
         """Return the machines, and what supervisors get: folder, command and environment; a node fills in its own part."""
-        folder, gpus = self.attempt_folder(manifest.attempt_id), chosen_gpus(job)
+        folder, of_nodes = self.attempt_folder(manifest.attempt_id), gpus_of_nodes(job)
+        gpus = chosen_gpus(of_nodes[0])
         env = manifest.environment() | {
             "CLOUDTRAIN_HOST": "${node.address}",
             "CLOUDTRAIN_NODE_RANK": "${node.rank}",
@@ -126,13 +128,18 @@ class SshBackend(FolderBackend):
             env["CLOUDTRAIN_CONTROL"] = "${node-0.control}"  # not for node 0 itself, which says it
         if gpus:
             env["CLOUDTRAIN_SHARED_GPUS"] = "1"
-        if job.resources.gpus and job.limits.max_wait_s is not None:
+        by_node: dict[str, Any] = {}
+        if len(set(of_nodes)) > 1:
+            by_node["gpus"] = of_nodes
+            env |= {"CLOUDTRAIN_GPUS": "${node.gpus}", "CLOUDTRAIN_SHARED_GPUS": "${node.shared}"}
+        if any(of_nodes) and job.limits.max_wait_s is not None:
             env["CLOUDTRAIN_GPU_WAIT_S"] = str(job.limits.max_wait_s)
         if self.lease_s is not None:
             env["CLOUDTRAIN_LEASE_S"] = f"{self.lease_s:g}"
         return {
             "hosts": [machine.to_dict() for machine in self.machines],
             "nodes": manifest.nodes,
+            **by_node,
             "folder": folder,
             "source": f"{self.root}/src/{sha256}.tar.gz",
             "argv": ["${node.python}", ".cloudtrain/launch.py"],

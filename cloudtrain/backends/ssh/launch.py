@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.folder import PLAN
+from cloudtrain.backends.manifest import chosen_gpus
 from cloudtrain.backends.ssh.machines import Machine, make_handle
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NoService, NotReached, Unreachable, raise_first
@@ -51,12 +52,15 @@ def choose_machines(
     if earlier_choices:
         raise_first([unreachable[label] for label in earlier_choices[0] if label in unreachable])
         return [(m, prepared[label]) for label in earlier_choices[0] for m in machines if m.label == label]
-    available = with_gpus([machine for machine in machines if machine.label in prepared], plan)
     num_nodes, min_nodes = plan.request["nodes"], min_nodes_of(plan)
     # Which attempt of the run had its node 0 there last. Without `output` its disk has the run's checkpoints.
-    first = {machine.label: int(prepared[machine.label]["first"]) for machine in available}
+    first = {label: int(answer["first"]) for label, answer in prepared.items()}
     files_of = int(plan.request.get("files_of", 1)) if plan.attempt > 1 and plan.manifest["output"] is None else 0
-    if len(available) < min_nodes or (unreachable and max(first.values(), default=0) < files_of):
+    available = [machine for machine in machines if machine.label in prepared]
+    if files_of:
+        available.sort(key=lambda machine: -first[machine.label])
+    available = with_gpus(available, plan)
+    if len(available) < min_nodes or (unreachable and max((first[m.label] for m in available), default=0) < files_of):
         errors = "; ".join(_with_hint(error) for error in unreachable.values())
         shortage = (
             f"{len(available)} of {num_nodes} nodes"
@@ -65,8 +69,6 @@ def choose_machines(
         )
         waits = not all(isinstance(error, NoService) for error in unreachable.values())
         raise NotReached(f"{shortage} can be reached: {errors}", waits=waits)
-    if files_of:
-        available.sort(key=lambda machine: -first[machine.label])
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
 
 
@@ -83,17 +85,29 @@ def _with_hint(error: CloudtrainError) -> str:
 
 
 def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:
-    """Return the machines that show as many GPUs as the job asks for; raises BackendError where they are too few."""
+    """Return the machines that show as many GPUs as the job asks for, of a job with roles by node rank.
+
+    Raises BackendError where they are too few.
+    """
     asked = int(plan.manifest["gpus_per_node"])
-    if not asked:
+    by_node = [int(count or 0) for count in plan.request.get("gpus", ())]
+    if not asked and not any(by_node):
         return machines
     answers = call_all(lambda machine: machine.agent.ask("command", argv=["nvidia-smi", "-L"]).value, machines)
     raise_first(answers)
     counts = [str(answer).count("GPU-") for answer in answers]
     enough = [machine for machine, count in zip(machines, counts, strict=True) if count >= asked]
+    if by_node:
+        left, chosen = list(zip(machines, counts, strict=True)), {}
+        for node in sorted(range(len(by_node)), key=lambda node: -by_node[node]):
+            if at := next((each for each in left if each[1] >= by_node[node]), None):
+                left.remove(at)
+                chosen[node] = at[0]
+        enough = [chosen[node] for node in sorted(chosen)]
     if machines and len(enough) < min_nodes_of(plan):
         shown = ", ".join(f"{machine.label} {count}" for machine, count in zip(machines, counts, strict=True))
-        message = f"{asked} GPUs per node were requested; the machines have (nvidia-smi): {shown}"
+        wanted = f"nodes with {', '.join(map(str, by_node))} GPUs" if by_node else f"{asked} GPUs per node"
+        message = f"{wanted} were requested; the machines have (nvidia-smi): {shown}"
         raise BackendError(message, "remove resources.accelerators: the ranks then use all GPUs of the machines")
     return enough
 
@@ -150,6 +164,9 @@ def launch_node(
     machine = machines[rank]
     values = {"node.address": machine.internal, "node.rank": str(rank), "node.python": machine.python,
               "nodes": str(len(machines)), "node-0.control": control or ""}  # fmt: skip
+    if "gpus" in plan.request:
+        values["node.gpus"] = chosen_gpus(plan.request["gpus"][rank])
+        values["node.shared"] = "1" if values["node.gpus"] else ""
 
     def fill(text: str) -> str:
         return re.sub(r"\$\{([\w.-]+)\}", lambda match: values[match[1]], text)

@@ -110,13 +110,12 @@ def _print_candidates(plan: Plan) -> None:
 
 def describe_nodes(plan: Plan) -> str:
     """Describe nodes, processes and GPUs of a plan."""
-    gpus = int(plan.manifest.get("gpus_per_node") or 0)
-    text = "; ".join(
+    return "; ".join(
         (f"{each['name']} " if "name" in each else "")
         + f"{_count(int(each['nodes']), 'node')} x {_count(int(each['processes_per_node']), 'process', 'processes')}"
+        + (f", {_count(gpus, 'GPU')} each" if (gpus := int(each.get("gpus_per_node") or 0)) else "")
         for each in _programs(plan)
     )
-    return text + (f", {_count(gpus, 'GPU')} each" if gpus else "")
 
 
 def _programs(plan: Plan) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Paths, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.job import homes, platform_keys, rules, targets
+from cloudtrain.job import homes, platform_keys, roles, rules, targets
 from cloudtrain.policy import apply
 from cloudtrain.runs.planning import bad_nodes, candidates, cap, keys, upstream
 from cloudtrain.runs.planning.checks import table
@@ -299,11 +299,18 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     problems = [
         Problem(
             f"the backend {kind.name} does not offer {platform_keys.describe(key)}",
-            "secrets" if key.startswith("secrets.") else key,
+            key.partition(".")[0] if key.startswith(("secrets.", "roles.")) else key,
             _instead(key, kind),
         )
         for key in platform_keys.in_use(job)
         if key not in kind.traits.keys
+    ]
+    problems += [
+        Problem(f"the backend {kind.name} does not offer {platform_keys.describe(key)}", f"roles.{name}.{key}")
+        for name in roles.services(job)
+        if job.roles[name].resources
+        for key in platform_keys.in_use(roles.program(job, name))
+        if key.startswith("resources.") and key not in kind.traits.keys
     ]
     if kind.traits.paths is Paths.NONE:
         message = f"the backend {kind.name} does not offer inputs and output that are paths of this machine"

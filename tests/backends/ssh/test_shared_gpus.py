@@ -51,7 +51,7 @@ class Users:
         """Show `text` as what other programs use."""
         (self.tools / "filled").write_text(text)
 
-    def submit(self, user: str, name: str, hosts: tuple[int, ...] = (0,), gpus: int = 1, **limits: str):
+    def submit(self, user: str, name: str, hosts: tuple[int, ...] = (0,), gpus: int = 1, roles=None, **limits: str):
         """Submit a job that holds its GPUs until `end(name)`; return its backend and handle."""
         access = {"user": user, "identity": str(self.lab.key), "known_hosts": str(self.lab.known_hosts)}
         setup = [f"export PATH={self.tools}:$PATH"]
@@ -65,7 +65,7 @@ class Users:
                 "name": name,
                 "source": str(source),
                 "entrypoint": "train.py",
-                "num_nodes": len(hosts),
+                **({"roles": roles} if roles else {"num_nodes": len(hosts)}),
                 "resources": {"accelerators": f"A100:{gpus}"},
                 "env": {"UNTIL": str(self.tools / name), "CUDA_VISIBLE_DEVICES": "7"},
                 "limits": limits,
@@ -166,3 +166,16 @@ def test_a_job_over_two_hosts_has_its_gpus_on_both_or_does_not_start(users: User
         users.end(name)
     until(one, State.SUCCEEDED)
     until(two, State.SUCCEEDED)
+
+
+def test_each_role_has_gpus_of_its_own_number(users: Users) -> None:
+    """The judge asks for none: it waits for no GPU, and no node waits for it."""
+    judge = {"run": "echo \"JUDGE '$CUDA_VISIBLE_DEVICES'\"; exec sleep 600", "resources": {"cpus": 1}}
+    helper = {"run": "echo \"HELPER '$CUDA_VISIBLE_DEVICES'\"; exec sleep 600", "resources": {"accelerators": "A100"}}
+    roles = {"trainer": {}, "judge": judge, "helper": helper}
+    job = users.submit("ann", "roles", (0, 1, 2), gpus=2, roles=roles)
+    assert sees(job) == "0,1"
+    backend, handle = job
+    wait_for(lambda: {"JUDGE ''", "HELPER '0'"} <= {line.text for line in backend.logs(handle)}, "the services")
+    users.end("roles")
+    until(job, State.SUCCEEDED)

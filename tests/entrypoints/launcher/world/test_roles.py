@@ -60,14 +60,16 @@ def test_a_node_has_the_program_and_the_secrets_of_its_role():
     assert (main.outputs("/o"), server.outputs("/o")) == ("/o", "/o/server")
 
 
-def test_a_service_has_its_own_grace_and_requirements_and_else_the_jobs():
+def test_a_service_has_its_own_grace_requirements_and_gpus_and_else_the_jobs():
     own, other = manifest(), manifest()
-    own.roles[1].update(grace_s=4, requirements=None)
+    own.roles[1].update(grace_s=4, requirements=None, gpus_per_node=1)
+    own.gpus_per_node = other.gpus_per_node = 8
+    assert [own.gpus_of(node) for node in range(5)] == [8, 8, 1, 1, 8]
     for each in (own, other):
         each.grace_s, each.requirements = 30, "requirements.txt"
         each.take_role(3)
-    assert (own.grace_s, own.requirements) == (4, None)
-    assert (other.grace_s, other.requirements) == (30, "requirements.txt")
+    assert (own.grace_s, own.requirements, own.gpus_per_node) == (4, None, 1)
+    assert (other.grace_s, other.requirements, other.gpus_per_node) == (30, "requirements.txt", 8)
 
 
 def test_a_node_with_other_processes_than_its_role_has_is_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from launcher import manifest
 from launcher.loop import Loop
@@ -16,9 +18,9 @@ from tests.entrypoints.launcher.world.test_channel import Peer, log_to
 class Attempt:
     """Node 0 and the others of an attempt, over real connections; `turns` are those of node 0."""
 
-    def __init__(self, nodes: int, fewest: int | None = None) -> None:
+    def __init__(self, nodes: int, fewest: int | None = None, **more: Any) -> None:
         self.loop, self.turns, self.outcomes = Loop(), [], []
-        plan = manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, min_nodes=fewest).encode())
+        plan = manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, fewest, gpus_per_node=1, **more).encode())
         self.attempt_id = plan.attempt_id
         ignore = lambda _: None  # noqa: E731
         listener = Listener(ignore, ignore, self.outcomes.append, log_to([]), lambda: self.turns.append(0))
@@ -27,13 +29,13 @@ class Attempt:
         self.address = self.coordinator.open()
         self.peers: list[Peer] = []
 
-    def join(self, node: int, host: str, answer: str = "welcome", waited_s: float = 0.0) -> Peer:
+    def join(self, node: int, host: str, answer: str = "welcome", waited_s: float = 0.0, queues: bool = True) -> Peer:
         peer = Peer(self.address, self.coordinator, self.loop)
         self.peers.append(peer)
         hello = {"hostname": host, "attempt": self.attempt_id, "processes": 1, "nonce": "", "proof": ""}
         peer.send("hello", node=node, waited_s=waited_s, **hello)
         peer.expect(answer)
-        if answer == "welcome":
+        if answer == "welcome" and queues:
             peer.send("queue", host=host)
         return peer
 
@@ -78,6 +80,16 @@ def test_hosts_are_taken_in_the_same_order_whatever_the_ranks(attempt):
     assert not made.has_turn(last) and made.turns == [0]
     made.coordinator.taken()
     last.expect("turn")
+
+
+def test_a_role_without_gpus_waits_for_none(attempt):
+    service = {"name": "judge", "nodes": 1, "processes_per_node": 1, "gpus_per_node": 0, "after": []}
+    made = attempt(3, roles=[{"name": "trainer", "nodes": 2, "after": []}, service], version=4)
+    made.coordinator.queue("host-b")
+    made.join(2, "host-a", queues=False)
+    assert made.turns == []
+    last = made.join(1, "host-c")
+    assert not made.has_turn(last) and made.turns == [0]
 
 
 def test_a_node_that_comes_after_the_first_turn_is_left_out(attempt):
