@@ -216,8 +216,8 @@ def processes_of(folder: Path) -> list[str]:
             state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
         except OSError:
             continue
-        watchers = ("cloudtrain.runs.watching.watch\0", "cloudtrain.runs.watching.watch_all\0")
-        marks = (f"CLOUDTRAIN_NODE_DIR={folder}", f"CLOUDTRAIN_RUN_DIR={folder}", *watchers)
+        watcher = "cloudtrain.runs.watching.watch_all\0"
+        marks = (f"CLOUDTRAIN_NODE_DIR={folder}", f"CLOUDTRAIN_RUN_DIR={folder}", watcher)
         mine = str(folder).encode() in words and any(mark.encode() in words for mark in marks)
         if mine and state not in (b"Z", b"X"):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")

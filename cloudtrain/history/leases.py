@@ -122,6 +122,12 @@ class Leases(History):
             rows = db.execute(query, (*_FINAL, len(ATTACHED), ATTACHED)).fetchall()
         return [row[0] for row in rows if _is_here(row[1]) and not _is_valid(row[1], row[2], moment)]
 
+    def leased(self, run_ids: Iterable[str]) -> set[str]:
+        """Return those of some runs that have a watcher, dead or alive, or are offered to one: their ends are not reached."""
+        query = "SELECT run_id FROM leases WHERE run_id IN (SELECT value FROM json_each(?))"
+        with self.database.read() as db:
+            return {row[0] for row in db.execute(query, (json.dumps(list(run_ids)),))}
+
     def cancelled(self, owner: Process) -> list[str]:
         """Return the runs of a watcher that are to be cancelled."""
         query = "SELECT run_id FROM leases JOIN runs USING (run_id) WHERE owner = ? AND cancel_at IS NOT NULL"

@@ -9,7 +9,7 @@ from typing import Any
 from cloudtrain.events import MARK
 from cloudtrain.history.store import Store
 from cloudtrain.report import notebook
-from cloudtrain.runs import progress
+from cloudtrain.runs.progress import of_run
 
 EVERY_S = 1.0  # between two drawings at least
 LONGEST_S = 10.0  # how long `wait` waits for the last drawing
@@ -47,7 +47,7 @@ class LiveCard:
         from IPython.display import HTML
 
         record = run.record
-        done = progress.of_run(run.store, run.attempts)
+        done = of_run(run.store, run.attempts)
         rows = [("progress", done.line if done else ""), ("last line", self._line[:200])]
         if not record.status.state.final:
             rows.append(("to cancel", f'cloudtrain.Run.find("{run.run_id}").cancel()'))

@@ -154,8 +154,8 @@ class RunState:
                 if timeout_s is not None and age_s > timeout_s:
                     raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
                 if card is None and tick is None and age_s > CARD_S and "IPython" in sys.modules:
-                    from cloudtrain.runs import live_card
+                    from cloudtrain.runs.live_card import live_card
 
-                    card = live_card.live_card(self)
+                    card = live_card(self)
                 refresher.tick()
                 self.store.clock.sleep(attempts.pause(age_s, 0.02))  # a look is one row of a local file

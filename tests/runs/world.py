@@ -200,11 +200,10 @@ class World(Fleet):
 
     def _send(self, home: Path, run_id: str, me: Process, _: object, end: Any = None) -> int:
         """Send an attempt as the watcher's child does."""
-        text = json.dumps([end[0], vars(end[1])] if end else None)
 
         def child() -> int:
             try:
-                watch.send_next(Store(home, self.clock), run_id, me, text)
+                watch.send_next(Store(home, self.clock), run_id, me, end)
             except CloudtrainError as error:
                 return error.exit_code
             return 0

@@ -25,7 +25,8 @@ from cloudtrain.runs.sending import watch_log
 from cloudtrain.runs.watching import pace
 from cloudtrain.runs.watching.groups import Entry, Group
 from cloudtrain.runs.watching.pace import NOTICE_S
-from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher, run_sender
+from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher
+from cloudtrain.runs.watching.workers import run_sender
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again

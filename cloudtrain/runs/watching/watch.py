@@ -6,14 +6,9 @@ where nobody watches. A lease in the store says who. All that is needed is in th
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import Enum
-from pathlib import Path
 
 from cloudtrain import events
 from cloudtrain.backends.api import Backend
@@ -22,9 +17,9 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.planning import environment, upstream
+from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.planning.attempts import backend_of
-from cloudtrain.runs.sending import handover, outcomes, retry, send, waiting, watch_log
+from cloudtrain.runs.sending import handover, outcomes, retry, send, waiting
 from cloudtrain.runs.watching.ending import AttemptEnds
 from cloudtrain.runs.watching.pace import NOTICE_S, Pace, note_contact
 from cloudtrain.runs.watching.spool import Spool
@@ -295,21 +290,15 @@ class Watcher(AttemptEnds):
         return True
 
 
-def _known_end(text: str, attempt_id: str) -> Status | None:
-    """Return the status with which the watcher has seen an attempt end; None where it has seen none of this attempt.
+def send_next(store: Store, run_id: str, owner: Process, end: tuple[str, Status] | None) -> None:
+    """Look at one run for its watcher and send its next attempt; `end` is how the watcher saw which attempt end.
 
     Asking again is not the same: that a machine is lost is known only to a process that has missed it for long enough.
     """
-    ended, fields = json.loads(text or "null") or ("", None)
-    return Status(**{**fields, "state": State(fields["state"])}) if fields and ended == attempt_id else None
-
-
-def send_next(store: Store, run_id: str, owner: Process, end: str) -> None:
-    """Look at one run for its watcher and send its next attempt; `end` is how the watcher saw the newest one end."""
     if not store.lease(run_id, owner, LEASE_S):
         return  # another watcher has taken over, and sends it itself
     looks, before = Watcher(store, run_id, owner), store.attempts(run_id)[-1]
-    status = _known_end(end, before.attempt_id)
+    status = end[1] if end and end[0] == before.attempt_id else None
     # The watcher has read the log before it noted the end. A machine that was lost would not answer here.
     while (
         looks.look(status, log_is_complete=status is not None) is Look.MOVED
@@ -319,43 +308,3 @@ def send_next(store: Store, run_id: str, owner: Process, end: str) -> None:
     newest = store.attempts(run_id)[-1].plan
     if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process
         handover.start(store, newest)
-
-
-def run_sender(
-    home: Path, run_id: str, me: Process, environ: Mapping[str, str], end: tuple[str, Status] | None = None
-) -> int:
-    """Look at a run in a process that may send its next attempt, and return its exit code; blocking. Raises OSError.
-
-    `end` is the id of the newest attempt and how it was seen to end.
-    """
-    command = [sys.executable, "-m", "cloudtrain.runs.watching.watch", run_id, str(home), str(me)]
-    done = subprocess.run(
-        command,
-        input=f"{json.dumps(dict(environ))}\n{json.dumps([end[0], asdict(end[1])] if end else None)}".encode(),
-        env=environment.select(environ, environment.BASE),
-        cwd="/",
-        check=False,
-    )
-    return done.returncode
-
-
-def main() -> int:
-    """Look at one run once and send its next attempt: `python -m cloudtrain.runs.watching.watch RUN HOME WATCHER`.
-
-    The watcher of a home starts it, with the environment of the run's shell as JSON on standard input: no other run's
-    calls see it. A second line says how the newest attempt ended.
-    """
-    run_id, home, watcher = sys.argv[1:]
-    variables, _, end = sys.stdin.read().partition("\n")
-    os.environ.update(json.loads(variables or "{}"))  # in memory only: /proc shows what a process began with
-    try:
-        if owner := Process.parse(watcher):
-            send_next(Store(Path(home)), run_id, owner, end)
-    except CloudtrainError as error:
-        watch_log.write(f"{run_id}: {error}")
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,12 +13,15 @@ import json
 import os
 import queue
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import CloudtrainError, StoreError
+from cloudtrain.events import State, Status
 from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
@@ -27,13 +30,12 @@ from cloudtrain.runs.planning import environment
 from cloudtrain.runs.sending import handover, watch_log
 from cloudtrain.runs.sending.handover import Mailbox, Message
 from cloudtrain.runs.watching.scheduler import Multiplexer
-from cloudtrain.runs.watching.watch import LEASE_S
-from cloudtrain.runs.watching.workers import Worker, patterns_of, serve
+from cloudtrain.runs.watching.watch import LEASE_S, send_next
+from cloudtrain.runs.watching.workers import Worker, patterns_of
 
 LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
-RESTART_S = 1.0  # before the runs of a worker that died are given to another one
 Environ = dict[str, str]
 
 
@@ -52,8 +54,6 @@ class HomeWatcher:
         self._replaced = False
         self._sweeps = SweepHistory(home, clock)
         self._sweeping = False
-        self._homeless: set[str] = set()  # runs whose worker died
-        self._died_at = 0.0
         self._elected_at = self._live_at = self._orphans_at = 0.0
         self._history = _identity(self.store.database.path)
 
@@ -134,7 +134,6 @@ class HomeWatcher:
                 self._replaced = True
                 return False
             self._take_orphans()
-            self._care_for_workers()
         except StoreError as error:  # a full disk, another process that locks it for long
             watch_log.write(error)
         return True
@@ -148,11 +147,12 @@ class HomeWatcher:
             return
         self._orphans_at = self.store.clock.monotonic()
         self._runs.notice_cancelled(self.store.cancelled(self.me))
-        orphans = [run_id for run_id in self.store.orphans() if run_id not in self._environs]
-        for run_id in orphans:
+        orphans = self.store.orphans()
+        for run_id in (unknown := [run_id for run_id in orphans if run_id not in self._environs]):
             self._restore(run_id, self._shell)
-        if orphans:
+        if unknown:
             self._runs.lease_new()
+        self._care_for_workers(orphans)
         self._drive_sweeps()
 
     def _drive_sweeps(self) -> None:
@@ -201,12 +201,7 @@ class HomeWatcher:
         if environment.select(self._own, patterns) != environment.select(environ, patterns):
             worker = next((one for one in self._workers if one.serves(environ, patterns)), None)
             if worker is None:
-                worker = Worker(
-                    self.home,
-                    environ,
-                    lambda one, said: self._runs.post(lambda: self._hear(one, said)),
-                    self.store.clock,
-                )
+                worker = Worker(self.home, environ, self.store.clock)
                 self._workers.append(worker)
         for other in self._workers:
             if other is not worker and run_id in other.runs:
@@ -216,33 +211,25 @@ class HomeWatcher:
             self._runs.add(run_id, environ)
         else:
             self._runs.forget(run_id)
+            self.store.offer(run_id)
             worker.runs.add(run_id)
             worker.send({"do": "watch", "run": run_id, "environ": environ})
 
-    def _hear(self, worker: Worker, message: Message) -> None:
-        worker.alive_at = self.store.clock.monotonic()
-        if message["do"] == "ended" and message["run"] in worker.runs:
-            worker.runs.discard(message["run"])
-            self._ended(message["run"])
-        elif message["do"] == "died" and worker in self._workers:
-            self._workers.remove(worker)
-            self._died_at = self.store.clock.monotonic()
-            self._homeless |= worker.runs
-
-    def _care_for_workers(self) -> None:
-        """Place the runs of a worker that died, end those without runs, kill one that hangs."""
-        moment = self.store.clock.monotonic()
-        if self._homeless and moment - self._died_at > RESTART_S:
-            homeless, self._homeless = self._homeless, set()
-            for run_id in homeless & self._environs.keys():
-                self._place(run_id, self._environs[run_id])
+    def _care_for_workers(self, orphans: Sequence[str]) -> None:
+        """Forget the runs of workers that have ended, place those of a worker that died or hangs, end those without runs."""
+        if not self._workers:
+            return
+        leased = self.store.leased(run_id for worker in self._workers for run_id in worker.runs)
         for worker in list(self._workers):
-            worker.check()
-            if worker.runs:
-                worker.idle_since = moment
-            elif moment - worker.idle_since > LINGER_S:
+            for run_id in worker.runs - leased:
+                worker.runs.discard(run_id)
+                self._ended(run_id)
+            alive = worker.is_alive(orphans)
+            if not alive or self.store.clock.monotonic() - worker.used_at > LINGER_S:
                 self._workers.remove(worker)
                 worker.close()
+            for run_id in list(worker.runs if not alive else worker.runs.intersection(orphans)):
+                self._place(run_id, self._environs[run_id])
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -300,12 +287,60 @@ def _identity(path: Path) -> int | None:
         return None
 
 
+def serve(home: Path) -> int:
+    """Do for the watcher, with the environment that is the first line of standard input, what the other lines say.
+
+    It watches runs until the input is closed, or sends one attempt. Blocking; returns the exit code.
+    """
+    messages = (json.loads(line) for line in sys.stdin.buffer if line.endswith(b"\n"))
+    os.environ.update(next(messages, {}))  # in memory only: /proc shows what a process began with
+    first = next(messages, None)
+    if first and first["do"] == "send":
+        return _send(home, first)
+    runs, closed = Multiplexer(home, Process.here()), threading.Event()
+
+    def carry_out(message: Message) -> None:
+        if message["do"] == "watch":
+            runs.add(message["run"], message["environ"])
+            runs.lease_new()
+        elif message["do"] == "look":
+            runs.look_now(message["run"])
+        elif message["do"] == "forget":
+            runs.forget(message["run"])
+
+    def receive() -> None:
+        for message in chain([first] if first else [], messages):
+            runs.post(lambda message=message: carry_out(message))  # type: ignore[misc]
+        closed.set()
+        runs.post(lambda: None)
+
+    threading.Thread(target=receive, daemon=True).start()
+    looked_at = 0.0
+    while not closed.is_set():
+        if runs.store.clock.monotonic() - looked_at > ORPHANS_S:
+            looked_at = runs.store.clock.monotonic()
+            runs.notice_cancelled(runs.store.cancelled(runs.me))
+        runs.safe_turn(1.0)
+    return 0
+
+
+def _send(home: Path, message: Message) -> int:
+    run_id, watcher, end = message["run"], Process.parse(message["watcher"]), message["end"]
+    try:
+        if watcher:
+            seen = (end[0], Status(**{**end[1], "state": State(end[1]["state"])})) if end else None
+            send_next(Store(home), run_id, watcher, seen)
+    except CloudtrainError as error:
+        watch_log.write(f"{run_id}: {error}")
+        return error.exit_code
+    return 0
+
+
 def main() -> int:
     """Watch all runs of a home; see the module's docstring."""
     home = Path(sys.argv[1])
     if "--worker" in sys.argv:
-        serve(home)
-        os._exit(0)
+        os._exit(serve(home))
     messages = json.loads(sys.stdin.read() or "[]")
     shell: Environ = messages[0]["environ"] if messages else dict(os.environ)
     # In memory only: /proc shows what a process began with.
