@@ -62,7 +62,7 @@ class Ranks:
 
     def __init__(self, loop: Loop, log: Log, ended: Callable[[int, int, float], None]) -> None:
         self._loop, self._log, self._ended = loop, log, ended
-        self.printed: Callable[[list[bytes]], None] | None = None  # is called with the lines of all ranks
+        self.printed: Callable[[int, list[bytes]], None] | None = None  # is called with a rank and lines of it
         self._ranks: list[_Rank] = []
         self._by_pid: dict[int, _Rank] = {}
         self._deaths = ExitOrder()
@@ -191,7 +191,7 @@ class Ranks:
         lines = rank.splitter.feed(data)
         self._log.lines(rank.rank, lines)
         if self.printed is not None:
-            self.printed(lines)
+            self.printed(rank.rank, lines)
         return True
 
     def _close(self, rank: _Rank) -> None:
@@ -202,7 +202,7 @@ class Ranks:
             lines = rank.splitter.end()
             self._log.lines(rank.rank, lines)
             if self.printed is not None:
-                self.printed(lines)
+                self.printed(rank.rank, lines)
 
 
 def _widen(pipe: int) -> None:

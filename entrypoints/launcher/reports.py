@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from . import resume
 from .environment import Prepared
+from .health.stragglers import Pace
 from .log import Log
 from .loop import Loop
 from .manifest import Manifest
@@ -24,6 +25,7 @@ class Reports:
     def __init__(self, loop: Loop, log: Log, manifest: Manifest, environ: Mapping[str, str]) -> None:
         self._loop, self._log, self._manifest, self._environ = loop, log, manifest, environ
         self._usage = Usage(loop.clock)
+        self.pace = Pace(loop.clock)
         self._prepared: Prepared | None = None
         self._gpus: str | None = None
         self._checkpoints: NewCheckpoints | None = None
@@ -34,6 +36,12 @@ class Reports:
     def gpus_idle_s(self) -> float:
         """For how long no GPU of the node was in use, as far as they were reported."""
         return self._usage.gpus_idle_s
+
+    @property
+    def speed(self) -> dict[str, object]:
+        """What node 0 compares with other nodes: seconds per step, and the clock of the GPUs."""
+        step_s = self.pace.step_s
+        return {**({} if step_s is None else {"step_s": round(step_s, 6)}), **self._usage.gpu_clock}
 
     def world(self, world: World, world_size: int, cluster: Cluster) -> None:
         """Report where this node stands among the others."""

@@ -135,7 +135,8 @@ class Supervisor:
         if manifest.is_service and manifest.role:
             self._environ = dict(self._environ)  # the job's credentials that stores' clients get are not the service's
             self._service = Service(manifest.role, self._loop, lambda: self._peers.up())
-            self._ranks.printed = self._service.printed
+            printed = self._service.printed
+            self._ranks.printed = lambda rank, lines: printed(lines)
         self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ, self._clock)
         if self._environ.get(SHARED_GPUS):
@@ -185,6 +186,8 @@ class Supervisor:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
         beat = self._clock.monotonic()
         self._reports = reports = Reports(self._loop, self.log, self._manifest, self._environ)
+        if self._service is None and self._manifest.nodes > 1:
+            self._ranks.printed = reports.pace.printed
         while not self._guard_died:
             now = self._clock.monotonic()
             self._ranks.look()
@@ -243,8 +246,10 @@ class Supervisor:
             self._peers.stop("PREEMPTED")
         if self._stall is not None and self._stall.look(self._ranks.running, now):
             self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), reports.gpus_idle_s)
-        if reports.look(self._ranks.running, now) and self._cluster.platform == "slurm":
-            self._ranks.find_deaf()
+        if reports.look(self._ranks.running, now):
+            self._peers.pace(reports.speed)
+            if self._cluster.platform == "slurm":
+                self._ranks.find_deaf()
 
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""

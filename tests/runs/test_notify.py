@@ -55,20 +55,27 @@ def test_what_there_is_to_say(state, final, event):
     assert notify.event_of(Status(state), final=final) == event
 
 
-def test_idle_gpus_are_told_once(memory, submitter, job, home, monkeypatch):
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        ("idle", {"idle": True, "reason": "the GPUs were used less than 5 % for 30 minutes"}),
+        ("straggler", {"straggler": 0, "reason": "straggler: node 0 (gpu-7): 0.55 s per step, 27 % slower"}),
+    ],
+)
+def test_an_alarm_is_told_once(memory, submitter, job, home, monkeypatch, event, data):
     folder = Path(job.source)
     (folder / "cloudtrain.toml").write_text('[notify]\ncommand = "true"\n')
     monkeypatch.chdir(folder)
     started: list[list[str]] = []
     monkeypatch.setattr(notify, "detach", lambda command, **_: started.append(command))
     run = submitter.submit(job)
-    alarm = events.format("alarm", {"idle": True, "reason": "the GPUs were used less than 5 % for 30 minutes"})
+    alarm = events.format("alarm", data)
     for _ in range(2):
         MemoryBackend.say(f"{run.run_id}-a1", alarm)
         watch(run)
-    assert [command[-1] for command in started] == ["idle"]
-    told = notify.message(run.store, run.run_id, f"{run.run_id}-a1", "idle")
-    assert told["text"].endswith("RUNNING: its GPUs were used less than 5 % for 30 minutes")
+    assert [command[-1] for command in started] == [event]
+    told = notify.message(run.store, run.run_id, f"{run.run_id}-a1", event)
+    assert told["text"].endswith(f"RUNNING: {data['reason']}")
 
 
 def test_a_run_that_ends_is_told_once_and_without_secrets(tmp_path, home, receiver, monkeypatch, census):

@@ -19,6 +19,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.units import unix_time
 from cloudtrain.metrics.parser import MetricParser
 from cloudtrain.runs.planning import advice
+from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching.spool import Spool, SpoolTaken
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Collector:
         self._files: dict[str, MetricFiles] = {}
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
         self._spools: dict[str, Spool | None] = {}
-        self.idle: set[str] = set()  # attempts that have reported idle GPUs
+        self.alarms: set[tuple[str, str]] = set()  # attempts and the notifications that their nodes' alarms ask for
 
     def read_log(
         self,
@@ -93,8 +94,9 @@ class Collector:
             store.record(attempt.attempt_id, cursor=cursor, events=others, metrics=points)
             self._lease()
             changes = changes or any(event.kind in ("state", "result") for event in others)
-            if any(event.kind == "alarm" and event.data.get("idle") for event in others):
-                self.idle.add(attempt.attempt_id)
+            for event in others:
+                if event.kind == "alarm" and (name := notify.event_of_alarm(event.data)):
+                    self.alarms.add((attempt.attempt_id, name))
             if len(batch) == BATCH and not go_on():
                 return True
         if ended and not events_only and (points := metrics.rest()):

@@ -193,10 +193,10 @@ class AttemptEnds:
         except Exception as error:
             self._log(f"no images: {error!r}")
 
-    def _notify(self, attempt: AttemptRecord, status: Status | None, *, final: bool) -> None:
-        """Send the notifications that cloudtrain.toml asks for, without a status for idle GPUs; an error is only logged."""
+    def _notify(self, attempt: AttemptRecord, status: Status | str, *, final: bool) -> None:
+        """Send the notifications that cloudtrain.toml asks for, of a status or an event; an error is only logged."""
         try:
-            if event := notify.event_of(status, final=final) if status else "idle":
+            if event := status if isinstance(status, str) else notify.event_of(status, final=final):
                 hidden = secret_names(attempt.plan)
                 notify.start(self.store, self.run_id, attempt.attempt_id, event, hidden, self.environ)
         except (CloudtrainError, OSError) as error:

@@ -1,7 +1,9 @@
-"""Says that a run has ended, failed, was preempted or uses no GPU: a shell command, or a webhook, as cloudtrain.toml asks.
+"""Says that a run has ended, failed, was preempted, uses no GPU or has a slow node, as cloudtrain.toml asks.
+
+By a shell command or a webhook:
 
     [notify]
-    on = ["end", "failure", "preemption", "idle"] # which of them; all when it is left out
+    on = ["end", "failure", "preemption", "idle", "straggler"] # which of them; all when it is left out
     command = "notify-send \\"$CLOUDTRAIN_RUN_ID $CLOUDTRAIN_STATE\\""
     webhook = "env:SLACK_WEBHOOK"                 # an address, or the variable that holds it
 
@@ -24,7 +26,7 @@ from typing import Any
 
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
-from cloudtrain.events import State, Status, show_marks
+from cloudtrain.events import REASON_CHARS, State, Status, show_marks
 from cloudtrain.history.store import Store
 from cloudtrain.job import configfile
 from cloudtrain.job.targets import config_files
@@ -34,7 +36,8 @@ from cloudtrain.source.secrets import SAFE_ADDRESS
 
 PAUSES_S = (0.0, 2.0, 10.0, 60.0, 300.0)  # before each try
 TIMEOUT_S = 30.0  # of one try
-EVENTS = ("end", "failure", "preemption", "idle")
+EVENTS = ("end", "failure", "preemption", "idle", "straggler")
+_ALARMS = ("idle", "straggler")  # keys of a node's alarm
 _FAILED = (State.FAILED, State.LOST, State.TIMED_OUT)
 
 
@@ -45,6 +48,11 @@ def event_of(status: Status, *, final: bool) -> str | None:
     if not final:
         return None
     return "failure" if status.state in _FAILED else "end"
+
+
+def event_of_alarm(data: Mapping[str, Any]) -> str | None:
+    """Return the event that a node's alarm is, None for one that is only shown."""
+    return next((name for name in _ALARMS if name in data), None)
 
 
 def start(
@@ -78,8 +86,11 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     record = store.find(run_id)
     attempt = next(candidate for candidate in store.attempts(run_id) if candidate.attempt_id == attempt_id)
     status = attempt.status if event == "preemption" else record.status
-    if event == "idle":
-        status = replace(status, reason="its GPUs were used less than 5 % for 30 minutes")
+    if event in _ALARMS:
+        alarms = [
+            each.data for each in store.events(run_id, "alarm") if each.attempt == attempt_id and event in each.data
+        ]
+        status = replace(status, reason=str(alarms[-1].get("reason"))[:REASON_CHARS] if alarms else "")
     reason = "" if secrets.search(status.reason.encode("utf-8", "replace")) else status.reason
     ended = status.state.value + (f": {reason}" if reason else "")
     verdict = verdict_record.load_verdict(store, attempt) if event == "failure" else None

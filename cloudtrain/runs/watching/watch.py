@@ -270,9 +270,9 @@ class Watcher(AttemptEnds):
             attempt = self.store.attempts(self.run_id)[-1]
             self.store_end(attempt, status, backend)
             self.collector.read_log(self.store, attempt, backend, ended=True)
-        if attempt.attempt_id in self.collector.idle:
-            self.collector.idle.discard(attempt.attempt_id)
-            self._notify(attempt, None, final=False)
+        for alarm in [each for each in self.collector.alarms if each[0] == attempt.attempt_id]:
+            self.collector.alarms.discard(alarm)
+            self._notify(attempt, alarm[1], final=False)
         pace.read()
 
     def _is_over(self, run: RunRecord) -> bool:

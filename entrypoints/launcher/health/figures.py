@@ -22,6 +22,7 @@ FATAL_XIDS = frozenset((48, 64, 74, 79, 95, 119, 120))
 CONTAINED_XIDS = frozenset((63, 92, 94))
 # nvmlClocksEventReasons of nvml.h (2026-11-27), without those of a GPU that idles, is capped or has chosen clocks.
 SLOWDOWNS = {0x40: "it is too hot", 0x80: "its power supply asks for it", 0x8: "by the hardware"}
+REASONS = ("clocks_event_reasons", "clocks_throttle_reasons")  # of nvidia-smi, from driver 535 on and before
 LOST = re.compile(r"GPU is lost|GPU requires reset|Unable to determine the device handle|fallen off the bus")
 
 
@@ -65,8 +66,8 @@ def read_table(gpus: str, rows: str) -> tuple[list[dict[str, Any]], list[tuple[b
         if ecc in ("Enabled", "Disabled"):
             gpu["ecc"] = ecc == "Enabled"
         gpu.update({key: int(text) for key, text in (("uncorrected", uncorrected), ("width", width)) if text.isdigit()})
-        if re.fullmatch("0x[0-9a-fA-F]{1,16}", reasons):
-            gpu["slowdown"] = next((text for bit, text in SLOWDOWNS.items() if int(reasons, 16) & bit), "")
+        if (why := slowdown(reasons)) is not None:
+            gpu["slowdown"] = why
         made.append(gpu)
     by_bus = {gpu["bus"]: gpu for gpu in made}
     for line in rows.splitlines():
@@ -74,6 +75,13 @@ def read_table(gpus: str, rows: str) -> tuple[list[dict[str, Any]], list[tuple[b
         if len(parts) == 3 and _bus(parts[0]) in by_bus and parts[1] in ("Yes", "No", "0", "1"):
             by_bus[_bus(parts[0])].update(pending=parts[1] in ("Yes", "1"), failed=parts[2] in ("Yes", "1"))
     return made, faults
+
+
+def slowdown(reasons: str) -> str | None:
+    """Return why a GPU is slowed down, by nvidia-smi's bits; "" where it is not, None where they are not reported."""
+    if not re.fullmatch("0x[0-9a-fA-F]{1,16}", reasons):
+        return None
+    return next((text for bit, text in SLOWDOWNS.items() if int(reasons, 16) & bit), "")
 
 
 def read_xids(lines: Iterable[object], uptime_s: float, gpus: Iterable[Mapping[str, Any]]) -> list[tuple[bool, str]]:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from ..errors import Refused
+from ..health.stragglers import Stragglers
 from ..health.verdict import Check, Checks
 from ..loop import Loop
 from ..manifest import Manifest
@@ -38,6 +39,7 @@ class Coordinator:
         self._say_at = self._clock.monotonic() + WAIT_LINE_S
         self._state = ClusterState(manifest, self._join_by, join_s)
         self._state.checks = Checks(manifest, cluster.launched or cluster.control_host == LOOPBACK)
+        self._stragglers = Stragglers()
         self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
         self._workers: dict[int, Channel] = {}
         self._informed: set[int] = set()
@@ -115,6 +117,14 @@ class Coordinator:
     def idle(self, quiet_s: float, idle_s: float, gpus_idle_s: float) -> None:
         """For how long no rank of this node has printed a line, the idlest has used no CPU, and none a GPU."""
         self._state.idle(0, quiet_s, idle_s, gpus_idle_s)
+
+    def pace(self, speed: dict[str, object]) -> None:
+        """How fast this node is, reported every some seconds: the nodes are compared then."""
+        self._stragglers.add(0, speed)
+        for node, text in self._stragglers.look(self._clock.monotonic()):
+            line = f"straggler: {self._state.name(node)}: {text}"
+            self._log.say(line)
+            self._log.event("alarm", straggler=node, reason=line)
 
     def stop(self, state: str) -> None:
         before = self._state.stopping
@@ -236,6 +246,8 @@ class Coordinator:
             return
         elif kind == "beat":
             self._state.record_clock(node, float(message["at"]), self._clock.now())
+            if message.get("speed") and node < self._manifest.main_nodes:
+                self._stragglers.add(node, dict(message["speed"]))
             if "quiet_s" in message:
                 signs = (float(message[name]) for name in ("quiet_s", "idle_s", "gpus_idle_s"))
                 self._state.idle(node, *signs)

@@ -116,6 +116,10 @@ class ClusterState:
         self._nodes[node] = _Node(hostname)
         return None
 
+    def name(self, node: int) -> str:
+        """Return a node's number with the name that its platform has for it."""
+        return f"node {node} ({self._nodes[node].hostname})"
+
     def join_by(self, moment: float) -> None:
         """Let the nodes join until an earlier moment: another node has waited longer than this one."""
         self._join_by = min(self._join_by, moment)
@@ -252,7 +256,7 @@ class ClusterState:
                     + ", ".join(map(str, self.missing))
                 )
         if all(node.ready for node in self._nodes.values()):
-            names = {number: f"node {number} ({self._nodes[number].hostname})" for number in sorted(self._nodes)}
+            names = {number: self.name(number) for number in sorted(self._nodes)}
             decision = self.checks.decide(names, now)
             if isinstance(decision, str):
                 return Outcome("LOST", None, "launcher", None, decision)

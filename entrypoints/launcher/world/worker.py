@@ -45,6 +45,7 @@ class Worker:
         self._stopping: str | None = None  # what was asked for, by us or by others
         self._held_back: list[dict[str, Any]] = []  # messages from before node 0 accepted us
         self._signs: dict[str, float] = {}  # for how long no rank has printed a line, and the idlest has used no CPU
+        self._speed: dict[str, object] = {}  # of this node's steps and GPUs
         self._over = False
         self._why, self._is_known = "it does not answer", True
         self._held: list[socket.socket] = []  # ports of this node's ranks, until the end
@@ -96,6 +97,10 @@ class Worker:
         """
         self._signs = {"quiet_s": quiet_s, "idle_s": idle_s, "gpus_idle_s": gpus_idle_s}
 
+    def pace(self, speed: dict[str, object]) -> None:
+        """How fast this node is, as Stragglers compares it; it is sent with the next beat."""
+        self._speed = speed
+
     def stop(self, state: str) -> None:
         self._report(kind="stop", state=state)
         self._stopping = self._stopping or state
@@ -123,7 +128,7 @@ class Worker:
             self._channel.close()
             self._on_closed(f"no message arrived for {SILENCE_S:g} s")
         elif beat and self._welcome:
-            self._channel.send(kind="beat", at=self._clock.now(), **self._signs)
+            self._channel.send(kind="beat", at=self._clock.now(), speed=self._speed, **self._signs)
 
     @property
     def patience_s(self) -> float:
