@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
 from hashlib import sha256
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
@@ -57,6 +57,7 @@ MUTMUT = ("mutmut==3.8.1", "libcst==1.9.0")
 TESTS_S = 40.0  # of one fault, as long as they took in the run with marks
 FIRST_TESTS = 25  # in a process of their own: most faults need no more
 WAIT_S = 60.0  # of a test of the contract suite
+DECLARED = ("tests/test_reference.py", "tests/test_traits.py")  # they read what classes and modules declare
 SENTENCES = "tests/test_messages.py::test_every_sentence_was_reviewed"
 EQUAL = HERE / "equal_faults.txt"
 MARKS = """
@@ -155,6 +156,10 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
         number, _, test = line.partition(" ")
         if test in seconds:
             found[int(number)].add(test)
+    for number, fault in enumerate(faults):
+        if not statements_at(ast.parse(fault.source), fault.line):  # outside of functions: an import executes it
+            beside = [near for other, near in found.items() if faults[other].file == fault.file]
+            found[number] = {*chain(*beside), *(test for test in seconds if test.startswith(DECLARED))}
     order = {
         number: sorted(near, key=lambda test: (tier_of(test), seconds[test], test)) for number, near in found.items()
     }

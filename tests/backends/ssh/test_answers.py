@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.ssh import doctor, launch, machines
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.backends.ssh.machines import Machine, make_handle
@@ -418,3 +420,164 @@ def test_doctor_goes_on_after_a_machine_that_is_away(fleet):
     assert [(problem.message, problem.hint) for problem in problems] == [("one is away", "look at it")]
     assert lines["one"] == "not reached" and lines["three"].startswith("reached")
     assert not fleet["one"].calls("listen") and fleet["two"].calls("reach") == [{"host": "three", "port": 4001}]
+
+
+def answers_of_a_submit(fleet: dict[str, Scripted], *, control: str = "10.0.0.1:9") -> None:
+    for name in NAMES:
+        fleet[name].answers |= dict.fromkeys(("folders", "extract", "write", "cancel"))
+        fleet[name].answers |= {"token": "the shared word", "launch": [("control", control)], "prepare": PRESENT}
+
+
+PRESENT: dict[str, Any] = {**NOT_PREPARED, "bundle": True}
+
+
+def test_a_submit_brings_the_source_the_plan_and_the_request_to_each_machine_and_starts_it(
+    backend, fleet, plan, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PLANTED", "of the shell")
+    made = plan(2, num_nodes=2, labels={"team": "nlp"}, secrets={"TOKEN": ["env:PLANTED"]})
+    (bundle,) = (Bundle.stored(tmp_path / "bundles", str(made.bundle["sha256"])),)
+    answers_of_a_submit(fleet)
+    fleet["two"].answers["prepare"] = {**PRESENT, "first": 1}
+    assert backend.submit(made, bundle) == make_handle(["two", "one"], made.request["folder"])
+    assert not fleet["three"].calls("launch"), "two nodes are asked for"
+    folder, root = made.request["folder"], "/home/me/.cloudtrain"
+    secrets = {"secrets": {"env:PLANTED": "of the shell"}, "token": "the shared word"}
+    request = {"hosts": ["two", "one"], "run_dir": f"{root}/runs/r", "labels": {"team": "nlp"}, "least": 2}
+    for rank, name in enumerate(("two", "one")):
+        assert fleet[name].calls("folders") == [{"path": folder, "mode": 0o700}]
+        into = f"{folder}/node-{rank}/source"
+        assert fleet[name].calls("extract") == [{"root": root, "sha256": bundle.sha256, "into": into, "mode": 0o700}]
+        wrote = {call["path"]: call["given"] for call in fleet[name].calls("write")}
+        assert wrote[f"{folder}/plan.json"].decode() == made.to_json()
+        assert json.loads(wrote[f"{folder}/request.json"]) == request
+        assert wrote.get(f"{root}/runs/r/first") == (b"2" if rank == 0 else None)
+        (launched,) = fleet[name].calls("launch")
+        assert launched["secrets"] == secrets and launched["node"] == f"{folder}/node-{rank}"
+        assert launched["env"].get("CLOUDTRAIN_CONTROL") == (None if rank == 0 else "10.0.0.1:9")
+    assert fleet["two"].calls("token") == [{"folder": folder}] and not fleet["one"].calls("token")
+
+
+def test_a_submit_of_one_node_has_a_token_of_its_own_and_node_0_that_has_ended_starts_no_other(
+    backend, fleet, plan, tmp_path
+):
+    answers_of_a_submit(fleet, control="")
+    made = plan()
+    bundle = Bundle.stored(tmp_path / "bundles", str(made.bundle["sha256"]))
+    backend.submit(made, bundle)
+    backend.submit(made, bundle)
+    first, second = (call["secrets"]["token"] for call in fleet["one"].calls("launch"))
+    assert first != second and len(first) == 32 and not fleet["one"].calls("token")
+    backend.submit(plan(num_nodes=2), bundle)
+    assert len(fleet["one"].calls("launch")) == 3 and not fleet["two"].calls("launch")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_node_that_is_refused_ends_those_that_were_started(backend, fleet, plan, tmp_path, known: bool):
+    answers_of_a_submit(fleet)
+    fleet["two"].answers["launch"] = BackendError("no python3 there", "install it")
+    if not known:
+        fleet["one"].answers["cancel"] = Unreachable("one is away")
+    made = plan(num_nodes=2)
+    with pytest.raises(BackendError if known else Unreachable, match="^no python3 there") as caught:
+        backend.submit(made, Bundle.stored(tmp_path / "bundles", str(made.bundle["sha256"])))
+    assert known or "its other nodes may run: " in caught.value.message
+    assert caught.value.hint == "install it"
+    assert fleet["one"].calls("cancel") == [{"folder": made.request["folder"], "rank": 0}]
+
+
+def test_the_umask_of_a_shared_home_is_that_of_the_folders(fleet, plan, tmp_path):
+    answers_of_a_submit(fleet)
+    shared = SshBackend(
+        {"hosts": [{"address": "one"}], "directory": "/home/me/.cloudtrain", "share": "group"}, tmp_path
+    )
+    made = plan()
+    made = replace(made, request={**made.request, "env": made.request["env"] | {"CLOUDTRAIN_UMASK": shared.umask}})
+    shared.submit(made, Bundle.stored(tmp_path / "bundles", str(made.bundle["sha256"])))
+    assert fleet["one"].calls("folders")[0]["mode"] == fleet["one"].calls("extract")[0]["mode"] == 0o750
+    older = {name: value for name, value in made.request["env"].items() if name != "CLOUDTRAIN_UMASK"}
+    shared.submit(
+        replace(made, request={**made.request, "env": older}),
+        Bundle.stored(tmp_path / "bundles", str(made.bundle["sha256"])),
+    )
+    assert fleet["one"].calls("folders")[1]["mode"] == 0o700, "a plan of an older version"
+
+
+def test_many_attempts_are_asked_for_with_one_request_to_each_machine(fleet, tmp_path, monkeypatch):
+    asked: list[tuple[str, str, list[dict[str, Any]]]] = []
+    states = {f"{FOLDER}0": "RUNNING", f"{FOLDER}1": "STARTING"}
+
+    def begin_each(agent: Scripted, name: str, arguments: list[dict[str, Any]]) -> Future[Any]:
+        asked.append((agent.label, name, arguments))
+        future: Future[Any] = Future()
+        if agent.label != "two":  # it answers late
+            future.set_result([report(states[each["folder"]]) for each in arguments])
+        return future
+
+    def read_each(agent: Scripted, future: Future[Any]) -> list[Any]:
+        if agent.label == "three":
+            raise Unreachable("three is away")
+        return future.result()
+
+    monkeypatch.setattr(machines, "LATE_S", 0.01)
+    monkeypatch.setattr(machines, "begin_each", begin_each)
+    monkeypatch.setattr(machines, "read_each", read_each)
+    hosts = [{"address": name} for name in NAMES]
+    one = [make_handle(["one"], f"{FOLDER}{number}") for number in (0, 1)]
+    late, away = make_handle(["one", "two"], f"{FOLDER}0"), make_handle(["three"], f"{FOLDER}1")
+    for lease in ("client", "supervisors"):
+        made = SshBackend({"hosts": hosts, "lease": lease}, tmp_path)
+        asked.clear()
+        found = made.statuses([*one, late, away, make_handle(["four"], FOLDER)])
+        assert {handle: status.state for handle, status in found.items()} == {
+            one[0]: State.RUNNING,
+            one[1]: State.STARTING,
+        }
+        assert [(label, name, len(each)) for label, name, each in asked] == [
+            ("one", "report", 3),
+            ("two", "report", 1),
+            ("three", "report", 1),
+        ]
+        assert asked[0][2][1] == {"folder": f"{FOLDER}1", "rank": 0, "lease": lease == "client"}
+        assert asked[1][2] == [{"folder": f"{FOLDER}0", "rank": 1, "lease": lease == "client"}]
+    with pytest.raises(Unreachable, match="three is away"):
+        made.statuses([away])
+    assert made.statuses([]) == {}
+
+
+def report(state: str) -> dict[str, Any]:
+    """Return what a node that lives reports."""
+    node = {"state": state, "exit_code": None, "reason": "", "started_at": None, "ended_at": None, "raw": {}}
+    return {"state": node, "request": {}}
+
+
+def test_a_machine_is_reached_as_its_host_and_the_options_say(monkeypatch):
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(machines, "RemoteAgent", lambda *given: made.append(given))
+    shared = {
+        "user": "all",
+        "identity": "key",
+        "jump": "gate",
+        "known_hosts": "hosts",
+        "setup": ["module load"],
+        "port": 22,
+    }
+    machine = Machine({**shared, "python": "python3.12"}, {"address": "one", "user": "me", "port": 2222})
+    ((host, python, setup),) = made
+    assert (host.address, host.port, host.user, host.jump) == ("one", 2222, "me", "gate")
+    assert (host.identity, host.known_hosts) == ("key", "hosts")
+    assert (python, setup) == ("python3.12", ("module load",))
+    assert machine.to_dict() == {
+        **shared, "address": "one", "user": "me", "port": 2222, "internal": "one", "python": "python3.12",
+    }  # fmt: skip
+
+
+def test_the_plan_has_what_it_was_made_of_where_results_go_to_a_folder(plan):
+    assert sent_record(plan(output="/shared").request["env"])["about"]["backend"] == "ssh"
+    assert not sent_record(plan().request["env"])["about"]
+
+
+@pytest.mark.parametrize(("behind", "offset_s"), [(2.0, 0.0), (2.1, 2.1), (-2.0, 0.0), (-3, -3.0)])
+def test_a_difference_of_two_seconds_is_no_skew(fleet, behind: float, offset_s: float):
+    fleet["one"].answers["clock"] = EPOCH - behind
+    assert launch.clock_offset_s(fleet["one"]) == pytest.approx(offset_s)
