@@ -8,11 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from cloudtrain import Run
+from cloudtrain.cli import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BOUND_S = 280
@@ -32,6 +36,7 @@ SHOWN = {
     "pp": r"strategy ddp \(pipeline 2, 1f1b\), wrapper PipelineStage(.|\n)*held-out loss 6\.\d+ -> [345]\.",
     "lora": r"of them learn; (.|\n)*held-out loss 5\.\d+ -> [34]\.",
 }
+GPUS = {name: ["--gpus", "A100:8"] for name in ("prod", "gcp", "market")}
 ELSEWHERE = {"quickstart", "ray"}  # make demo; its losses over machines: tests/backends
 
 
@@ -51,6 +56,33 @@ def test_every_example_is_run_and_listed():
     listed = set(re.findall(r"^\| \[([\w-]+)\]\(\1/\)", (EXAMPLES / "README.md").read_text(), re.M))
     assert listed == folders
     assert all(commands(EXAMPLES / name) for name in folders)
+
+
+def test_a_plan_is_one_screen_for_every_example_and_target(tmp_path, home, monkeypatch, capsys):
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    starts = (path.read_text() for path in sorted((EXAMPLES.parent / "docs" / "start").glob("*.md")))
+    tables = (table for text in starts for table in re.findall(r"^```toml.*\n((?:.+\n)+)```$", text, re.M))
+    (tmp_path / "cloudtrain.toml").write_text("".join(tables))
+    targets = [*tomllib.loads((tmp_path / "cloudtrain.toml").read_text())["targets"], "local", "vertex-local"]
+    jobs = [path for path in sorted(tmp_path.glob("*/*.*")) if path.name in ("job.yaml", "base.yaml", "job.sbatch")]
+    shown: dict[tuple[str, str], str] = {}
+    for target in targets:
+        for job in jobs:
+            code = main(["plan", str(job.relative_to(tmp_path)), "-t", target, *GPUS.get(target, [])])
+            if code == 0:
+                shown[target, str(job)] = capsys.readouterr().out
+    assert len(targets) == 8 and len(jobs) == 14 and len(shown) > 85, "few jobs need what a target has not"
+    lines = {words: sum(len(fold(line)) for line in text.splitlines()) for words, text in shown.items()}
+    assert {words: number for words, number in lines.items() if number > 25} == {}
+    assert [words for words, text in shown.items() if "  next    cloudtrain submit" not in text] == []
+    notes = Counter(line for text in shown.values() for line in text.splitlines() if line.startswith("  note"))
+    assert {note: number for note, number in notes.items() if number > len(shown) / 4} == {}
+
+
+def fold(line: str) -> list[str]:
+    """Return the lines of one on a terminal of 80 columns."""
+    return textwrap.wrap(line, 80, subsequent_indent=" " * 10) or [""]
 
 
 @pytest.mark.train

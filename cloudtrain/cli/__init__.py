@@ -127,7 +127,7 @@ def _suggestion(typed: str) -> str:
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=False,
     epilog="Exit codes: 0 done; 2 the command is wrong, or cannot be done; 5 the platform refused it, or did not answer; 130 "
-    "Ctrl-C; 1 any other failure. With -f or --wait, submit has the exit code of its run: `cloudtrain wait --help`.",
+    "Ctrl-C; 1 any other failure. With -f or --wait, submit has the exit code of its run: `cloudtrain wait --help-all`.",
     invoke_without_command=True,
 )
 @click.option("--version", is_flag=True, help="Print the version.")

@@ -69,7 +69,7 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
               help="Sort all runs by this column, then list the first --limit of them; "
               "-COLUMN sorts the highest first.")  # fmt: skip
 @click.option("--columns", metavar="COLUMN,...", default="", shell_complete=_complete_columns,
-              help="Show these columns (see above), as in hp.lr,metric.loss.min,cost.")  # fmt: skip
+              help="Show these columns, as in hp.lr,metric.loss.min,cost.")  # fmt: skip
 @click.option("--group", metavar="COLUMN", default="", shell_complete=_complete_columns,
               help="Print a line for each value of this column, with the mean, lowest and highest value "
               "of each of --columns. Without --columns it counts the runs.")  # fmt: skip

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
 @options.force_option
+@click.option("--request", is_flag=True, help="Print the request to the platform, too.")
 @options.verbose_option
 @click.option(
     "--manifests",
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     "--list",
     "list_files",
     is_flag=True,
-    help="List only the files that would be packaged, with sizes. JOB may be a folder.",
+    help="List only the files that would be packaged; with sizes. JOB may be a folder.",
 )
 @click.option("--why", metavar="FILE", help="Print only why this file is packaged, or why it is not.")
 def command(
@@ -52,6 +53,7 @@ def command(
     output: str | None,
     as_json: bool,
     force: bool,
+    request: bool,
     verbose: bool,
     manifests: bool,
     list_files: bool,
@@ -61,8 +63,8 @@ def command(
 
     It packages the source and builds the exact request for the platform, without network, credentials or SDK. Only
     a `source` at a git address is downloaded. Prices are those of the stored price list (`cloudtrain prices`). The
-    five most important notes are printed, with --verbose all. With -o it writes the plan to a file; `cloudtrain
-    submit plan.json` then sends this request, unchanged. The file has the digest of the source, not its files.
+    five most important notes are printed, with --verbose all notes and the request. With -o it writes the plan to a
+    file; `cloudtrain submit plan.json` then sends it, unchanged. The file has the digest of the source, not its files.
     submit sends the package that this command stored; files that you change later are not in it. Where that package
     was deleted, submit packages the folder again and refuses a changed source (exit code 2).
 
@@ -76,7 +78,7 @@ def command(
 
     \b
     cloudtrain plan                      the job.yaml here
-    cloudtrain plan job.yaml -t prod -o plan.json
+    cloudtrain plan job.yaml -t prod --request
     cloudtrain plan train.py --json -- --lr 1e-4
     cloudtrain plan --files
     cloudtrain plan src --why data/big.bin
@@ -92,17 +94,14 @@ def command(
     if as_json or output == "-":
         sys.stdout.write(plan.to_json())
         return 0
-    print_plan(plan, verbose=verbose)
-    if refusal := describe_refusal(plan):
-        terminal.print_pairs([("submit", f"would refuse this here: {refusal}")])
-    terminal.print_pairs(_budget_rows(plan, files))
-    if output:
-        import shlex
-
-        terminal.print_lines("", f"written to {output}; cloudtrain submit {shlex.quote(output)} sends it")
-    else:
-        if verbose:
-            print_manifest(plan)
+    refusal = describe_refusal(plan)
+    rows = [("submit", f"would refuse this here: {refusal}")] if refusal else []
+    rows += _budget_rows(plan, files)
+    rows += [("written", output or ""), ("next", "" if refusal else _describe_submit(output))]
+    print_plan(plan, verbose=verbose, more=rows)
+    if verbose:
+        print_manifest(plan)
+    if verbose or request:
         _print_request(plan.request, verbose)
     return 0
 
@@ -190,6 +189,16 @@ def describe_refusal(plan: Plan) -> str:
     except BadRequest as error:
         return str(error)
     return ""
+
+
+def _describe_submit(output: str | None) -> str:
+    """Return the command that submits the plan: of its file, else the words of this command."""
+    import shlex
+
+    words: list[str] = [output] if output else click.get_current_context().meta[options.WORDS]
+    at = words.index("--") if "--" in words else len(words)
+    own = [word for word in words[:at] if word not in ("--request", "--verbose")]
+    return shlex.join(["cloudtrain", "submit", *own, *words[at:]])
 
 
 def _print_request(request: Mapping[str, Any], verbose: bool) -> None:

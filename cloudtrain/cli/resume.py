@@ -10,8 +10,8 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.run_named
 @options.target_option_with(f"{options.WHERE} The default is the target of the newest attempt.")
 @options.sets_option_with(
-    "Change one of the keys above, as in --set limits.max_cost=80USD, which counts all attempts of the run; "
-    "may be repeated. The last value of a key counts."
+    "Change one of the run's keys, as in --set limits.max_cost=80USD; this one counts all attempts. May be repeated; the last "
+    "value of a key counts."
 )
 @options.layout
 @options.force_option

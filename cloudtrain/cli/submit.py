@@ -17,7 +17,7 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--key",
     metavar="KEY",
-    help="Idempotency key: submitting the same job again with this key returns the same run, also from another machine, "
+    help="Idempotency key; submitting the same job again with this key returns the same run, also from another machine, "
     "and when it has ended. The same key with a changed job, source or target is refused (exit code 2). "
     "A key counts for one job name: a job of another name with the same key is another run.",
 )
@@ -27,14 +27,14 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Finish the interrupted submit and return its run, also when it is older than 15 minutes. If its run has failed, "
+    help="Finish the interrupted submit and return its run; also when it is older than 15 minutes. If its run has failed, "
     "return that run as it is and start nothing.",
 )
 @click.option(
     "--after",
     metavar="RUN",
     multiple=True,
-    help="Start the job only after this run (its id, or the beginning of it) has SUCCEEDED; may be repeated, for several runs. "
+    help="Start the job only after this run has SUCCEEDED; its id or the beginning of it. May be repeated, for several runs. "
     "If RUN ends otherwise, after its last attempt, the job is cancelled. "
     "The background watcher of this computer starts the job.",
 )

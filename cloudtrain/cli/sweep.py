@@ -32,7 +32,7 @@ def command() -> None:
     """Run a job many times with different hyperparameters.
 
     `cloudtrain sweep FILE` is short for `cloudtrain sweep start FILE`: its options, such as -t, --key and --wait,
-    are in `cloudtrain sweep start --help`. Each trial is a run. The background watcher, a cloudtrain process on
+    are in `cloudtrain sweep start --help-all`. Each trial is a run. The background watcher, a cloudtrain process on
     this computer, starts the trials; without --wait this command returns at once.
 
     \b

@@ -34,8 +34,12 @@ def test_plan_json_is_the_plan(cli, project):
     )
 
 
-def test_plan_for_people_is_a_summary_and_the_request(cli, project):
-    shown = cli("plan", "train.py", "--set", "limits.max_runtime=90s", "--set", "env.MINE=1")
+def test_plan_for_people_is_a_summary_a_next_command_and_the_request_where_it_is_asked_for(cli, project):
+    words = ("train.py", "--set", "limits.max_runtime=90s", "--set", "env.MINE=1")
+    shown = cli("plan", *words, "--request", "--", "--verbose")
+    whole = [line for line in cli("plan", *words, "--", "--verbose").out.splitlines() if not line.startswith("train-")]
+    submit = "  next    cloudtrain submit train.py --set limits.max_runtime=90s --set env.MINE=1 -- --verbose"
+    assert whole[-1] == submit and all(line in shown.out for line in whole) and "request" not in "".join(whole)
     head, told, request = shown.out.partition(
         "request (--verbose has 8 more values: the launcher's variables, long texts):\n"
     )
@@ -146,7 +150,7 @@ def test_plan_into_a_file(cli, project):
     shown = cli("plan", "train.py", "-o", "my plan.json", "--key", "k")
     plan = Plan.from_json(Path("my plan.json").read_text())
     assert plan.run_id in shown.out
-    assert "cloudtrain submit 'my plan.json'" in shown.out
+    assert shown.out.endswith("  written  my plan.json\n  next     cloudtrain submit 'my plan.json'\n")
     assert cli("plan", "train.py", "-o", "-", "--key", "k").json["run_id"] == plan.run_id
     assert cli("plan", "my plan.json", "--json").out == Path("my plan.json").read_text()
 

@@ -64,7 +64,7 @@ def test_the_help_describes_every_argument():
 
 def badly_described(found: click.Command) -> list[tuple[str | None, str | None]]:
     """Return the arguments of a command that its help does not describe, or describes as it does not take them."""
-    help_text = found.get_help(click.Context(found, help_option_names=["-h", "--help"]))
+    help_text = click.Command.get_help(found, click.Context(found, help_option_names=["-h", "--help"]))
     shown = help_text.partition("Arguments:")[2].partition("Options:")[0]
     return [
         (found.name, argument.name)
@@ -88,6 +88,18 @@ def test_help_of_every_command(cli):
         or f"Usage: cloudtrain {name}" not in each.out
         or COMMANDS[name] not in " ".join(each.out.split())
     } == {}
+
+
+def test_help_is_one_screen_and_help_all_has_the_rest(cli):
+    groups = {name: getattr(command(name), "commands", {}) for name in COMMANDS}
+    several = [(name, inner) for name, inside in groups.items() for inner in inside]
+    shown = {words: cli(*words, "--help").out for words in [*((name,) for name in COMMANDS), *several]}
+    assert {words: len(text.splitlines()) for words, text in shown.items() if len(text.splitlines()) > 40} == {}
+    for words in [words for words in shown if not groups[words[0]] or len(words) > 1]:
+        whole = cli(*words, "--help-all")
+        assert whole.code == 0 and whole.out != shown[words] and "--help-all" in shown[words]
+    assert "cloudtrain submit train.py -f" in shown["submit",]
+    assert "A plan is sent" in cli("submit", "--help-all").out and "A plan is sent" not in shown["submit",]
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

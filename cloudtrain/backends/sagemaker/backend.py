@@ -119,7 +119,7 @@ class SagemakerBackend(Backend):
         built = request.build_request(job, run_id, attempt, bundle.sha256, options, about, seen)
         plan = built.plan(self.name, self._options, job, bundle, "platform")
         sent = queue.note(options) if options.get("queue") else client.note(plan.request, self._options)
-        return replace(plan, notes=(*plan.notes, sent))
+        return replace(plan, notes=(*plan.notes, *filter(None, [sent])))
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return limits.time_limit(plan)

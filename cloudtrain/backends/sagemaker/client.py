@@ -68,7 +68,9 @@ def choose_client(request: Mapping[str, Any], options: Mapping[str, Any]) -> tup
 
 
 def note(request: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Return a plan's note on the client."""
+    """Return a plan's note on the client; "" where only boto3 is installed."""
+    if find_spec("sagemaker") is None:
+        return ""
     chosen, why = choose_client(request, options)
     return f"sent by {'boto3' if chosen == 'boto3' else NAME}: {why}"
 

@@ -116,9 +116,6 @@ def build_request(
     if bucket or output_is_s3 or any(_is_s3(item.uri) and item.mode != "stream" for item in job.inputs.values()):
         notes.append("this machine downloads from S3 and uploads to it, with its own credentials")
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
-    notes.append(
-        "checkpoints are written directly into the run's folder, because local mode does not support checkpoint_s3_uri"
-    )
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), None)
 
 

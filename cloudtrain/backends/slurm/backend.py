@@ -113,7 +113,7 @@ class SlurmBackend(FolderBackend):
         slices = Slices.of(manifest, self.site_options.get("slice"), limits)
         built = request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events, slices)
         notes = (
-            *request.plan_notes(self.folder, manifest, restarts, slices),
+            *request.plan_notes(manifest, restarts, slices),
             *request.gpu_notes(job, self.site_options),
             *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
         )

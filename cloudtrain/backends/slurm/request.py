@@ -227,18 +227,13 @@ def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
 
 
-def plan_notes(folder: str, manifest: Manifest, restarts: int, slices: Slices | None) -> Iterator[str]:
+def plan_notes(manifest: Manifest, restarts: int, slices: Slices | None) -> Iterator[str]:
     """Yield what a user should know of the batch job before it is sent."""
-    yield f"{folder} must be on a file system that the login node and all nodes share"
     if slices:
         yield from slices.notes(manifest)
-    else:
-        yield f"Slurm's time limit is limits.max_runtime plus {MARGIN_S // 60} minutes, which the partition must allow"
     if restarts:
         times = "once" if restarts == 1 else f"up to {restarts} times"
         yield f"a preempted job is requeued, {times}, and resumes from its newest checkpoint within this attempt"
-    else:
-        yield "a preempted job is not requeued: set retry.max_attempts or resources.use_spot for that"
     yield from manifest.notes()
 
 

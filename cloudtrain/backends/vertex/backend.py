@@ -116,10 +116,7 @@ class VertexBackend(CustomJobsBackend):
         if missing:
             raise BadJob(Problem("is needed", f"options.{self.name}.{name}") for name in missing)
         plan = super().plan(job, bundle, run_id, attempt)
-        notes = [*plan.notes, *Manifest.from_dict(plan.manifest).notes()]
-        if "disableRetries" in plan.request["customJob"]["jobSpec"]["scheduling"]:
-            notes.append("Vertex AI does not restart failed jobs, because retry.max_attempts is 1")
-        return replace(plan, notes=tuple(notes))
+        return replace(plan, notes=(*plan.notes, *Manifest.from_dict(plan.manifest).notes()))
 
     @classmethod
     def read_prices(cls, provider: str, region: str, key: str, downloads: Downloads) -> Offer:

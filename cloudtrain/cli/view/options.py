@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from cloudtrain.clock import SYSTEM
 
+WORDS = "cloudtrain.words"  # of a context: what follows the command's name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -44,18 +45,41 @@ def argument(name: str, metavar: str, description: str, **settings: Any) -> Call
 
 
 class Command(click.Command):
-    """A click command that describes its arguments, and also accepts `--debug` after its name."""
+    """A click command with a help of one screen and `--help-all`, that also accepts `--debug` after its name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False))
+        self.params.append(
+            click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, hidden=True, expose_value=False, callback=_print_all
+            )
+        )
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return what the command does, its examples, and the beginning of what stands on each argument and option."""
+        from inspect import cleandoc
+
+        summary, *rest = cleandoc(self.help or "").split("\n\n")
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        with formatter.indentation():
+            for text in (summary, *(text for text in rest if text.startswith("\b"))):
+                formatter.write_paragraph()
+                formatter.write_text(text)
+        rows = [(str(each.metavar), _begin(each.description)) for each in self.params if isinstance(each, Argument)]
+        records = [(each, each.get_help_record(ctx)) for each in self.get_params(ctx)]
+        rows += [(row[0], _begin(each.help)) for each, row in records if row and isinstance(each, click.Option)]
+        with formatter.section("Options"):
+            formatter.write_dl([*rows, ("--help-all", "Explain all of this in full.")], col_max=24)
+        return formatter.getvalue()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep what follows `--` for the script: click would take its first word for JOB."""
+        ctx.meta[WORDS] = [*args]
         if not any(param.name == "args" for param in self.params) or "--" not in args:
             return super().parse_args(ctx, args)
         at = args.index("--")
-        ctx.meta["cloudtrain.command"] = args[at + 1 :]
         rest = super().parse_args(ctx, args[:at])
         ctx.params["args"] = (*ctx.params["args"], *args[at + 1 :])
         return rest
@@ -67,6 +91,17 @@ class Command(click.Command):
             with formatter.section("Arguments"):
                 formatter.write_dl(rows)
         super().format_options(ctx, formatter)
+
+
+def _begin(text: str | None) -> str:
+    """Return the first statement of a description."""
+    return (text or "").partition(". ")[0].partition("; ")[0].rstrip(".") + "."
+
+
+def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        click.echo(click.Command.get_help(ctx.command, ctx))
+        ctx.exit()
 
 
 def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -147,7 +182,7 @@ rank_option = click.option(
 verbose_option = click.option(
     "--verbose",
     is_flag=True,
-    help="Also print values that are hidden or shortened by default: default settings, launcher variables, whole requests, all "
+    help="Also print what is hidden or shortened by default; default settings, launcher variables, whole requests, all "
     "notes, and the launcher's manifest (its instructions: arguments, env, inputs, limits and names of secrets).",
 )
 
@@ -159,7 +194,7 @@ def json_option_with(help: str) -> Callable[[F], F]:
 
 json_option = json_option_with("Print JSON.")
 json_of_start = json_option_with(
-    "Print JSON: an object with run_id and state. With --wait it is printed at the end of the run, with -f at both, and an "
+    "Print JSON, an object with run_id and state. With --wait it is printed at the end of the run, with -f at both, and an "
     "object for each log line between them."
 )
 
@@ -180,11 +215,11 @@ def sets_option_with(help: str) -> Callable[[F], F]:
 
 
 sets_option = sets_option_with(
-    "Set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated. The last value of a key counts."
+    "Set a value of the job, as in --set num_nodes=2; may be repeated. The last value of a key counts."
 )
 
 
-JOB = "A job file (.yaml, .yml, .json), or a script (.py, .sh)."
+JOB = "A job file (.yaml, .json), or a script (.py, .sh)."
 ARGS = (
     "Arguments of SCRIPT or of --module. Where no JOB, SCRIPT or --module is given: a program and its arguments, and no job "
     "file is read."
@@ -221,7 +256,7 @@ def job_options(function: F, gpus: str = GPUS, args: str = ARGS, target: str = f
             "-m",
             "--module",
             metavar="MODULE",
-            help="Run a module of the source, as python -m does, with ARGS. No job file is read.",
+            help="Run a module of the source, as python -m does; ARGS are its arguments, and no job file is read.",
         ),
         click.option("--ray", is_flag=True, help="Start a Ray cluster on the nodes; short for --set ray=true."),
         click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
@@ -258,7 +293,8 @@ take_over_option = click.option(
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Do not refuse a job of the shared trainer that probably does not fit in the memory of its GPUs (`cloudtrain fit`).",
+    help="Take a job that probably does not fit on its GPUs. Without it, such a job of the shared trainer is refused "
+    "(`cloudtrain fit`).",
 )
 
 
@@ -272,7 +308,7 @@ class Ending(NamedTuple):
     as_json: bool = False
 
 
-CODES = "`cloudtrain wait --help`"
+CODES = "`cloudtrain wait --help-all`"
 
 
 def ending_options(function: F, of: str = "run") -> F:
@@ -290,23 +326,21 @@ def ending_options(function: F, of: str = "run") -> F:
 
     return _with_options(
         cast(F, gathered),
-        click.option(
-            "-f", "--follow", is_flag=True, help=f"Follow the log, and exit with the {of}'s exit code ({CODES})."
-        ),
-        click.option("--wait", is_flag=True, help=f"Wait until the {of} ends, and exit with its exit code ({CODES})."),
+        click.option("-f", "--follow", is_flag=True, help=f"Follow the log; the exit code is the {of}'s ({CODES})."),
+        click.option("--wait", is_flag=True, help=f"Wait until the {of} ends; the exit code is its own ({CODES})."),
         click.option(
             "--on-interrupt",
             type=click.Choice(["detach", "cancel"]),
             default="detach",
             show_default=True,
-            help="What Ctrl-C does while following or waiting: stop following (detach), or cancel the run, which SIGTERM "
+            help="What Ctrl-C does while following or waiting; stop following (detach), or cancel the run, which SIGTERM "
             "then does too. The exit code is 130.",
         ),
         click.option(
             "-y",
             "--yes",
             is_flag=True,
-            help="Do not ask for confirmation when a run may cost more than confirm_above in cloudtrain.toml. "
+            help="Do not ask for confirmation. A run is confirmed that may cost more than confirm_above in cloudtrain.toml. "
             "Without a terminal, or with --json, such a run is refused without -y.",
         ),
         json_of_start,

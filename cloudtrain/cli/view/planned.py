@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
@@ -19,30 +19,31 @@ LINES = 3  # a text with so many line breaks is unreadable as JSON
 LONGEST = 400  # characters of a text
 
 
-def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False) -> None:
-    """Print the summary of a plan; its notes are in the order of their importance, all of them with `verbose`."""
-    parts = str((plan.at_most or {}).get("parts") or "") if describe_cost(plan) else ""
+def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False, more: Sequence[tuple[str, str]] = ()) -> None:
+    """Print the summary of a plan with `more` rows; its notes are ordered by importance, all of them with `verbose`."""
+    parts = str((plan.at_most or {}).get("parts") or "") if verbose and describe_cost(plan) else ""
     notes = [*([parts] if parts else []), *plan.notes]
-    more = 0 if verbose else len(notes[MOST_NOTES:])
+    left_out = 0 if verbose else len(notes[MOST_NOTES:])
     terminal.print_lines(heading or f"{plan.run_id}  would go to {describe_target(plan)}", style="bold")
-    terminal.print_pairs(
-        [
-            ("world", describe_nodes(plan)),
-            ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)} (retry.max_attempts)"),
-            ("setup", _first_line(str(plan.job.get("setup") or ""))),
-            *(("runs", _describe_program(each)) for each in _programs(plan)),
-            ("source", describe_source(plan)),
-            ("keeps", _describe_kept(plan)),
-            *_forecast_rows(plan),
-            ("price", _describe_price(plan)),
-            ("cost", describe_cost(plan)),
-            *(("policy", _describe_policy(policy)) for policy in plan.policies),
-            *(("note", text) for text in notes[: len(notes) - more]),
-            ("notes", f"{more} more: cloudtrain plan --verbose prints all" if more else ""),
-        ]
-    )
+    rows = [
+        ("world", describe_nodes(plan)),
+        ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)} (retry.max_attempts)"),
+        ("setup", _first_line(str(plan.job.get("setup") or ""))),
+        *(("runs", _describe_program(each)) for each in _programs(plan)),
+        ("source", describe_source(plan)),
+        ("keeps", _describe_kept(plan)),
+        *_forecast_rows(plan),
+        ("price", _describe_price(plan)),
+        ("cost", describe_cost(plan)),
+        *(("policy", _describe_policy(policy)) for policy in plan.policies),
+        *(("note", text) for text in notes[: len(notes) - left_out]),
+        ("notes", f"{left_out} more: cloudtrain plan --verbose prints all" if left_out else ""),
+    ]
     if plan.candidates:
+        terminal.print_pairs(rows)
         _print_candidates(plan)
+        rows = []
+    terminal.print_pairs([*rows, *more])
 
 
 def _describe_kept(plan: Plan) -> str:

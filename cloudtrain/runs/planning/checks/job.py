@@ -205,14 +205,6 @@ def renamed(case: Case) -> Iterator[str]:
         )
 
 
-def one_process(case: Case) -> Iterator[str]:
-    """Say where a script has no variables of ranks."""
-    if case.plan.manifest.get("rank_env") is False:
-        yield (
-            "one process: RANK, WORLD_SIZE and MASTER_ADDR are not set, as with plain python (distributed_env: always sets them)"
-        )
-
-
 def once_per_node(case: Case) -> Iterator[str]:
     """Say that a command starts its own processes."""
     if case.job.form != "script" and case.job.compat != "sbatch":

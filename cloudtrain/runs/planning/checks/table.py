@@ -46,7 +46,6 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     job.inputs_of_runs,
     job.other_tools,
     job.renamed,
-    job.one_process,
     job.once_per_node,
 )
 
