@@ -8,6 +8,7 @@ from typing import Any
 from cloudtrain.console import history, text, widgets
 from cloudtrain.console.charts import MANY_RUNS, style_figure
 from cloudtrain.report import use
+from cloudtrain.report.nodecheck import NodeCheck, node_check
 from cloudtrain.runs.run import Run
 
 
@@ -54,6 +55,38 @@ def _use(run: Run, previous_count: int) -> tuple[int, dict[str, dict[str, Any]]]
             hovermode="closest" if many else "x unified",
         )  # fmt: skip
     return count, figures
+
+
+class Check:
+    """What was measured on the nodes of a run before its ranks started, and what was found."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._drawn: NodeCheck | None = None
+
+    async def show(self) -> None:
+        """Draw the table, where the nodes were checked."""
+        from nicegui import ui
+
+        with widgets.card("Check of the nodes") as self._card:
+            self._area = ui.element("div")
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Draw the table again when something new was reported."""
+        found = await history.current().query(lambda store: node_check(store, self._run_id))
+        self._card.set_visibility(found is not None)
+        if found is None or found == self._drawn:
+            return
+        self._drawn = found
+        self._area.clear()
+        with self._area:
+            for line in found.verdict or ["No fault was found."]:
+                widgets.element("p", text.clean(line, 500))
+            looks = dict.fromkeys(found.head[3:], "ct-number")
+            widgets.table(found.head, found.rows, caption="Figures of each node", looks=looks)
+            with widgets.collapsible("What else each node reported"):
+                widgets.preformatted("\n".join(found.facts), name="reports of each node")
 
 
 class UseOfRuns:

@@ -36,6 +36,9 @@ out.mkdir(parents=True, exist_ok=True)
 os.mkfifo(out / "pipe")
 print("::cloudtrain::" + json.dumps({"kind": "metric", "step": 1, PAYLOAD: 1.5, "loss": 2.5}), flush=True)
 print("::cloudtrain::" + json.dumps({"kind": "checkpoint", "step": 7, "path": PAYLOAD, "size_bytes": 12345}), flush=True)
+checked = {"name": PAYLOAD, "devices": [{"name": PAYLOAD, "tflops": 612.5}], "faults": [[True, PAYLOAD]], "link": PAYLOAD}
+print("::cloudtrain::" + json.dumps({"kind": "health", **checked}), flush=True)
+print("::cloudtrain::" + json.dumps({"kind": "alarm", "reason": "health check: node 0 " + PAYLOAD}), flush=True)
 for what, shown in [
     ("image", "PHN2ZyBvbmxvYWQ9IndpbmRvdy5wd25lZD0xIi8+"), ("image", PAYLOAD), ("text", {"text": PAYLOAD}), ("text", [PAYLOAD]),
     ("table", {"columns": [PAYLOAD, "b"], "rows": [[PAYLOAD, {"a": PAYLOAD}], []]}), ("table", {"columns": PAYLOAD}),
@@ -84,6 +87,9 @@ def test_hostile_names_and_lines_are_text(console, page, hostile, seemly):
     shown = page.locator("body").inner_text()
     assert not {letter for letter in shown if letter in "\x00\x07\x1b\x9b\u202e\u2066"}
     expect(page.get_by_role("region", name="Why it failed")).to_contain_text("exited with code 1")
+    check = page.get_by_role("region", name="Check of the nodes", exact=True)
+    expect(check).to_contain_text(f"health check: node 0 {PAYLOAD}")
+    expect(check.get_by_role("table")).to_contain_text("612.5")
     page.get_by_text("Job", exact=True).click()
     expect(page.get_by_role("region", name="Job", exact=True)).to_contain_text("window.pwned")
     page.wait_for_function(

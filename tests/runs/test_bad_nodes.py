@@ -184,14 +184,16 @@ def test_show_prints_the_figures_of_each_node_beside_the_median(store, cli):
             "devices": [{"name": "H100", "tflops": tflops, "wrong": False}], "link": {"pair": pair}})
         for node, (tflops, pair) in enumerate(figures)
     ]  # fmt: skip
+    events.append(Event("one-1-a1", 0, 9, now(), "alarm", {"reason": "straggler: node 1 (node-7): GPU clock at 61 %"}))
     store.record("one-1-a1", events=events)
     code, out, _ = cli("show", "one-1", "--health")
+    assert "straggler: node 1 (node-7): GPU clock at 61 %" in out.splitlines()
     rows = [line.split() for line in out.splitlines()]
     assert code == 0 and rows[0] == ["node", "host", "device", "TFLOP/s", "pair", "GB/s"]
     assert ["0", "node-6", "H100", "620.0", "45.2"] in rows and ["median", "610", "44.6"] in rows
     assert "node 1: GPU 0: Xid 79" in out
     assert '"tflops": 620.0' in cli("show", "one-1", "--health", "--json")[1]
     store.record(
-        "one-1-a1", events=[Event("one-1-a1", 0, 9, now(), "health", {"devices": [3], "link": [], "gpus": "x"})]
+        "one-1-a1", events=[Event("one-1-a1", 0, 99, now(), "health", {"devices": [3], "link": [], "gpus": "x"})]
     )
     assert cli("show", "one-1", "--health")[0] == 0, "what a job prints is shown, whatever it is"

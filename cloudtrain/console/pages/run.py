@@ -65,7 +65,9 @@ async def show(
     with widgets.card("Use of each node"):
         used = nodeuse.Use(run_id)
         await used.show()
-    live += [curves.refresh, used.refresh]
+    check = nodeuse.Check(run_id)
+    await check.show()
+    live += [curves.refresh, used.refresh, check.refresh]
     objects = logged.LoggedObjects(run_id)
     await objects.show()
     live.append(objects.refresh)
