@@ -120,6 +120,7 @@ KINDS = frozenset(
         "usage",
         "world",
         "health",
+        "role",
         "alarm",
         "result",
         "requirements",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from launcher import processes
 
+from cloudtrain.events import MARK
 from cloudtrain.job.job import Job
 from cloudtrain.job.roles import to_manifest
 from tests.entrypoints.launching import Attempt
@@ -61,6 +63,11 @@ def test_the_main_role_waits_for_a_service_finds_it_and_ends_it(tmp_path):
         assert one.texts(0, 0) == ["weights trainer 127.0.0.1"]
         assert one.texts(0, 1) == ["serving"]
         assert "role trainer starts when server is ready" in one.texts(-1)
+        said = [text for text in one.texts(-1) if '"kind":"role"' in text]
+        assert [json.loads(text.removeprefix(MARK)) for text in said] == [
+            {"kind": "role", "name": "trainer", "waits": ["server"]},
+            {"kind": "role", "name": "server", "waits": []},
+        ]
         assert (tmp_path / "a/run/outputs/server/left.txt").read_text() == "server", "it had SIGTERM and its grace"
         assert one.status(1)["state"] == "SUCCEEDED"
 

@@ -97,7 +97,7 @@ def shown_json(run: Run) -> dict[str, Any]:
         "events": [
             {"attempt": event.attempt, "node": event.node, "at": event.at, "kind": event.kind, **event.data}
             for event in run.store.events(run.run_id)
-            if event.kind in ("status", "state", "world", "checkpoint", "alarm", "result")
+            if event.kind in ("status", "state", "world", "role", "checkpoint", "alarm", "result")
         ],
         "progress": {**asdict(live), "line": live.line} if live else None,
         "time": progress.compared(attempts, run.store.home),

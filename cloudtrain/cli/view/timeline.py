@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
-KINDS = ("status", "state", "world", "checkpoint", "alarm", "result")
+KINDS = ("status", "state", "world", "role", "checkpoint", "alarm", "result")
 USES = ("exec", "stack", "forward")  # by a person, from this history
 MAX_LINES = 30  # of events
 BAR_WIDTH = 24  # columns
@@ -141,6 +141,12 @@ def _describe_event(event: Event) -> str:
             f"{values['kept']} was written"
             if values["kept"].startswith("{")
             else f"{values['kept']} was copied from the script's folder"
+        )
+    if event.kind == "role":
+        return (
+            f"{data.get('name')} waits for {', '.join(map(str, values['waits']))}"
+            if "waits" in values
+            else f"{data.get('name')} is ready"
         )
     if event.kind == "exec":
         import shlex

@@ -50,7 +50,7 @@ async def show(
         with actions:
             _actions(run_id, details)
 
-    log_panel = RunLog(run_id)
+    log_panel = RunLog(run_id, await history.current().query_run(run_id, lambda run: run.attempts[-1].plan.node_roles))
     overview = Overview(run_id, draw_heading, log_panel.open_line)
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]

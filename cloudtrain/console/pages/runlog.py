@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from cloudtrain.console import history, lists, logbook, text, widgets
@@ -14,10 +15,17 @@ MAX_CHARACTERS = 2000  # characters of a line
 ALL_NODES = "all nodes"
 
 
+def name_origins(ranks: Sequence[tuple[int, int]], roles: Sequence[str]) -> list[str]:
+    """Return what to choose lines by: each node with its role, and each of its ranks."""
+    names = {node: f"node {node} {roles[node] if node < len(roles) else ''}".rstrip() for node, _ in ranks}
+    return [ALL_NODES, *names.values(), *(f"{names[node]}, {_rank_name(rank)}" for node, rank in ranks)]
+
+
 class RunLog:
     """The log panel of one page."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, roles: Sequence[str]) -> None:
+        self._roles = roles  # by node; none in a job without
         self._logbook = logbook.open_logbook(run_id)
         self._run_id = run_id
         self._filter = LineFilter()
@@ -103,10 +111,7 @@ class RunLog:
 
     def _update_origins(self) -> None:
         """Update the list of nodes and ranks."""
-        ranks = sorted(self._logbook.ranks)
-        nodes = sorted({node for node, _ in ranks})
-        names = [ALL_NODES] + [f"node {node}" for node in nodes]
-        names += [f"node {node}, {_rank_name(rank)}" for node, rank in ranks]
+        names = name_origins(sorted(self._logbook.ranks), self._roles)
         if names != self._origin_select.options:
             self._origin_select.set_options(names)
 
@@ -114,7 +119,8 @@ class RunLog:
         await self._set_filter(LineFilter(self._filter.node, self._filter.rank, (event.value or "")[:200]))
 
     async def _on_origin(self, event: Any) -> None:
-        node, _, rank = str(event.value).removeprefix("node ").partition(", ")
+        name, _, rank = str(event.value).removeprefix("node ").partition(", ")
+        node = name.partition(" ")[0]
         chosen = (int(node) if node.isdigit() else None, {"": None, "launcher": -1}.get(rank, -2))
         number = int(rank.removeprefix("rank ")) if chosen[1] == -2 else chosen[1]
         await self._set_filter(LineFilter(chosen[0], number, self._filter.text))

@@ -263,6 +263,7 @@ class Coordinator:
         elif kind == "up":
             if name := self._state.roles.up(node):
                 self._log.say(f"role {name} is ready")
+                self._log.event("role", name=name, waits=[])
                 self._start_roles()
         elif kind == "refuse":
             self._state.refuse(node, str(message["reason"]))
@@ -352,6 +353,7 @@ class Coordinator:
         self._start_roles()
         for name, others in self._state.roles.waiting.items():
             self._log.say(f"role {name} starts when {' and '.join(others)} {'is' if len(others) == 1 else 'are'} ready")
+            self._log.event("role", name=name, waits=others)
 
     def _find_addresses(self, nodes: Sequence[int]) -> None:
         host = LOOPBACK if len(nodes) == 1 else self._cluster.master_host

@@ -36,6 +36,8 @@ def test_logs_metrics_and_outputs_by_role(tmp_path, home, census, cli):
     assert (fetched / "outputs/judge/score.txt").read_text() == "judged\n"
     code, shown, _ = cli("logs", run.run_id, "--role", "judge")
     assert code == 0 and shown.splitlines()[0] == "[judge 1:0] {'loss': 9.0}" and "[learner" not in shown
+    _, shown, _ = cli("show", run.run_id)
+    assert shown.index("role learner waits for judge") < shown.index("role judge is ready")
     code, _, error = cli("logs", run.run_id, "--role", "jury")
     assert code == 2 and "the run has no role jury" in error and "choose from learner, judge" in error
 
