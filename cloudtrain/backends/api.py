@@ -1,4 +1,4 @@
-"""The base class of a backend, Backend, with Plan (plan.py) and Traits (traits.py). An author imports all from here.
+"""The base class of a backend, Backend, and most of the names that an author uses with it.
 
 A backend converts a Job into the exact request of its platform (`plan`, pure) and sends it (`submit`). Afterwards it
 finds, watches, cancels and fetches the attempt by its handle, a string that another process can use as well. It never
@@ -21,10 +21,20 @@ from cloudtrain.backends.plan import Plan as Plan
 from cloudtrain.backends.plan import Requirement as Requirement
 from cloudtrain.backends.plan import TimeLimit as TimeLimit
 from cloudtrain.backends.shell import Shell as Shell
+from cloudtrain.backends.traits import HONOURED as HONOURED
+from cloudtrain.backends.traits import NO_EFFECT as NO_EFFECT
 from cloudtrain.backends.traits import Paths as Paths
 from cloudtrain.backends.traits import Traits as Traits
-from cloudtrain.errors import Problem, Unsupported
-from cloudtrain.events import LogLine, Status
+from cloudtrain.errors import BackendError as BackendError
+from cloudtrain.errors import BadJob as BadJob
+from cloudtrain.errors import NoCapacity as NoCapacity
+from cloudtrain.errors import NotReached as NotReached
+from cloudtrain.errors import Problem as Problem
+from cloudtrain.errors import Unreachable as Unreachable
+from cloudtrain.errors import Unsupported as Unsupported
+from cloudtrain.events import LogLine as LogLine
+from cloudtrain.events import State as State
+from cloudtrain.events import Status as Status
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

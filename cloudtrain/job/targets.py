@@ -235,8 +235,9 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
 def _unknown(target: str, backend: str, backends: Sequence[str], named: Mapping[str, Target]) -> UnknownBackend:
     from cloudtrain.job.problems import nearest
 
-    message = f"there is no target {target}" if target == backend else f"the target {target} has no backend: {backend}"
-    near = nearest(backend, [*backends, *named])
+    known = target in named  # it names a backend that no installed package has
+    message = f"the target {target} has no backend: {backend}" if known else f"there is no target {target}"
+    near = nearest(backend, backends if known else [*backends, *named])
     hint = f"did you mean {near}? " if near else ""
     hint += f"backends are {', '.join(backends)}"
     hint += (

@@ -21,6 +21,8 @@ from cloudtrain.testing.elsewhere import Elsewhere
 
 # Timeout of each single wait in seconds; generous, because machines are slow and busy.
 WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))
+ASK_S = 2.0  # between two questions whether an attempt whose lines are awaited has ended
+LAST_LINES_S = 30.0  # in which the last lines of an ended attempt come
 
 
 class ContractFixtures:
@@ -136,16 +138,32 @@ class ContractFixtures:
         return status
 
     def until_line(self, backend: Backend, handle: str, text: str, times: int = 1) -> None:
-        deadline = SYSTEM.monotonic() + WAIT_S
-        while sum(text in line.text for line in self.script_lines(backend, handle)) < times:
-            assert SYSTEM.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
-            SYSTEM.sleep(0.05)
+        """Wait for a line of a rank."""
+        self._until(
+            lambda: sum(text in line.text for line in self.script_lines(backend, handle)) >= times,
+            backend,
+            handle,
+            text,
+        )
 
     def until_text(self, backend: Backend, handle: str, text: str) -> None:
         """Wait for a line of the launcher or of a rank."""
+        self._until(lambda: text in self.text(backend, handle), backend, handle, text)
+
+    def _until(self, seen: Callable[[], bool], backend: Backend, handle: str, text: str) -> None:
+        """Wait for a text; of an attempt that has ended, the last lines may come a while later."""
+        ended: Status | None = None
+        ask_at = SYSTEM.monotonic() + ASK_S
         deadline = SYSTEM.monotonic() + WAIT_S
-        while text not in self.text(backend, handle):
-            assert SYSTEM.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
+        while not seen():
+            now = SYSTEM.monotonic()
+            if ended is None and now > ask_at:
+                ask_at = now + ASK_S
+                status = backend.status(handle)
+                if status.state.final:
+                    ended, deadline = status, min(deadline, now + LAST_LINES_S)
+            reason = f"the attempt ended: {ended}\n{self.text(backend, handle)}" if ended else f"waited {WAIT_S} s"
+            assert now < deadline, f"{text!r} was not seen; {reason}"
             SYSTEM.sleep(0.05)
 
     def script_lines(self, backend: Backend, handle: str) -> list[LogLine]:

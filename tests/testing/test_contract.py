@@ -11,10 +11,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from cloudtrain.backends.api import Backend, LogLine, State, Status
+from cloudtrain.testing import fixtures
+from cloudtrain.testing.clock import VirtualClock
 from tests.testing.mutants import MUTANTS, OPERATORS, SURVIVORS, suite
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +66,31 @@ def test_a_mutant_is_caught(tmp_path: Path, name: str):
     first = FOUND[name]["caught by"][0]
     failed, printed = run_suite(tmp_path, MUTANTS[name].body, "-k", first, operator=MUTANTS[name].operator, wait_s=10)
     assert first in failed, printed
+
+
+def test_a_backend_that_takes_paths_and_ignores_output_is_caught(tmp_path: Path):
+    body = "from cloudtrain.backends.api import Paths\ntraits = replace(Reference.traits, paths=Paths.NODES)\n"
+    failed, printed = run_suite(tmp_path, body, "-k", "output_says")
+    assert failed == ["test_results_are_where_output_says"], printed
+
+
+class Failed:
+    """A backend whose attempt failed before its script printed a line."""
+
+    def status(self, _: str) -> Status:
+        return Status(State.FAILED, exit_code=1, reason="the secret TOKEN was not found")
+
+    def logs(self, _: str) -> Iterator[LogLine]:
+        return iter(())
+
+
+def test_a_wait_for_a_line_ends_soon_after_the_attempt_and_says_why(monkeypatch: pytest.MonkeyPatch):
+    clock = VirtualClock()
+    monkeypatch.setattr(fixtures, "SYSTEM", clock)
+    began = clock.monotonic()
+    with pytest.raises(AssertionError, match="the attempt ended.*the secret TOKEN was not found"):
+        fixtures.ContractFixtures().until_line(cast("Backend", Failed()), "attempt", "there")
+    assert clock.monotonic() - began < fixtures.WAIT_S / 2
 
 
 def test_without_a_fault_those_tests_pass(tmp_path: Path):

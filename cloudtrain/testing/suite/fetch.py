@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.api import FETCHABLE, Backend
-from cloudtrain.events import State
+from cloudtrain.backends.api import FETCHABLE, Backend, BadJob, Paths, State
 from cloudtrain.testing.fixtures import ContractFixtures
 
 FILES = {  # name -> bytes
@@ -99,6 +98,19 @@ class FetchContract(ContractFixtures):
         outputs = backend.fetch(handle, tmp_path / "fetched") / "outputs"
         found = {path.name: path.read_text() for path in outputs.rglob("of-*")}
         assert found == {"of-0": "0", "of-1": "1"}
+
+    def test_results_are_where_output_says(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        """Where `traits.paths` takes a path, the run's folder is below it, unless `plan` refuses it."""
+        if backend.traits.paths is Paths.NONE:
+            pytest.skip("it takes no paths as output")
+        output = tmp_path / "results"
+        try:
+            handle = start("import os\nprint(os.environ['CLOUDTRAIN_OUTPUT_DIR'])\n", output=str(output))
+        except BadJob as refused:
+            assert any(problem.path.startswith("output") for problem in refused.problems), refused
+            return
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        assert [output in Path(line.text).parents for line in self.script_lines(backend, handle)] == [True]
 
     def test_checkpoints_belong_to_the_run(self, backend: Backend, start: Any) -> None:
         script = (
