@@ -153,6 +153,19 @@ def test_a_key_finds_a_later_attempt_from_an_empty_history(submitter, job, platf
     assert again.run_id == first.run_id and again.adopted and len(platform.attempts) == 1
     assert again.state is State.RUNNING
     assert [attempt.status.state for attempt in again.attempts] == [State.LOST, State.RUNNING]
+    absent = again.attempts[0].status
+    assert absent.reason == "the platform has no such job" and absent.ended_at
+
+
+@pytest.mark.parametrize(
+    ("age", "since"), [(timedelta(minutes=100), "100 min"), (timedelta(hours=2), "2 h"), (timedelta(hours=49), "49 h")]
+)
+def test_an_undecided_submission_says_how_old_it_is(submitter, job, age: timedelta, since: str):
+    name = interrupted(submitter, job, age=age)
+    with pytest.raises(BadRequest) as caught:
+        submitter.submit(job)
+    text = f"the same job was submitted {since} ago as {name}, and that run was interrupted"
+    assert (caught.value.message, caught.value.hint) == (text, f"--adopt continues {name}, --new starts another run")
 
 
 def test_the_key_of_a_run_that_never_began_is_free(submitter, job, platform, cli):

@@ -83,6 +83,7 @@ def test_it_is_skipped_and_so_are_those_after_it(submitter, platform, job, first
     look(third)
     assert second.state is third.state is State.CANCELLED
     assert second.record.status.reason == f"skipped: {first.run_id} {reason}"
+    assert second.attempts[0].status == second.record.status and second.record.status.ended_at
     assert third.record.status.reason == f"skipped: {second.run_id} was cancelled"
     assert second.record.status.ended_at and platform.calls.count("submit") == 1
 

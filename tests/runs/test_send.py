@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
+from cloudtrain.errors import BackendError, BadRequest, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
@@ -45,6 +45,26 @@ def test_an_answer_that_was_lost_is_neither_success_nor_failure(submitter, job, 
     assert platform.calls[3:] == (["find"] if after_commit else ["find", "submit"])
     assert run.attempts[0].handle and run.state is State.RUNNING and run.record.status.reason == ""
     assert len(platform.attempts) == 1
+
+
+def test_how_often_it_was_tried_is_shown_from_the_second_time_on(submitter, job, platform):
+    platform.fails = {"submit": [NotReached("no machine answers", waits=True)] * 3}
+    run = submitter.submit(job)
+    assert run.record.status.reason == "not sent yet: no machine answers"
+    look(run)
+    assert run.record.status.reason == "not sent yet, tried 2 times: no machine answers"
+    platform.fails = {"submit": [LOST]}
+    other = submitter.submit(job.replace(name="other"))
+    reason = other.record.status.reason
+    assert reason.startswith("unknown since ") and reason.endswith(" whether platform has accepted it: no answer")
+
+
+def test_pauses_for_machines_differ_by_a_quarter_and_double(monkeypatch):
+    monkeypatch.setattr(retry, "CAPACITY_S", 100.0)
+    monkeypatch.setattr(retry, "CAPACITY_MAX_S", 800.0)
+    for number, base_s in ((1, 100), (2, 200), (4, 800), (9, 800)):
+        pauses = [retry.capacity_pause_s(f"run-{each}", number) / base_s for each in range(200)]
+        assert 0.75 <= min(pauses) < 0.8 and 1.2 < max(pauses) < 1.25
 
 
 def test_the_same_submit_repeated_adopts_it(submitter, job, platform):
