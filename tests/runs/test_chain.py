@@ -45,6 +45,7 @@ def test_a_run_is_held_until_the_other_has_succeeded(submitter, platform, job, f
     run = after(submitter, job, first)
     assert run.record.job["after"] == [first.run_id]
     assert run.record.status.reason == f"waits for {first.run_id} (QUEUED)" and run.state is State.QUEUED
+    assert run.attempts[0].owner == upstream.HELD, "no process is sending it"
     look(first)
     look(run, 3)
     assert run.record.status.reason == f"waits for {first.run_id} (RUNNING)"

@@ -14,7 +14,7 @@ from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.sending import retry
+from cloudtrain.runs.sending import resume, retry
 from cloudtrain.runs.sending.resume import describe_start, plan_next, send_copy
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
@@ -140,3 +140,36 @@ def test_the_next_attempt_is_refused_a_strategy_that_nothing_carries_out(failed)
     submitter, run_id = failed("print(1)\n", entrypoint="train.py", resources={"accelerators": "H100:2"})
     with pytest.raises(BadJob, match="no file and no requirement mentions accelerate"):
         plan_next(submitter.store, submitter.store.attempts(run_id), ["parallelism.strategy=fsdp"])
+
+
+@pytest.mark.parametrize("fixed", ["", "global_batch_size", "global_batch_tokens"])
+def test_a_resume_on_more_nodes_says_what_becomes_of_the_batch(memory, submitter, job, fixed: str):
+    run = submitter.submit(job.replace(hyperparameters={fixed: 8} if fixed else {}))
+    MemoryBackend.finish(newest(run), State.FAILED, 1)
+    watch(run)
+    effect = "the effective batch size changes with it, unless the script divides the batch"
+    _, _, notes = plan_next(run.store, run.attempts, ["num_nodes=2"])
+    assert f"the world size was 1 and is 2: {'the global batch stays' if fixed else effect}" in notes
+    _, _, notes = plan_next(run.store, run.attempts, ["env.A=b"])
+    assert not any("world size" in note for note in notes)
+
+
+def test_limits_alone_change_nothing_else_of_the_plan(memory, submitter, job, monkeypatch):
+    """The configuration may have changed since: it counts where the next attempt is planned anew."""
+    run = submitter.submit(job)
+    MemoryBackend.finish(newest(run), State.FAILED, 1)
+    watch(run)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BadRequest("the configuration is read again")
+
+    monkeypatch.setattr(resume, "Planner", refuse)
+    earlier = run.attempts
+    for sets, target in (([], None), (["limits.max_runtime=2h"], None), ([], earlier[-1].plan.target)):
+        plan, _, _ = plan_next(run.store, earlier, sets, target)
+        assert plan.attempt == 2 and plan.job["limits"]["max_runtime"] == (
+            "2h" if sets else earlier[-1].plan.job["limits"]["max_runtime"]
+        )
+    for sets, target in ((["env.A=b"], None), (["limits.max_runtime=2h", "env.A=b"], None), ([], "local")):
+        with pytest.raises(BadRequest, match="read again"):
+            plan_next(run.store, earlier, sets, target)
