@@ -145,7 +145,7 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
         lines = [(number, fault.line) for number, fault in enumerate(faults) if fault.file == file]
         (tree / file.relative_to(ROOT)).write_text(marked(file.read_text(), lines, work))
     printed = run_pytest(tree, "--maxfail=1000000", "--durations=0", "--durations-min=0", "-vv", *tests)
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for each in re.finditer(r"^([\d.]+)s (?:call|setup|teardown) +(.+)$", printed, re.MULTILINE):
         seconds[each[2].strip()] += float(each[1])
     for failed in FAILED.findall(printed):
@@ -153,9 +153,9 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
         seconds.pop(failed, None)
     found: dict[int, set[str]] = defaultdict(set)
     for line in reached.read_text().splitlines():
-        number, _, test = line.partition(" ")
+        at, _, test = line.partition(" ")
         if test in seconds:
-            found[int(number)].add(test)
+            found[int(at)].add(test)
     for number, fault in enumerate(faults):
         if not statements_at(ast.parse(fault.source), fault.line):  # outside of functions: an import executes it
             beside = [near for other, near in found.items() if faults[other].file == fault.file]
@@ -228,7 +228,8 @@ def run_tests(tree: Path, *tests: str) -> str:
 def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
     """Return the first of the tests that fails with a fault and passes without it; "" where none does."""
     file = tree / fault.file.relative_to(ROOT)
-    left, spent = [], 0.0
+    left: list[str] = []
+    spent = 0.0
     for test, seconds in tests:
         spent += seconds
         if not left or spent < TESTS_S:
@@ -283,7 +284,7 @@ def main() -> int:
         work.chmod(0o755)  # a test reads it as another user
         results = work / "results.jsonl"
         results.touch()
-        known = {each["key"]: each["test"] for each in map(json.loads, results.read_text().splitlines())}
+        known = {str(each["key"]): str(each["test"]) for each in map(json.loads, results.read_text().splitlines())}
         left, equal, everywhere = [fault for fault in faults if fault.key not in known], reasons(), Counter(literals())
         tests = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}
         numbers = {fault.key: number for number, fault in enumerate(left)}
@@ -309,19 +310,13 @@ def main() -> int:
 
         rows, counts = [], defaultdict[str, Counter[str]](Counter)
         for fault, failed in zip(faults, ThreadPoolExecutor(given.jobs).map(try_fault, faults), strict=True):
-            kind = failed.partition(":")[0] if failed.startswith("equal") else f"tier {tier_of(failed)}"
-            kind = "survives" if not failed or failed.startswith("(") else kind
-            counts[fault.place][kind] += 1
-            if kind.startswith("tier") and fault.key not in known:
+            lives, is_equal = not failed or failed.startswith("("), failed.startswith("equal: ")
+            counts[fault.place]["survives" if lives else "equal" if is_equal else f"tier {tier_of(failed)}"] += 1
+            if not lives and not is_equal and fault.key not in known:
                 with results.open("a") as file:
                     file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
-            rows.append(
-                (
-                    f"`{fault.file.relative_to(ROOT)}:{fault.line}`",
-                    fault.what[:300].replace("|", "\\|"),
-                    failed.removeprefix("tests/") or "-",
-                )
-            )
+            place = f"`{fault.file.relative_to(ROOT)}:{fault.line}`"
+            rows.append((place, fault.what[:300].replace("|", "\\|"), failed.removeprefix("tests/") or "-"))
             print(*rows[-1], flush=True)
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
     for place, kinds in counts.items():
