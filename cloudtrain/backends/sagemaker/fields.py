@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
 from cloudtrain.backends.plan import Facts
-from cloudtrain.backends.sagemaker import limits, toolkit
+from cloudtrain.backends.sagemaker import limits
+from cloudtrain.backends.sagemaker.hyperparameters import distribution_problems
 from cloudtrain.errors import Problem
 from cloudtrain.job import units
 from cloudtrain.job.units import format_count
@@ -116,7 +117,7 @@ def _named_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     """Return the problems of the options: missing ones, and combinations that exclude each other."""
-    problems = toolkit.distribution_problems(job, options, "sagemaker")
+    problems = distribution_problems(job, options, "sagemaker")
     for name, what in (("role", "the ARN of a role that SageMaker may assume"), ("bucket", "a bucket for the source")):
         if not options.get(name):
             hint = "cloudtrain init -t sagemaker looks for one in your account"

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.aws import AwsNoService
 from cloudtrain.backends.sagemaker.client import require_sdk
-from cloudtrain.backends.sagemaker.hyperparameters import script_mode
-from cloudtrain.backends.sagemaker.toolkit import ENABLED, INSTANCE_TYPE, TORCHRUN
+from cloudtrain.backends.sagemaker.hyperparameters import ENABLED, INSTANCE_TYPE, TORCHRUN, script_mode
 from cloudtrain.errors import BackendError
 
 if TYPE_CHECKING:

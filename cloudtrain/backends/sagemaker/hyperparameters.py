@@ -1,7 +1,12 @@
-"""Build a training job's HyperParameters: the script's own, the launcher's manifest, and what the SDK's estimator adds.
+"""Build a training job's HyperParameters: the script's own, the launcher's manifest, and what estimator and toolkit add.
 
 The launcher takes arguments from the manifest only. What SageMaker's console shows beside it are the hyperparameters as an
 estimator writes them: each value as JSON.
+
+With `options.sagemaker.entry: toolkit` the image's own sagemaker-training toolkit starts the job. The image's command,
+`train`, stays the first process, unpacks the source channel and runs the launcher. The user's arguments never pass through
+it, so it cannot change them. It treats some files in a source specially; such a source is refused. Checked in the code of
+sagemaker-training 5.1.4, and in a container of the image that images/build.sh builds with TOOLKIT=1.
 """
 
 from __future__ import annotations
@@ -10,17 +15,31 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import limits
-from cloudtrain.backends.sagemaker.toolkit import PROGRAM
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, Problem
+from cloudtrain.job import launchers
 
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+
+PROGRAM = ".cloudtrain/launch.py"
+TOOLKIT_NOTES = (
+    "the image's toolkit does not forward SIGTERM to the script: no checkpoint is saved when the job is stopped",
+)
+REFUSED = {
+    "setup.py": "the toolkit would install the source as a package and run the launcher as its module",
+    "requirements.txt": "the toolkit would install it over the image's own packages, torch included",
+}
+# What sagemaker 2.257.7's HuggingFace._huggingface_distribution_configuration sends for it (2026-11-23).
+TORCHRUN = {"torch_distributed": {"enabled": True}}
+ENABLED, INSTANCE_TYPE = "sagemaker_torch_distributed_enabled", "sagemaker_instance_type"
 PIECE = "ct_manifest_"
 MANIFEST_FILE = "manifest"
 MAX_OBJECT = 16 * 1024 * 1024
@@ -91,3 +110,51 @@ def _python_value(value: Any) -> Any:
         if math.isfinite(number) and Decimal(repr(number)) == Decimal(value):
             return number
     return value
+
+
+def toolkit_hyperparameters(options: Mapping[str, Any], archive: str) -> dict[str, str]:
+    """Return what `entry: toolkit` needs where no estimator adds it: its program, and the archive in its channel."""
+    if options.get("entry") != "toolkit":
+        return {}
+    path = f"/opt/ml/input/data/{archive}"
+    return {"sagemaker_program": json.dumps(PROGRAM), "sagemaker_submit_directory": json.dumps(path)}
+
+
+def distribution_hyperparameters(options: Mapping[str, Any], instance_type: str) -> dict[str, str]:
+    """Return what tells the image's toolkit to start the ranks with torchrun, {} without `distribution`."""
+    return {ENABLED: "true", INSTANCE_TYPE: json.dumps(instance_type)} if options.get("distribution") else {}
+
+
+def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) -> list[Problem]:
+    """Return what does not go with `distribution`: the toolkit's torchrun starts a launcher for each rank."""
+    path = f"options.{backend}.distribution"
+    distribution = options.get("distribution")
+    if not distribution:
+        return []
+    name, instead = launchers.replacement(distribution)
+    if name:
+        return [Problem(f"{name}: cloudtrain's launcher cannot be started by it", path, f"remove it; {instead}")]
+    if options.get("entry") != "toolkit":
+        hint = "remove it: cloudtrain's launcher starts a rank for each GPU; or entry: toolkit"
+        return [Problem("works only with options.sagemaker.entry: toolkit", path, hint)]
+    if distribution != TORCHRUN:
+        message = f"{', '.join(distribution)}: the launcher cannot be started by it, only by torch_distributed: {{enabled: true}}"
+        return [Problem(message, path, "remove it: cloudtrain's launcher starts a rank for each GPU")]
+    once = {
+        "entrypoint": job.form != "script",
+        "setup": job.setup,
+        "keep": job.kept,
+        "min_nodes": job.min_nodes,
+        "roles": job.roles,
+        "processes_per_node": job.processes != (job.resources.gpus or 1),
+        f"options.{backend}.instance_groups": options.get("instance_groups"),
+    }
+    message = f"cannot be combined with {path}: torchrun starts one process for each GPU, for scripts, on machines of one type"
+    return [Problem(message, key, "remove one of the two") for key, given in once.items() if given]
+
+
+def source_problems(files: Iterable[str], path: str) -> list[Problem]:
+    """Return a problem for each source file that the toolkit would treat specially; `path` is the option in the job file."""
+    names = set(files)
+    hint = "entry: launcher, or keep the file in a folder (environment.requirements: PATH)"
+    return [Problem(f"{name} in the source: {why}", path, hint) for name, why in REFUSED.items() if name in names]

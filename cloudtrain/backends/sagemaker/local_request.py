@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.sagemaker import limits, toolkit
+from cloudtrain.backends.sagemaker import limits
 from cloudtrain.backends.sagemaker.channels import CHANNEL, s3_channel, split_prefix
-from cloudtrain.backends.sagemaker.hyperparameters import build_hyperparameters
+from cloudtrain.backends.sagemaker.hyperparameters import (
+    TOOLKIT_NOTES,
+    build_hyperparameters,
+    distribution_hyperparameters,
+    distribution_problems,
+    toolkit_hyperparameters,
+)
 from cloudtrain.backends.sagemaker.request import (
     MARGIN_S,
     OBJECT,
     BuiltRequest,
     container_command,
-    toolkit_hyperparameters,
 )
 from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
@@ -88,8 +93,10 @@ def build_request(
             problems.append(Problem(f"is not a valid bucket name: {bucket!r}", "options.sagemaker-local.bucket"))
     image = str(job.image or options.get("image") or IMAGE)
     instance_type = "local_gpu" if gpus else "local"
-    problems += toolkit.distribution_problems(job, options, "sagemaker-local")
-    added = toolkit_hyperparameters(options) | toolkit.distribution_hyperparameters(options, instance_type)
+    problems += distribution_problems(job, options, "sagemaker-local")
+    added = toolkit_hyperparameters(options, f"{CHANNEL}/{OBJECT}") | distribution_hyperparameters(
+        options, instance_type
+    )
     hyperparameters, notes = build_hyperparameters(manifest, manifest.encode(), added)
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
@@ -115,7 +122,7 @@ def build_request(
         )
     if bucket or output_is_s3 or any(_is_s3(item.uri) and item.mode != "stream" for item in job.inputs.values()):
         notes.append("this machine downloads from S3 and uploads to it, with its own credentials")
-    notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
+    notes += TOOLKIT_NOTES if options.get("entry") == "toolkit" else ()
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), None)
 
 

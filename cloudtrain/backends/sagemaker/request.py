@@ -19,14 +19,18 @@ from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
-from cloudtrain.backends.sagemaker import client, limits, queue, toolkit
+from cloudtrain.backends.sagemaker import client, limits, queue
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
 from cloudtrain.backends.sagemaker.fields import add_options, check_options, merge_raw
 from cloudtrain.backends.sagemaker.hyperparameters import (
+    TOOLKIT_NOTES,
     build_hyperparameters,
+    distribution_hyperparameters,
     encode_manifest,
     object_folder,
     script_mode,
+    source_problems,
+    toolkit_hyperparameters,
 )
 from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, total_price
 from cloudtrain.errors import BadJob, Problem
@@ -66,7 +70,7 @@ class BuiltRequest:
         """Return the plan of the backend `name`; raises BadJob."""
         problems = list(self.problems)
         if options.get("entry") == "toolkit":
-            problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{name}.entry")
+            problems += source_problems((file.path for file in bundle.files), f"options.{name}.entry")
         if problems:
             raise BadJob(problems)
         return Plan.of(name, job, bundle, self.manifest.to_dict(), self.request, self.notes, retries, self.price)
@@ -119,11 +123,11 @@ def build_request(
     if content:
         channels.append(s3_channel(MANIFEST_CHANNEL, object_folder(f"s3://{bucket}/{prefix}", content)))
     # With an isolated container the estimator would add a second channel for the source: it gets no entry point then.
-    added = toolkit_hyperparameters(options)
+    added = toolkit_hyperparameters(options, f"{CHANNEL}/{OBJECT}")
     if not options.get("isolate"):
         added = script_mode(code_uri + OBJECT, manifest.attempt_id, options.get("region") or "")
     instance_type = machine.name if machine else job.resources.instance_type or ""
-    added |= toolkit.distribution_hyperparameters(options, instance_type)
+    added |= distribution_hyperparameters(options, instance_type)
     hyperparameters, found_notes = build_hyperparameters(manifest, pieces, added)
     notes += found_notes
     runtime_s = job.limits.max_runtime_s + MARGIN_S
@@ -165,7 +169,7 @@ def build_request(
         problems += [] if options.get("queue") else client.find_problems(request, options)
         if (folder := request["CheckpointConfig"]["S3Uri"]) != f"{run}/checkpoints":
             notes.append(f"checkpoints are read from {folder} and written to it; only one run at a time may use it")
-    notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
+    notes += TOOLKIT_NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
         notes.append(
             f"SageMaker kills a job {limits.STOP_S} s after it receives the stop request, so the "
@@ -199,12 +203,6 @@ def _deadline(wait_s: int, job: Job, options: Mapping[str, Any]) -> str:
         return f"{total}limits.max_runtime and the time that cloudtrain adds; a cap allows no time for waiting besides)"
     waits = "limits.max_wait" if job.limits.max_wait else "the default wait of 24h"
     return f"{total}limits.max_runtime, the time that cloudtrain adds, and {waits})"
-
-
-def toolkit_hyperparameters(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what `entry: toolkit` needs where no estimator adds it."""
-    archive = f"/opt/ml/input/data/{CHANNEL}/{OBJECT}"
-    return toolkit.hyperparameters(archive) if options.get("entry") == "toolkit" else {}
 
 
 def container_command(options: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from cloudtrain.backends.sagemaker import client, fields, limits, machine, request
+from cloudtrain.backends.sagemaker.hyperparameters import TORCHRUN
 from cloudtrain.backends.sagemaker.policy import _Needs
-from cloudtrain.backends.sagemaker.toolkit import TORCHRUN
 from cloudtrain.job.job import Job
 from tests.backends.sagemaker.oracle import violations
 
