@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import roles
 from cloudtrain.job.arguments import Number
 from cloudtrain.job.document import MAX_CHARACTERS, Document, read_yaml, scalar
-from cloudtrain.job.problems import explain, fit_name, located, unsendable
+from cloudtrain.job.problems import dotted, explain, fit_name, located
 from cloudtrain.job.rules import find_conflicts
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def fill_job(job: JobModel, data: Mapping[str, Any], document: Document | None, 
         data = {**data, "name": fit_name(name)}
     validator = type(job).__pydantic_validator__
     context = {"folder": folder}
-    problems = [*(document.problems if document else ()), *unsendable(data, document)]
+    problems = [*(document.problems if document else ()), *_unsendable(data, document)]
     bad = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
     good = {key: value for key, value in data.items() if key not in bad}
     checked: JobModel | None = job
@@ -144,6 +144,21 @@ def fill_job(job: JobModel, data: Mapping[str, Any], document: Document | None, 
     if problems:
         raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
     job._document, job._written_name = document, name
+
+
+def _unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()) -> Iterator[Problem]:
+    """Yield the texts that no process can receive as an argument or a variable."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _unsendable(key, document, (*path, key))
+            yield from _unsendable(item, document, (*path, key))
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from _unsendable(item, document, (*path, at))
+    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        content = "a NUL character, which no process can receive" if "\0" in value else "half of a surrogate pair"
+        shown = dotted(path).encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
+        yield located(Problem(f"holds {content}", shown), document, path)
 
 
 def _first_name(data: Mapping[str, Any], document: Document | None, folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -120,21 +120,6 @@ def quote(value: Any) -> str:
 def example(value: float) -> float | str:
     """Return a number for the hint of its message; another one for a number that nobody would write."""
     return value if abs(value) < 10**12 else "15"
-
-
-def unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()) -> Iterator[Problem]:
-    """Yield the texts that no process can receive as an argument or a variable."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from unsendable(key, document, (*path, key))
-            yield from unsendable(item, document, (*path, key))
-    elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from unsendable(item, document, (*path, at))
-    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
-        content = "a NUL character, which no process can receive" if "\0" in value else "half of a surrogate pair"
-        shown = dotted(path).encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
-        yield located(Problem(f"holds {content}", shown), document, path)
 
 
 def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: bool) -> tuple[str, str]:

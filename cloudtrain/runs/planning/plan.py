@@ -22,9 +22,9 @@ from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import homes, platform_keys, roles, rules, targets
 from cloudtrain.policy import apply
 from cloudtrain.runs.planning import bad_nodes, candidates, cap, keys, upstream
-from cloudtrain.runs.planning.checks import table
 from cloudtrain.runs.planning.checks.job import Case
 from cloudtrain.runs.planning.checks.source import fit_script
+from cloudtrain.runs.planning.checks.table import CHECKS
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.files import RESERVED
 from cloudtrain.source.texts import Texts
@@ -229,7 +229,7 @@ class Planner:
             plan, problems = fit_check.forecast(job, plan, self.force, backend)
         governed = resolved.governed
         case = Case(job, plan, source, backend, (*found, *problems), governed.notes if governed else ())
-        plan = replace(plan, target=resolved.target, notes=table.run(case))
+        plan = replace(plan, target=resolved.target, notes=notes_of(case))
         if number == 1 and (self.home / "history.sqlite3").exists():  # for later ones see retry.plan_after
             plan = bad_nodes.avoid(self.store, backend, plan)
         return governed.check(plan, backend) if governed else plan
@@ -269,6 +269,14 @@ class Resolved:
         self.backend = backend
         self.target_prices = target_prices
         self.notes = notes
+
+
+def notes_of(case: Case) -> tuple[str, ...]:
+    """Return the notes of a plan, the most important first; raises BadJob with all problems."""
+    found = [each for check in CHECKS for each in check(case)]
+    if problems := [each for each in found if isinstance(each, Problem)]:
+        raise BadJob(case.job.located(problems))
+    return tuple(each for each in found if isinstance(each, str))
 
 
 def run_id(name: str, key: str | None = None) -> str:

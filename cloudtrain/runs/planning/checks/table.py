@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cloudtrain.errors import BadJob, Problem
+from cloudtrain.errors import Problem
 from cloudtrain.runs.planning.checks import job, node, source
 from cloudtrain.runs.planning.checks.job import Case
 
@@ -48,11 +48,3 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     job.renamed,
     job.once_per_node,
 )
-
-
-def run(case: Case) -> tuple[str, ...]:
-    """Return the notes of a plan, the most important first; raises BadJob with all problems."""
-    found = [each for check in CHECKS for each in check(case)]
-    if problems := [each for each in found if isinstance(each, Problem)]:
-        raise BadJob(case.job.located(problems))
-    return tuple(each for each in found if isinstance(each, str))
