@@ -22,7 +22,7 @@ _KEPT: Mapping[str, Mapping[str, tuple[int, int, int, int]]] = {
     "phi3": {"no": (24, 16, 8, 16), "mixed": (24, 4, 6, 8), "bf16": (20, 4, 6, 8)},
     "olmo": {"no": (16, 8, 8, 16), "mixed": (18, 4, 4, 8), "bf16": (12, 4, 4, 8)},
     "olmo2": {"no": (24, 16, 16, 16), "mixed": (26, 12, 12, 8), "bf16": (20, 12, 12, 8)},
-    **dict.fromkeys(("gpt2", "bert", "roberta", "distilbert"), _PLAIN),
+    **dict.fromkeys(("gpt2", "bert", "roberta", "distilbert", "phi", "gpt_neox", "falcon", "falcon_new"), _PLAIN),
 }
 
 
@@ -103,7 +103,8 @@ class _Sizes:
         self.learns = not step.lora
         # activations
         kept = _KEPT.get(shape.family, _USUAL)[kind]
-        widths = (shape.hidden, shape.queries / step.tensor, shape.keys / step.tensor, shape.inner / step.tensor)
+        widths = (shape.hidden, shape.queries / step.tensor, shape.keys / step.tensor,
+                  shape.active * shape.inner / step.tensor)  # fmt: skip
         heads = shape.heads / step.tensor
         small = (
             4 * heads

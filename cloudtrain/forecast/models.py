@@ -1,12 +1,14 @@
-"""Sizes of a language model: from a config.json, from the hub's cache, or from a table of named models."""
+"""Sizes of a language model: from a config.json, from the hub's cache, or from the table of named models (models.csv)."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ _USUAL = {
 }  # fmt: skip
 _GPT2 = {"hidden": "n_embd", "inner": "n_inner", "layers": "n_layer", "heads": "n_head", "positions": "n_positions"}
 _DISTILBERT = _USUAL | {"hidden": "dim", "inner": "hidden_dim", "layers": "n_layers", "heads": "n_heads"}
+_SPECIAL = ("quantization_config", "mlp_only_layers", "use_qkv_bias", "qk_layernorm", "alibi", "bias")  # not counted
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout_prob",
              "attention_probs_dropout_prob", "dropout")  # fmt: skip
 
@@ -34,11 +37,14 @@ class Family:
     learned_positions: bool = False
     dropout: float = 0.0
     head_dim: int | None = None  # None: width over heads
+    head_bias: bool = False
     names: Mapping[str, str] | None = None
 
 
 _PLAIN = (9, 1, 0, 0, 0)  # two layer norms, a bias for each matrix
-FAMILIES: Mapping[str, Family] = {
+_FALCON = _USUAL | {"inner": "ffn_hidden_size"}
+# What the shared trainer builds from its arguments alone.
+FROM_SCRATCH: Mapping[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
     "qwen2": Family((2, 0, 1, 2, 0)),
@@ -52,36 +58,19 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": Family(_PLAIN, False, 3, True, True, 0.1),
     "distilbert": Family(_PLAIN, False, 2, True, True, 0.1, names=_DISTILBERT),
 }
-
-# family, width, feed-forward, layers, heads, key heads, width of a head, vocabulary, 1 where embeddings are tied.
-# Source: each one's config.json on huggingface.co; tests/forecast/test_models.py compares the published parameters.
-NAMED: Mapping[str, tuple[str, int, int, int, int, int, int, int, int]] = {
-    "llama-2-7b": ("llama", 4096, 11008, 32, 32, 32, 128, 32000, 0),
-    "llama-2-13b": ("llama", 5120, 13824, 40, 40, 40, 128, 32000, 0),
-    "llama-3-8b": ("llama", 4096, 14336, 32, 32, 8, 128, 128256, 0),
-    "llama-3-70b": ("llama", 8192, 28672, 80, 64, 8, 128, 128256, 0),
-    "llama-3.2-1b": ("llama", 2048, 8192, 16, 32, 8, 64, 128256, 1),
-    "llama-3.2-3b": ("llama", 3072, 8192, 28, 24, 8, 128, 128256, 1),
-    "llama-3.1-8b": ("llama", 4096, 14336, 32, 32, 8, 128, 128256, 0),
-    "llama-3.1-70b": ("llama", 8192, 28672, 80, 64, 8, 128, 128256, 0),
-    "llama-3.3-70b": ("llama", 8192, 28672, 80, 64, 8, 128, 128256, 0),
-    "mistral-7b-v0.3": ("mistral", 4096, 14336, 32, 32, 8, 128, 32768, 0),
-    "qwen2.5-0.5b": ("qwen2", 896, 4864, 24, 14, 2, 64, 151936, 1),
-    "qwen2.5-1.5b": ("qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 1),
-    "qwen2.5-3b": ("qwen2", 2048, 11008, 36, 16, 2, 128, 151936, 1),
-    "qwen2.5-7b": ("qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 0),
-    "qwen3-0.6b": ("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 1),
-    "qwen3-8b": ("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 0),
-    "gemma-2b": ("gemma", 2048, 16384, 18, 8, 1, 256, 256000, 1),
-    "gemma-7b": ("gemma", 3072, 24576, 28, 16, 16, 256, 256000, 1),
-    "phi-3-mini-4k": ("phi3", 3072, 8192, 32, 32, 32, 96, 32064, 0),
-    "olmo-2-1124-7b": ("olmo2", 4096, 11008, 32, 32, 32, 128, 100352, 0),
-    "gpt2": ("gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1),
-    "gpt2-medium": ("gpt2", 1024, 4096, 24, 16, 16, 64, 50257, 1),
-    "gpt2-large": ("gpt2", 1280, 5120, 36, 20, 20, 64, 50257, 1),
-    "gpt2-xl": ("gpt2", 1600, 6400, 48, 25, 25, 64, 50257, 1),
-    "bert-base-uncased": ("bert", 768, 3072, 12, 12, 12, 64, 30522, 1),
+FAMILIES: Mapping[str, Family] = {
+    **FROM_SCRATCH,
+    "gemma2": Family((4, 0, 0, 0, 0), tied=True, head_dim=256),
+    "gemma3_text": Family((4, 0, 0, 0, 2), tied=True, head_dim=256),
+    "mixtral": Family(),
+    "qwen3_moe": Family((2, 0, 0, 0, 2), names=_USUAL | {"inner": "moe_intermediate_size"}),
+    "phi": Family((4, 1, 1, 2, 0), False, 2, head_bias=True),
+    "gpt_neox": Family(_PLAIN, False, 2),
+    "stablelm": Family((4, 0, 0, 0, 0), last=2),
+    "falcon": Family((2, 0, 0, 0, 0), False, 2, True, names=_FALCON),
+    "falcon_new": Family((4, 0, 0, 0, 0), False, 2, True, names=_FALCON),  # new_decoder_architecture
 }
+
 _SUFFIXES = ("-instruct", "-chat", "-it", "-hf", "-base")
 
 
@@ -102,12 +91,22 @@ class Shape:
     dropout: float = 0.0
     window: int = 0  # tokens that attention looks back; 0: all
     special: str = ""  # a part of the configuration that is not counted
+    experts: int = 0  # feed-forward parts of a layer, with a router; 0: one part without
+    active: int = 1  # that a token takes
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters of a layer's matrices."""
-        inner = (3 if FAMILIES[self.family].gated else 2) * self.hidden * self.inner
-        return self.hidden * (2 * self.queries + 2 * self.keys) + inner
+        """Parameters of a layer's matrices, of all experts."""
+        return self._matrices(self.experts)
+
+    @property
+    def active_matrices(self) -> int:
+        """Parameters of the matrices of a layer that a token goes through."""
+        return self._matrices(self.active if self.experts else 0)
+
+    def _matrices(self, experts: int) -> int:
+        inner = (3 if FAMILIES[self.family].gated else 2) * self.hidden * self.inner * max(1, experts)
+        return self.hidden * (2 * self.queries + 2 * self.keys + self.experts) + inner
 
     @property
     def layer(self) -> int:
@@ -125,7 +124,8 @@ class Shape:
     def root(self) -> int:
         """Parameters outside the layers."""
         vectors = (FAMILIES[self.family].last + self.positions) * self.hidden
-        return self.embedding * (1 if self.tied else 2) + vectors
+        bias = self.vocabulary if FAMILIES[self.family].head_bias else 0
+        return self.embedding * (1 if self.tied else 2) + vectors + bias
 
     @property
     def parameters(self) -> int:
@@ -137,7 +137,7 @@ def find(name: str, folder: Path) -> Shape | str:
     """Return the sizes of a model that is a folder with a config.json, in the hub's cache, or named in the table.
 
     Args:
-        name: a folder, absolute or below `folder`; a name on the hub; or a name in NAMED.
+        name: a folder, absolute or below `folder`; a name on the hub; or a name in models.csv.
         folder: the job's source.
 
     Returns:
@@ -149,25 +149,42 @@ def find(name: str, folder: Path) -> Shape | str:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
     short = name.rpartition("/")[2].lower().removeprefix("meta-")  # Meta-Llama-3-8B
-    for suffix in _SUFFIXES:
-        short = short.removesuffix(suffix)
-    if short not in NAMED:
-        near = get_close_matches(short, NAMED, 3, 0.6)
-        known = f"; known by name: {', '.join(near)}" if near else ""
-        where = "there is no config.json in a folder or in the Hugging Face cache"
-        return f"the sizes of {name} are unknown: {where}, and nothing has checked that name{known}"
-    family, hidden, inner, layers, heads, key_heads, width, vocabulary, tied = NAMED[short]
-    kind = FAMILIES[family]
-    positions = {"gpt2": 1024, "bert": 512}.get(family, 0)
+    names = [short, *(short.removesuffix(suffix) for suffix in _SUFFIXES)]
+    known = named()
+    if found := next((known[each] for each in names if each in known), None):
+        return found
+    near = get_close_matches(names[-1], known, 3, 0.6)
+    like = f"; known by name: {', '.join(near)}" if near else ""
+    where = "there is no config.json in a folder or in the Hugging Face cache"
+    return f"the sizes of {name} are unknown: {where}, and nothing has checked that name{like}"
+
+
+@cache
+def named() -> Mapping[str, Shape]:
+    """Return the sizes of the table of models by name; blocking (one small file)."""
+    with open(Path(__file__).parent / "models.csv", encoding="utf-8", newline="") as file:
+        return {row["name"]: _shape(row) for row in csv.DictReader(line for line in file if not line.startswith("#"))}
+
+
+def _shape(row: Mapping[str, str]) -> Shape:
+    kind = FAMILIES[row["family"]]
+    heads, width = int(row["heads"]), int(row["head_dim"])
+    positions = {"gpt2": 1024, "bert": 512}.get(row["family"], 0)
     return Shape(
-        family, hidden, inner, layers, heads, heads * width, key_heads * width, vocabulary, bool(tied), positions,
-        kind.dropout,
+        row["family"], int(row["hidden"]), int(row["inner"]), int(row["layers"]), heads, heads * width,
+        int(row["key_heads"]) * width, int(row["vocabulary"]), row["tied"] == "1", positions, kind.dropout,
+        special=row["without"], experts=int(row["experts"] or 0), active=int(row["active"] or 1),
     )  # fmt: skip
 
 
 def from_config(config: Mapping[str, Any]) -> Shape | str:
     """Return the sizes in a model's config.json, or why they are not supported; raises KeyError where one is missing."""
     family = str(config.get("model_type"))
+    if family == "gemma3":
+        text = from_config({"model_type": "gemma3_text", **config["text_config"]})
+        return text if isinstance(text, str) else replace(text, special="the vision tower")
+    if family == "falcon" and config.get("new_decoder_architecture"):
+        family = "falcon_new"
     if family not in FAMILIES:
         return f"models of type {family} are not supported"
     kind = FAMILIES[family]
@@ -175,17 +192,23 @@ def from_config(config: Mapping[str, Any]) -> Shape | str:
     hidden, layers, heads = (int(config[names[key]]) for key in ("hidden", "layers", "heads"))
     width = int(config.get("head_dim") or kind.head_dim or hidden // heads)
     inner = config.get(names["inner"]) or (4 * hidden if not kind.gated else None)
+    moe = family in ("mixtral", "qwen3_moe")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else 0
     given = [float(config[name]) for name in _DROPOUTS if isinstance(config.get(name), int | float)]
-    special = next((name for name in ("quantization_config", "num_local_experts") if config.get(name)), "")
-    if config.get("attention_bias") or config.get("mlp_bias"):
+    experts = int(config["num_local_experts"] if family == "mixtral" else config["num_experts"] if moe else 0)
+    special = next((name for name in _SPECIAL if config.get(name)), "")
+    if (config.get("attention_bias") and family != "gpt_neox") or config.get("mlp_bias"):
         special = "attention_bias"
+    key_heads = int(config.get("num_key_value_heads") or config.get("num_kv_heads") or heads)
+    if family == "falcon":
+        key_heads = 1 if config.get("multi_query", True) else heads
     return Shape(
         family, hidden, int(inner or 0) or int(config[names["inner"]]), layers, heads, heads * width,
-        int(config.get("num_key_value_heads") or heads) * width, int(config["vocab_size"]),
+        key_heads * width, int(config["vocab_size"]),
         bool(config.get("tie_word_embeddings", kind.tied)),
         int(config.get(names["positions"]) or 512) if kind.learned_positions else 0,
-        max(given, default=kind.dropout), int(window or 0), special,
+        max(given, default=kind.dropout), int(window or 0), special, experts,
+        int(config["num_experts_per_tok"]) if moe else 1,
     )  # fmt: skip
 
 

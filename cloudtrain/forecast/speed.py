@@ -44,7 +44,7 @@ class Speed:
 
 def flops_per_token(shape: Shape, sequence: int) -> float:
     """Return the FLOPs that a model's training does for a token, forward and backward."""
-    matrices = shape.layers * shape.layer_matrices + shape.embedding
+    matrices = shape.layers * shape.active_matrices + shape.embedding
     return 6 * matrices + 12 * shape.layers * shape.queries * sequence
 
 

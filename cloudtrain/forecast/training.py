@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.forecast.memory import Step
-from cloudtrain.forecast.models import FAMILIES, Shape, find
+from cloudtrain.forecast.models import FROM_SCRATCH, Shape, find
 from cloudtrain.source.node_code import module
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _pretrained(name: str, job: Job) -> Shape | str:
 
 def _from_scratch(arguments: Any, job: Job) -> Shape | str:
     """Return the sizes that the arguments give, as entrypoints/trainer/model.py does."""
-    kind = FAMILIES.get(arguments.model_type)
+    kind = FROM_SCRATCH.get(arguments.model_type)
     if kind is None:
         return f"models of type {arguments.model_type} are not supported"
     tokenizer = arguments.tokenizer or "bpe:4096"

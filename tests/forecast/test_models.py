@@ -61,3 +61,64 @@ def test_what_is_not_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert "are unknown: there is no config.json" in str(models.find("me/secret", tmp_path))
     assert models.from_config({"model_type": "mamba"}) == "models of type mamba are not supported"
+
+
+MORE = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS = [
+    {"model_type": "gemma2", "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32},
+    {"model_type": "gemma3_text", "intermediate_size": 96, "num_key_value_heads": 1, "head_dim": 32},
+    {"model_type": "mixtral", "intermediate_size": 96, "num_key_value_heads": 2, "num_local_experts": 4,
+     "num_experts_per_tok": 2},
+    {"model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 4,
+     "num_experts_per_tok": 2},
+    {"model_type": "phi", "intermediate_size": 96, "num_key_value_heads": 4},
+    {"model_type": "gpt_neox", "intermediate_size": 96},
+    {"model_type": "stablelm", "intermediate_size": 96, "num_key_value_heads": 4},
+    {"model_type": "falcon"},
+    {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
+    *({"model_type": name, "intermediate_size": 96, "num_key_value_heads": 2}
+      for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")),
+    {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config['model_type']}{len(config)}")
+def test_a_family_has_the_parameters_that_transformers_builds(config: dict):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    given = {**MORE, **config} if config["model_type"] != "gpt2" else {"vocab_size": 1000, **config}
+    words = {name: value for name, value in given.items() if name != "model_type"}
+    made = AutoConfig.for_model(config["model_type"], pad_token_id=0, **words)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(made)
+    shape = models.from_config(given | {"tie_word_embeddings": made.tie_word_embeddings} | made.to_dict() | given)
+    assert isinstance(shape, models.Shape), shape
+    assert shape.parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_the_table_names_200_models_and_the_source_of_each():
+    text = Path(models.__file__).with_suffix(".csv").read_text()
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(models.named()) == len(rows) - 1 >= 200
+    assert all(f"# {line.rpartition(',')[2]}: " in text for line in rows[1:]), "the header names address and date"
+
+
+@pytest.mark.parametrize(
+    "name, billions, active",
+    [  # totals that the publishers' pages have in the models' names
+        ("Qwen/Qwen3-30B-A3B", 30.5, 3.3),
+        ("Qwen/Qwen3-235B-A22B", 235, 22),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7, 12.9),
+        ("EleutherAI/pythia-6.9b", 6.9, 6.9),
+        ("google/gemma-2-9b-it", 9.24, 9.24),
+        ("microsoft/phi-2", 2.78, 2.78),
+        ("tiiuae/falcon-40b", 41.3, 41.3),
+    ],
+)
+def test_all_and_active_parameters(tmp_path: Path, name: str, billions: float, active: float):
+    shape = models.find(name, tmp_path)
+    assert isinstance(shape, models.Shape)
+    left_out = shape.layers * (shape.layer_matrices - shape.active_matrices)
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.02)
+    assert (shape.parameters - left_out) / 1e9 == pytest.approx(active, rel=0.02)
