@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from time import monotonic  # noqa: TID251 - the program runs by itself, without the launcher
+from time import monotonic, time  # noqa: TID251 - the program runs by itself, without the launcher
 
 MARK = "::health::"
 SMI_S = 12.0  # nvidia-smi initializes each GPU where the driver's persistence mode is off
@@ -53,7 +53,7 @@ def main():
     except Exception as error:
         report.add(torch=f"{type(error).__name__}: {error}"[:200])
         os._exit(0)
-    report.add(torch=torch.__version__)
+    report.add(torch=torch.__version__, cuda=torch.version.cuda)
     devices(torch, report)
     if int(os.environ["WORLD_SIZE"]) > 1:
         report.add(link=link(torch, report))
@@ -63,7 +63,7 @@ def main():
 
 def facts():
     """Return what nvidia-smi, the kernel log and the file systems say, as they say it."""
-    found = {"smi": smi(), "xid": [], "uptime": monotonic()}
+    found = {"clock": time(), "smi": smi(), "xid": [], "uptime": monotonic()}
     found["cpus"] = processors()
     try:
         shown = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=3, errors="replace").stdout
@@ -80,23 +80,35 @@ def facts():
 
 
 def processors():
-    """Return how many processors this process may use, by its affinity and the quota of its control group (version 2)."""
+    """Return how many processors this process may use, by its affinity and the quota of its control group."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         with open("/proc/self/cgroup") as file:
-            group = file.read().strip().rpartition("::")[2]
-        while True:
-            try:
-                with open(f"/sys/fs/cgroup{group}/cpu.max") as file:
-                    quota, period = file.read().split()
-                    count = count if quota == "max" else min(count, round(int(quota) / int(period), 2))
-            except OSError:
-                pass  # the root has no quota
-            if group in ("", "/"):
-                return count
-            group = os.path.dirname(group)
+            groups = [line.strip().split(":", 2) for line in file]
     except (OSError, ValueError):
         return count
+    for _, controllers, group in groups:
+        while controllers == "" or "cpu" in controllers.split(","):
+            count = min([count, *quotas(f"/sys/fs/cgroup{'/cpu' * bool(controllers)}{group.rstrip('/')}")])
+            if group in ("", "/"):
+                break
+            group = os.path.dirname(group)
+    return count
+
+
+def quotas(folder):
+    """Yield the processors that a control group allows: cpu.max of version 2, two files of version 1."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            texts = []
+            for name in names:
+                with open(os.path.join(folder, name)) as file:
+                    texts += file.read().split()
+            quota, period = texts
+            if quota not in ("max", "-1"):
+                yield round(int(quota) / int(period), 2)
+        except (OSError, ValueError):
+            pass  # the root has no quota
 
 
 def smi():
@@ -144,7 +156,7 @@ def devices(torch, report):
 
 
 def device(torch, place):
-    """Return the figures of one device: TFLOP/s, GB/s of a GPU's memory and from the host; whether a product was wrong."""
+    """Return the figures of one device: TFLOP/s, a GPU's GB/s (memory, next GPU, host), and whether a product was wrong."""
     is_gpu = place.type == "cuda"
     if not is_gpu:
         torch.set_num_threads(1)
@@ -165,6 +177,9 @@ def device(torch, place):
         block = torch.ones(1 << 28, dtype=torch.uint8, device=place)
         target, pinned = torch.empty_like(block), torch.ones(1 << 26, dtype=torch.uint8).pin_memory()
         found["memory"] = 2 * (1 << 28) / 1e9 / best(torch, place, lambda: target.copy_(block))
+        if (count := torch.cuda.device_count()) > 1:  # all at once, in a ring
+            peer = torch.empty_like(block, device=torch.device("cuda", (place.index + 1) % count))
+            found["peer"] = (1 << 28) / 1e9 / best(torch, place, lambda: peer.copy_(block))
         found["host"] = (1 << 26) / 1e9 / best(torch, place, lambda: target[: 1 << 26].copy_(pinned))
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in found.items()}
 

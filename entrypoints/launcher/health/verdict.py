@@ -22,11 +22,15 @@ GPU_SHARE = 0.8  # of the median of other nodes: a GPU below is slow
 LOOSE_SHARE = 0.5  # the same for processors and transfers from the host, which other programs use too
 LINK_SHARE = 1 / 3  # the same for links, whose time is that of two nodes and of their processors
 FREE_BYTES = 1 << 30
+CLOCK_S = (
+    60.0  # by which clocks may differ: stores refuse requests from 5 minutes on, and nodes are not measured at once
+)
 HARDWARE = re.compile(r"uncorrectable|hardware stack error|GPU is lost|fallen off the bus")  # of cudaGetErrorString
 MEASURES = (
     ("tflops", "matrix product", "TFLOP/s"),
     ("memory", "memory", "GB/s"),
     ("host", "host to device", "GB/s"),
+    ("peer", "GPU to GPU", "GB/s"),
 )
 
 CHECK_S = 30.0  # for which node 0 waits for figures: measure.py's limit, and some for a machine that is busy
@@ -118,6 +122,12 @@ def _faults(node: int, nodes: Mapping[int, Figures]) -> list[tuple[bool, str]]:
         faults += [(broken, f"{name}: {text}") for broken, text in _device_faults(device)]
         faults += [(False, f"{name}: {text}") for text in _slow(node, nodes, index, device)]
     faults += [(False, text) for text in (*_link_faults(node, nodes), *_different(node, nodes))]
+    clocks = _others(node, nodes, lambda figures: figures.get("clock"))
+    ahead_s = own["clock"] - _median(clocks) if clocks and "clock" in own else 0.0
+    if abs(ahead_s) > CLOCK_S:
+        faults.append(
+            (False, f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} other nodes'")
+        )
     if own.get("free", FREE_BYTES) < FREE_BYTES:
         faults.append((False, f"its disk has {own['free'] >> 20} MB free"))
     return faults
@@ -152,7 +162,7 @@ def _device_faults(device: Mapping[str, Any]) -> list[tuple[bool, str]]:
 def _slow(node: int, nodes: Mapping[int, Figures], index: int, device: Mapping[str, Any]) -> list[str]:
     """Return how far the figures of a device are below those of other nodes; of a single node, below its other GPUs'."""
     others = [
-        other
+        (place, other)
         for number, figures in nodes.items()
         for place, other in enumerate(node_figures.devices(figures))
         if other["name"] == device.get("name") and (number != node if len(nodes) > 1 else place != index)
@@ -161,7 +171,10 @@ def _slow(node: int, nodes: Mapping[int, Figures], index: int, device: Mapping[s
     slow = []
     for key, what, unit in MEASURES:
         share = GPU_SHARE if device.get("name") != "CPU" and key != "host" else LOOSE_SHARE
-        median = _median([other[key] for other in others if key in other])
+        share = LINK_SHARE if key == "peer" else share
+        # Some neighbours are nearer than others: only links of the same place are equal.
+        equal = [other for place, other in others if key != "peer" or place == index]
+        median = _median([other[key] for other in equal if key in other])
         if key in device and device[key] < share * median:
             slow.append(f"{what} {_below(device[key], median, unit)}")
     return slow
@@ -196,6 +209,11 @@ def _driver(figures: Figures) -> str | None:
     return next((gpu["driver"] for gpu in figures.get("gpus", ())), None)
 
 
+def _cuda(figures: Figures) -> str | None:
+    """Return the version of CUDA that torch was built for."""
+    return figures.get("cuda")
+
+
 def _ecc(figures: Figures) -> str | None:
     return next(("on" if gpu["ecc"] else "off" for gpu in figures.get("gpus", ()) if "ecc" in gpu), None)
 
@@ -216,7 +234,7 @@ def _shm(figures: Figures) -> str | None:
 
 
 FACTS: Mapping[str, Callable[[Figures], object]] = {
-    "driver": _driver, "ECC": _ecc, "link width of GPUs": _width, "/dev/shm": _shm, "processors": _cpus,
+    "driver": _driver, "CUDA": _cuda, "ECC": _ecc, "link width of GPUs": _width, "/dev/shm": _shm, "processors": _cpus,
 }  # fmt: skip
 
 

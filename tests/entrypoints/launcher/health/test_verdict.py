@@ -27,7 +27,7 @@ def report(seed: int = 0) -> dict:
     """Return the report of a healthy node of four GPUs."""
     drawn = random.Random(seed)
     device = {"name": "NVIDIA H100 80GB HBM3", "wrong": False}
-    speeds = {"tflops": 620.0, "memory": 2900.0, "host": 52.0}
+    speeds = {"tflops": 620.0, "memory": 2900.0, "host": 52.0, "peer": 380.0}
     return {
         "smi": {
             "gpus": "\n".join(H100.format(index, bus) for index, bus in enumerate(BUSES)),
@@ -39,6 +39,8 @@ def report(seed: int = 0) -> dict:
         "shm": 540_000_000_000 + drawn.randrange(10**9),
         "free": 10**12,
         "torch": "2.13.0",
+        "cuda": "12.8",
+        "clock": 1.7e9 + drawn.uniform(0, 10),
         "devices": [
             {**device, **{key: value * drawn.uniform(0.93, 1.03) for key, value in speeds.items()}} for _ in BUSES
         ],
@@ -108,6 +110,9 @@ FAULTS = {
         "GPU 1: it was not measured: CUDA error: uncorrectable ECC",
     ),
     "GPU hangs": (lambda d: d["devices"].__setitem__(0, {"error": "it did not finish"}), False, "GPU 0: it was not"),
+    "slow GPU link": (lambda d: set_device(d, 1, peer=40.0), False, "GPU 1: GPU to GPU 40 GB/s, "),
+    "CUDA": (lambda d: d.update(cuda="12.1"), False, "CUDA 12.1, on other nodes 12.8"),
+    "clock": (lambda d: d.update(clock=1.7e9 - 300), False, "its clock is 30"),
     "slow network": (lambda d: d["link"].update(pair=9.0), False, "network 9 GB/s, "),
     "wrong sum": (lambda d: d["link"].update(wrong=True), False, "all-reduce between the nodes gave a wrong sum"),
     "no network": (
@@ -130,11 +135,11 @@ ROWS = {
     "`dmesg`, where readable: Xid 48, 64, 74, 79, 95, 119 or 120 in the last 15 minutes": ["Xid 79"],
     "other ECC errors, Xid 63, 92 or 94, slowdown by heat or power": ["ECC, remapped", "Xid 94", "too hot", "power"],
     "a GPU 20 % below the median of the other nodes, a link below a third": [
-        "slow GPU", "slow memory", "slow host", "slow network",
+        "slow GPU", "slow memory", "slow host", "slow GPU link", "slow network",
     ],
     "a part of the check without an answer, a wrong all-reduce": ["no answer", "GPU hangs", "no network", "wrong sum"],
-    "another driver, ECC mode, link width, `/dev/shm` or number of processors; a full disk": [
-        "driver", "ECC off", "narrow link", "small shm", "few processors", "full disk",
+    "another driver, CUDA, ECC mode, link width, `/dev/shm`, clock or number of processors; a full disk": [
+        "driver", "CUDA", "clock", "ECC off", "narrow link", "small shm", "few processors", "full disk",
     ],
 }  # fmt: skip
 
