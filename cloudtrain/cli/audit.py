@@ -68,8 +68,11 @@ def _read(run_id: str) -> Sequence[Mapping[str, object]]:
     uri = _output_of(run_id)
     if not uri:
         rows = list(audit.read(targets.home(), run_id))
-        if rows or not run_id or not Path(run_id).is_dir():
+        if rows or not run_id:
             return rows
+        if not Path(run_id).is_dir():
+            hint = "cloudtrain audit prints all lines; for another machine's run, give the address of its folder"
+            raise BadRequest(f"the audit log has no run whose id begins with {run_id}", hint)
         uri = run_id
     if not (found := audit.read_output(uri)):
         raise BadRequest(

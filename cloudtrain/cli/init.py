@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -53,7 +54,9 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     is_flag=True,
     help="Print the JSON schema of the job file, or write it to the file of -o, and nothing else.",
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing job file, or the CI file with --ci.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing job file, which becomes job.yaml.old, or the CI file with --ci."
+)
 def command(
     script: str | None,
     output: str,
@@ -70,7 +73,8 @@ def command(
     Where no SCRIPT is named, it takes train.py, else main.py, else run.py, else the only script of the folder. Of
     several scripts with other names you must name one. Without any script the job file is for the shared trainer,
     cloudtrain's own training program. It also writes job.schema.json; the job file's first line points editors to
-    it. An existing job file is refused (exit code 2), except with --force.
+    it. An existing job file is refused (exit code 2), except with --force, which keeps it as job.yaml.old. With -t it
+    is left as it is, and only the target is added.
 
     With `-t BACKEND` it also reads your account's settings and adds a target of the same name to the
     cloudtrain.toml in this folder: `-t sagemaker` writes [targets.sagemaker] with the region, account, profile,
@@ -100,20 +104,36 @@ def command(
         raise BadRequest(f"there is no folder {folder}", "create it first")
     if path.is_dir():
         raise BadRequest(f"{path} is a folder", f"give a file name: -o {path / 'job.yaml'}")
-    if os.path.lexists(path) and not force:
-        raise BadRequest(f"{path} already exists", "choose another name with -o, or overwrite it with --force")
-    entrypoint = None if call else _find_entrypoint(script, folder, trainer)
+    exists = os.path.lexists(path)
+    if exists and not force and (call or script or trainer or not target):
+        raise BadRequest(f"{path} already exists", "choose another name with -o, or replace it with --force")
     discovered = _discover_target(target, folder)
+    if exists and not force:
+        terminal.print_lines(f"{path}  is left as it is")
+        return _print_next(path, folder, target, discovered, f" -t {target}")
+    entrypoint = None if call else _find_entrypoint(script, folder, trainer)
     text = _converted(Path(call), target) if call else _job_file_text(folder.resolve(), entrypoint, target)
     _write(folder / SCHEMA, schema_text())
+    if exists:
+        kept = next(name for number in itertools.count() if not os.path.lexists(name := f"{path}.old{number or ''}"))
+        path.replace(kept)
     _write(path, text)
     runs = f"the job of {call}; read its comments" if call else f"runs {entrypoint}"
     terminal.print_lines(f"{path}  " + (runs if call or entrypoint else "uses the shared trainer"))
+    if exists:
+        terminal.print_pairs([("before", kept)])
+    return _print_next(path, folder, target, discovered)
+
+
+def _print_next(path: Path, folder: Path, target: str | None, discovered: Mapping[str, Any], options: str = "") -> int:
+    """Write what was discovered of a target, and print it with the commands that follow; returns the exit code."""
     if target and discovered:
         config_file = _add_target(folder, target, discovered)
         terminal.print_pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
         terminal.print_pairs([("next", f"cloudtrain doctor {target}")])
-    terminal.print_pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
+    terminal.print_pairs(
+        [("next", f"cloudtrain plan {path}{options}"), ("", f"cloudtrain submit {path}{options} --follow")]
+    )
     return 0
 
 

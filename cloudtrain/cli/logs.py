@@ -71,6 +71,11 @@ def command(
     if number and (raw or as_json):
         raise click.UsageError("--number cannot be combined with --raw or --json: --json prints the number as `seq`")
     run = runs.find(run_id)
+    nodes = max(int(attempt.plan.manifest["nodes"]) for attempt in run.attempts)
+    if node is not None and node >= nodes:
+        raise BadRequest(
+            f"{run.run_id} has no node {node}", f"its nodes are 0 to {nodes - 1}" if nodes > 1 else "it has node 0"
+        )
     run.refresh(lambda _: None)  # an outage is reported while the log is read
     formatter = LineFormatter(
         run.attempts[-1], node=node, rank=rank, role=role, raw=raw, as_json=as_json, number=number

@@ -1,4 +1,4 @@
-"""Recognise a file of another tool (SkyPilot, dstack) that was given as a job file."""
+"""Recognise a sweep, or a file of another tool (SkyPilot, dstack), that was given as a job file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudtrain.errors import Problem, page
 
+SWEEP = "sweep"
 # keys that a file of another tool has and a job file has not
 _OTHERS = {
     "SkyPilot": {"workdir", "file_mounts", "envs", "service", "storage_mounts"},
@@ -26,12 +27,16 @@ def recognise(unknown: Collection[Any], given: Mapping[str, Any]) -> str | None:
     """
     if "envs" in unknown and "run" in given and given.keys() <= _SKYPILOT:
         return "SkyPilot"
+    if len({"method", "metric", "parameters", "program", "run_cap"} & set(unknown)) > 1:
+        return SWEEP
     keys_of = {tool: keys & set(unknown) for tool, keys in _OTHERS.items()}
     return next((tool for tool, found in keys_of.items() if len(found) > 1 or found & _CLEAR), None)
 
 
 def problem(tool: str) -> Problem:
     """Return what is said of a file of a tool."""
+    if tool == SWEEP:
+        return Problem("this is a sweep, and not a job file", "", "start it with cloudtrain sweep FILE")
     shown = page("From SkyPilot" if tool == "SkyPilot" else "scripts")
     hint = f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; {shown} has an example"
     return Problem(f"this is a {tool} file, and not a job file", "", hint)

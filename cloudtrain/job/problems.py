@@ -51,6 +51,16 @@ def wrong(message: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("cloudtrain", "{message}", {"message": message, "hint": hint})
 
 
+def bucket_name(value: str) -> str:
+    """Check an option that is the name of a bucket; raises where there is more than the name."""
+    name, _, folder = re.sub(r"^(s3|gs)://", "", value).strip("/").partition("/")
+    if folder or value.startswith("s3://"):
+        raise wrong(
+            f'must be a name alone, not "{value}"', f"write bucket: {name}" + f", prefix: {folder}" * bool(folder)
+        )
+    return value
+
+
 def explain(
     error: ValidationError, model: type[BaseModel], document: Document | None = None, prefix: Sequence[str] = ()
 ) -> list[Problem]:
@@ -150,7 +160,12 @@ def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet:
     return f"{message[:1].lower()}{message[1:]}, not {got}", ""
 
 
-SYNONYMS = {"tag": "labels", "tags": "labels"}  # other tools' words, which are spelt like a key of another meaning
+SYNONYMS = {
+    "tag": "labels",
+    "tags": "labels",
+    "gpu": "accelerators",
+    "gpus": "accelerators",
+}  # other tools' words, which are spelt like a key of another meaning
 
 
 def nearest(text: str, names: Collection[str]) -> str:
@@ -176,9 +191,10 @@ def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
         here = _inner(here, part) if here is not None else None
     keys = {field.alias or name for name, field in here.model_fields.items()} if here else set()
     key = str(loc[-1])
-    if near := nearest(key, keys):
+    meant = SYNONYMS.get(key, key)
+    elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == meant and meant not in keys]
+    if near := "" if elsewhere else nearest(key, keys):
         return "is not a known key", f"did you mean {near}?"
-    elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == key]
     if key in elsewhere and len(loc) > 1:
         return "is not a known key here", f"move {key} out of {loc[0]}: it is for the whole"
     if elsewhere:

@@ -1,9 +1,10 @@
 """Which files of a source directory are the user's source: git's list, minus what `.cloudtrainignore` rules out.
 
 In a git repository these are the files that `git ls-files -co --exclude-standard` names and that exist; elsewhere all
-files except those that `.gitignore` files and a few customs (`__pycache__`, `.venv`) leave out. `.cloudtrainignore` is
-written like `.gitignore` and may stand in any folder; the last line that matches a file decides, and one that begins
-with `!` includes a file again although git, or the rule of a folder, leaves it out. Only names, sizes and modes are read.
+files except those that `.gitignore` files and a few customs (`__pycache__`, virtual environments) leave out.
+`.cloudtrainignore` is written like `.gitignore` and may stand in any folder; the last line that matches a file decides,
+and one that begins with `!` includes a file again although git, or the rule of a folder, leaves it out. Only names,
+sizes and modes are read.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class _Choice:
                     reason = f"{git_rules.line(asked)} excludes it"
                 if not reason and ignored is None and not inside and is_report(name):
                     reason = _REPORT_RULE
-                if not reason and ignored is None and _is_custom(name, inside):
+                if not reason and ignored is None and _is_custom(entry, inside):
                     reason = (
                         f"{name} is never packaged outside of git, unless a line with ! in {IGNORE_FILE} includes it"
                     )
@@ -341,8 +342,11 @@ def is_report(path: str) -> bool:
     return bool(_REPORT.fullmatch(path.rpartition("/")[2]))
 
 
-def _is_custom(name: str, folder: bool) -> bool:
-    return name in _NAMES or name.endswith(_ENDINGS) or (folder and name in _FOLDERS)
+def _is_custom(entry: os.DirEntry[str], folder: bool) -> bool:
+    """Return whether an entry is left out by default; a virtual environment of any name is."""
+    if entry.name in _NAMES or entry.name.endswith(_ENDINGS):
+        return True
+    return folder and (entry.name in _FOLDERS or os.path.lexists(f"{entry.path}/pyvenv.cfg"))
 
 
 def _fs(root: Path, path: str) -> bytes:

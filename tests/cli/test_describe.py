@@ -220,7 +220,14 @@ def test_init_never_writes_over_a_file(cli, project):
     assert shown.code == 2 and "already exists" in shown.err and "--force" in shown.err
     assert Path("job.yaml").read_text() == "mine"
     assert not Path("job.schema.json").exists()
-    assert cli("init", "--force").code == 0
+    (project / "cloudtrain.toml").write_text('[targets.prod]\nbackend = "kubernetes"\n')
+    added = cli("init", "-t", "prod")
+    assert added.code == 0 and "left as it is" in added.out and "cloudtrain plan job.yaml -t prod" in added.out
+    assert Path("job.yaml").read_text() == "mine" and not Path("job.schema.json").exists()
+    for kept in ("job.yaml.old", "job.yaml.old1"):
+        before = Path("job.yaml").read_text()
+        assert cli("init", "--force").code == 0 and Path(kept).read_text() == before
+    assert Path("job.yaml.old").read_text() == "mine"
     os.remove("job.yaml")
     os.symlink("nowhere", "job.yaml")  # a link that leads nowhere is something too
     assert cli("init").code == 2

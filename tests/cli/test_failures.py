@@ -212,6 +212,37 @@ def missing_extra(folder: Path) -> list[str]:
     return ["plan", "train.py", "-t", "far"]
 
 
+def sweep_file(project):
+    (project / "sweep.yaml").write_text("program: train.py\nmethod: random\nparameters: {lr: {values: [1, 2]}}\n")
+    return ["submit", "sweep.yaml"]
+
+
+def batch_script(project):
+    (project / "job.sbatch").write_text("#SBATCH --nodes=1\npython train.py\n")
+    return ["plan", "job.sbatch"]
+
+
+def bucket_with_a_path(backend, bucket):
+    def words(project):
+        return _plan_on(project, f'backend = "{backend}"\nproject = "p"\nbucket = "{bucket}"\n')
+
+    words.__name__ = f"bucket_with_a_path_{backend}"
+    return words
+
+
+def host_as_text(project):
+    return _plan_on(project, 'backend = "ssh"\nhosts = ["ml@10.0.0.6"]\n')
+
+
+def mistyped_machine(project):
+    return [*_plan_on(project, 'backend = "sagemaker"\n'), "--set", "resources.instance_type=ml.p4d.24xlage"]
+
+
+def _plan_on(project, target):
+    (project / "cloudtrain.toml").write_text(f"[targets.x]\n{target}")
+    return ["plan", "train.py", "-t", "x"]
+
+
 BAD = [
     (["submit", "nowhere.py"], "there is no file nowhere.py", "give a job file"),
     (["submit", "trian.py"], "did you mean train.py?", ""),
@@ -227,6 +258,17 @@ BAD = [
     (["submit", "train.py", "--lr", "1"], "no such option", "cloudtrain submit train.py -- --lr"),
     (["submit", "--", "python train.py"], "has spaces in its name: 'python train.py'", "remove the quotes"),
     (["submit", "--", "LR=1", "python", "train.py"], "LR=1 is not a program", "--env LR=1"),
+    (
+        ["submit", "train.py", "--set", "gpus=A100:8"],
+        "gpus: is not a known key",
+        "did you mean resources.accelerators?",
+    ),
+    (sweep_file, "this is a sweep", "cloudtrain sweep FILE"),
+    (batch_script, "is not a job file", "begins with #!"),
+    (bucket_with_a_path("sagemaker", "s3://mine/runs"), "bucket: must be a name alone", "bucket: mine, prefix: runs"),
+    (bucket_with_a_path("vertex", "mine/runs"), "bucket: must be a name alone", "bucket: mine, prefix: runs"),
+    (host_as_text, "hosts: must hold tables", 'write {address = "10.0.0.6", user = "ml"}'),
+    (mistyped_machine, "what GPUs ml.p4d.24xlage has", "did you mean ml.p4d.24xlarge?"),
     (["plan", "--", "train.py", "--lr", "1"], "train.py is a script", "submit train.py"),
     (["submit", "train.py", "--follow", "--wait"], "cannot be combined", "cloudtrain submit --help"),
     (["submit", "train.py", "--on-interrupt", "explode"], "explode", "cloudtrain submit --help"),

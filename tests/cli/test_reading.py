@@ -264,7 +264,8 @@ def test_logs_of_one_rank(cli, ids):
     assert "[0:0] args []" in both and "[0:1] args []" in both
     one = cli("logs", ids["two"], "--rank", "1").out
     assert one.splitlines() == ["[0:1] args []", "[0:1] rank 1 of 2", "[0:1] done"]
-    assert cli("logs", ids["two"], "--node", "1").out == ""
+    missing = cli("logs", ids["two"], "--node", "1")
+    assert (missing.code, missing.out) == (2, "") and "has no node 1" in missing.err
     assert cli("logs", ids["two"], "--node", "0").out == both
 
 

@@ -56,7 +56,7 @@ def test_submits_retries_cancels_and_deletions_are_logged(submitter: Submitter, 
     assert "hunter" not in text and (home / audit.FILE).stat().st_mode & 0o077 == 0
     assert main(["audit"]) == 0
     assert "cancel" in capsys.readouterr().out
-    assert main(["audit", "other"]) == 0
+    assert main(["audit", "other"]) == 2 and "no run whose id begins with other" in capsys.readouterr().err
 
 
 def test_tries_that_sent_nothing_do_not_look_like_submissions(
@@ -86,7 +86,7 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path, home: Path, capsys,
         assert main(["audit", address]) == 2
         said = capsys.readouterr()
         assert "runs has no audit log: it is not the folder of one run" in said.err and said.out == ""
-    assert main(["audit", "unknown"]) == 0 and "no such line" in capsys.readouterr().out
+    assert main(["audit"]) == 0 and "no such line" in capsys.readouterr().out
 
 
 def test_the_time_and_the_columns_of_a_table(home: Path, capsys, monkeypatch):

@@ -468,7 +468,9 @@ def test_why_outside_of_git(tmp_path):
     assert why(root, "a.py").sentence == "a.py is packaged: no rule excludes it"
     assert why(root, "out/x/y").sentence == "out/x/y is not packaged: .gitignore:1: /out excludes it"
     assert why(root, "b.csv").sentence == "b.csv is not packaged: .cloudtrainignore:1: *.csv excludes it"
-    assert "never packaged outside of git" in why(root, "__pycache__/a.pyc").sentence
+    write(root, {"any name/pyvenv.cfg": "home = /usr/bin\n", "any name/lib/torch.py": ""})
+    for path in ("__pycache__/a.pyc", "any name/lib/torch.py"):
+        assert "never packaged outside of git" in why(root, path).sentence
 
 
 def test_shown_quotes_only_what_is_unusual():

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,8 @@ def _choose_machine(
         note = f"{instance_type} is not in cloudtrain's list of instance types (2026-11-20): SageMaker decides whether it exists"
         if job.resources.accelerators or re.match(WITHOUT_ACCELERATORS, instance_type):
             return None, [note], []
+        near = get_close_matches(instance_type, [each.name for each in table], 1, 0.9)
+        meant = f"did you mean {near[0]}? else " if near else ""
         message = f"is missing, and cloudtrain's list of instance types (2026-11-20) does not say what GPUs {instance_type} has"
         return (
             None,
@@ -95,7 +98,7 @@ def _choose_machine(
                 Problem(
                     message,
                     "resources.accelerators",
-                    "write them, as in H100:8, or run cloudtrain doctor, which asks EC2",
+                    f"{meant}write them, as in H100:8, or run cloudtrain doctor, which asks EC2",
                 )
             ],
         )

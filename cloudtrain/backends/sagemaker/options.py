@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cloudtrain.job import units
+from cloudtrain.job.problems import bucket_name
 
 ENTRY = (
     "first process of the container: cloudtrain's launcher, or the image's sagemaker-training toolkit, "
@@ -21,6 +22,7 @@ def _folder(value: str) -> str:
     return value.strip("/")
 
 
+Bucket = Annotated[str, AfterValidator(bucket_name)]
 Folder = Annotated[str, AfterValidator(_folder)]
 
 
@@ -44,7 +46,7 @@ class SagemakerLocalOptions(BaseModel):
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
     distribution: dict[str, Any] = Field({}, description=DISTRIBUTION)
     s3: bool = Field(False, description="allow s3:// for inputs and output: this machine downloads and uploads them")
-    bucket: str | None = Field(None, description="with s3: upload the source to this bucket too, as on SageMaker")
+    bucket: Bucket | None = Field(None, description="with s3: upload the source to this bucket too, as on SageMaker")
     prefix: Folder = Field("cloudtrain", description="folder in that bucket")
     region: str | None = Field(None, description="region of S3; default: that of the AWS configuration")
     profile: str | None = Field(None, description="profile of the AWS configuration")
@@ -58,7 +60,7 @@ class SagemakerOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     role: str | None = Field(None, description="ARN of the role that the job runs with")
-    bucket: str | None = Field(None, description="bucket of sources, checkpoints and results")
+    bucket: Bucket | None = Field(None, description="bucket of sources, checkpoints and results")
     prefix: Folder = Field("cloudtrain", description="folder in that bucket")
     region: str | None = Field(None, description="region; default: that of the AWS configuration")
     profile: str | None = Field(None, description="profile of the AWS configuration")

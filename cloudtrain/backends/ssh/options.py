@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from cloudtrain.job.problems import wrong
 
 
 class Access(BaseModel):
@@ -51,6 +53,16 @@ class SshOptions(Access):
     lost_after_s: float = Field(
         600.0, gt=0, le=864_000, description="seconds until a machine that cannot be reached counts as lost"
     )
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _are_tables(cls, value: Any) -> Any:
+        for text in value if isinstance(value, list) else ():
+            if isinstance(text, str):
+                user, _, address = text.rpartition("@")
+                table = f'{{address = "{address}"' + (f', user = "{user}"}}' if user else "}")
+                raise wrong(f'must hold tables, not the text "{text}"', f"write {table}")
+        return value
 
     @model_validator(mode="after")
     def _distinct(self) -> SshOptions:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from cloudtrain.job.problems import bucket_name
 
 
 class VertexOptions(BaseModel):
@@ -13,7 +15,9 @@ class VertexOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     project: str = Field(min_length=1, description="project id")
     region: str = Field("us-central1", min_length=1, description="region that the job runs in")
-    bucket: str = Field(min_length=3, description="Cloud Storage bucket for source and results, in that region")
+    bucket: Annotated[str, AfterValidator(bucket_name)] = Field(
+        min_length=3, description="Cloud Storage bucket for source and results, in that region"
+    )
     prefix: str = Field("cloudtrain", description="folder in the bucket")
     client: Literal["sdk", "rest"] = Field(
         "sdk",

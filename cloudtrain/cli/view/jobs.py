@@ -67,7 +67,7 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise BadRequest(
             f"{path} is not a job file (.yaml), a script (.py, .sh), a batch script (#SBATCH) or a plan (.json)",
-            "create one with cloudtrain init",
+            "a batch script begins with #!, as sbatch wants it; cloudtrain init creates a job file",
         )
     if args:
         settings.append("args=" + json.dumps([*_job_args(path, settings), *args], ensure_ascii=False))
