@@ -66,6 +66,20 @@ def test_another_users_process_gets_no_answer(box, monkeypatch):
     assert call(str(box.path), {"do": "look"}) is None and box.got == []
 
 
+def test_a_watcher_that_does_not_answer_is_waited_for_seconds_only(memory, job, home, monkeypatch):
+    bounds: list[float] = []
+    monkeypatch.setattr(handover, "call", lambda _, message, timeout_s: bounds.append(timeout_s) or {"ok": True})
+    holder = SimpleNamespace(address="socket", is_valid=lambda _: True, version="0")
+    monkeypatch.setattr(Store, "watcher", lambda _: holder)
+    lacking = SimpleNamespace(lacking=["HOME"])
+    monkeypatch.setattr(Store, "environments", lambda _, ids: dict.fromkeys(ids, lacking))
+    monkeypatch.setattr(handover, "own_version", lambda: "0")
+    run = Submitter("memory").submit(job)
+    handover.look_now(run.store, run.run_id)
+    handover.give_missing(run.store, run.run_id)
+    assert len(bounds) == 3 and all(1 <= bound_s <= 10 for bound_s in bounds)
+
+
 def test_a_folder_deeper_than_an_address_may_be(quick_folder):
     folder = quick_folder / ("deep" * 30)
     made = Mailbox(folder, "socket", lambda message: message)

@@ -59,6 +59,16 @@ def test_how_often_it_was_tried_is_shown_from_the_second_time_on(submitter, job,
     assert reason.startswith("unknown since ") and reason.endswith(" whether platform has accepted it: no answer")
 
 
+def test_a_submission_moves_on_where_no_other_sender_is_at_it(submitter, job, platform):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    (attempt,), backend = run.attempts, submitter.client(run.attempts[0].plan)
+    with outcomes.marked_as_sending(attempt.attempt_id) as mine:
+        assert mine and not send.settle(run.store, run.record, attempt, backend, may_send=True)
+    assert run.attempts[0].handle is None
+    assert send.settle(run.store, run.record, attempt, backend, may_send=True) and run.attempts[0].handle
+
+
 def test_pauses_for_machines_differ_by_a_quarter_and_double(monkeypatch):
     monkeypatch.setattr(retry, "CAPACITY_S", 100.0)
     monkeypatch.setattr(retry, "CAPACITY_MAX_S", 800.0)
