@@ -138,7 +138,10 @@ class VertexBackend(CustomJobsBackend):
         return self.pinned_images(handle)
 
     def machine(self, plan: Plan) -> str:
-        spec = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]
+        first, *others = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"]
+        spec = first["machineSpec"]
+        if plan.manifest.get("roles") and any(pool["machineSpec"] != spec for pool in others):
+            return ""  # services have other machines, with other prices
         gpus = f"+{spec['acceleratorType']}:{spec['acceleratorCount']}" if spec.get("acceleratorType") else ""
         name = str(spec["machineType"])
         return f"vertex/{self._options.get('region')}/{name}{gpus if name.startswith('n1-') else ''}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.machines import Machine
@@ -20,6 +20,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Fact, Note
 from cloudtrain.backends.vertex.raw import merge_raw
 from cloudtrain.errors import BadRequest, Problem
+from cloudtrain.job import roles
 from cloudtrain.nodes import paths
 from cloudtrain.source import provenance
 
@@ -62,6 +63,7 @@ KEYS = {
     "resources.cpus": "machineType",
     "resources.memory": "machineType",
     "resources.instance_type": "machineType",
+    "roles.resources": "workerPoolSpecs",
     "limits.max_runtime": "timeout",
     "limits.max_wait": "maxWaitDuration",
     "retry.max_attempts": "disableRetries",
@@ -88,6 +90,7 @@ class Request:
                 "output", f"is {output}, but Vertex AI writes results to Cloud Storage only", "gs://bucket/prefix"
             )
         self.machine = self._choose_machine()
+        self._services = self._of_services(bundle, run_id, attempt)
         job, found_notes = machines.with_gpus(self._job, self.machine)
         self._job = job
         self.notes += found_notes
@@ -104,8 +107,11 @@ class Request:
     @property
     def price(self) -> dict[str, Any] | None:
         """The on-demand price of all nodes together, which spot machines stay below; None if unknown."""
-        price = self.machine.price if self.machine else None
-        return price and {**price, "usd_per_hour": round(price["usd_per_hour"] * self._job.num_nodes, 6)}
+        price, others = (one.machine.price if one.machine else None for one in (self, self._services or self))
+        if not price or not others:
+            return None
+        usd = price["usd_per_hour"] + others["usd_per_hour"] * (self._job.num_nodes - 1)
+        return {**price, "usd_per_hour": round(usd, 6)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as the plan shows it."""
@@ -174,7 +180,36 @@ class Request:
             "command": [options.get("python") or "python3", "-c", fetch_program.LAUNCH],
             "env": [{"name": name, "value": value} for name, value in self._environment(bundle).items()],
         }
-        return [pool, {**pool, "replicaCount": count - 1}] if count > 1 else [pool]
+        others = {**pool, "replicaCount": count - 1}
+        if self._services:
+            own = self._services.custom_job["jobSpec"]["workerPoolSpecs"][0]
+            others.pop("diskSpec", None)
+            others |= {name: own[name] for name in ("machineSpec", "diskSpec") if name in own}
+        return [pool, others] if count > 1 else [pool]
+
+    def _of_services(self, bundle: Bundle, run_id: str, attempt: int) -> Request | None:
+        """Return the request of a service by itself, where services have other machines than the main role."""
+        job, names = self._job, roles.services(self._job)
+        wanted = [job.roles[name].resources or job.resources for name in names]
+        if all(each == job.resources for each in wanted):
+            return None
+        path = f"roles.{names[0]}."
+        if job.main_nodes > 1 or any(each != wanted[0] for each in wanted):
+            message = (
+                "is possible beside a main role of one node, and the same for all services: there are two worker pools"
+            )
+            self._add_problem(f"{path}resources", message, "give all roles the same resources")
+            return None
+        one = cast("Job", roles.program(job, names[0]))
+        one = one.replace(resources=one.resources.model_copy(update={"use_spot": job.resources.use_spot}))
+        made = Request(one, bundle, run_id, attempt, self._options, self._backend)
+        self.problems += [replace(p, path=path + p.path) for p in made.problems if p.path.startswith("resources.")]
+        self.notes += [note for note in made.notes if note not in self.notes]
+        own = wanted[0].model_copy(update={"accelerators": made._job.resources.accelerators})  # its machine's own too
+        self._job = job.replace(
+            roles={**job.roles, **{name: job.roles[name].model_copy(update={"resources": own}) for name in names}}
+        )
+        return made
 
     def _environment(self, bundle: Bundle) -> dict[str, str]:
         try:

@@ -19,6 +19,8 @@ import yaml
 
 from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.plan import Plan
+from cloudtrain.backends.vertex.backend import VertexBackend
 from cloudtrain.backends.vertex.raw import _walk
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.job.job import Job
@@ -328,6 +330,32 @@ def test_a_hint_names_what_there_is(accelerators: str, hint: str):
 )
 def test_a_machine_that_is_not_on_demand_is_taken_where_the_job_asks_for_its_capacity(name: str, options: dict):
     assert made({"resources": {"instance_type": name}}, options).problems == []
+
+
+def test_services_are_a_pool_of_their_own_machines():
+    server = {"run": "serve", "num_nodes": 2, "resources": {"instance_type": "g2-standard-12"}}
+    roles = {"trainer": {}, "server": server}
+    changes = {"resources": {"accelerators": "H100:8", "disk_gb": 500, "use_spot": True}, "roles": roles}
+    request = made(changes, {})
+    main, others = request.custom_job["jobSpec"]["workerPoolSpecs"]
+    assert (main["machineSpec"]["machineType"], main["diskSpec"]["bootDiskSizeGb"]) == ("a3-highgpu-8g", 500)
+    assert (others["machineSpec"]["machineType"], others["replicaCount"]) == ("g2-standard-12", 2)
+    assert "diskSpec" not in others and others["containerSpec"] == main["containerSpec"]
+    assert [role.get("gpus_per_node") for role in request.manifest.roles] == [None, 1]
+    assert request.price is None, "that of a3-highgpu-8g is known, but not that of the others"
+    backend, plan = (
+        VertexBackend(PLACE, Path("/")),
+        Plan("vertex", "r", 1, {"customJob": request.custom_job}, {}, {"roles": 1}, {}),
+    )
+    assert backend.machine(plan) == "", "a list's price of the first machine is not that of all"
+    server["resources"] = {"instance_type": "a3-highgpu-8g"}
+    usd = machines.find_machine(machines.load("vertex"), "a3-highgpu-8g").price["usd_per_hour"]
+    assert made(changes, {}).price["usd_per_hour"] == round(3 * usd, 6)
+    server["resources"] = {"accelerators": "X900"}
+    assert [problem.path for problem in made(changes, {}).problems] == ["roles.server.resources.accelerators"]
+    server["resources"] = {}
+    roles["trainer"]["num_nodes"] = 2
+    assert [problem.path for problem in made(changes, {}).problems] == ["roles.server.resources"]
 
 
 def test_all_problems_at_once():
