@@ -1,4 +1,7 @@
-"""Watchers over whole histories: whatever dies, hangs or is not reached, no run is lost, and nothing counts twice."""
+"""Watchers over whole histories: whatever dies, hangs or is not reached, no run is lost, and nothing counts twice.
+
+No call of a platform is made with the credentials of another run's shell.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ def live_through(seeds: range, folder: Path) -> None:
         worlds = [live(seed, lab) for seed in seeds]
     assert sum(world.deaths for world in worlds) > len(seeds) // 3, "processes died"
     assert sum(len(world.sent) for world in worlds) > len(seeds), "attempts followed"
+    assert sum(world.helpers for world in worlds) > len(seeds) // 3, "runs of two accounts in one home"
 
 
 def test_no_run_is_lost_whatever_happens_to_watchers(quick_folder: Path):

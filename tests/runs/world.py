@@ -27,7 +27,7 @@ import pytest
 from cloudtrain import events
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.events import LogLine, State
+from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.database import Database
 from cloudtrain.history.store import Store
 from cloudtrain.job import units
@@ -36,7 +36,8 @@ from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import handover, outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import groups, pace, scheduler, watch, watch_all
+from cloudtrain.runs.watching import groups, pace, scheduler, watch, watch_all, workers
+from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.watch_all import HomeWatcher
 from cloudtrain.source.bundle import Bundle
@@ -46,6 +47,7 @@ from tests.runs.fleet import FOREVER, Fleet, Killed, Life
 HOSTILE, QUIET = 12, 1000  # turns of a history: in the first anything may happen, in the others nothing does any more
 VERBOSE = "-v"  # prints what the watchers log
 LINE_S = 7.0  # between two lines of a job
+ACCOUNTS = ("one", "two")  # values of AWS_PROFILE, which every call of a platform reads
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {"target": "east", "retry": {"max_attempts": 3}},
     "several": {"target": ["east", "west", "lab"], "output": "gs://bucket/out", "resources": {"use_spot": True},
@@ -112,11 +114,72 @@ class Mail:
         self.boxes.pop(str(self.path), None)
 
 
+class Attendant(workers.Worker):
+    """The watcher's process for another account: `world.turn` lets it do what is due. It ends with the watcher."""
+
+    world: World
+
+    def __init__(self, *given: Any) -> None:
+        self.parent, self.process, self.told = self.world.me, self.world.born(), list[Any]()
+        self.runs_of_it: Multiplexer | None = None
+        super().__init__(*given)
+        self.world.attendants[self.process] = self
+        self.world.helpers += 1
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.told.append(message)
+
+    def close(self) -> None:
+        self.world.living.discard(str(self.process))
+
+    def _write(self) -> None:
+        pass
+
+    def turn(self) -> None:
+        """What `serve` does."""
+        if self.runs_of_it is None:
+            os.environ.update(self.told.pop(0))
+            self.runs_of_it = Multiplexer(self.world.lab.home, self.process, clock=self.world.clock)
+        runs = self.runs_of_it
+        while self.told:
+            watch_all.obey(runs, self.told.pop(0))
+        runs.notice_cancelled(runs.store.cancelled(self.process))
+        for _ in range(6):
+            runs.safe_turn(0.0)
+            if runs._inbox.empty():
+                break
+
+
+class Pipe:
+    """The process of an attendant, as its watcher sees it."""
+
+    stdin = None
+
+    def __init__(self, world: World) -> None:
+        self._world, self._name = world, f"{world.seed}-{world.births}"
+
+    def _living(self) -> set[str]:
+        return {name for name in self._world.living if name.endswith(f"|{self._name}")}
+
+    def poll(self) -> int | None:
+        return None if self._living() else -9
+
+    def kill(self) -> None:
+        self._world.living -= self._living()
+
+    def wait(self) -> None:
+        pass
+
+
 class World(Fleet):
     """One history: its processes, its platforms, and what is drawn of both."""
 
     def __init__(self, seed: int, lab: Lab, patch: pytest.MonkeyPatch) -> None:
         self.me, self.living = Process("here", "boot", 1, "1"), {"here|boot|1|1"}
+        self.base = {name: os.environ[name] for name in ("HOME", "PATH")}
+        self.environs: dict[str, dict[str, str]] = {}  # of processes
+        self.accounts: dict[str, str] = {}  # of runs
+        self.attendants: dict[Process, Attendant] = {}
         super().__init__(patch, random.Random(f"watchers {seed}"))
         random.seed(seed)
         self.seed, self.lab = seed, lab
@@ -125,18 +188,22 @@ class World(Fleet):
         self.quiet = False
         self.ids: list[str] = []
         self.cancelled: set[str] = set()
-        self.deaths = self.births = 0
+        self.deaths = self.births = self.helpers = 0
         self.broken: list[str] = []
         self.wrong_by = 0.0  # the clock of the machine
         for kind in self.kinds.values():
             patch.setattr(kind, "poll_s", 20.0)
             patch.setattr(kind, "follow_s", 5.0)
+            patch.setattr(kind, "variables", ("AWS_*",))
             if self.draw.random() < 0.5:
                 patch.setattr(kind, "group", kind.name)
         patch.setattr(Process, "here", classmethod(lambda cls: self.me))
         patch.setattr(Process, "alive", property(lambda process: str(process) in self.living))
         patch.setattr(Database, "open", lambda database, **named: lab.open(database, **named))
-        patch.setattr(os, "environ", {name: os.environ[name] for name in ("HOME", "PATH")})
+        patch.setattr(os, "environ", self.base)
+        patch.setattr(Attendant, "world", self, raising=False)
+        patch.setattr(watch_all, "Worker", Attendant)
+        patch.setattr(workers.subprocess, "Popen", lambda *_, **__: Pipe(self))
         patch.setattr(Database, "write", self._mortal(Database.write, after=False))
         patch.setattr(Spool, "append", self._mortal(Spool.append))
         patch.setattr(groups, "ThreadPoolExecutor", AtOnce)
@@ -161,9 +228,10 @@ class World(Fleet):
 
     def act(self, process: Process, what: Callable[[], Any], *, mortal: bool = True) -> Any:
         """Let a process do something; it may die on the way, and then None is returned."""
-        before = self.me, self.kill_after
+        before = self.me, self.kill_after, os.environ
         dies = mortal and not self.quiet and self.chance(0.35)
         self.me, self.kill_after = process, self.draw.randint(1, 6) if dies else FOREVER
+        os.environ = self.environs.get(str(process), self.base)  # type: ignore[assignment]  # noqa: B003 - of this process
         try:
             return what()
         except Killed:
@@ -171,21 +239,27 @@ class World(Fleet):
             self.deaths += 1
             return None
         finally:
-            self.me, self.kill_after = before
+            self.me, self.kill_after, os.environ = before
 
-    def born(self) -> Process:
+    def born(self, environ: Mapping[str, str] | None = None) -> Process:
         self.births += 1
         process = Process(os.uname().nodename, "boot", 100 + self.births, f"{self.seed}-{self.births}")
         self.living.add(str(process))
+        self.environs[str(process)] = dict(environ or self.base)
         return process
+
+    def shell(self, run_id: str) -> dict[str, str]:
+        """Return the environment that a run was submitted with."""
+        return {**self.base, "AWS_PROFILE": self.accounts[run_id]}
 
     def _detach(self, command: Sequence[str], *, given: bytes, **_: object) -> None:
         """Start a watcher, which is elected or hands its runs over before anything else happens."""
-        process = self.born()
+        messages = json.loads(given)
+        process = self.born(messages[0]["environ"])
 
         def begin() -> None:
-            watcher = HomeWatcher(self.lab.home, {}, self.clock)
-            if watcher.win(json.loads(given)):
+            watcher = HomeWatcher(self.lab.home, messages[0]["environ"], self.clock)
+            if watcher.win(messages):
                 self.watchers[process] = watcher
             else:
                 self.living.discard(str(process))
@@ -198,7 +272,7 @@ class World(Fleet):
             return None
         return self.act(process, lambda: handle(message))
 
-    def _send(self, home: Path, run_id: str, me: Process, _: object, end: Any = None) -> int:
+    def _send(self, home: Path, run_id: str, me: Process, environ: Mapping[str, str], end: Any = None) -> int:
         """Send an attempt as the watcher's child does."""
 
         def child() -> int:
@@ -208,7 +282,7 @@ class World(Fleet):
                 return error.exit_code
             return 0
 
-        code = self.act(self.born(), child)
+        code = self.act(self.born(environ), child)
         self.reach_point()
         return 1 if code is None else code
 
@@ -229,7 +303,22 @@ class World(Fleet):
         lost = {name for name, life in self.lives.items() if self.now >= life.lost_at}
         return [name for name in super().live() if name not in lost or self.plan_of(name).candidates]
 
+    def check_account(self, name: str) -> None:
+        """Note a call for an attempt that is made with the credentials of another shell."""
+        account, wanted = os.environ.get("AWS_PROFILE"), self.accounts[name.rpartition("-a")[0]]
+        if account != wanted:
+            self.broken.append(f"a call for {name} of {wanted} was made as {account}")
+
+    def status(self, name: str) -> Status:
+        self.check_account(name)
+        return super().status(name)
+
+    def cancel(self, name: str) -> None:
+        self.check_account(name)
+        super().cancel(name)
+
     def admit(self, name: str) -> None:
+        self.check_account(name)
         try:
             super().admit(name)
         except AssertionError as error:
@@ -275,7 +364,7 @@ class World(Fleet):
 
     def go(self) -> None:
         """Go through the history, and check the laws."""
-        for number in range(self.draw.choice([1, 1, 1, 2])):
+        for number in range(self.draw.choice([1, 1, 2])):
             self.submit(f"r{self.seed}-{number}")
         for _ in range(self.draw.randint(3, HOSTILE)):
             self.befall()
@@ -307,8 +396,9 @@ class World(Fleet):
         plan, bundle = self.lab.plans[self.draw.choice(list(JOBS))]
         plan = Plan.from_json(plan.to_json(None).replace(plan.run_id, run_id))
         self.ids.append(run_id)
+        self.accounts[run_id] = self.draw.choice(ACCOUNTS)
         while True:
-            process, store = self.born(), Store(self.lab.home, self.clock)
+            process, store = self.born(self.shell(run_id)), Store(self.lab.home, self.clock)
 
             def client(process: Process = process, store: Store = store) -> bool:
                 backend = self.kinds[plan.backend]({}, self.lab.home / "runs", self.clock)
@@ -342,11 +432,11 @@ class World(Fleet):
             self.clock.jump(wrong_by - self.wrong_by)
             self.wrong_by = wrong_by
         elif what == "hang" and self.watchers:
-            self.asleep.add(draw.choice(list(self.watchers)))
+            self.asleep.add(draw.choice([*self.watchers, *self.attendants]))
         elif what == "wake":
             self.asleep.clear()
         elif what == "kill" and self.watchers:
-            self.living.discard(str(draw.choice(list(self.watchers))))
+            self.living.discard(str(draw.choice([*self.watchers, *self.attendants])))
         elif what == "cancel":
             self.ask_cancel(draw.choice(self.ids))
         elif what == "reader":
@@ -359,7 +449,7 @@ class World(Fleet):
             Run(run_id, Store(self.lab.home, self.clock)).cancel()
 
         try:
-            self.act(self.born(), client)
+            self.act(self.born(self.shell(run_id)), client)
         except CloudtrainError:
             pass
         if self.store().find(run_id).cancel_requested:
@@ -367,7 +457,9 @@ class World(Fleet):
 
     def read(self, run_id: str) -> None:
         """What `cloudtrain show` does: it looks itself where nobody watches, and starts a watcher."""
-        self.act(self.born(), lambda: Run(run_id, Store(self.lab.home, self.clock)).refresh(lambda _: None))
+        self.act(
+            self.born(self.shell(run_id)), lambda: Run(run_id, Store(self.lab.home, self.clock)).refresh(lambda _: None)
+        )
 
     def turn(self) -> None:
         """Let each process that is awake do what is due; where none is left, somebody reads."""
@@ -381,6 +473,12 @@ class World(Fleet):
                         break
                     if watcher._runs._inbox.empty():
                         break
+        for process, attendant in list(self.attendants.items()):
+            if str(process) not in self.living or str(attendant.parent) not in self.living:
+                self.living.discard(str(process))
+                del self.attendants[process]
+            elif process not in self.asleep:
+                self.act(process, attendant.turn)
         if not self.watchers or (self.quiet and self.chance(0.1)):
             for run_id in self.ids:
                 self.read(run_id)

@@ -23,6 +23,7 @@ from typing import Any
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import secret_sources
 from cloudtrain.clock import SYSTEM, Clock
+from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import detach
 from cloudtrain.runs.planning import environment
@@ -62,7 +63,11 @@ def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
             store.clock.sleep(0.02)
         if _hand_over(store, message):
             return
-    store.offer(plan.run_id)  # should this one die at once, the next one finds the run
+    # Should this one die at once, the next one finds the run, and asks with no credentials of another shell.
+    if not instead:
+        hidden = environment.hidden(os.environ, message["sources"])
+        store.keep_environments({plan.run_id: EnvironmentRecord(environment.pointers(os.environ), hidden, hidden)})
+    store.offer(plan.run_id)
     _start_process(store.home, message)
 
 

@@ -299,18 +299,9 @@ def serve(home: Path) -> int:
         return _send(home, first)
     runs, closed = Multiplexer(home, Process.here()), threading.Event()
 
-    def carry_out(message: Message) -> None:
-        if message["do"] == "watch":
-            runs.add(message["run"], message["environ"])
-            runs.lease_new()
-        elif message["do"] == "look":
-            runs.look_now(message["run"])
-        elif message["do"] == "forget":
-            runs.forget(message["run"])
-
     def receive() -> None:
         for message in chain([first] if first else [], messages):
-            runs.post(lambda message=message: carry_out(message))  # type: ignore[misc]
+            runs.post(lambda message=message: obey(runs, message))  # type: ignore[misc]
         closed.set()
         runs.post(lambda: None)
 
@@ -322,6 +313,17 @@ def serve(home: Path) -> int:
             runs.notice_cancelled(runs.store.cancelled(runs.me))
         runs.safe_turn(1.0)
     return 0
+
+
+def obey(runs: Multiplexer, message: Message) -> None:
+    """Do what the watcher says to a process that watches for it."""
+    if message["do"] == "watch":
+        runs.add(message["run"], message["environ"])
+        runs.lease_new()
+    elif message["do"] == "look":
+        runs.look_now(message["run"])
+    elif message["do"] == "forget":
+        runs.forget(message["run"])
 
 
 def _send(home: Path, message: Message) -> int:
