@@ -86,6 +86,17 @@ def test_a_deleted_run_still_counts_for_a_budget_and_for_costs(submit, capsys):
     assert main(["costs"]) == 0 and "500.00" in capsys.readouterr().out
 
 
+def test_live_runs_count_with_what_they_may_cost(submit):
+    _, notes = submit(BUDGET, 200.0, **NLP)
+    assert notes == []
+    for _ in range(2):  # of at most 101 USD each, which are not over
+        _, notes = submit(BUDGET, **NLP)
+    (note,) = notes
+    assert "200.00 USD are spent" in note and "and live runs may cost 202.00 USD more" in note
+    with pytest.raises(OverBudget, match=r"live runs may cost 303\.00 USD more"):
+        submit(BUDGET, **NLP)
+
+
 @pytest.mark.parametrize(
     ("selector", "counts"),
     [
@@ -205,7 +216,7 @@ def test_the_budgets_on_the_page_can_be_read(tmp_path: Path):
 
 
 def test_plan_says_what_a_submit_would_say_of_budgets(submit, job: Job, tmp_path: Path, cli):
-    submit('confirm_above = "1 USD"', 400.0, **NLP)
+    submit('confirm_above = "1 USD"', 300.0, **NLP)  # and this one is live: 101 USD at most
     (tmp_path / "job.yaml").write_text(
         f"entrypoint: {job.entrypoint}\nsource: {job.source}\nlabels: {{team: nlp}}\nlimits: {{max_runtime: 1h, grace: 36s}}\n"
     )
@@ -220,11 +231,11 @@ def test_plan_says_what_a_submit_would_say_of_budgets(submit, job: Job, tmp_path
     assert said('"label.team=nlp" = "5000 USD/month"') == []
     (warning,) = said(BUDGET)
     assert warning.startswith(
-        "would warn: the budget label.team=nlp is 500 USD/month, of which 400.00 USD are spent in 20"
+        "would warn: the budget label.team=nlp is 500 USD/month, of which 300.00 USD are spent in 20"
     )
     (refusal,) = said('"label.team=nlp" = "300 USD/month"')
     assert refusal.startswith(
-        "would refuse this here: the budget label.team=nlp is 300 USD/month, of which 400.00 USD are"
+        "would refuse this here: the budget label.team=nlp is 300 USD/month, of which 300.00 USD are"
     )
     assert "nothing was submitted" not in refusal and "raise it in [budgets] of cloudtrain.toml" in refusal
     (question,) = said('confirm_above = "50 USD"')

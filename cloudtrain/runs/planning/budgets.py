@@ -5,7 +5,7 @@
     all = "2000 USD/month"
     "label.team=nlp" = "500 USD/month"
 
-A budget counts what the runs in this machine's history have spent in the calendar month (UTC).
+A budget counts what the runs in this machine's history have spent in the calendar month (UTC), and what live ones may cost.
 """
 
 from __future__ import annotations
@@ -76,23 +76,27 @@ def _matches(selector: str, plan: Plan) -> bool:
 def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[str]:
     notes = []
     month = store.clock.utc().strftime("%Y-%m")
-    shares = spend.shares(store, month)
+    shares, live = spend.shares(store, month), spend.committed(store, month)
     most = _most_usd(plan)
     for selector, text in budgets.items():
         limit_usd = units.usd_per_month(text)
         name, _, value = selector.partition("=")
-        total = spend.Sum(selector)
-        for share in shares:
-            if name == "all" or share.group(name) == value:
-                total.add(share)
+        total, rest = spend.Sum(selector), spend.Sum(selector)
+        for into, counted in ((total, shares), (rest, live)):
+            for share in counted:
+                if name == "all" or share.group(name) == value:
+                    into.add(share)
         used = f"the budget {selector} is {text}, of which {total.usd:.2f} USD are spent in {month}"
         if total.unpriced_s:
             used += f" (and {units.format_duration(total.unpriced_s)} of nodes without a price)"
-        if total.usd >= limit_usd:
+        if rest.usd:
+            used += f", and live runs may cost {rest.usd:.2f} USD more"
+        taken_usd = total.usd + rest.usd
+        if taken_usd >= limit_usd:
             raise OverBudget(f"{used}{REFUSED}", "raise it in [budgets] of cloudtrain.toml; it limits new runs of "
                 "this"
                              " machine only, and limits.max_cost limits a single run")  # fmt: skip
-        if total.usd >= WARN_AT * limit_usd:
+        if taken_usd >= WARN_AT * limit_usd or taken_usd + (most or 0.0) > limit_usd:
             next_usd = f"; this run may cost {most:.2f} USD more" if most is not None else ""
             notes.append(f"{used}{next_usd}. This budget counts the runs of this machine only, and never stops a run")
     return notes

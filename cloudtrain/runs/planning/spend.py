@@ -137,6 +137,25 @@ def shares(store: Store, since: str = "", until: str = "") -> list[Share]:
     return [*(share_of(attempt, store.home, store.clock) for attempt in attempts), *deleted]
 
 
+def committed(store: Store, since: str) -> list[Share]:
+    """Return what live runs that were started since a time may cost beyond what they have spent; none where nothing bounds it.
+
+    Blocking.
+    """
+    runs: dict[str, list[AttemptRecord]] = {}
+    for attempt in store.attempts_since(since):
+        runs.setdefault(attempt.run_id, []).append(attempt)
+    found = []
+    for attempts in runs.values():
+        last = max(attempts, key=lambda attempt: attempt.number)
+        most = (last.plan.at_most or {}).get("usd")
+        if most is not None and not last.status.state.final:
+            used = sum(share_of(attempt, store.home, store.clock).usd or 0.0 for attempt in attempts)
+            own = share_of(last, store.home, store.clock)
+            found.append(replace(own, node_s=0.0, usd=max(0.0, float(most) - used)))
+    return found
+
+
 def keep(store: Store, run_id: str) -> None:
     """Store what a run's attempts have spent beside the history, before the run is deleted; raises DiskError."""
     rows = []
