@@ -15,7 +15,7 @@ from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BadRequest, CloudtrainError, UnknownRun, Unreachable
 from cloudtrain.events import FINAL
 from cloudtrain.job import units
-from cloudtrain.job.units import format_count, format_size
+from cloudtrain.job.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.runs.remove import Package, Remains
@@ -237,8 +237,8 @@ def _delete(selected: Sequence[Run], sweeps: Sequence[str], how: _How) -> int:
         sentence = f"{format_count(len(left), 'run')}, {format_size(total)}"
         sentence += "".join(f", and the sweep {sweep_id}" for sweep_id in sweeps)
         if not how.as_json:
-            for _, remains in left:
-                _print_remains(remains)
+            for run, remains in left:
+                _print_remains(run, remains)
             terminal.print_lines(*[sentence] * how.dry_run)
         how.confirm(sentence)
     for run, remains in left:
@@ -269,8 +269,10 @@ def _remove(run: Run, remains: Remains, how: _How) -> int:
     return 0
 
 
-def _print_remains(remains: Remains) -> None:
-    terminal.print_lines(remains.run_id)
+def _print_remains(run: Run, remains: Remains) -> None:
+    status, size = run.record.status, sum(each or 0 for each in remains.places.values())
+    ended = f"ended {runs.elapsed(status.ended_at)} ago" if status.ended_at else "has not ended"
+    terminal.print_lines(f"{remains.run_id}  {status.state}, {ended}, {format_size(size)}")
     sizes = [(place, "" if size is None else format_size(size)) for place, size in remains.places.items()]
     terminal.print_pairs([(size or "-", place) for place, size in sizes])
     if remains.kept:
@@ -313,7 +315,8 @@ def _delete_packages(older_s: float, how: _How) -> int:
 
 def _describe_one(package: Package) -> str:
     why = f"(kept: {package.kept})" if package.kept else ""
-    return "  ".join(text for text in (package.sha256[:12], package.source, why) if text)
+    used = f"used {format_duration(package.idle_s)} ago"
+    return "  ".join(text for text in (package.sha256[:12], package.source, used, why) if text)
 
 
 def _describe(packages: Sequence[Package]) -> str:

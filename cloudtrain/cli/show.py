@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -56,7 +55,7 @@ def command(
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
-    Values of the job that are defaults are hidden, unless --verbose is given. With --origin it shows a job file
+    --verbose also prints what it was made of, its whole job and the launcher's manifest. With --origin it shows a job file
     instead of a run: all its values, defaults included, each with the file and line that set it. The exit code is 0
     also for a failed run.
 
@@ -103,6 +102,12 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("watcher", _lacking(run)),
             *summary.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
+            ("metrics", summary.describe_unread(run)),
+            ("metrics", summary.describe_not_finite(run)),
+            ("metrics", summary.last_metrics(run)),
+            *summary.location_rows(run),
+            *summary.not_kept_rows(run),
+            *(summary.rows_after(run, status) if status.state.final else ()),
             ("attached", f"from {record.attached}" if record.attached else ""),
             ("backend", planned.describe_target(plan)),
             ("world", planned.describe_nodes(plan)),
@@ -116,29 +121,23 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("key", record.key or ""),
             ("handle", "" if record.attached else attempts[-1].handle or _unaccepted_state(attempts[-1])),
             ("page", status.url or ""),
-            ("created", record.created_at),
-            ("started", status.started_at or ""),
-            ("ended", status.ended_at or ""),
-            ("metrics", summary.describe_unread(run)),
-            ("metrics", summary.describe_not_finite(run)),
+            ("created", runs.describe_time(record.created_at)),
+            ("started", runs.describe_time(status.started_at)),
+            ("ended", runs.describe_time(status.ended_at)),
             ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
             ("forecast", progress.describe_forecast(attempts, run.store.home)),
             ("spent", spend.describe_run(attempts, run.store.home)),
             ("cap", spend.describe_cap(attempts, run.store.home)),
             ("billed", summary.describe_billing(attempts)),
-            ("model", summary.model_location(run)),
-            *summary.not_kept_rows(run),
             *(("warning", text) for text in summary.remarks(run, "incomplete")),
         ]
     )
     timeline.print_timeline(run)
-    if status.state.final and status.state is not State.SUCCEEDED:
-        summary.print_next_after(run, status)
-    provenance.print_provenance(run)
-    terminal.print_lines("", "job")
-    job = record.job if verbose else _without_defaults(record.job)
-    terminal.print_pairs((key, _inline(value)) for key, value in job.items() if key not in _SHOWN_ABOVE)
     if verbose:
+        provenance.print_provenance(run)
+        terminal.print_lines("", "job")
+        job = record.job.items()
+        terminal.print_pairs((key, _inline(value)) for key, value in job if key not in _SHOWN_ABOVE)
         planned.print_manifest(plan)
 
 
@@ -181,36 +180,6 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
     return f"unknown since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
 
 
-# What a job has that says nothing, apart from empty values and false: the job's own model would load pydantic.
-DEFAULTS: Mapping[str, Any] = {
-    "keep": "auto",
-    "arg_style": "argparse",
-    "distributed_env": "auto",
-    "health": "auto",
-    "num_nodes": 1,
-    "environment": {},
-    "resources": {},
-    "parallelism": {"strategy": "none", "tp_size": 1, "pp_size": 1, "cp_size": 1},
-    "fit": {"precision": "bf16", "accumulation": 1},
-    "limits": {"max_runtime": "24h", "grace": "30s"},
-    "checkpoint": {"every": "15m", "keep": 3},
-    "retry": {"max_attempts": 1, "on_events": ["preempted", "lost", "capacity"], "restart_on": "transient"},
-    "target": registry.DEFAULT,
-    "prefer": "cost",
-}
-
-
-def _without_defaults(job: Mapping[str, Any], defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
-    """Return what a job says otherwise than a job that says nothing; of a section those of its keys."""
-    kept: dict[str, Any] = {}
-    for key, value in job.items():
-        if isinstance(defaults.get(key), dict):
-            value = _without_defaults(value, defaults[key])
-        if value and value != defaults.get(key):
-            kept[key] = value
-    return kept
-
-
 def _inline(value: object) -> str:
     """Return a value of the job on one line, without empty parts."""
     if isinstance(value, dict):
@@ -225,7 +194,6 @@ _SHOWN_ABOVE = ("name", "source", "entrypoint", "args", "num_nodes", "target", "
 
 
 def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    from cloudtrain.backends import registry
     from cloudtrain.cli.view.jobs import parse_job_words
     from cloudtrain.job import targets
 

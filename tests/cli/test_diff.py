@@ -119,7 +119,7 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
         ("click", metadata.version("click"), None), ("pytest", pytest.__version__, "0.1")
     ]  # fmt: skip
 
-    shown = cli("show", two[1]).out
+    shown = cli("show", two[1], "--verbose").out
     assert "with changes" in shown and "1 file, " in shown and "node 0: " in shown and lacks in shown
     assert cli("show", two[1], "--json").json["provenance"]["dirty"] is True
     patch = shell("show", two[1], "--patch").out

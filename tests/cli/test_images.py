@@ -140,8 +140,8 @@ def test_it_is_shown_and_compared(run: Run, tmp_path, cli):
     for each in (run, other):
         MemoryBackend.finish(newest(each), State.SUCCEEDED, 0)
         look(each)
-    assert f"image      a@{ONE}\n" in cli("show", run.run_id).out
-    shown = cli("show", other.run_id).out
+    assert f"image      a@{ONE}\n" in cli("show", run.run_id, "--verbose").out
+    shown = cli("show", other.run_id, "--verbose").out
     assert f"node 0: a@{ONE}" in shown and f"node 1: a@{OTHER}" in shown
     assert cli("show", other.run_id, "--json").json["attempts"][0]["images"] == {"0": f"a@{ONE}", "1": f"a@{OTHER}"}
     (row,) = [

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -16,9 +17,8 @@ import termios
 import pytest
 
 import cloudtrain
-from cloudtrain.cli import ls, show
+from cloudtrain.cli import ls
 from cloudtrain.cli.view.terminal import clean
-from cloudtrain.job.job import Job
 from tests.cli.conftest import CLI, SCRIPT
 from tests.conftest import WAIT_S
 
@@ -194,26 +194,18 @@ def test_show_for_people(cli, ids):
         "timeline",
         "state RUNNING",
         "attempts",
-        "provenance",
         "at most 24h",
         "train.py --raise",
-        "job\n",
     ):
         assert text in shown
-    job = shown.partition("\njob\n")[2]
-    assert "labels" in job and "max_runtime" not in job and "strategy" not in job, "defaults"
-    job, _, manifest = cli("show", ids["failed"], "--verbose").out.partition("\njob\n")[2].partition("encoded):\n")
-    assert "max_runtime: 24h" in job and json.loads(manifest)["run_id"] == ids["failed"]
-
-
-def test_a_job_that_says_nothing_is_shown_as_nothing():
-    empty = Job(name="x", source="/", run="true").to_dict()
-    assert show._without_defaults(empty) == {"name": "x", "source": "/", "run": "true"}
-    said = Job(
-        name="x", source="/", entrypoint="t.py", hyperparameters={"a": False}, limits={"max_runtime": "1h"}
-    ).to_dict()
-    kept = show._without_defaults(said)
-    assert kept["hyperparameters"] == {"a": False} and kept["limits"] == {"max_runtime": "1h"}
+    asked = [line.split()[0] for line in shown.splitlines()[1:] if line.startswith("  ")][:7]
+    assert asked == ["reason", "why", "log", "try", "exit", "metrics", "model"], "what is asked first"
+    assert shown.index("  next") < shown.index("  backend") and "loss 1" in shown
+    assert re.search(r"^  ended +\d\S* ago \(20\d\d-\d\d-\d\dT[\d:]{8}Z\)$", shown, re.MULTILINE)
+    assert "provenance" not in shown and "\njob\n" not in shown
+    verbose = cli("show", ids["failed"], "--verbose").out
+    job, _, manifest = verbose.partition("\njob\n")[2].partition("encoded):\n")
+    assert "provenance\n" in verbose and "max_runtime: 24h" in job and json.loads(manifest)["run_id"] == ids["failed"]
 
 
 def test_show_fits_on_a_terminal(ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def rows(store: Store, run_id: str) -> int:
 def test_sizes_are_shown_and_nothing_is_deleted_without_a_yes(store: Store, cli):
     shown = cli("rm", OLD, "--dry-run")
     assert (shown.code, rows(store, OLD) > 0) == (0, True)
+    assert re.match(rf"{OLD}  SUCCEEDED, ended \d.* ago, 5 MB\n", shown.out)
     assert f"5 MB  {store.home / 'runs' / OLD}" in shown.out and shown.out.endswith("\n1 run, 5 MB\n")
     assert cli("rm", OLD, NEW, "--dry-run").out.endswith("\n2 runs, 10 MB\n")
     assert cli("rm", "--older", "30d", "--dry-run").out.endswith("\n1 run, 5 MB\n")

@@ -153,7 +153,7 @@ def test_the_run_is_kept_in_provenance_and_shown(store, job, cli, monkeypatch):
     kept = run.record.job["inputs"]["model"]
     assert kept["run"] == first and len(kept["sha256"]) == 64
     store.set_status(run.run_id, Status(State.SUCCEEDED))
-    code, output, _ = cli("show", run.run_id)
+    code, output, _ = cli("show", run.run_id, "--verbose")
     assert code == 0 and f"model of {first}: " in output and kept["sha256"][:12] in output
 
 

@@ -169,6 +169,11 @@ def elapsed(begin: str | None, end: str | None = None) -> str:
     return format_duration((last - first).total_seconds())
 
 
+def describe_time(text: str | None) -> str:
+    """Return how long ago an ISO time was, and the time to the second; "" for None."""
+    return f"{elapsed(text)} ago ({text[:19]}Z)" if text else ""
+
+
 def parse_time(text: str | None) -> datetime | None:
     """Parse an ISO time; None for a missing or invalid one."""
     try:

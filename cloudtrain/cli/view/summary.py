@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends import registry
 from cloudtrain.cli.view import planned, runs, terminal
 from cloudtrain.events import State, Status
-from cloudtrain.job.units import format_duration
+from cloudtrain.job.units import format_duration, format_number
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cloudtrain.diagnosis.verdict import Verdict
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
 LONGEST = 400  # characters of a log line
+MOST_METRICS = 5  # in one line
 SIGNAL = 128  # exit codes above it: a process was ended by a signal
 
 
@@ -27,8 +30,13 @@ def print_submitted(run: Run, action: str) -> None:
     terminal.print_pairs([("folder", folder)])
 
 
-def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
-    """Print the commands that a user may run next; `options` are those of a longer try, or the evaluated run."""
+def print_next_commands(run_id: str, *names: str) -> None:
+    """Print the commands that a user may run next."""
+    terminal.print_pairs(next_rows(run_id, *names))
+
+
+def next_rows(run_id: str, *names: str, options: str = "") -> list[tuple[str, str]]:
+    """Return the rows of commands to run next; `options` are those of a longer try, or the evaluated run."""
     lines = {
         "follow": f"cloudtrain logs -f {run_id}",
         "logs": f"cloudtrain logs {run_id}",
@@ -43,11 +51,11 @@ def print_next_commands(run_id: str, *names: str, options: str = "") -> None:
         "resume_longer": f"cloudtrain resume {run_id} {options}",
         "rerun_longer": f"cloudtrain rerun {run_id} {options}".rstrip(),
     }
-    terminal.print_pairs([("next" if not number else "", lines[name]) for number, name in enumerate(names)])
+    return [("next" if not number else "", lines[name]) for number, name in enumerate(names)]
 
 
 def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str = "") -> None:
-    """Print how a run ended: the location of its model, or the last lines of the rank that failed first and the verdict."""
+    """Print how a run ended: where its results are, or the last lines of the rank that failed first and the verdict."""
     if last_lines:
         terminal.print_lines("", f"--- the last lines of {rank_name} ---", *last_lines, "")
     line = f"{run.run_id}  {runs.describe_end(status, run.attempts)}" + (f": {status.reason}" if status.reason else "")
@@ -57,20 +65,15 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
             [
                 ("metrics", describe_unread(run)),
                 ("metrics", describe_not_finite(run)),
-                ("model", model_location(run)),
+                *location_rows(run),
                 ("samples", _samples_location(run)),
                 *not_kept_rows(run),
+                *rows_after(run, status),
             ]
-        )
-        print_next_commands(
-            run.run_id,
-            *(["fetch"] if _has_results(run) else []),
-            *(["metrics"] if run.store.curves.summary(run.run_id) else []),
-            "logs",
         )
         return
     terminal.print_pairs([*verdict_rows(run.verdict()), *not_kept_rows(run)])
-    print_next_after(run, status)
+    terminal.print_pairs(rows_after(run, status))
 
 
 def describe_unread(run: Run) -> str:
@@ -81,14 +84,17 @@ def describe_unread(run: Run) -> str:
     return "the log is still being read" + (f"; points so far are up to step {max(steps):,}" if steps else "")
 
 
-def print_next_after(run: Run, status: Status) -> None:
-    """Print the commands to run after an end that is no success."""
+def rows_after(run: Run, status: Status) -> list[tuple[str, str]]:
+    """Return the rows of the commands to run after an end; after a success it is one command."""
+    if status.state is State.SUCCEEDED:
+        has_metrics = bool(run.store.curves.summary(run.run_id))
+        return next_rows(run.run_id, "fetch" if _has_results(run) else "metrics" if has_metrics else "logs")
     from cloudtrain.runs.planning import advice
 
     names = next_after(run, status)
     options = advice.longer_options(run.store, run.run_id) if names[-1].endswith("_longer") else ""
     options = _evaluated_run(run) if names[-1] == "evaluate" else options
-    print_next_commands(run.run_id, *names, options=options)
+    return next_rows(run.run_id, *names, options=options)
 
 
 def next_after(run: Run, status: Status) -> list[str]:
@@ -138,14 +144,24 @@ def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
     return f"{format_duration(seconds)} of nodes' time, {seconds:,} s"
 
 
-def model_location(run: Run) -> str:
-    """Return the location of the model, "" where only the platform knows it."""
-    record = run.record
-    output = record.job.get("output")
-    if output:
-        return f"{str(output).rstrip('/')}/{run.run_id}/model"
-    folder = run.store.home / "runs" / run.run_id / "model"
-    return str(folder) if folder.is_dir() and any(folder.iterdir()) else ""
+def location_rows(run: Run) -> list[tuple[str, str]]:
+    """Return where the model and the outputs are; no row where only the platform knows it."""
+    if output := run.record.job.get("output"):
+        return [("model", f"{str(output).rstrip('/')}/{run.run_id}/model")]
+    folder = run.store.home / "runs" / run.run_id
+    return [(name, str(folder / name)) for name in ("model", "outputs") if _has_files(folder / name)]
+
+
+def last_metrics(run: Run) -> str:
+    """Return the last values of a run's first metrics."""
+    curves = run.store.curves.summary(run.run_id)
+    values = ", ".join(f"{each.name} {format_number(each.last)}" for each in curves[:MOST_METRICS])
+    more = f", {len(curves) - MOST_METRICS} more" if len(curves) > MOST_METRICS else ""
+    return f"{values}{more} (step {max(each.step for each in curves):,})" if curves else ""
+
+
+def _has_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def remarks(run: Run, what: str) -> list[str]:
@@ -193,9 +209,7 @@ def _has_results(run: Run) -> bool:
         return False
     if not registry.traits(record.backend).in_place or record.job.get("output"):
         return True
-    return any(
-        (folder / name).is_dir() and any((folder / name).iterdir()) for name in ("model", "outputs", "checkpoints")
-    )
+    return any(_has_files(folder / name) for name in ("model", "outputs", "checkpoints"))
 
 
 def verdict_rows(verdict: Verdict | None) -> list[tuple[str, str]]:
