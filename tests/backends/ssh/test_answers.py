@@ -581,3 +581,12 @@ def test_the_plan_has_what_it_was_made_of_where_results_go_to_a_folder(plan):
 def test_a_difference_of_two_seconds_is_no_skew(fleet, behind: float, offset_s: float):
     fleet["one"].answers["clock"] = EPOCH - behind
     assert launch.clock_offset_s(fleet["one"]) == pytest.approx(offset_s)
+
+
+def test_a_host_needs_nothing_but_an_address():
+    options = SshBackend.options()
+    given = {"hosts": [{"address": "one"}]}
+    assert options.model_validate(given).model_dump(exclude_unset=True) == given and options.model_validate({})
+    for host in ({}, {"address": ""}, {"address": "one", "port": 0}, {"address": "one", "port": 65536}):
+        with pytest.raises(ValidationError):
+            options.model_validate({"hosts": [host]})
