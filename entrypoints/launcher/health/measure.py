@@ -219,8 +219,11 @@ def link(torch, report):
         amount, received = sent.numel() * 4 / 1e9, torch.empty_like(sent)
         found["all"] = 2 * (size - 1) / size * amount / best_of(torch, place, lambda: dist.all_reduce(sent))
         pairs = []
-        for shift in (0, 1):  # 0-1, 2-3, ... and then 1-2, 3-4, ...
+        # 0-1, 2-3, ... and 1-2, 3-4, ... and last-0: each node has two neighbours, of which one may be the slow one.
+        for shift in (0, 1, 2):
             other = rank + 1 if (rank - shift) % 2 == 0 else rank - 1
+            if shift == 2:
+                other = size - 1 - rank if size > 2 and rank in (0, size - 1) else -1
             if 0 <= other < size:
 
                 def exchange(other=other):

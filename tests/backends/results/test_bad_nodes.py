@@ -23,6 +23,8 @@ except FileExistsError:
 if open(bad).read() != own:
     raise ImportError("there is none")
 __version__ = "2"
+class version:
+    cuda = None
 class cuda:
     is_available = lambda: False
 class device:
@@ -36,7 +38,7 @@ def set_num_threads(count):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("place", ["ssh", "slurm"])
 def test_the_next_start_is_on_another_node(place: str, tmp_path, home, request: pytest.FixtureRequest):
-    lab = request.getfixturevalue("lab")
+    lab = request.getfixturevalue(place if place == "slurm" else "lab")
     tools = lab.shared / f"tools-{place}"
     tools.mkdir()
     (tools / "torch.py").write_text(TORCH)
@@ -46,16 +48,24 @@ def test_the_next_start_is_on_another_node(place: str, tmp_path, home, request: 
     with open_place(place, request) as at:
         options = {**at.options}
         if place == "ssh":
-            options["hosts"] = [{"address": host.address} for host in lab.hosts[:2]]
+            options["hosts"] = [{"address": host.address} for host in lab.hosts]
         job = {"name": "bad", "source": str(source), "entrypoint": "train.py", "health": "strict"}
         job |= {"env": {"PYTHONPATH": str(tools)}, "retry": {"max_attempts": 2, "on_events": ["lost"]}}
-        run = Submitter(at.backend, home=home, **options).submit(job)
+        submitter = Submitter(at.backend, home=home, **options)
+        run = submitter.submit(job)
         status = run.wait(4 * WAIT_S)
         lines = [line.text for line in run.logs()]
-    if place == "slurm":  # it starts the job again itself: one attempt
-        assert status.state is State.SUCCEEDED and "trains" in lines, (status, lines)
-    else:  # the disks of the lab's hosts are small, which `strict` refuses too
-        assert [attempt.handle.partition(":")[0] for attempt in run.attempts] == [
-            f"root@{host.address}" for host in lab.hosts[:2]
-        ], (status, lines)
-        assert f"root@{lab.hosts[0].address}" in [node.name for node in bad_nodes.bad_nodes(Store(home))]
+        if place == "slurm":  # it starts the job again itself: one attempt
+            assert status.state is State.SUCCEEDED and "trains" in lines, (status, lines)
+        else:  # the disks of the lab's hosts are small, which `strict` refuses too
+            assert [attempt.handle.partition(":")[0] for attempt in run.attempts] == [
+                f"root@{host.address}" for host in lab.hosts[:2]
+            ], (status, lines)
+        bad = (tools / "bad").read_text()
+        known = bad if place == "slurm" else f"root@{lab[bad].address}"
+        assert known in [node.name for node in bad_nodes.bad_nodes(Store(home))], lines
+        following = submitter.submit(job | {"name": "next", "health": "off"})
+        assert following.wait(4 * WAIT_S).state is State.SUCCEEDED
+        [world] = [event.data for event in following.store.events(following.run_id, "world")]
+        assert world["hostname"] != bad, "a new run begins on another node"
+        assert any("whose hardware failed" in note for note in following.attempts[0].plan.notes)

@@ -75,3 +75,28 @@ def test_processors_and_the_link_are_measured_with_torch(tmp_path):
         for figures in (first, second):
             assert figures["devices"][0]["tflops"] > 0 and figures["devices"][0]["wrong"] is False, figures
             assert figures["link"]["all"] > 0 and figures["link"]["wrong"] is False, figures
+
+
+SLOW = """\
+import os, sys, time
+from pathlib import Path
+log = Path(os.environ["CLOUDTRAIN_NODE_DIR"]).parent / "node-0" / "log"
+for step in range(10_000):
+    print("step", step * (1 if os.environ["RANK"] == "1" else 5), flush=True)
+    time.sleep(0.1)
+    if b" straggler: " in log.read_bytes():
+        sys.exit(0)
+sys.exit(3)
+"""
+
+
+def test_a_node_whose_steps_are_slower_is_named(tmp_path):
+    """On two real nodes, with ten minutes and the times between reports made short."""
+    with Attempt(tmp_path, SLOW, nodes=2, health="off") as made:
+        for name, seconds in (("SLOW_S", 2.0), ("MARK_S", 0.2)):
+            made.set("health/stragglers", name, seconds)
+        made.set("usage", "EVERY_S", 0.5)
+        assert made.run() == [0, 0]
+        alarm = made.events("alarm")[0]
+        assert alarm["straggler"] == 1 and alarm["reason"].startswith("straggler: node 1 (")
+        assert alarm["reason"] in made.texts(-1) and "slower than the median of the nodes" in alarm["reason"]
