@@ -28,7 +28,7 @@ from cloudtrain.diagnosis.verdict import LAUNCHER_REASON, End, Verdict
 from cloudtrain.events import EXIT_REFUSED, LogLine, State
 
 _SYSTEM_PREFIXES = ("slurmstepd", "srun", "kernel")  # of lines in a rank's log that the rank did not write
-_REFUSAL = re.compile(r"[\w-]+\.py: \S")  # as entrypoints/trainer/errors.py prints it
+_REFUSAL = re.compile(r"(?:[\w-]+\.py|cloudtrain\.function): \S")  # of trainer/errors.py and functions/call.py
 _LEFT_EARLY = re.compile(r"; [\w, ]+ had ended with 0$", re.MULTILINE)  # as entrypoints/launcher/world/outcome.py says
 _LINES_BEFORE = 100  # lines before the deciding one that may contradict it
 _REASON_PARTS = re.compile(r'(?:ErrorMessage|error:|Error:) "|\\n')
@@ -183,7 +183,7 @@ def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
 
 
 def _from_refusal(end: End, ranks: Ranks) -> Verdict | None:
-    """Return the verdict on the sentence with which the shared trainer or the evaluation refused, if there is one."""
+    """Return the verdict on a refusal by the shared trainer, the evaluation or the script of functions."""
     for line in reversed(ranks.get(end.rank_or_launcher, ())) if end.exit_code == EXIT_REFUSED else ():
         if _REFUSAL.match(line.text):
             label = patterns.classify("launcher", line.text[:LONGEST]) or "refused"

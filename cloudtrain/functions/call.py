@@ -41,7 +41,9 @@ def main() -> int:
     given = parser.parse_args()
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if given.python and given.python != here:
-        return refuse(f"the function was pickled with Python {given.python}, and this node runs Python {here}")
+        return refuse(
+            f"the function was pickled with Python {given.python}, and this node runs Python {here}: use the same on both"
+        )
     sys.path[:] = [HERE, os.getcwd(), *(place for place in sys.path if place not in (HERE, os.getcwd()))]
     from cloudtrain_pickles import array_file, mapped, pickler  # type: ignore[import-not-found]
 

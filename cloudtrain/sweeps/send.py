@@ -46,16 +46,17 @@ class Trials:
         bundle.extract(Path(self._folder.name, "source"))
         self._bundle = replace(bundle, source=f"{self._folder.name}/source")
         self._submitters: dict[str, ExactlyOnce] = {}
-        self._plans: dict[int, Plan] = {}  # of calls that are sent together, by the number of the trial
-        self._first: dict[str, Plan] = {}  # of a call on each target; the others differ in their number only
+        self._plans: dict[int, Plan] = {}  # of calls, by the number of the trial
+        self._first: dict[
+            str, Resolved
+        ] = {}  # the job of a call on each target; the others differ in their number only
 
     def most_together(self, number: int, params: Mapping[str, Any], target: str) -> int:
         """Return how many calls the platform takes in one request; 1 where each is to be sent by itself."""
         if not self.sweep.of_calls:
             return 1
-        if target not in self._first:
-            self._first[target] = self._plan(number, params, target)
-        submitter, plan = self._submitter(target), self._first[target]
+        submitter, plan = self._submitter(target), self._plan(number, params, target)
+        self._plans[number] = plan
         return 1 if upstream.waits_for(submitter.store, plan) else submitter.client(plan).most_together(plan)
 
     def expect(self, trials: Sequence[TrialRecord]) -> None:
@@ -97,7 +98,13 @@ class Trials:
 
     def _plan(self, number: int, params: Mapping[str, Any], target: str) -> Plan:
         submitter = self._submitter(target)
-        resolved = resolve(submitter, self.sweep, params, {"sweep": self.sweep_id, "trial": str(number)})
+        labels = {"sweep": self.sweep_id, "trial": str(number)}
+        if target in self._first:
+            resolved = of_call(self._first[target], params, labels)
+        else:
+            resolved = resolve(submitter, self.sweep, params, labels)
+            if self.sweep.of_calls:
+                self._first[target] = resolved
         return submitter.plan_of(resolved, self._bundle, self.key(number))
 
 
@@ -114,6 +121,15 @@ def resolve(submitter: ExactlyOnce, sweep: SweepFile, params: Mapping[str, Any],
     job["env"] = {**(job.get("env") or {}), TRIAL: json.dumps(_nested(params), sort_keys=True)}
     sets = [f"{path}={json.dumps(value)}" for path, value in sweep.settings(params).items()]
     return submitter.resolve((Document.of(job, "sweep"), sweep.folder), sets)
+
+
+def of_call(first: Resolved, params: Mapping[str, Any], labels: Mapping[str, str]) -> Resolved:
+    """Return the job of a call of a group, which was resolved for another call: equal to what `resolve` returns."""
+    job = first.job
+    env = {**job.env, TRIAL: json.dumps(dict(params), sort_keys=True)}
+    number = {name: str(value) for name, value in params.items()}
+    changes = {"hyperparameters": {**job.hyperparameters, **number}, "env": env, "labels": {**job.labels, **labels}}
+    return replace(first, job=job.model_copy(update=changes))
 
 
 def _nested(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from cloudtrain.diagnosis.judge import judge
+from cloudtrain.diagnosis.verdict import End
+from cloudtrain.events import LogLine, State
 from cloudtrain.functions import call, packing
 from cloudtrain.functions.function import function
 from cloudtrain.source.node_code import module
@@ -154,6 +157,9 @@ def test_another_python_and_another_pickle_are_refused_before_anything_is_loaded
     done = start(tmp_path, "--python", "2.7", code=harm)
     assert done.returncode == 78
     assert "pickled with Python 2.7, and this node runs Python 3." in done.stderr
+    line = LogLine("", 0, 0, 1, done.stderr.strip(), "")
+    verdict = judge(End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0), [line])
+    assert verdict.label == "refused" and "Python 2.7" in verdict.deciding
     told = json.loads((tmp_path / "out" / "returned" / "error-1-0.json").read_text())
     assert told["text"] in done.stderr, "it becomes the cause of the RunFailed"
     done = start(tmp_path, code=harm)

@@ -115,6 +115,15 @@ def test_calls_are_sent_together_where_the_platform_takes_them(group, home: Path
     assert driver.look() and [trial.params["call"] for trial in made.trials] == [0, 1, 2, 3]
 
 
+def test_a_call_is_planned_as_if_it_were_the_first(group):
+    made, driver, _ = group
+    trials, calls = driver.trials, [(number, {"call": number - 1}) for number in (1, 2, 3)]
+    planned = [trials._plan(number, params, "memory") for number, params in calls]
+    for (number, params), plan in zip(calls, planned, strict=True):
+        trials._first.clear()
+        assert trials._plan(number, params, "memory") == plan
+
+
 def test_a_driver_that_was_killed_sends_what_is_not_sent_together(group, home: Path):
     made, driver, expected = group
     driver.look()

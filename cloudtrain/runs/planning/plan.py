@@ -10,7 +10,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,24 +251,16 @@ class Planner:
         return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home, self.clock)
 
 
+@dataclass
 class Resolved:
     """A validated job together with the target and backend that were chosen for it."""
 
-    def __init__(
-        self,
-        job: Job,
-        target: str,
-        backend: str,
-        governed: apply.Governed | None = None,
-        target_prices: bool = False,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.job = job
-        self.governed = governed
-        self.target = target
-        self.backend = backend
-        self.target_prices = target_prices
-        self.notes = notes
+    job: Job
+    target: str
+    backend: str
+    governed: apply.Governed | None = None
+    target_prices: bool = False
+    notes: Sequence[str] = ()
 
 
 def notes_of(case: Case) -> tuple[str, ...]:
