@@ -342,3 +342,11 @@ def test_the_text_of_a_function_is_its_source(tmp_path: Path):
     made: dict = {}
     exec("def unknown(): pass", made)
     assert "its text is not known" in next(packing.text_folder(made["unknown"], tmp_path).iterdir()).read_text()
+
+
+def test_cloudpickle_of_any_folder_is_not_pickled_itself(monkeypatch: pytest.MonkeyPatch):
+    """It may be on PYTHONPATH, as modules of a cluster are; it travels beside the pickle."""
+    monkeypatch.setattr(modules, "_is_installed", lambda file: False)
+    call = eval("lambda x: x", {"__name__": "__main__"})
+    with modules.by_value():
+        assert packing._dumps(call, call, Path("/none/function"))
