@@ -4,7 +4,8 @@
     .cloudtrain/call/cloudpickle/         the very version that wrote the pickles
     .cloudtrain/call/cloudtrain_pickles/  entrypoints/trainer/pickles
     .cloudtrain/call/function.pkl         the function; by name where its module is in the source
-    .cloudtrain/call/N.pkl                the arguments of call N, unless the command line has them
+    .cloudtrain/call/calls.pkl            the arguments of all calls, unless the command line has them
+    .cloudtrain/call/calls.json           where in it each call begins, and its end
 
 Each rank writes value-ATTEMPT-RANK.pkl, or error-ATTEMPT-RANK.json, below `returned` in its folder of outputs. Beside a
 pickle, NAME.arrays has its large tensors and arrays. A pickle is code: these were made on the user's own machine and belong
@@ -58,8 +59,11 @@ def main() -> int:
     if given.arguments:
         arguments = base64.b64decode(given.arguments)
     else:
-        with open(os.path.join(HERE, f"{given.call}.pkl"), "rb") as stream:
-            arguments = stream.read()
+        with open(os.path.join(HERE, "calls.json"), "rb") as stream:
+            start, end = json.load(stream)[given.call : given.call + 2]
+        with open(os.path.join(HERE, "calls.pkl"), "rb") as stream:
+            stream.seek(start)
+            arguments = stream.read(end - start)
     return call(pickles, code, arguments, given.call)
 
 

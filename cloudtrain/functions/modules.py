@@ -47,7 +47,8 @@ def is_own(name: str, module: Any) -> bool:
         and bool(getattr(module, "__file__", None))
         and module.__name__ == name
         and name != "__main__"
-        and name.partition(".")[0] not in ("cloudtrain", "cloudpickle", PACKAGE)  # cloudpickle travels beside the pickle
+        and name.partition(".")[0]
+        not in ("cloudtrain", "cloudpickle", PACKAGE)  # cloudpickle travels beside the pickle
         and not _is_installed(str(module.__file__))
     )
 

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import inspect
 import io
+import json
 import os
 import pickle
 import pickletools
@@ -18,6 +19,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def pack(
         calls: positional and keyword arguments of each call.
         source: the folder that is packaged, whose modules travel by name.
         folder: where the files are written.
-        files: whether short arguments become files too, as those of a group, whose calls share a command.
+        files: whether short arguments are in a file too, as those of a group, whose calls share a command.
 
     Returns:
         What is to be sent, and the pickles of the calls.
@@ -108,15 +110,19 @@ def pack(
     }
     sent |= {f"{FOLDER}/{path.name}": path for path in folder.glob("*.arrays")}
     sent[CALL] = Path(__file__).with_name("call.py")
-    for name, data in {"function.pkl": code, **{f"{at}.pkl": each for at, each in enumerate(pickles)}}.items():
+    for data in (code, *pickles):
         if len(data) <= credentials().MAX_BYTES and (found := search(_texts(data))):
             raise BadRequest(
                 f"the function or an argument holds what looks like a credential ({found[0][1]})",
                 "name it under secrets= and read it from the environment inside the function",
             )
-        if data is code or files or not is_short(data):
-            (folder / name).write_bytes(data)
-            sent[f"{FOLDER}/{name}"] = folder / name
+    written = {"function.pkl": code}
+    if files or not all(map(is_short, pickles)):
+        starts = [*accumulate(map(len, pickles), initial=0)]
+        written |= {"calls.pkl": b"".join(pickles), "calls.json": json.dumps(starts).encode()}
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+        sent[f"{FOLDER}/{name}"] = folder / name
     has_code = any(b"cloudpickle.cloudpickle" in data for data in (code, *pickles))  # the module of its constructors
     return Packed(source, named, has_code, hashlib.sha256(code).hexdigest(), sent), pickles
 

@@ -101,11 +101,12 @@ def test_a_repository_as_source_is_passed_on(home: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("values", [[5], [5, 6]])
-def test_each_call_of_a_group_has_its_file(home: Path, monkeypatch, values):
+def test_the_calls_of_a_group_share_a_file(home: Path, monkeypatch, values):
     begun: list[dict] = []
     monkeypatch.setattr("cloudtrain.sweeps.sweep.begin", lambda document, folder, **more: begun.append(more["extra"]))
     cloudtrain.function(scaled, target="local").map(values)
-    assert {f".cloudtrain/call/{at}.pkl" for at in range(len(values))} <= begun[0].keys()
+    assert {".cloudtrain/call/calls.pkl", ".cloudtrain/call/calls.json"} <= begun[0].keys()
+    assert sum(name.endswith(".pkl") for name in begun[0]) == 2, "every node gets all files"
 
 
 # -- read -------------------------------------------------------------------------------------------------------------

@@ -136,13 +136,13 @@ def test_the_very_cloudpickle_and_the_script_travel(tmp_path: Path):
 def test_small_arguments_are_in_the_command_and_large_ones_in_a_file(tmp_path: Path):
     small, _ = packed(len, tmp_path, b"x" * 100)
     large, [data] = packed(len, tmp_path, b"x" * 10_000)
-    assert f"{packing.FOLDER}/0.pkl" not in small.files
-    assert large.files[f"{packing.FOLDER}/0.pkl"].read_bytes() == data
+    assert f"{packing.FOLDER}/calls.pkl" not in small.files
+    assert large.files[f"{packing.FOLDER}/calls.pkl"].read_bytes() == data
 
 
 def test_the_arguments_of_a_group_are_files_even_of_a_single_call(tmp_path: Path):
     group, [data] = packing.pack(len, [((b"x",), {})], None, tmp_path, files=True)
-    assert group.files[f"{packing.FOLDER}/0.pkl"].read_bytes() == data
+    assert group.files[f"{packing.FOLDER}/calls.pkl"].read_bytes() == data
 
 
 def test_large_arrays_are_beside_the_pickle_of_what_holds_them(tmp_path: Path):

@@ -82,6 +82,40 @@ def test_calls_of_an_array_are_cancelled_one_by_one(
     assert values[1:3] == [4, 9] and all(isinstance(values[at], RunFailed) for at in (0, 3))
 
 
+MANY = """
+import os, signal, subprocess, sys, time
+import cloudtrain
+
+@cloudtrain.function(target="cluster")
+def square(x):
+    time.sleep(1)
+    return x * x
+
+group = square.map(range(8), max_parallel=4)
+while not any(trial.run_id for trial in group.trials):
+    time.sleep(0.1)
+listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
+for line in listed.splitlines():
+    if os.environ["CLOUDTRAIN_HOME"] in line:
+        os.kill(int(line.split()[0]), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_group_whose_processes_were_killed_is_one_array_and_has_all_values(
+    slurm: Slurm, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(slurm, tmp_path, monkeypatch)
+    script = tmp_path / "many.py"
+    script.write_text(MANY)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    group = cloudtrain.Sweep.find()
+    assert group.results() == [x * x for x in range(8)]
+    jobs = [(slurm.shared / "runs" / str(trial.run_id) / "a1" / "job").read_text() for trial in group.trials]
+    assert len(jobs) == 8 and len({job.partition("_")[0] for job in jobs}) == 1, "one array"
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
