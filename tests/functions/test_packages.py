@@ -25,7 +25,8 @@ LACKS = "trains imports not_anywhere"
 
 def notes_on(target: str, home: Path, **job: object) -> str:
     given = {"output": "s3://bucket/runs", **job} if target == "kubernetes" else job
-    return cloudtrain.function(trains, target=target, home=home, **given).plan(1).notes[0]
+    notes = cloudtrain.function(trains, target=target, home=home, **given).plan(1).notes
+    return notes[0] if notes else ""
 
 
 def test_this_machine_says_what_its_python_does_not_have(home: Path):
