@@ -590,3 +590,14 @@ def test_a_host_needs_nothing_but_an_address():
     for host in ({}, {"address": ""}, {"address": "one", "port": 0}, {"address": "one", "port": 65536}):
         with pytest.raises(ValidationError):
             options.model_validate({"hosts": [host]})
+
+
+def test_each_node_gets_the_gpus_of_its_role(backend, fleet, plan):
+    made = plan(num_nodes=2)
+    gpus = {"CLOUDTRAIN_GPUS": "${node.gpus}", "CLOUDTRAIN_SHARED_GPUS": "${node.shared}"}
+    made = replace(made, request={**made.request, "gpus": [2, 0], "env": made.request["env"] | gpus})
+    for rank, name in enumerate(("one", "two")):
+        fleet[name].answers["launch"] = [("control", "10.0.0.1:9")]
+        launch.launch_node(made, backend.machines[:2], rank, "10.0.0.1:9", {})
+    given = [[fleet[name].calls("launch")[0]["env"][each] for each in gpus] for name in ("one", "two")]
+    assert given == [["0,1", "1"], ["", ""]]
