@@ -109,7 +109,7 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
     packages = cli("show", two[1], "--json").json["requirements"]
     assert f"pytest=={pytest.__version__}" in packages and "requirements" not in {section for section, _ in found}
     assert cli("show", two[1], "--requirements").out.splitlines() == packages
-    assert f"{len(packages)} (cloudtrain show {two[1]} --requirements)" in cli("show", two[1]).out
+    assert f"{len(packages)} (cloudtrain show {two[1]} --requirements)" in cli("show", two[1], "--verbose").out
     told = [line.replace(f"=={pytest.__version__}", "==0.1") for line in packages if not line.startswith("click==")]
     Store(home).record(
         f"{two[1]}-a1", events=[Event(f"{two[1]}-a1", 0, 1 << 40, "9", "requirements", {"part": 0, "packages": told})]
