@@ -67,6 +67,16 @@ def test_follow_prints_lines_then_the_end(shell, project, home):
     assert [line.split(maxsplit=1) for line in end[2:]] == [["next", f"cloudtrain fetch {run_id} -o {run_id}/"]]
 
 
+def test_an_end_names_no_model_that_the_script_did_not_write(shell, project, tmp_path):
+    (project / "prints.py").write_text("print(1)\n")
+    for script, names in (("train.py", ["model", "next"]), ("prints.py", ["next"])):
+        shown = shell("submit", script, "--follow", "--set", f"output={tmp_path / 'results'}")
+        run_id = shown.out.split()[0]
+        rows = [line.split() for line in shown.out.partition("  SUCCEEDED")[2].splitlines()[1:]]
+        assert [row[0] for row in rows if row[0] != "cloudtrain"] == names, shown.out
+        assert names == ["next"] or rows[0][1] == str(tmp_path / "results" / run_id / "model")
+
+
 TOGETHER = """
 import os, pathlib, sys, time
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import registry
@@ -11,8 +12,6 @@ from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration, format_number
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cloudtrain.diagnosis.verdict import Verdict
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
@@ -146,9 +145,10 @@ def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
 
 def location_rows(run: Run) -> list[tuple[str, str]]:
     """Return where the model and the outputs are; no row where only the platform knows it."""
-    if output := run.record.job.get("output"):
-        return [("model", f"{str(output).rstrip('/')}/{run.run_id}/model")]
-    folder = run.store.home / "runs" / run.run_id
+    output = str(run.record.job.get("output") or "").removeprefix("file://").rstrip("/")
+    folder = (Path(output) if output else run.store.home / "runs") / run.run_id
+    if output and ("://" in output or not registry.traits(run.record.backend).writes_here):
+        return [("model", f"{output}/{run.run_id}/model")]
     return [(name, str(folder / name)) for name in ("model", "outputs") if _has_files(folder / name)]
 
 
