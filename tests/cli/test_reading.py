@@ -199,7 +199,7 @@ def test_show_for_people(cli, ids):
     ):
         assert text in shown
     asked = [line.split()[0] for line in shown.splitlines()[1:] if line.startswith("  ")][:7]
-    assert asked == ["reason", "why", "log", "try", "exit", "metrics", "model"], "what is asked first"
+    assert asked == ["reason", "why", "log", "at", "exit", "metrics", "model"], "what is asked first"
     assert shown.index("  next") < shown.index("  backend") and "loss 1" in shown
     assert re.search(r"^  ended +\d\S* ago \(20\d\d-\d\d-\d\dT[\d:]{8}Z\)$", shown, re.MULTILINE)
     assert "provenance" not in shown and "\njob\n" not in shown
