@@ -295,3 +295,13 @@ class Spec(BaseModel):
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
         return data
+
+
+def bucket_name(value: str) -> str:
+    """Check an option that is the name of a bucket; raises where there is more than the name."""
+    name, _, folder = re.sub(r"^(s3|gs)://", "", value).strip("/").partition("/")
+    if folder or value.startswith("s3://"):
+        raise wrong(
+            f'must be a name alone, not "{value}"', f"write bucket: {name}" + f", prefix: {folder}" * bool(folder)
+        )
+    return value

@@ -51,16 +51,6 @@ def wrong(message: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("cloudtrain", "{message}", {"message": message, "hint": hint})
 
 
-def bucket_name(value: str) -> str:
-    """Check an option that is the name of a bucket; raises where there is more than the name."""
-    name, _, folder = re.sub(r"^(s3|gs)://", "", value).strip("/").partition("/")
-    if folder or value.startswith("s3://"):
-        raise wrong(
-            f'must be a name alone, not "{value}"', f"write bucket: {name}" + f", prefix: {folder}" * bool(folder)
-        )
-    return value
-
-
 def explain(
     error: ValidationError, model: type[BaseModel], document: Document | None = None, prefix: Sequence[str] = ()
 ) -> list[Problem]:

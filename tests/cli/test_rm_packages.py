@@ -61,8 +61,8 @@ def test_what_no_live_run_needs_is_listed_and_deleted(two, tmp_path, home, cli):
     assert cli("rm", "--packages", "--force", "--dry-run").out.splitlines()[-1].startswith("1 package, ")
     make_idle(home, 2)
     shown = cli("rm", "--packages", "--dry-run")
-    assert shown.out.splitlines()[0].endswith(f"{digest(ended)[:12]}  {tmp_path / 'a'}")
-    assert f"{digest(live)[:12]}  {tmp_path / 'b'}  (kept: used by a run" in shown.out
+    assert shown.out.splitlines()[0].endswith(f"{digest(ended)[:12]}  {tmp_path / 'a'}  used 2h ago")
+    assert f"{digest(live)[:12]}  {tmp_path / 'b'}  used 2h ago  (kept: used by a run" in shown.out
     assert (
         "\n1 package, " in shown.out
         and "; kept: 1 package, " in shown.out

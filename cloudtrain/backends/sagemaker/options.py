@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cloudtrain.job import units
-from cloudtrain.job.problems import bucket_name
+from cloudtrain.job.fields import bucket_name
 
 ENTRY = (
     "first process of the container: cloudtrain's launcher, or the image's sagemaker-training toolkit, "

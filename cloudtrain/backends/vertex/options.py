@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from cloudtrain.job.problems import bucket_name
+from cloudtrain.job.fields import bucket_name
 
 
 class VertexOptions(BaseModel):
