@@ -100,17 +100,26 @@ class FetchContract(ContractFixtures):
         assert found == {"of-0": "0", "of-1": "1"}
 
     def test_results_are_where_output_says(self, backend: Backend, start: Any, tmp_path: Path) -> None:
-        """Where `traits.paths` takes a path, the run's folder is below it, unless `plan` refuses it."""
+        """Where `traits.paths` takes a path, the results of the run are below it, unless `plan` refuses it."""
         if backend.traits.paths is Paths.NONE:
             pytest.skip("it takes no paths as output")
         output = tmp_path / "results"
+        script = (
+            "import os, pathlib\n"
+            "folder = pathlib.Path(os.environ['CLOUDTRAIN_OUTPUT_DIR'])\n"
+            "(folder / 'result').write_text('1')\n"
+            "print(folder)\n"
+        )
         try:
-            handle = start("import os\nprint(os.environ['CLOUDTRAIN_OUTPUT_DIR'])\n", output=str(output))
+            handle = start(script, output=str(output))
         except BadJob as refused:
             assert any(problem.path.startswith("output") for problem in refused.problems), refused
             return
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-        assert [output in Path(line.text).parents for line in self.script_lines(backend, handle)] == [True]
+        if backend.traits.writes_here:
+            assert [path.read_text() for path in output.rglob("result")] == ["1"]
+        else:
+            assert [output in Path(line.text).parents for line in self.script_lines(backend, handle)] == [True]
 
     def test_checkpoints_belong_to_the_run(self, backend: Backend, start: Any) -> None:
         script = (
