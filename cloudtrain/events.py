@@ -106,6 +106,7 @@ class LogLine(NamedTuple):
 
 
 REASON_CHARS = 300  # of a reason that may change while a run waits
+UNFIT = "failed the health check"  # in a reason, after the node: what entrypoints/launcher/health/verdict.py writes
 PLATFORM = -1  # the node of an event that no node reported but the platform's status
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cloudtrain.events import UNFIT
+
 if TYPE_CHECKING:
     from cloudtrain.events import Event
     from cloudtrain.history.store import Store
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 DEVICE = {"tflops": "TFLOP/s", "memory": "memory GB/s", "host": "host GB/s", "peer": "GPU to GPU GB/s"}
 LINK = {"all": "all-reduce GB/s", "pair": "pair GB/s"}
 _FINDINGS = ("health check: ", "straggler: ")  # how the launcher's sentences on nodes begin
-_FAILED = "failed the health check"
 
 
 class NodeCheck(NamedTuple):
@@ -55,9 +56,9 @@ def node_check(store: Store, run_id: str) -> NodeCheck | None:
 
 def _verdict(store: Store, run_id: str, attempt: str) -> Iterator[str]:
     """Yield the launcher's sentences on nodes that are broken or slow, each once."""
-    said = [event for kind in ("alarm", "result") for event in store.events(run_id, kind) if event.attempt == attempt]
-    for reason in dict.fromkeys(str(event.data.get("reason") or "") for event in said):
-        if reason.startswith(_FINDINGS) or _FAILED in reason:
+    events = [event for kind in ("alarm", "result") for event in store.events(run_id, kind) if event.attempt == attempt]
+    for reason in dict.fromkeys(str(event.data.get("reason") or "") for event in events):
+        if reason.startswith(_FINDINGS) or UNFIT in reason:
             yield reason
 
 

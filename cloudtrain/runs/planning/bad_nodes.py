@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from cloudtrain.events import UNFIT
 from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 DAYS = 7
 CLEARED = "node-cleared"  # event of an attempt: a person uses its node again
-_WORDS, _LABEL = "failed the health check", "gpu-hardware"
-_FAILED = re.compile(rf"^node \d+ \((?P<name>[\w@.:\[\]-]{{1,253}})\) {_WORDS}: (?P<why>.*)", re.MULTILINE)
+_LABEL = "gpu-hardware"
+_FAILED = re.compile(rf"^node \d+ \((?P<name>[\w@.:\[\]-]{{1,253}})\) {UNFIT}: (?P<why>.*)", re.MULTILINE)
 
 
 class BadNode(NamedTuple):
@@ -67,7 +68,7 @@ def clear(store: Store, name: str) -> int:
 def _failures(store: Store) -> Iterator[BadNode]:
     """Yield each failure of the last 7 days that was not cleared."""
     since = (store.clock.utc() - timedelta(days=DAYS)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for attempt, events in store.ends_of_nodes(since, (_WORDS, f'"{_LABEL}"')):
+    for attempt, events in store.ends_of_nodes(since, (UNFIT, f'"{_LABEL}"')):
         cleared = {
             event.data.get("name"): event.at
             for event in store.events(attempt.run_id, CLEARED)
