@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from botocore.loaders import JSONFileLoader
+from launcher import ports
 
 from tests.decisions import Watch
 from tests.extent import is_later, names_of, tier_of
@@ -152,6 +154,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("CLOUDTRAIN_CACHE", str(tmp_path / "cache"))
     return folder
+
+
+@pytest.fixture
+def held() -> Iterator[socket.socket]:
+    """Return a bound socket that does not listen.
+
+    A connection to its port is refused, a server that names the port and sets SO_REUSEADDR may listen on it, and the kernel
+    gives it to nobody who asks for any free one. A port that was free a moment ago may be another test's by now.
+    """
+    with ports.hold() as one:
+        yield one
 
 
 @pytest.fixture

@@ -97,11 +97,9 @@ def fold(line: str) -> list[str]:
         for name in SHOWN
     ],
 )
-def test_it_runs_as_written(name: str, tmp_path: Path, home: Path, census: Path):
+def test_it_runs_as_written(name: str, tmp_path: Path, home: Path, census: Path, held: socket.socket):
     shutil.copytree(EXAMPLES / name, tmp_path / "examples" / name)  # where nobody's fetched folders lie
-    with socket.socket() as probe:  # the one that is written may be another test's
-        probe.bind(("", 0))
-        port = str(probe.getsockname()[1])
+    port = str(held.getsockname()[1])  # the one that is written may be another test's
     for file in (tmp_path / "examples" / name).rglob("*.yaml"):
         file.write_text(file.read_text().replace("18431", port))
     folder = str(Path(sys.executable).parent)

@@ -67,13 +67,11 @@ def image() -> Iterator[str]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+def hub(tmp_path: Path, held: socket.socket, request: pytest.FixtureRequest) -> Iterator[str]:
     """Debian's docker-registry on loopback; the parameter is the password of the user AWS, "" for none."""
     require("docker-registry")
     program = str(shutil.which("docker-registry"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{held.getsockname()[1]}"
     password = getattr(request, "param", "")
     lines = [
         "version: 0.1",

@@ -37,12 +37,6 @@ print(answer, os.environ["CLOUDTRAIN_ROLE"], os.environ["CLOUDTRAIN_ROLE_SERVER_
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def attempt(root: Path, roles: dict, script: str = TRAIN, **keys) -> Attempt:
     job = Job(entrypoint="train.py", source=str(root.parent), roles=roles)
     made = Attempt(
@@ -51,8 +45,8 @@ def attempt(root: Path, roles: dict, script: str = TRAIN, **keys) -> Attempt:
     return made.set("service", "FIRST_PAUSE_S", 0.05)
 
 
-def test_the_main_role_waits_for_a_service_finds_it_and_ends_it(tmp_path):
-    port = free_port()
+def test_the_main_role_waits_for_a_service_finds_it_and_ends_it(tmp_path, held):
+    port = held.getsockname()[1]
     server = {"entrypoint": "serve.py", "args": [str(port)], "ready": f"tcp://:{port}"}
     with attempt(
         tmp_path / "a",

@@ -22,9 +22,10 @@ torch.set_num_threads(1)
 def start_pairs():
     codes = []
     for _ in range({pairs}):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        held = socket.socket()  # until rank 0 listens on its port, nobody else is given it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
         pids = []
         for rank in (0, 1):
             pid = os.fork()
@@ -32,6 +33,7 @@ def start_pairs():
                 return rank, port
             pids.append(pid)
         codes += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        held.close()
     print(codes)
     return None, None
 

@@ -36,22 +36,23 @@ class NodesContract(ContractFixtures):
 
     def test_a_service_beside_the_main_role(self, backend: Backend, start: Any) -> None:
         self.require(backend, "num_nodes")
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
-        script = (
-            "import os, socket\n"
-            "if os.environ['CLOUDTRAIN_ROLE'] == 'server':\n"
-            f"    server = socket.create_server(('', {port}))\n"
-            "    while True:\n"
-            "        server.accept()[0].sendall(b'weights')\n"
-            f"with socket.create_connection((os.environ['CLOUDTRAIN_ROLE_SERVER_HOST'], {port})) as connection:\n"
-            "    print('received', connection.makefile().read(7), flush=True)\n"
-        )
-        server = {"entrypoint": "script.py", "ready": f"tcp://:{port}"}
-        handle = start(script, roles={"trainer": {"after": ["server"]}, "server": server})
-        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-        received = [(line.node, line.text) for line in self.script_lines(backend, handle) if "received" in line.text]
+        with socket.socket() as held:  # whoever asks for any port is not given this one, whoever names it is
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            port = int(held.getsockname()[1])
+            script = (
+                "import os, socket\n"
+                "if os.environ['CLOUDTRAIN_ROLE'] == 'server':\n"
+                f"    server = socket.create_server(('', {port}))\n"
+                "    while True:\n"
+                "        server.accept()[0].sendall(b'weights')\n"
+                f"with socket.create_connection((os.environ['CLOUDTRAIN_ROLE_SERVER_HOST'], {port})) as connection:\n"
+                "    print('received', connection.makefile().read(7), flush=True)\n"
+            )
+            server = {"entrypoint": "script.py", "ready": f"tcp://:{port}"}
+            handle = start(script, roles={"trainer": {"after": ["server"]}, "server": server})
+            assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+            received = [(line.node, line.text) for line in self.script_lines(backend, handle) if "received" in line.text]
         assert received == [(0, "received weights")]
         self.assert_no_leftovers(handle)
 

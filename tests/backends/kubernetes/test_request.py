@@ -310,14 +310,14 @@ def test_only_a_pod_that_is_alone_is_started_anew_by_the_cluster(changes: dict, 
     assert {rule["action"] for rule in others} == {"FailJob"}
 
 
-def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alone(tmp_path: Path):
+def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alone(
+    tmp_path: Path, held: socket.socket
+):
     (tmp_path / "base" / "model").mkdir(parents=True)
     (tmp_path / "base" / "model" / "m").write_text("0123456789")
     (tmp_path / "secret").write_text("not given out")
     (tmp_path / "base" / "model" / "link").symlink_to(tmp_path / "secret")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = held.getsockname()[1]
     env = {"CLOUDTRAIN_BASE": str(tmp_path / "base"), "CLOUDTRAIN_POD_IP": "127.0.0.1", "CLOUDTRAIN_PORT": str(port)}
     env |= {"CLOUDTRAIN_WORD_SHA256": hashlib.sha256(b"word").hexdigest(), "PATH": os.environ["PATH"]}
 

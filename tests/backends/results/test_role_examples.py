@@ -68,13 +68,13 @@ def two_hosts(options: dict[str, Any], place: str, request: pytest.FixtureReques
         for name in ROLES
     ],
 )
-def test_it_runs_from_the_same_file(place: str, name: str, tmp_path: Path, home: Path, request: pytest.FixtureRequest):
+def test_it_runs_from_the_same_file(
+    place: str, name: str, tmp_path: Path, home: Path, held: socket.socket, request: pytest.FixtureRequest
+):
     source = tmp_path / "source"
     shutil.copytree(EXAMPLES / name, source)
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = str(probe.getsockname()[1])
-    job = yaml.safe_load((source / "job.yaml").read_text().replace("18431", port)) | {"source": str(source)}
+    text = (source / "job.yaml").read_text().replace("18431", str(held.getsockname()[1]))
+    job = yaml.safe_load(text) | {"source": str(source)}
     del job["target"]
     with open_place(place, request) as at:
         options = two_hosts(at.options, place, request)

@@ -81,33 +81,28 @@ def test_a_line_makes_it_ready_once():
     assert case.reports == 1
 
 
-def test_a_port_that_accepts_makes_it_ready(listener):
-    port = listener.getsockname()[1]
-    listener.close()
-    case = Case(ready=f"tcp://:{port}")
+def test_a_port_that_accepts_makes_it_ready(held):
+    case = Case(ready=f"tcp://:{held.getsockname()[1]}")
     assert case.look() == "" and case.reports == 0
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", port))
-        again.listen()
-        assert case.look() == "" and case.reports == 1
+    held.listen()
+    assert case.look() == "" and case.reports == 1
     assert case.look() == "" and case.reports == 1
 
 
-def test_a_connection_to_itself_is_none(listener, monkeypatch):
-    port = listener.getsockname()[1]
-    listener.close()
+def test_a_connection_to_itself_is_none(held, monkeypatch):
+    met = []
 
     def connect(address, timeout):
         made = socket.socket()
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.connect(address)  # TCP lets both ends be one socket
+        met.append(made)
         return made
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    case = Case(ready=f"tcp://:{port}")
-    assert case.look() == "" and case.reports == 0
+    case = Case(ready=f"tcp://:{held.getsockname()[1]}")
+    assert case.look() == "" and case.reports == 0 and met
 
 
 def test_a_service_may_listen_at_the_nodes_address_alone(monkeypatch):
@@ -171,10 +166,9 @@ def test_one_that_is_not_ready_in_time_ends_the_attempt_once():
     assert case.look() == ""
 
 
-def test_a_port_that_is_taken_is_named(listener):
+def test_a_port_that_is_taken_is_named(listener, held):
     port = listener.getsockname()[1]
     with pytest.raises(OSError) as raised:
         check_free(port)
     assert f"port {port} is not free" in raised.value.filename
-    listener.close()
-    check_free(port)
+    check_free(held.getsockname()[1])
