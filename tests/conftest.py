@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from botocore.loaders import JSONFileLoader
-from launcher import ports
 
 from tests.decisions import Watch
 from tests.extent import is_later, names_of, tier_of
@@ -163,7 +162,9 @@ def held() -> Iterator[socket.socket]:
     A connection to its port is refused, a server that names the port and sets SO_REUSEADDR may listen on it, and the kernel
     gives it to nobody who asks for any free one. A port that was free a moment ago may be another test's by now.
     """
-    with ports.hold() as one:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("", 0))
         yield one
 
 

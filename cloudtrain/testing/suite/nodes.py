@@ -52,7 +52,9 @@ class NodesContract(ContractFixtures):
             server = {"entrypoint": "script.py", "ready": f"tcp://:{port}"}
             handle = start(script, roles={"trainer": {"after": ["server"]}, "server": server})
             assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-            received = [(line.node, line.text) for line in self.script_lines(backend, handle) if "received" in line.text]
+            received = [
+                (line.node, line.text) for line in self.script_lines(backend, handle) if "received" in line.text
+            ]
         assert received == [(0, "received weights")]
         self.assert_no_leftovers(handle)
 

@@ -310,9 +310,7 @@ def test_only_a_pod_that_is_alone_is_started_anew_by_the_cluster(changes: dict, 
     assert {rule["action"] for rule in others} == {"FailJob"}
 
 
-def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alone(
-    tmp_path: Path, held: socket.socket
-):
+def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alone(tmp_path: Path, held: socket.socket):
     (tmp_path / "base" / "model").mkdir(parents=True)
     (tmp_path / "base" / "model" / "m").write_text("0123456789")
     (tmp_path / "secret").write_text("not given out")
