@@ -137,12 +137,13 @@ def test_the_launcher_has_the_roles_and_one_node_has_not_enough_for_them(
 ROLE = "arn:aws:iam::123456789012:role/train"
 OPTIONS: dict[str, dict[str, Any]] = {
     "akash": {"store": "s3://bucket/akash", "image": "registry/any:1", "max_usd_per_hour": 1.0},
-    "kubernetes": {"image": "registry/any:1", "spot_selector": {"spot": "true"}},
+    "kubernetes": {"image": "registry/any:1", "spot_selector": {"spot": "true"}, "kind": "jobset"},
     "sagemaker": {"role": ROLE, "bucket": "bucket", "region": "us-east-1", "image": "registry/any:1"},
     "slurm": {"folder": "/shared", "spot_partition": "spot"},
     "vertex": {"project": "project", "bucket": "bucket", "image": "registry/any:1"},
     "vertex-local": {},
 }
+ROLES: dict[str, Any] = {"roles": {"trainer": {}, "server": {"run": "serve"}}}
 # key -> a job that uses it, and what it has in common with one that does not
 USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "num_nodes": ({"num_nodes": 3}, {}),
@@ -153,6 +154,8 @@ USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resources.disk_gb": ({"resources": {"disk_gb": 321}}, {}),
     "resources.cpus": ({"resources": {"cpus": 33}}, {}),
     "resources.memory": ({"resources": {"memory": "111GB"}}, {}),
+    "roles.resources": ({"roles": {"trainer": {}, "server": {"run": "serve", "resources": {"cpus": 33}}}}, ROLES),
+    "roles.image": ({"roles": {"trainer": {}, "server": {"run": "serve", "image": "registry/other:2"}}}, ROLES),
     "secrets.k8s": ({"secrets": {"TOKEN": "k8s:name/key"}}, {}),
     "limits.max_runtime": ({"limits": {"max_runtime": "7h"}}, {}),
     "limits.max_wait": ({"limits": {"max_wait": "3h"}}, {}),
@@ -196,7 +199,7 @@ def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, na
     keys = {"name": "mine", "source": str(tmp_path), "entrypoint": "train.py", "target": name, **common}
 
     def planned(**more: Any) -> list[str]:
-        plan = Planner(name, **OPTIONS.get(name, {})).plan(Job(**keys | more))
+        plan = Planner(name, **OPTIONS.get(name, {})).plan(Job.from_dict(keys | more))
         return list(values(json.loads(json.dumps(plan.request)), field))
 
     assert planned() != planned(**use)

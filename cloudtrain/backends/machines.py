@@ -110,6 +110,15 @@ def with_gpus(job: Job, machine: Machine | None) -> tuple[Job, list[str]]:
     return job, [f"{machine.name} has {gpus.replace(':', ' x ')}: {job.processes} ranks run on each node"]
 
 
+def with_gpus_of(job: Job, role: str, machine: Machine | None) -> Job:
+    """Return a job of which a service names only a machine type, with that machine's GPUs."""
+    own = job.roles[role].resources
+    if own is None or machine is None or not machine.accelerators or own.accelerators:
+        return job
+    own = own.model_copy(update={"accelerators": f"{machine.accelerator}:{machine.accelerators}"})
+    return job.replace(roles={**job.roles, role: job.roles[role].model_copy(update={"resources": own})})
+
+
 def count_gpus(platform: str, counts: Iterable[tuple[str, int]]) -> int | None:
     """Return the GPUs of so many machines of each type, None where the catalog lacks one of the types."""
     total = 0

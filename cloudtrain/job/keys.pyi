@@ -142,6 +142,8 @@ class RoleKeys(TypedDict, total=False):
     """As the job's."""
     resources: ResourcesKeys | sections.Resources | None
     """Hardware of each node of this role, without GPUs where it names none."""
+    image: str | int | float | bool | None
+    """Container image of a service. Default: the job's."""
     requirements: str | None
     """Requirements file of a service, or none. Default: environment.requirements."""
     secrets: Sequence[str]

@@ -21,6 +21,7 @@ _WORDS = {
     "resources.use_spot": "spot capacity (resources.use_spot)",
     "resources.instance_type": "instance types (resources.instance_type)",
     "roles.resources": "other machines for each role (roles.NAME.resources)",
+    "roles.image": "another image for a role (roles.NAME.image)",
     "secrets.env": "secrets from the client's environment (env:NAME)",
     "secrets.file": "secrets from a file on the node (file:PATH)",
     "secrets.k8s": "secrets of a Kubernetes cluster (k8s:SECRET/KEY)",
@@ -43,6 +44,7 @@ def every() -> list[str]:
         "image",
         *resources,
         "roles.resources",
+        "roles.image",
         "secrets.env",
         "secrets.file",
         "secrets.k8s",
@@ -59,6 +61,7 @@ def in_use(job: JobModel) -> list[str]:
         "image": job.image is not None,
         "resources.accelerators": job.resources.gpus > 0,  # "0" hides those that are there
         "roles.resources": any(r.resources not in (None, job.resources) for r in job.roles.values()),
+        "roles.image": any(r.image not in (None, job.image) for r in job.roles.values()),
         "secrets.env": "env" in sources,
         "secrets.file": "file" in sources,
         "secrets.k8s": only_k8s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import placeholders
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup", "ray", "resources")
 _HARDWARE = {"accelerators", "cpus", "memory", "disk_gb", "instance_type"}
-_AT_TOP = {"requirements": "write environment.requirements at the top", "grace": "write limits.grace at the top"}
+_AT_TOP = {
+    "requirements": "write environment.requirements at the top",
+    "grace": "write limits.grace at the top",
+    "image": "write image at the top",
+}
+
+
+J = TypeVar("J", bound="JobModel")
 
 
 def main_of(data: Mapping[str, Any]) -> str:
@@ -54,6 +61,15 @@ def program(job: JobModel, name: str) -> JobModel:
     if isinstance(role.entrypoint, str):
         about |= {"arg_style": job.arg_style, "distributed_env": job.distributed_env}
     return type(job)(**{**about, **own}, num_nodes=role.num_nodes)
+
+
+def on_own_machine(job: J, name: str) -> J:
+    """Return a job with the hardware, the image and the secrets of one of its services."""
+    role = job.roles[name]
+    own = role.resources and role.resources.model_copy(update={"use_spot": job.resources.use_spot})
+    secrets = {secret: sources for secret, sources in job.secrets.items() if secret in role.secrets}
+    changes = {"resources": own or job.resources, "image": role.image or job.image, "secrets": secrets}
+    return job.model_copy(update=changes)
 
 
 def services(job: JobModel) -> list[str]:
@@ -127,7 +143,7 @@ def find_role_problems(job: JobModel) -> Iterator[Problem]:
                 yield Problem(
                     f"is at the top of the job too, where keys of {main} stand", f"roles.{name}.{key}", "keep one"
                 )
-            for key in ("ready", "secrets", "requirements", "grace"):
+            for key in ("ready", "secrets", "requirements", "grace", "image"):
                 if getattr(role, key):
                     yield Problem(
                         "is for services, and this is the main role",

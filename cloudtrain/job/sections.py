@@ -386,6 +386,7 @@ class Role(Spec):
     resources: Resources | None = Field(
         default=None, description="Hardware of each node of this role, without GPUs where it names none."
     )
+    image: Text | None = Field(default=None, description="Container image of a service. Default: the job's.")
     requirements: Inside | None = Field(
         default=None, description="Requirements file of a service, or none. Default: environment.requirements."
     )

@@ -12,6 +12,7 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
-from cloudtrain.backends.kubernetes.jobset import as_job
+from cloudtrain.backends.kubernetes.jobset import as_job, templates_of
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
@@ -123,21 +124,23 @@ class KubernetesBackend(KubeJobs, Backend):
         return yaml.safe_dump_all(kubectl_manifests(plan.request, packed), sort_keys=False)
 
     def facts(self, plan: Plan) -> Facts:
-        job = as_job(plan.request["manifests"][0])["spec"]
-        pod = job["template"]["spec"]
-        pods = max(int(plan.manifest["nodes"]), int(job.get("parallelism") or 0))
-        named = (pod.get("nodeSelector") or {}).get(INSTANCE_TYPE)
-        containers = [*pod.get("initContainers", ()), *pod["containers"]]
-        images = tuple(dict.fromkeys(str(each.get("image") or "") for each in containers))
-        gpus = count_gpus(pod, str(self._options.get("gpu_resource") or "nvidia.com/gpu"))
+        jobs = templates_of(plan.request["manifests"][0])
+        pods = [job["template"]["spec"] for job in jobs]
+        named = [str((pod.get("nodeSelector") or {}).get(INSTANCE_TYPE) or "") for pod in pods]
+        containers = [each for pod in pods for each in (*pod.get("initContainers", ()), *pod["containers"])]
+        key = str(self._options.get("gpu_resource") or "nvidia.com/gpu")
+        nodes = [max(int(job["completions"]), int(job.get("parallelism") or 0)) for job in jobs]
+        gpus = [count_gpus(pod, key) for pod in pods]
         return Facts(
-            instance_types=(str(named),) if named else (), images=images, gpus=None if gpus is None else gpus * pods
+            instance_types=tuple(dict.fromkeys(filter(None, named))),
+            images=tuple(dict.fromkeys(str(each.get("image") or "") for each in containers)),
+            gpus=None if None in gpus else sum(map(mul, gpus, nodes)),
         )
 
     def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
         manifests = copy.deepcopy(list(plan.request["manifests"]))
-        template = as_job(manifests[0])["spec"]["template"]
-        template["spec"] = with_other_nodes(template["spec"], names)
+        for job in templates_of(manifests[0]):
+            job["template"]["spec"] = with_other_nodes(job["template"]["spec"], names)
         return replace(plan, request={**plan.request, "manifests": manifests})
 
     def permissions(self, plan: Plan | None, *, inside: bool = False) -> Mapping[str, Any]:

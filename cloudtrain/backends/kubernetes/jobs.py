@@ -1,4 +1,4 @@
-"""Create, find, inspect and cancel Kubernetes Jobs, and JobSets of one Job.
+"""Create, find, inspect and cancel Kubernetes Jobs, and JobSets.
 
 The handle is <cluster>/<namespace>/<name>/<uid>, of a JobSet <cluster>/<namespace>/jobset:<name>/<uid>. submit creates
 the Job suspended, then the objects that it owns, and a patch starts it: four calls, each safe to repeat, after one that
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
-from cloudtrain.backends.kubernetes.jobset import API, as_job, child_name, pods_owner
+from cloudtrain.backends.kubernetes.jobset import API, as_job, child_name, pods_owners
 from cloudtrain.backends.kubernetes.kueue import with_ends
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, QUEUE, RUN, STARTED
 from cloudtrain.backends.kubernetes.permissions import Permission, find_missing
@@ -188,7 +188,7 @@ class KubeJobs:
         cluster, namespace, name, uid, _ = parsed = parse_handle(handle)
         job = self._api.get(parsed.path, "the Job cannot be read")
         if job and job["metadata"]["uid"] == uid:
-            return with_ends(self._api, namespace, [as_job(job, self._child(parsed))])[0]
+            return with_ends(self._api, namespace, [as_job(job, self._children(parsed, job))])[0]
         current_cluster = self._api.access.identity
         if current_cluster != cluster:  # if it were the same cluster under another address, it would have this uid
             message = (
@@ -198,13 +198,12 @@ class KubeJobs:
             raise BackendError(message, "set options.kubernetes.context or $KUBECONFIG to choose the cluster")
         return None
 
-    def _child(self, handle: Handle) -> Object | None:
-        """Return the Job of a JobSet; None where there is none yet, or no JobSet."""
-        if handle.kind == "Job":
-            return None
-        path = f"{PATHS['Job'].format(handle.namespace)}/{child_name(handle.name)}"
-        child = self._api.get(path, "the JobSet's Job cannot be read")
-        return child if child and is_owned_by(child, handle.uid) else None
+    def _children(self, handle: Handle, jobset: Object) -> list[Object]:
+        """Return the Jobs of a JobSet that exist; [] for a Job."""
+        names = [child_name(handle.name, each["name"]) for each in jobset["spec"].get("replicatedJobs") or ()]
+        paths = [f"{PATHS['Job'].format(handle.namespace)}/{name}" for name in names]
+        found = [self._api.get(path, "the JobSet's Job cannot be read") for path in paths]
+        return [child for child in found if child and is_owned_by(child, handle.uid)]
 
     def pods(self, handle: str, job: Object | None = None) -> list[Object]:
         """Return an attempt's pods that still exist, restarted ones included, in order of creation.
@@ -310,8 +309,8 @@ def _place(kind: str) -> tuple[str, str]:
 
 def pods_of(job: Object, pods: Iterable[Object]) -> list[Object]:
     """Return the pods of a Job among others, in order of creation."""
-    uid = pods_owner(job)["metadata"]["uid"]
-    own = [pod for pod in pods if is_owned_by(pod, uid)]
+    uids = {owner["metadata"]["uid"] for owner in pods_owners(job)}
+    own = [pod for pod in pods if any(is_owned_by(pod, uid) for uid in uids)]
     return sorted(own, key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
 
 

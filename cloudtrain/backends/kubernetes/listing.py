@@ -72,8 +72,8 @@ class KubeList:
         jobs = list(self._list(PATHS["Job"].format(namespace), "the Jobs cannot be listed", query))
         if any(each.kind == "JobSet" for each in parsed):
             for jobset in self._list(PATHS["JobSet"].format(namespace), "the JobSets cannot be listed", query):
-                children = (job for job in jobs if is_owned_by(job, jobset["metadata"]["uid"]))
-                jobs.append(as_job(jobset, next(children, None)))
+                own = [job for job in jobs if is_owned_by(job, jobset["metadata"]["uid"])]
+                jobs.append(as_job(jobset, sorted(own, key=lambda job: str(job["metadata"]["name"]))))
         pods: list[Object] = []
         try:
             pods += self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 RUN, ATTEMPT = "cloudtrain.dev/run", "cloudtrain.dev/attempt"  # labels
 STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # annotations that submit and cancel set
 # The value of CANCELLED is when the first container had started, "" if none had.
+FIRST_NODE = "cloudtrain.dev/first-node"  # label of pods: the rank of the first node of their role
 OUTPUT = "cloudtrain.dev/output"  # annotation: path or URI of the run's output
 QUEUE = "kueue.x-k8s.io/queue-name"
 # Label: seconds over all admissions of a queue (https://kueue.sigs.k8s.io/docs/concepts/workload, 2026-11-23)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, CONTAINER, OUTPUT, RUN, STARTED, UNPACK
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, CONTAINER, FIRST_NODE, OUTPUT, RUN, STARTED, UNPACK
 from cloudtrain.errors import Problem, page
 
 # Fields that an overlay may not change: the number of pods, how the Job is found, how its pods start and end.
@@ -45,7 +45,7 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
     prefix = "options.kubernetes.overlay"
     protected = [*(path.split(".") for path in PROTECTED)]
     protected += [["metadata", "annotations", name] for name in (OUTPUT, STARTED, CANCELLED)]
-    for name in (RUN, ATTEMPT):
+    for name in (RUN, ATTEMPT, FIRST_NODE):
         protected += [["metadata", "labels", name], ["spec", "template", "metadata", "labels", name]]
     for path in protected:
         if _get_path(job, path) != _get_path(base, path):

@@ -41,6 +41,8 @@ KEYS = {
     "resources.cpus": "cpu",
     "resources.memory": "memory",
     "resources.instance_type": "node.kubernetes.io/instance-type",
+    "roles.resources": "replicatedJobs",
+    "roles.image": "replicatedJobs",
     "secrets.k8s": "secretKeyRef",
     "limits.max_runtime": "activeDeadlineSeconds",
     "limits.max_wait": "activeDeadlineSeconds",
@@ -59,6 +61,7 @@ class Pod:
     source: str | None  # the bundle's URI, None for the ConfigMap of the attempt's name
     digest: str  # the bundle's
     problems: list[Problem]  # what is wrong with the job is added
+    first_node: int = 0  # the rank of its role's first node, where roles have other pods
 
     def spec(self) -> dict[str, Any]:
         return {
@@ -210,6 +213,7 @@ class Pod:
         job_name = child_name(self.name) if self.options.get("kind") == "jobset" else self.name
         env |= {
             "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
+            **({"CLOUDTRAIN_FIRST_NODE": str(self.first_node)} if self.first_node else {}),
             "MASTER_ADDR": f"{job_name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
         }
         if self.output_path is not None:

@@ -18,13 +18,23 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.kubernetes import rules, security
-from cloudtrain.backends.kubernetes.jobset import as_job, wrap_job
-from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, MAX_EXEC, OUTPUT, QUEUE, RUN, STARTED, UNPACK
+from cloudtrain.backends.kubernetes.jobset import as_job, wrap_jobs
+from cloudtrain.backends.kubernetes.names import (
+    ATTEMPT,
+    CONTAINER,
+    FIRST_NODE,
+    MAX_EXEC,
+    OUTPUT,
+    QUEUE,
+    RUN,
+    STARTED,
+    UNPACK,
+)
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
 from cloudtrain.backends.kubernetes.pod import Pod
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
-from cloudtrain.job import units
+from cloudtrain.job import platform_keys, roles, units
 from cloudtrain.nodes import paths
 from cloudtrain.source import provenance
 
@@ -45,7 +55,7 @@ class Request:
     def __init__(self, job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[str, Any]) -> None:
         self.problems: list[Problem] = []
         self.notes: list[str]
-        job, self.notes = machines.with_gpus(job, machines.find_node(job.resources.instance_type or ""))
+        job, self.notes = _with_gpus(job)
         self._job, self._options = job, options
         output = (job.output or "").rstrip("/") or None
         output_path, path_problems = paths.output_path(output)
@@ -56,12 +66,15 @@ class Request:
         self.namespace = str(options.get("namespace") or "default")
         self.source = self._bundle_uri(bundle, output)
         labels = self._labels()
-        pod = Pod(job, options, self.manifest, output_path, self.source, bundle.sha256, self.problems)
-        base = self._add_queue_label(self._job_manifest(labels, pod.spec()))
-        self.job = merge_manifest(base, options.get("overlay") or {})
-        self.problems += check_overlay(base, self.job, options.get("allow_host_paths") or ())
+        self.jobs: list[dict[str, Any]] = []  # of several, one for each role
+        for part, nodes, first in self._parts():
+            pod = Pod(part, options, self.manifest, output_path, self.source, bundle.sha256, self.problems, first)
+            base = self._add_queue_label(self._job_manifest(labels, pod.spec(), nodes, first))
+            self.jobs.append(merge_manifest(base, options.get("overlay") or {}))
+            self.problems += check_overlay(base, self.jobs[-1], options.get("allow_host_paths") or ())
+        self.job = self.jobs[0]
         as_set = options.get("kind") == "jobset" and not self.problems
-        self.main = wrap_job(self.job) if as_set else self.job  # what is created first
+        self.main = wrap_jobs(self.jobs) if as_set else self.job  # what is created first
         owned = {"namespace": self.namespace, "labels": labels, "ownerReferences": [self._owner_reference()]}
         self.others: list[dict[str, Any]] = []
         if self.manifest.nodes > 1 and self.main is self.job:  # a JobSet has its own
@@ -102,8 +115,22 @@ class Request:
 
     # -- the parts -----------------------------------------------------------------------------------------------------
 
-    def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
-        nodes = self.manifest.nodes
+    def _parts(self) -> Iterator[tuple[Job, int, int]]:
+        """Yield a job for each Job of the attempt, its nodes and the first one's rank; several where roles differ."""
+        job, at = self._job, self._job.main_nodes
+        if not {"roles.resources", "roles.image"}.intersection(platform_keys.in_use(job)):
+            yield job, job.num_nodes, 0
+            return
+        if self._options.get("kind") != "jobset":
+            message = "have different resources or images, which needs a JobSet with one Job for each role"
+            self._add_problem("roles", message, "set options.kubernetes.kind: jobset, or give all roles the same")
+        yield job, at, 0
+        for name in roles.services(job):
+            nodes = job.roles[name].num_nodes
+            yield roles.on_own_machine(job, name), nodes, at
+            at += nodes
+
+    def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any], nodes: int, first: int) -> dict[str, Any]:
         # Not 75: a pod leaves with it at the end of its own deadline too, and no condition tells that from a request.
         restarts = [LOST] if self.starts > 1 and "lost" in self._job.retry.on_events else []
         wait_s = self._job.limits.max_wait_s
@@ -144,7 +171,7 @@ class Request:
                 },
                 "suspend": True,
                 "template": {
-                    "metadata": {"labels": dict(labels)},
+                    "metadata": {"labels": {**labels, **({FIRST_NODE: str(first)} if first else {})}},
                     "spec": pod,
                 },
             },
@@ -234,13 +261,14 @@ class Request:
     def _check(self) -> None:
         if self.problems:
             return  # the rules would only report the same problems again
-        violations = [("options.kubernetes.overlay", violation) for violation in rules.check_job(self.job)]
+        prefix = "options.kubernetes.overlay"
+        violations = [(prefix, violation) for job in self.jobs for violation in rules.check_job(job)]
         if self.main is not self.job and (violation := rules.check_jobset_name(self.main)):
             self._add_problem("name", f"{self._job.name} {violation.message}", "choose a shorter name, or kind: job")
         if self._options.get("security"):
-            pod = self.job["spec"]["template"]["spec"]
-            broken = security.check_restricted(pod, "spec.template.spec")
-            violations += [("options.kubernetes.overlay", violation) for violation in broken]
+            pods = [job["spec"]["template"]["spec"] for job in self.jobs]
+            broken = [found for pod in pods for found in security.check_restricted(pod, "spec.template.spec")]
+            violations += [(prefix, violation) for violation in broken]
         for manifest in (other for other in self.others if other["kind"] != "NetworkPolicy"):
             check = rules.check_service if manifest["kind"] == "Service" else rules.check_config_map
             violations += [(manifest["kind"], violation) for violation in check(manifest)]
@@ -257,6 +285,15 @@ class Request:
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(message, path, hint))
+
+
+def _with_gpus(job: Job) -> tuple[Job, list[str]]:
+    """Return a job that names the GPUs of the machine types that it and its services name, and notes on it."""
+    job, notes = machines.with_gpus(job, machines.find_node(job.resources.instance_type or ""))
+    for name in roles.services(job):
+        own = job.roles[name].resources or job.resources
+        job = machines.with_gpus_of(job, name, machines.find_node(own.instance_type or ""))
+    return job, notes
 
 
 def time_limit(plan: Plan) -> TimeLimit:

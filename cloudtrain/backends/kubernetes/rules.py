@@ -73,9 +73,11 @@ def check_job(job: Mapping[str, Any]) -> Iterator[Violation]:
 
 def check_jobset_name(jobset: Mapping[str, Any]) -> Violation | None:
     """Return why a JobSet's name is refused, None if it is not: its pods' names must be DNS labels (its webhook)."""
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    last = replicated["template"]["spec"]["completions"] - 1
-    longest = f"{jobset['metadata']['name']}-{replicated['name']}-0-{last}-abcde"
+    made = (
+        f"{jobset['metadata']['name']}-{each['name']}-0-{each['template']['spec']['completions'] - 1}-abcde"
+        for each in jobset["spec"]["replicatedJobs"]
+    )
+    longest = max(made, key=len)
     if len(longest) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", longest):
         return None
     return Violation("metadata.name", f"makes names of pods that are no DNS labels of at most 63 characters: {longest}")

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudtrain.backends.images import pinned_image
-from cloudtrain.backends.kubernetes.jobset import pods_owner
+from cloudtrain.backends.kubernetes.jobset import pods_owners
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
-from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, MAX_EXEC, QUEUE, UNPACK
+from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, FIRST_NODE, MAX_EXEC, QUEUE, UNPACK
 from cloudtrain.events import ENDED, EXIT_RESUMABLE, State, Status
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -75,7 +75,8 @@ def waiting_reason(job: Object, pods: Iterable[Object], noted: Mapping[str, str]
     Args:
         noted: uid -> the newest event of a pod, or of the Job, that says nothing itself (`silent_objects`).
     """
-    newest, of_job = newest_by_node(pods), noted.get(str(pods_owner(job)["metadata"]["uid"]), "")
+    newest = newest_by_node(pods)
+    of_job = next((note for each in pods_owners(job) if (note := noted.get(str(each["metadata"]["uid"]), ""))), "")
     ranks: dict[str, list[int]] = {}
     for rank in range(job["spec"]["completions"]):
         if pod := newest.get(rank):
@@ -93,7 +94,7 @@ def silent_objects(job: Object, pods: Iterable[Object]) -> list[Object]:
     """Return the pods that wait and do not say why, and the Job if pods of it are missing (an exceeded quota)."""
     newest = newest_by_node(pods).values()
     silent = [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)]
-    return silent if len(newest) == job["spec"]["completions"] else [*silent, pods_owner(job)]
+    return silent if len(newest) == job["spec"]["completions"] else [*silent, *pods_owners(job)]
 
 
 def newest_note(events: Iterable[Object]) -> str:
@@ -148,7 +149,8 @@ def newest_by_node(pods: Iterable[Object]) -> dict[int, Object]:
 
 def node_rank(pod: Object) -> int:
     """Return the node rank of a pod of an Indexed Job."""
-    return int((pod["metadata"].get("labels") or {}).get(INDEX) or get_annotations(pod)[INDEX])
+    labels = pod["metadata"].get("labels") or {}
+    return int(labels.get(INDEX) or get_annotations(pod)[INDEX]) + int(labels.get(FIRST_NODE) or 0)
 
 
 def container_state(pod: Object, name: str = CONTAINER) -> Object:

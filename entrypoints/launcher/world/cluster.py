@@ -174,7 +174,7 @@ def _kubeflow(environ: Mapping[str, str], _: str) -> Cluster | None:
 def _kubernetes(environ: Mapping[str, str], _: str) -> Cluster | None:
     if not environ.get("JOB_COMPLETION_INDEX"):
         return None
-    rank = int(environ["JOB_COMPLETION_INDEX"])
+    rank = int(environ["JOB_COMPLETION_INDEX"]) + int(environ.get("CLOUDTRAIN_FIRST_NODE") or 0)
     nodes = int(environ["CLOUDTRAIN_NUM_NODES"]) if environ.get("CLOUDTRAIN_NUM_NODES") else None
     master = environ.get("MASTER_ADDR") or (LOOPBACK if rank == 0 and nodes in (None, 1) else "")
     if not master:

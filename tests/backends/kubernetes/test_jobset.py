@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
-from cloudtrain.backends.kubernetes.jobset import as_job
+from cloudtrain.backends.kubernetes.jobset import as_job, templates_of
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.backends.kubernetes.rules import check_jobset_name
 from cloudtrain.backends.kubernetes.status import status_of
@@ -82,14 +82,64 @@ def test_the_end_of_a_set_is_that_of_its_job():
     jobset["metadata"] = {**jobset["metadata"], "uid": "set"}
     child = {"metadata": {"uid": "job"}, "status": {}}
     assert status_of(as_job(jobset), []).state is State.STARTING
-    assert status_of(as_job(jobset, child), []).state is State.STARTING
+    assert status_of(as_job(jobset, [child]), []).state is State.STARTING
     late = condition("Failed", reason="DeadlineExceeded", message="too long")
     jobset["status"] = {"conditions": [condition("Failed", reason="FailedJobs", message="a job failed")]}
     child["status"] = {"conditions": [late]}
-    assert status_of(as_job(jobset, child), []).state is State.TIMED_OUT
+    assert status_of(as_job(jobset, [child]), []).state is State.TIMED_OUT
     assert status_of(as_job(jobset), []).reason == "a job failed", "its Job was deleted"
     jobset["status"] = {"conditions": [condition("Completed")]}
     assert status_of(as_job(jobset), []).state is State.SUCCEEDED
+
+
+SERVER = {"run": "serve", "image": "vllm:1", "resources": {"accelerators": "L4"}, "secrets": ["HF_TOKEN"]}
+OF_ROLES = {
+    "entrypoint": None,
+    "roles": {"trainer": {"entrypoint": "train.py", "num_nodes": 2}, "server": SERVER, "judge": {"run": "judge"}},
+    "resources": {"accelerators": "H100:8"},
+    "secrets": {"HF_TOKEN": ["k8s:hub/token"], "WANDB": ["k8s:wandb/key"]},
+}
+
+
+def test_roles_have_pods_of_their_own_in_one_set():
+    request = made(OF_ROLES, {"kind": "jobset"})
+    assert request.problems == [] and known_to_the_schema(request.main) == request.main
+    pods = [job["template"]["spec"]["containers"][0] for job in templates_of(request.main)]
+    assert [pod["image"] for pod in pods] == ["img:1", "vllm:1", "img:1"]
+    assert [pod["resources"]["limits"]["nvidia.com/gpu"] for pod in pods] == ["8", "1", "8"]
+    env = [{each["name"]: each.get("value", "") for each in pod["env"]} for pod in pods]
+    assert [each.get("CLOUDTRAIN_FIRST_NODE") for each in env] == [None, "2", "3"]
+    assert {each["MASTER_ADDR"] for each in env} == {"golden-run-a1-n-0-0.golden-run-a1"}
+    assert [sum(name.startswith("CLOUDTRAIN_SECRET_") for name in each) for each in env] == [2, 1, 0]
+    assert as_job(request.main)["spec"]["completions"] == request.manifest.nodes == 4
+
+
+def test_a_machine_type_of_a_role_has_its_gpus_in_the_manifest():
+    server = {"run": "serve", "resources": {"instance_type": "g6.12xlarge"}}
+    changes = {"entrypoint": None, "roles": {"trainer": {"entrypoint": "train.py"}, "server": server}}
+    request = made(changes, {"kind": "jobset"})
+    assert request.problems == [] and request.manifest.roles[1]["gpus_per_node"] == 4
+    container = templates_of(request.main)[1]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
+@pytest.mark.parametrize("own", [{"image": "vllm:1"}, {"resources": {"cpus": 2}}])
+def test_other_pods_for_a_role_need_a_set(own: dict):
+    changes = {"entrypoint": None, "roles": {"trainer": {"entrypoint": "train.py"}, "server": {"run": "serve", **own}}}
+    assert problems(changes, {}) == ["roles"] and problems(changes, {"kind": "jobset"}) == []
+
+
+def test_a_set_of_several_jobs_is_complete_with_the_last_and_fails_with_the_first():
+    jobset = {**made(OF_ROLES, {"kind": "jobset"}).main, "status": {}}
+    jobset["spec"], jobset["metadata"] = {**jobset["spec"], "suspend": False}, {**jobset["metadata"], "uid": "set"}
+    done = {"metadata": {"uid": "main"}, "status": {"conditions": [condition("Complete")], "ready": 0}}
+    rest = {"metadata": {"uid": "server"}, "status": {"ready": 2}}
+    both = as_job(jobset, [done, rest])
+    assert status_of(both, []).state is State.STARTING and both["status"]["ready"] == 2
+    rest["status"] = {"conditions": [condition("Failed", reason="PodFailurePolicy", message="its pod failed")]}
+    assert status_of(as_job(jobset, [done, rest]), []).reason == "its pod failed"
+    jobset["status"], rest["status"] = {"conditions": [condition("Completed")]}, {"conditions": [condition("Complete")]}
+    assert status_of(as_job(jobset, [done, rest]), []).state is State.SUCCEEDED
 
 
 @pytest.fixture
@@ -114,6 +164,39 @@ def test_a_set_of_two_nodes_in_every_call(place: Ground, sets):  # noqa: F811
     own = ("jobsets", "jobs", "pods", "services", "configmaps")
     wait_for(lambda: not any(map(place.cluster.objects.all, own)), "all that it owned is deleted")
     assert backend.status(handle).state is State.LOST
+
+
+def in_roles(place: Ground, server: dict, script: str, **more):  # noqa: F811
+    """Submit a trainer on one node that waits for a server with less memory on another."""
+    service = {"ready": "line:up", "resources": {"cpus": 1, "memory": "64MiB"}, **server}
+    roles = {"trainer": {"entrypoint": "script.py", "after": ["server"]}, "server": service}
+    return started(place, script, {"kind": "jobset"}, entrypoint=None, roles=roles, **more)
+
+
+def test_roles_with_other_pods_find_each_other_and_end_together(place: Ground):  # noqa: F811
+    script = "import os; print('at', os.environ['CLOUDTRAIN_ROLE_SERVER_HOST'])"
+    backend, handle = in_roles(place, {"run": "echo up; exec sleep 600"}, script)
+    status = ended(backend, handle)
+    lines = sorted((line.node, line.text) for line in backend.logs(handle) if line.rank >= 0)
+    assert (status.state, lines) == (State.SUCCEEDED, [(0, "at 127.0.0.1"), (1, "up")])
+    assert backend.statuses([handle]) == {handle: status} and set(backend.images(handle)) == {0, 1}
+    assert len(place.cluster.objects.all("jobs")) == 2
+
+
+def test_a_role_that_waits_for_its_node_says_so_and_ends_with_the_set(place: Ground):  # noqa: F811
+    backend, handle = in_roles(place, {"run": "true", "resources": {"instance_type": "none"}}, "print(1)")
+    reason = wait_for(lambda: backend.status(handle).reason, "its reason")
+    assert reason.startswith("node 1: Unschedulable") and backend.statuses([handle])[handle].reason == reason
+    backend.cancel(handle)
+    wait_for(lambda: backend.status(handle).state is State.CANCELLED, "its end")
+    wait_for(lambda: not place.left(), "its processes end")
+
+
+def test_a_service_that_ends_ends_a_set(place: Ground):  # noqa: F811
+    backend, handle = in_roles(place, {"run": "echo bad; exit 3", "restart": 0}, "print(1)")
+    status = ended(backend, handle)
+    assert (status.state, status.exit_code) == (State.FAILED, 3) and "role server" in status.reason
+    wait_for(lambda: not place.left(), "its processes end")
 
 
 def test_a_waiting_set_says_why_and_is_cancelled(sets):

@@ -57,6 +57,18 @@ CASES = {
     ),
     "large_source": ({"output": "gs://bucket/results/"}, {}, MAX_INLINE_BYTES + 1),
     "jobset": ({"num_nodes": 2, "retry": {"max_attempts": 3}}, {"kind": "jobset", "queue": "research"}, 1000),
+    "roles": (
+        {
+            "entrypoint": None,
+            "secrets": {"HF_TOKEN": ["k8s:hub/token"]},
+            "roles": {
+                "trainer": {"entrypoint": "train.py", "num_nodes": 2, "resources": {"accelerators": "H100:8"}},
+                "server": {"run": "serve", "image": "vllm:1", "resources": {"accelerators": "L4"}, "secrets": ["HF_TOKEN"]},
+            },
+        },
+        {"kind": "jobset", "queue": "research"},
+        1000,
+    ),
     "claims": (
         {"output": "/data/out", "inputs": {"train": "/sets/imagenet"}},
         {"volumes": [{"claim": "shared", "path": "/data"}, {"claim": "sets", "path": "/sets", "read_only": True}]},

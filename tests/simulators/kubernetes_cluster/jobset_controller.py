@@ -1,6 +1,7 @@
-"""JobSet controller of the simulated cluster: sets of one replicated Job, as backends/kubernetes makes them.
+"""JobSet controller of the simulated cluster: sets of replicated Jobs, as backends/kubernetes makes them.
 
-It creates the Job and the headless Service, suspends and resumes the Job, ends with it and is deleted after its ttl: what
+It creates the Jobs and the headless Service, suspends and resumes the Jobs, fails with the first and is complete with the
+last of them, deletes those that still run, and is deleted after its ttl: what
 pkg/controllers/jobset_controller.go of https://github.com/kubernetes-sigs/jobset does (2026-11-23). Restarts are refused.
 """
 
@@ -21,16 +22,17 @@ def check_jobset(jobset: Object) -> Iterator[rules.Violation]:
     """Yield what the webhook, or the Job's rules, refuse of a JobSet; and what is not simulated."""
     spec = jobset.get("spec") or {}
     replicated = spec.get("replicatedJobs") or []
-    if len(replicated) != 1 or replicated[0].get("replicas", 1) != 1:
-        yield rules.Violation("spec.replicatedJobs", "is not simulated for more than one Job")
+    if not replicated or any(each.get("replicas", 1) != 1 for each in replicated):
+        yield rules.Violation("spec.replicatedJobs", "is not simulated for more than one Job each")
         return
     if (spec.get("failurePolicy") or {}).get("maxRestarts"):
         yield rules.Violation("spec.failurePolicy.maxRestarts", "is not simulated")
     if violation := rules.check_jobset_name(jobset):
         yield violation
-    job = {"metadata": {"name": "job"}, "spec": replicated[0]["template"]["spec"]}
-    for violation in rules.check_job(job):
-        yield violation._replace(path=f"spec.replicatedJobs[0].template.{violation.path}")
+    for number, each in enumerate(replicated):
+        job = {"metadata": {"name": "job"}, "spec": each["template"]["spec"]}
+        for violation in rules.check_job(job):
+            yield violation._replace(path=f"spec.replicatedJobs[{number}].template.{violation.path}")
 
 
 class JobSetController:
@@ -41,24 +43,25 @@ class JobSetController:
         self._expires: dict[str, float] = {}  # when an ended JobSet is deleted (ttlSecondsAfterFinished)
 
     def reconcile(self, jobset: Object) -> None:
-        """Create what a JobSet owns, pass on `suspend`, and copy the end of its Job."""
+        """Create what a JobSet owns, pass on `suspend`, and copy the end of its Jobs."""
         spec, metadata = jobset["spec"], jobset["metadata"]
         if find_condition(jobset, "Completed") or find_condition(jobset, "Failed"):
             if self._objects.clock.monotonic() >= self._expires.get(metadata["uid"], float("inf")):
                 del self._expires[metadata["uid"]]
                 self._objects.remove("jobsets", jobset)
             return
-        (replicated,) = spec["replicatedJobs"]
-        name, before = f"{metadata['name']}-{replicated['name']}-0", repr(jobset["status"])
-        job = self._objects.get("jobs", metadata["namespace"], name) or self._create(jobset, replicated, name)
-        if find_condition(job, "Failed"):
-            reason, message = "ReachedMaxRestarts", f"jobset failed due to reaching max number of restarts ({name})"
-            self._end(jobset, "Failed", reason, message)
-        elif find_condition(job, "Complete"):
+        before = repr(jobset["status"])
+        jobs = [self._job(jobset, replicated) for replicated in spec["replicatedJobs"]]
+        if failed := [job["metadata"]["name"] for job in jobs if find_condition(job, "Failed")]:
+            message = f"jobset failed due to reaching max number of restarts ({failed[0]})"
+            self._end(jobset, "Failed", "ReachedMaxRestarts", message)
+            for job in (job for job in jobs if not (find_condition(job, "Failed") or find_condition(job, "Complete"))):
+                self._objects.remove("jobs", job)
+        elif all(find_condition(job, "Complete") for job in jobs):
             self._end(jobset, "Completed", "AllJobsCompleted", "jobset completed successfully")
         else:
             suspended = spec.get("suspend", False)
-            if job["spec"]["suspend"] != suspended:
+            for job in (job for job in jobs if job["spec"]["suspend"] != suspended):
                 job["spec"]["suspend"] = suspended
                 self._objects.touch("jobs", job)
             if suspended and not find_condition(jobset, "Suspended"):
@@ -67,6 +70,11 @@ class JobSetController:
                 set_condition(jobset, "Suspended", "ResumeJobs", "jobset is resumed", "False")
         if repr(jobset["status"]) != before:
             self._objects.touch("jobsets", jobset)
+
+    def _job(self, jobset: Object, replicated: Object) -> Object:
+        name = f"{jobset['metadata']['name']}-{replicated['name']}-0"
+        found = self._objects.get("jobs", jobset["metadata"]["namespace"], name)
+        return found or self._create(jobset, replicated, name)
 
     def _create(self, jobset: Object, replicated: Object, name: str) -> Object:
         spec, metadata, template = jobset["spec"], jobset["metadata"], replicated["template"]
@@ -78,6 +86,7 @@ class JobSetController:
         pod = {**pod, "metadata": {**(pod.get("metadata") or {}), "labels": pod_labels}}
         if (spec.get("network") or {}).get("enableDNSHostnames", True):
             pod["spec"] = {**pod["spec"], "subdomain": metadata["name"]}
+        if pod["spec"].get("subdomain") == metadata["name"] and replicated is spec["replicatedJobs"][0]:
             service: Object = {"apiVersion": "v1", "kind": "Service"}
             service["metadata"] = {"name": metadata["name"], "ownerReferences": [owner]}
             service["spec"] = {"clusterIP": "None", "selector": {LABEL: metadata["name"]}}
