@@ -123,6 +123,10 @@ class Supervisor:
         whole = sagemaker_file("../data/cloudtrain-manifest/manifest")
         self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters, whole))
         cluster = clusters.resolve(self._environ, config)
+        placed = clusters.in_groups(cluster, config, [role["name"] for role in manifest.roles])
+        if placed.node_rank != cluster.node_rank:
+            self.log.say(f"by its instance group this host, {placed.host}, is node {placed.node_rank}")
+        cluster = placed
         if cluster.platform == "kubernetes" and cluster.node_rank > 0:
             cluster = cluster._replace(control_host=clusters.absolute(cluster.control_host))
         self._cluster = cluster

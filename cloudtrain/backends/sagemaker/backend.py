@@ -126,7 +126,10 @@ class SagemakerBackend(Backend):
 
     def machine(self, plan: Plan) -> str:
         resources = plan.request["ResourceConfig"]
-        first = (resources.get("InstanceGroups") or [resources])[0]
+        groups = resources.get("InstanceGroups") or [resources]
+        first = groups[0]
+        if plan.manifest.get("roles") and any(group["InstanceType"] != first["InstanceType"] for group in groups):
+            return ""  # services have other machines, with other prices
         return f"sagemaker/{self._options.get('region') or ''}/{first['InstanceType']}"
 
     @classmethod

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,14 @@ from cloudtrain.backends import machines
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.machines import Machine
 from cloudtrain.errors import Problem
+from cloudtrain.job import platform_keys, roles
 from cloudtrain.source.atomic import new_file
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 
+MAX_GROUPS = 5  # InstanceGroups of botocore 1.43.117's model
 # Families without accelerators: general, compute, memory, burstable (EC2's instance type names, seen 2026-11-23:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-types.html).
 WITHOUT_ACCELERATORS = r"ml\.[mcrt]\d"
@@ -48,6 +51,38 @@ def choose_machine(
         message = f"{nvme} has local NVMe disks, which SageMaker cannot encrypt with your KMS key"
         problems.append(Problem(message, "options.sagemaker.volume_kms_key", "remove it, or choose another type"))
     return machine, [note for _, notes, _ in found for note in notes], problems
+
+
+def groups_of_roles(
+    job: Job, machine: Machine | None, options: Mapping[str, Any], seen: Sequence[Machine] = ()
+) -> tuple[Job, list[dict[str, Any]], list[Problem]]:
+    """Return an instance group of each role where roles have other resources, else []; and the job with their GPUs.
+
+    Args:
+        machine: of the main role.
+    """
+    if "roles.resources" not in platform_keys.in_use(job):
+        return job, [], []
+    problems = []
+    if options.get("instance_groups"):
+        message = "have resources of their own, which exclude options.sagemaker.instance_groups"
+        problems.append(Problem(message, "roles", "remove one of the two"))
+    if len(job.roles) > MAX_GROUPS:
+        message = f"are {len(job.roles)} with resources of their own; SageMaker takes {MAX_GROUPS} instance groups"
+        problems.append(Problem(message, "roles"))
+    main_type = machine.name if machine else job.resources.instance_type or ""
+    groups = [{"name": job.main_role, "instance_type": main_type, "count": job.main_nodes}]
+    for name in roles.services(job):
+        path, one = f"roles.{name}.resources", roles.on_own_machine(job, name)
+        chosen, _, found = _choose_machine(one, one.resources.instance_type, seen)
+        problems += [replace(problem, path=f"roles.{name}.{problem.path}") for problem in found]
+        if one.resources.disk_gb not in (None, job.resources.disk_gb):
+            hint = "write resources.disk_gb at the top, for all roles"
+            problems.append(Problem("is the same for all instance groups", f"{path}.disk_gb", hint))
+        job = machines.with_gpus_of(job, name, chosen)
+        type_name = chosen.name if chosen else one.resources.instance_type or ""
+        groups.append({"name": name, "instance_type": type_name, "count": job.roles[name].num_nodes})
+    return job, groups, problems
 
 
 def total_price(machine: Machine | None, nodes: int, options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ from cloudtrain.backends.sagemaker.hyperparameters import (
     source_problems,
     toolkit_hyperparameters,
 )
-from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, total_price
+from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, groups_of_roles, total_price
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
 from cloudtrain.job import units
@@ -85,6 +85,7 @@ KEYS = {
     "resources.cpus": "InstanceType",
     "resources.memory": "InstanceType",
     "resources.instance_type": "InstanceType",
+    "roles.resources": "InstanceGroups",
     "limits.max_runtime": "MaxRuntimeInSeconds",
     "limits.max_wait": "MaxWaitTimeInSeconds",
     "retry.max_attempts": "MaximumRetryAttempts",
@@ -107,6 +108,8 @@ def build_request(
     machine, notes, problems = choose_machine(job, options, seen)
     job, found_notes = machines.with_gpus(job, machine)
     notes += found_notes
+    job, groups, found_problems = groups_of_roles(job, machine, options, seen)
+    problems += found_problems
     bucket, prefix = options.get("bucket") or "", options.get("prefix") or "cloudtrain"
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
     run = f"{output}/{run_id}"
@@ -161,6 +164,7 @@ def build_request(
         "ProfilerConfig": {"DisableProfiler": True},
         "Tags": _tags(job, manifest),
     }
+    options = {**options, "instance_groups": groups} if groups else options
     add_options(request, job, machine, options)
     if wrong := merge_raw(request, options.get("raw") or {}):
         problems += wrong  # the request may have values of other kinds than the rest expects

@@ -23,7 +23,7 @@ def write_config(base: Path, host: str, names: Sequence[str], request: Mapping[s
             "current_host": host,
             "hosts": names,
             "network_interface_name": interface,
-            "current_instance_type": request["ResourceConfig"]["InstanceType"],
+            **_instances(host, names, request["ResourceConfig"]),
         },
         "inputdataconfig": {
             channel["ChannelName"]: {"TrainingInputMode": channel.get("InputMode", "File")}
@@ -32,6 +32,20 @@ def write_config(base: Path, host: str, names: Sequence[str], request: Mapping[s
     }
     for name, value in config.items():
         (base / f"input/config/{name}.json").write_text(json.dumps(value))
+
+
+def _instances(host: str, names: Sequence[str], resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what resourceconfig.json has of a host's machine type, and of instance groups where there are some."""
+    groups, left = [], list(names)
+    for group in resources.get("InstanceGroups") or ():
+        hosts, left = left[: group["InstanceCount"]], left[group["InstanceCount"] :]
+        about = {"instance_group_name": group["InstanceGroupName"], "instance_type": group["InstanceType"]}
+        groups.append({**about, "hosts": hosts})
+    if not groups:
+        return {"current_instance_type": resources["InstanceType"]}
+    own = next(group for group in groups if host in group["hosts"])
+    current = {"current_instance_type": own["instance_type"], "current_group_name": own["instance_group_name"]}
+    return {**current, "instance_groups": groups}
 
 
 def failure_reason(base: Path, code: int | None) -> str:

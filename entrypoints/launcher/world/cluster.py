@@ -9,7 +9,7 @@ import json
 import re
 import socket
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import Refused
 
@@ -116,6 +116,18 @@ def _sagemaker(environ: Mapping[str, str], resourceconfig: str) -> Cluster | Non
         CONTROL_PORT,
         hosts[0],
         interface=interface,
+    )
+
+
+def in_groups(cluster: Cluster, resourceconfig: str, names: Sequence[str]) -> Cluster:
+    """Return a place on SageMaker by the instance groups, where each role has one of its name: hosts in the roles' order."""
+    config = json.loads(resourceconfig) if resourceconfig and cluster.platform == "sagemaker" else {}
+    groups = {group["instance_group_name"]: group["hosts"] for group in config.get("instance_groups") or ()}
+    if not names or not groups.keys() >= set(names):
+        return cluster
+    hosts = [host for name in names for host in sorted(groups[name], key=_natural)]
+    return cluster._replace(
+        hosts=tuple(hosts), node_rank=hosts.index(cluster.host), control_host=hosts[0], master_host=hosts[0]
     )
 
 

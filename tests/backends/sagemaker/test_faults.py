@@ -277,6 +277,22 @@ def test_what_is_billed_is_told(bench: Bench) -> None:
     assert status.state is State.SUCCEEDED and status.billable_s and status.billable_s % 2 == 0
 
 
+def test_roles_have_instance_groups_of_their_own(bench: Bench) -> None:
+    server = {"run": "echo up; exec sleep 600", "resources": {"instance_type": "ml.m5.large"}, "ready": "line:up"}
+    types = {"trainer": {"num_nodes": 2, "after": ["server"]}, "server": server}
+    script = (
+        "import json, os\nfound = json.load(open(os.environ['SAGEMAKER_BASE_DIR'] + '/input/config/resourceconfig.json'))\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], found['current_instance_type'], end=' ')\n"
+        "print(os.environ['SM_CURRENT_INSTANCE_GROUP'])"
+    )
+    resources = {"instance_type": "ml.c5.xlarge"}
+    handle = bench.backend.submit(*bench.plan(script, roles=types, resources=resources, processes_per_node=1))
+    assert bench.final(handle).state is State.SUCCEEDED
+    lines = sorted((line.node, line.text) for line in bench.backend.logs(handle) if line.rank >= 0)
+    assert lines == [(0, "0 2 ml.c5.xlarge trainer"), (1, "1 2 ml.c5.xlarge trainer"), (2, "up")]
+    assert bench.backend.status(handle).billable_s % 3 == 0
+
+
 def test_somebody_else_puts_the_same_source_at_the_same_time(bench: Bench) -> None:
     bench.simulator.faults.append(Fault("PutObject", 409, "ConditionalRequestConflict", times=2))
     assert bench.final(bench.backend.submit(*bench.plan())).state is State.SUCCEEDED

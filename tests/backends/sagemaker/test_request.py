@@ -82,6 +82,16 @@ CASES = {
             ],
         },
     ),
+    "roles": (
+        {
+            "roles": {
+                "trainer": {"num_nodes": 2, "resources": {"instance_type": "ml.p4d.24xlarge"}, "after": ["server"]},
+                "server": {"run": "serve", "resources": {"accelerators": "L4"}, "ready": "tcp://:8000"},
+                "judge": {"run": "judge", "resources": {"cpus": 4}},
+            },
+        },
+        {},
+    ),
     "file_systems": (
         {
             "resources": {"accelerators": "L4"},
@@ -384,6 +394,26 @@ LIMITS = {
         {"resources": {}, "num_nodes": 3},
         {"instance_groups": [FOUR, {"name": "b", "instance_type": "ml.g5.xlarge", "count": 1}]},
         "options.sagemaker.instance_groups",
+    ),
+    "groups and roles": (
+        {"resources": {}, "roles": {"trainer": {}, "server": {"run": "x", "resources": {"cpus": 9}}}},
+        {"instance_groups": [FOUR]},
+        "roles",
+    ),
+    "six groups": (
+        {"roles": {"trainer": {}, **dict.fromkeys("abcde", {"run": "x", "resources": {"cpus": 9}})}},
+        {},
+        "roles",
+    ),
+    "a role's type": (
+        {"roles": {"trainer": {}, "server": {"run": "x", "resources": {"instance_type": "p4d.24xlarge"}}}},
+        {},
+        "roles.server.resources.instance_type",
+    ),
+    "a role's disk": (
+        {"roles": {"trainer": {}, "server": {"run": "x", "resources": {"disk_gb": 300}}}},
+        {},
+        "roles.server.resources.disk_gb",
     ),
     "distribution of ours": ({}, {"distribution": TORCHRUN}, "options.sagemaker.distribution"),
     "distribution by mpi": (

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from launcher.errors import Refused
-from launcher.world.cluster import CONTROL_PORT, Cluster, absolute, expand_hosts, resolve
+from launcher.world.cluster import CONTROL_PORT, Cluster, absolute, expand_hosts, in_groups, resolve
 
 
 def place(found: Cluster) -> tuple:
@@ -245,3 +245,21 @@ def test_other_names_are_asked_for_as_they_are(tmp_path):
     (tmp_path / "resolv.conf").write_text("search team.svc.cluster.local\n")
     for name in ("10.0.0.7", "node", "a.b.c", "fd00::1"):
         assert absolute(name, str(tmp_path / "resolv.conf")) == name
+
+
+def test_nodes_of_instance_groups_are_in_the_order_of_the_roles():
+    groups = {"server": ["algo-1"], "trainer": ["algo-10", "algo-3"], "judge": ["algo-2"]}
+    config = {
+        "current_host": "algo-10",
+        "hosts": ["algo-1", "algo-2", "algo-3", "algo-10"],
+        "instance_groups": [{"instance_group_name": name, "hosts": hosts} for name, hosts in groups.items()],
+    }
+    text = json.dumps(config)
+    found = resolve({}, text)
+    placed = in_groups(found, text, ["trainer", "judge", "server"])
+    assert placed.hosts == ("algo-3", "algo-10", "algo-2", "algo-1")
+    assert place(placed) == ("sagemaker", 4, 1, "algo-3", CONTROL_PORT, "algo-3", found.master_port)
+    for names in ([], ["trainer", "other"]):
+        assert in_groups(found, text, names) == found
+    elsewhere = found._replace(platform="kubernetes")
+    assert in_groups(elsewhere, text, ["trainer"]) == elsewhere
