@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from botocore.loaders import JSONFileLoader
@@ -39,6 +43,8 @@ described = cache(partial(JSONFileLoader.load_file, JSONFileLoader()))
 JSONFileLoader.load_file = lambda _, path: described(path)
 
 WATCH = Watch()
+
+gc.disable()  # until all tests are collected: what that makes stays, and looking through it is a third of the time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -143,6 +149,24 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
     """Remember which fixtures of several tests start a process."""
     with WATCH.fixture(fixturedef):
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """What has been imported and collected stays: no test looks through it for what is left."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def chance(request: pytest.FixtureRequest) -> None:
+    """A test draws the same in every run, whatever ran before it in this process."""
+    seed = crc32(request.node.nodeid.encode())
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(seed)
 
 
 @pytest.fixture(autouse=True)

@@ -231,9 +231,9 @@ def test_a_cancel_mark_during_a_preemption_still_counts(tmp_path: Path):
 
 
 def test_max_runtime_ends_a_run(tmp_path: Path):
-    with Attempt(tmp_path, SAVES.format(code=0), max_runtime_s=1) as attempt:
+    with Attempt(tmp_path, SAVES.format(code=0), max_runtime_s=5) as attempt:  # its handler must be there before
         assert attempt.run() == [75]
-        assert (attempt.status()["state"], attempt.status()["reason"]) == ("TIMED_OUT", "max_runtime (1 s) was over")
+        assert (attempt.status()["state"], attempt.status()["reason"]) == ("TIMED_OUT", "max_runtime (5 s) was over")
         assert attempt.texts(0)[-1] == "saved"
 
 

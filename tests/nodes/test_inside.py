@@ -188,7 +188,7 @@ def test_nothing_is_printed_and_no_file_is_inherited(path: Path):
     assert done.stderr == b"" and b"memfd" not in done.stdout and b"/proc/" in done.stdout
 
 
-def test_a_port_of_the_node(start: Start):
+def test_a_port_of_the_node(start: Start, held: socket.socket):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -202,11 +202,10 @@ def test_a_port_of_the_node(start: Start):
         thread = threading.Thread(target=answer)
         thread.start()
         sent = bytes(range(256)) * 3000
-        port = str(server.getsockname()[1])
-        done = run("connect", port, given=sent)
+        done = run("connect", str(server.getsockname()[1]), given=sent)
         thread.join(WAIT_S)
     assert (done.returncode, done.stdout) == (0, sent[::-1])
-    done = run("connect", port)
+    done = run("connect", str(held.getsockname()[1]))
     assert done.returncode == 2 and b"nothing accepts connections on port" in done.stderr
 
 

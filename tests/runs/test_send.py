@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
 
@@ -15,10 +15,12 @@ from cloudtrain.backends import registry
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
+from cloudtrain.job.units import format_time
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.clock import VirtualClock
 from tests.conftest import wait_for
 from tests.runs.platform import LOST, Platform, dead, interrupted, look, quietly
 
@@ -207,11 +209,11 @@ def test_a_retry_that_meets_an_outage_backs_off(submitter, job, platform, monkey
 
 def test_pauses_in_an_outage_double_up_to_five_minutes(submitter, job, platform, monkeypatch):
     monkeypatch.setattr(retry, "OUTAGE_S", 1.0)
-    attempt = submitter.submit(job).attempts[0]
+    attempt, clock = submitter.submit(job).attempts[0], VirtualClock()
     for tries, pause_s in [(1, 1), (2, 2), (5, 16), (9, 256), (10, 300), (5000, 300)]:
         for offset, due in [(-0.5, False), (0.5, True)]:
-            tried = datetime.now(UTC) - timedelta(seconds=pause_s + offset)
-            assert retry.outage_is_over(replace(attempt, tries=tries, tried_at=tried.isoformat())) is due
+            tried_at = format_time(clock.now() - pause_s - offset)
+            assert retry.outage_is_over(replace(attempt, tries=tries, tried_at=tried_at), clock) is due
 
 
 def test_a_resume_that_is_refused_says_so_and_fails(submitter, job, platform):

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from launcher.world.ports import hold
 
 from cloudtrain.runs.run import Run
 from tests.backends.results.places import open_place
@@ -57,15 +57,10 @@ def toml(value: object) -> str:
     return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 def own_launch(python: Path, script: Path, case: Framework) -> str:
     """Start two processes as the framework's documentation says, and return the loss that both print."""
-    first, second = free_address(), free_address()
-    ranks = []
+    ports, ranks = [hold(), hold()], []  # as a launcher keeps them for its ranks
+    first, second = (f"127.0.0.1:{port.getsockname()[1]}" for port in ports)
     for rank in range(2):
         values = {
             name: text.replace("FIRST", first).replace("SECOND", second).replace("RANK", str(rank))
@@ -74,6 +69,8 @@ def own_launch(python: Path, script: Path, case: Framework) -> str:
         env = {**os.environ, **case.env, **values}
         ranks.append(subprocess.Popen([python, script], env=env, stdout=subprocess.PIPE, text=True))
     losses = {re.findall(case.last, rank.communicate(timeout=WAIT_S)[0])[-1] for rank in ranks}
+    for port in ports:
+        port.close()
     assert len(losses) == 1
     return losses.pop()
 

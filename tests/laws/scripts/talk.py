@@ -48,7 +48,7 @@ def write(data):
 
 
 if __name__ == "__main__":
-    choose = random.Random()
+    choose = random.Random(f"cuts of {os.environ['NODE_RANK']}")
     held = b""
     for raw, _ in said(int(os.environ["NODE_RANK"]), int(sys.argv[1])):
         held += raw

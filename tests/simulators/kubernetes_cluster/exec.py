@@ -60,7 +60,7 @@ class Program:
             reader.start()
         code = self._process.wait()
         for reader in readers:
-            reader.join(10)
+            reader.join(60)
         status: dict[str, Any] = {"metadata": {}, "status": "Success"}
         if code:
             number = str(code if code > 0 else 128 - code)

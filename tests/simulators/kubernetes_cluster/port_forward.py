@@ -35,7 +35,7 @@ def serve(frames: Frames, ports: list[int], pod: str) -> None:
         for channel in (2 * index, 2 * index + 1):
             frames.send(bytes([channel]) + struct.pack("<H", port))
         try:
-            connections[2 * index] = socket.create_connection(("127.0.0.1", port), timeout=10)
+            connections[2 * index] = socket.create_connection(("127.0.0.1", port), timeout=60)
             connections[2 * index].settimeout(None)
         except OSError as error:
             text = f"error forwarding port {port} to pod {pod}: failed to connect to localhost:{port}: {error.strerror}"
