@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import cloudtrain.testing.suite
-from tests.conftest import WATCH, run_bounded
+from tests.conftest import WATCH, run_bounded, wait_for
 from tests.extent import TIERS, is_later, tier_of, tier_of_name
 from tests.sample import FIXED, LAB, TABLE, changed_files, long_tests
 
@@ -82,13 +82,22 @@ def test_a_thread_that_an_earlier_test_left_is_not_the_tests_doing(request):
 def test_a_command_that_hangs_fails_with_the_stacks_of_all_processes_of_its_home(tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path))
     beside = "def simulated(): time.sleep(600)\nimport time; print('up', flush=True); simulated()"
-    command = "def asked(): time.sleep(600)\nimport time; asked()"
+    begun, communicate = tmp_path / "begun", subprocess.Popen.communicate
+    command = f"def asked():\n    open({str(begun)!r}, 'w').close()\n    time.sleep(600)\nimport time; asked()"
+
+    def bounded(child: subprocess.Popen, timeout: float | None = None) -> tuple[str, str]:
+        if timeout is None:
+            return communicate(child)
+        wait_for(begun.exists, "the command")
+        raise subprocess.TimeoutExpired(child.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", bounded)  # the bound is over as soon as the command hangs
     with open(tmp_path / "simulator.log", "w") as log:
         words = [sys.executable, "-X", "faulthandler", "-c", beside]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as other:
             other.stdout.readline()
             with pytest.raises(pytest.fail.Exception, match=r"(?s)in asked.*simulator\.log.*in simulated"):
-                run_bounded([sys.executable, "-Sc", command], tmp_path, bound_s=15)  # it must have begun
+                run_bounded([sys.executable, "-Sc", command], tmp_path)
 
 
 def test_the_most_specific_name_counts(monkeypatch):
