@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cloudtrain.clock import SYSTEM, Clock
 
 EPOCH = 1_600_000_000.0
-STUCK_S = 30.0  # of real time: no thread of a test works for so long between two waits
+STUCK_S = 120.0  # of real time: no thread of a test works for so long between two waits
 LOOK_S = 0.002  # of real time: how often a waiting thread looks whether a thread has set its event or has ended
 
 
