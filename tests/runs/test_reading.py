@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -254,7 +255,8 @@ def test_ls_and_show_do_not_wait_for_a_platform_that_is_down(run, platform, caps
         assert main(words) == 0
         out, err = capsys.readouterr()
         (line,) = [line for line in (out + err).splitlines() if "no answer since" in line]
-        assert "last asked 1" in line and "s ago: no answer since 20" in line and "no route to host" in line
+        asked = re.search(r"last asked (\d+) s ago: no answer since 20", line)
+        assert asked and int(asked[1]) >= 12 and "no route to host" in line
         assert "RUNNING" in out
     assert platform.calls.total() == calls
 
