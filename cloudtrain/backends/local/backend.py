@@ -168,7 +168,7 @@ class LocalBackend(FolderBackend):
                     raise
                 return  # another process that submits this attempt was faster
             if self.python == sys.executable:
-                link_bytecode(node / "source", bundle.path.parent / ".bytecode")
+                link_bytecode(node / "source", bundle.path.parent / ".bytecode", bundle.sha256)
 
     def _wait_for_control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None if it ended instead."""

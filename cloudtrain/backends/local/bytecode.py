@@ -11,9 +11,13 @@ from pathlib import Path
 from cloudtrain.source.bundle import runtime_files
 from cloudtrain.source.files import RESERVED
 
+_FOUND: dict[tuple[Path, str], Path] = {}  # a cache and the digest of a bundle -> the bytecode of its runtime
 
-def link_bytecode(source: Path, cache: Path) -> None:
+
+def link_bytecode(source: Path, cache: Path, sha256: str = "") -> None:
     """Link cached bytecode for this interpreter into the runtime of an extracted source; compiles it if necessary.
+
+    `sha256` is that of the bundle, where one is known: many calls of a function have the same.
 
     Each folder of the runtime gets a `__pycache__` link into the cache. The interpreter checks every file there against
     the hash of its source, so it never uses stale bytecode.
@@ -21,9 +25,13 @@ def link_bytecode(source: Path, cache: Path) -> None:
     runtime = source / RESERVED
     files = sorted(runtime.rglob("*.py"))
     try:
-        cached = cache / f"{sys.implementation.cache_tag}-{_digest(runtime, files)}"
-        if not cached.is_dir():
-            _compile(runtime, files, cached)
+        cached = _FOUND.get((cache, sha256))
+        if cached is None or not cached.is_dir():
+            cached = cache / f"{sys.implementation.cache_tag}-{_digest(runtime, files)}"
+            if not cached.is_dir():
+                _compile(runtime, files, cached)
+            if sha256:
+                _FOUND[cache, sha256] = cached
         for folder in {file.parent for file in files}:
             (folder / "__pycache__").symlink_to(cached / folder.relative_to(runtime))
     except (OSError, ValueError):

@@ -25,6 +25,7 @@ from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Probl
 from cloudtrain.events import PLATFORM, LogLine, State, Status
 from cloudtrain.nodes import paths, rpc, transfer
 from cloudtrain.nodes.agents import Agent, LocalAgent, Node
+from cloudtrain.nodes.files import modified_at
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.source import provenance
 
@@ -71,6 +72,7 @@ class SlurmBackend(FolderBackend):
         self.folder = str(options.get("folder") or "")
         self.runs = f"{self.folder}/runs"
         self.follow_s = FOLLOW_S if options.get("login") else 0.0
+        self.has_marks = not options.get("login")
         self._expected: tuple[Sequence[Plan], int] = (), 0  # attempts for one array, and how many run at a time
 
     @classmethod
@@ -298,6 +300,10 @@ class SlurmBackend(FolderBackend):
                 last_output = partial(self._last_output_line, handle)
                 found[handle] = status.attempt_status(files, entry, nodes_status, last_output)
         return found
+
+    def marks(self, handles: Sequence[str]) -> dict[str, Any]:
+        names = ("state", "node-0/status.json")  # of the batch script and of the first launcher, as status.FILES
+        return {handle: [modified_at(f"{handle}/{name}") for name in names] for handle in handles}
 
     def _all_files(self, handles: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the files of several attempts' folders, from one request; those that cannot be read are left out."""

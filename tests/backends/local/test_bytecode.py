@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.local import bytecode
+from cloudtrain.nodes import bundles
+from cloudtrain.source.bundle import Bundle
 from tests.conftest import WAIT_S
 
 
@@ -99,3 +102,43 @@ def test_without_room_or_with_a_broken_module_the_source_is_left_as_it_is(tmp_pa
     bytecode.link_bytecode(broken, tmp_path / "cache")
     assert not list(broken.rglob("__pycache__"))
     assert not [file for file in (tmp_path / "cache").iterdir() if file.name.endswith(".tmp")]
+
+
+def test_the_files_of_a_bundle_are_compared_once_and_a_cache_that_is_gone_is_made_again(tmp_path, source, monkeypatch):
+    cache, read = tmp_path / "cache", []
+    digest = bytecode._digest
+    monkeypatch.setattr(bytecode, "_digest", lambda *given: read.append(given) or digest(*given))
+    bytecode.link_bytecode(source, cache, "bundle")
+    bytecode.link_bytecode(make(tmp_path / "same"), cache, "bundle")
+    assert len(read) == 1
+    bytecode.link_bytecode(make(tmp_path / "other", "VALUE = 2\n"), cache, "another")
+    assert len(read) == 2 and len([*cache.iterdir()]) == 2
+    shutil.rmtree(cache)
+    bytecode.link_bytecode(later := make(tmp_path / "later"), cache, "bundle")
+    assert len(read) == 3 and launch(later).stdout.startswith("1 ")
+
+
+def test_a_node_compiles_our_own_files_once_for_all_attempts_of_a_bundle(tmp_path, monkeypatch):
+    """Also where a file of another bundle has the same size: their time says nothing."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("1")
+    root, written = tmp_path / "root", []
+    for value in ("1", "2"):
+        part = tmp_path / f"part{value}.py"
+        part.write_text(f"VALUE = {value}")
+        bundle = Bundle.make(
+            tmp_path / "project", tmp_path / "bundles", {".cloudtrain/more/part.py": part}, trainer=False
+        )
+        given = bundle.path.read_bytes()
+        bundles.store_piece(root, bundle.sha256, 0, len(given), given)
+        for attempt in ("a1", "a2"):
+            source = root / attempt / value / "source"
+            bundles.extract_bundle(root, bundle.sha256, source)
+            words = [sys.executable, "-c", "import part; print(part.VALUE)"]
+            done = subprocess.run(
+                words, cwd=source / ".cloudtrain" / "more", capture_output=True, text=True, check=True
+            )
+            assert done.stdout.strip() == value
+            written.append([path.stat().st_mtime_ns for path in (root / "src").rglob("part*.pyc")])
+    assert [len(times) for times in written] == [1, 1, 2, 2] and written[0] == written[1] and written[2] == written[3]

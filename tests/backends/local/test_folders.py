@@ -248,7 +248,7 @@ def test_the_runtime_is_compiled_once_and_checked_against_its_source(tmp_path):
 
 def test_a_job_of_this_interpreter_gets_the_bytecode_and_one_of_another_does_not(home, starts, tmp_path, monkeypatch):
     linked: list[tuple[Path, Path]] = []
-    monkeypatch.setattr("cloudtrain.backends.local.backend.link_bytecode", lambda *given: linked.append(given))
+    monkeypatch.setattr("cloudtrain.backends.local.backend.link_bytecode", lambda *given: linked.append(given[:2]))
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text("print(1)\n")
