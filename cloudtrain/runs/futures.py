@@ -122,12 +122,12 @@ class Waiters:
         self._relays: dict[int, Any] = {}  # by the waiter's id
 
     def append(self, waiter: Any) -> None:
-        relay = self._relays[id(waiter)] = SimpleNamespace(
+        self._relays[id(waiter)] = SimpleNamespace(
             add_result=lambda _: waiter.add_result(self._run),
             add_exception=lambda _: waiter.add_exception(self._run),
             add_cancelled=lambda _: waiter.add_cancelled(self._run),
         )
-        self.future._waiters.append(relay)  # type: ignore[attr-defined]
+        self.future._waiters.append(self._relays[id(waiter)])
 
     def remove(self, waiter: Any) -> None:
-        self.future._waiters.remove(self._relays.pop(id(waiter)))  # type: ignore[attr-defined]
+        self.future._waiters.remove(self._relays.pop(id(waiter)))
