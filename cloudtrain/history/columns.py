@@ -1,6 +1,6 @@
 """Columns of a table of runs, as SQL over the history: facts, labels, hyperparameters, metrics and marks.
 
-state name run target backend exit created started ended took reason user cost step eta
+state name run short target backend exit created started ended took reason user cost step eta
 title note tags star
 label.NAME   hp.NAME   metric.NAME   metric.NAME.min   metric.NAME.max   system.NAME   system.NAME.max
 """
@@ -31,6 +31,7 @@ _OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from th
     "state": ("state", "text"),
     "name": ("name", "text"),
     "run": ("run_id", "text"),
+    "short": ("name || '-' || (SELECT number FROM run_numbers n WHERE n.run_id = runs.run_id)", "text"),
     "target": ("target", "text"),
     "backend": ("backend", "text"),
     "reason": ("reason", "text"),
