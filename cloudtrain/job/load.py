@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import roles
 from cloudtrain.job.arguments import Number
-from cloudtrain.job.document import MAX_CHARACTERS, Document, read_yaml, scalar
+from cloudtrain.job.document import HALF, MAX_CHARACTERS, Document, read_yaml, scalar
 from cloudtrain.job.problems import dotted, explain, fit_name, located
 from cloudtrain.job.rules import find_conflicts
 
@@ -155,7 +155,7 @@ def _unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = (
     elif isinstance(value, list | tuple):
         for at, item in enumerate(value):
             yield from _unsendable(item, document, (*path, at))
-    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+    elif isinstance(value, str) and ("\0" in value or HALF.search(value)):
         content = "a NUL character, which no process can receive" if "\0" in value else "half of a surrogate pair"
         shown = dotted(path).encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
         yield located(Problem(f"holds {content}", shown), document, path)
