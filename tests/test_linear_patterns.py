@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.diagnosis import lines
 from cloudtrain.diagnosis import patterns as diagnosis
-from cloudtrain.diagnosis.patterns import LONGEST
+from cloudtrain.diagnosis.lines import LONGEST
 from cloudtrain.events import REASON_CHARS
 from cloudtrain.job.job import Job
 from cloudtrain.job.rules import find_keys
@@ -53,6 +54,7 @@ MADE = {
     "cloudtrain.backends.vertex.request:_custom_job": "patterns of names, matched whole",
     "cloudtrain.console.form:": "patterns of names, matched at the start",
     "cloudtrain.diagnosis.patterns:": "patterns.toml: all_patterns() adds them",
+    "cloudtrain.diagnosis.lines:": "patterns.toml: all_patterns() adds them",
     "cloudtrain.job.configedit:": "a key of the user's own cloudtrain.toml, matched at the start of a line",
     "cloudtrain.job.fields:_metric": "`metrics` of a job, compiled only",
     "cloudtrain.job.launchers:": "an option's name, followed by characters that exclude each other",
@@ -79,7 +81,7 @@ def _of_tables() -> Iterator[Found]:
         for row in rows:
             for pattern in filter(None, (row.regex, row.unless, row.unless_above, row.calls)):
                 yield Found(f"diagnosis {table} {row.label}", "search", pattern)
-    for kind, pattern in diagnosis._line_kinds().items():
+    for kind, pattern in lines._line_kinds().items():
         yield Found(f"diagnosis lines {kind}", "search", pattern)
 
 

@@ -42,8 +42,8 @@ def make_job(kind: type[J], document: Document, folder: Path) -> J:
 def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     """Return the document of a file and its folder, or of a text that is no file's name and the current folder.
 
-    A batch script of Slurm is read as the job that it makes. Blocking. Raises BadRequest when the file cannot be read,
-    BadJob when it is not valid YAML.
+    A file in a platform's own form, such as a batch script, is read as the job that it makes. Blocking. Raises BadRequest
+    when the file cannot be read, BadJob when it is not valid YAML.
     """
     if isinstance(source, str) and not _is_name(source):
         return _mapping(read_yaml(source, "<text>"), "<text>"), Path.cwd()
@@ -63,10 +63,10 @@ def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
         raise BadRequest(f"{path} cannot be read: {reason}", "check the path and its permissions") from None
     folder = Path(os.path.abspath(path)).parent  # noqa: PTH100
     if raw.startswith(b"#!"):
-        from cloudtrain.job import sbatch
+        from cloudtrain.job import forms
 
-        if sbatch.is_batch_script(text := raw.decode("utf-8", "replace")):
-            return sbatch.read(text, str(path)), folder
+        if form := forms.of_text(text := raw.decode("utf-8", "replace")):
+            return form.read(text, str(path)), folder
     return _mapping(read_yaml(raw, str(path)), str(path)), folder
 
 

@@ -48,6 +48,7 @@ from cloudtrain.job.fields import (
     place,
 )
 from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
+from cloudtrain.job.providers import DEFAULT_TARGET
 from cloudtrain.job.sections import (
     Checkpoint,
     Environment,
@@ -60,7 +61,7 @@ from cloudtrain.job.sections import (
     Role,
     main_role,
 )
-from cloudtrain.job.units import DEFAULT_TARGET, size_bytes
+from cloudtrain.job.units import size_bytes
 from cloudtrain.source.node_code import CALL
 
 Kept = Annotated[

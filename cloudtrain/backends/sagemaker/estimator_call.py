@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.sagemaker import hyperparameters
 from cloudtrain.backends.sagemaker.estimator_channels import convert_channels
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.job import launchers
@@ -226,7 +227,7 @@ def _replaced(value: Any, node: ast.expr) -> str:
     """Return which way of starting the ranks cloudtrain does not have, and what replaces it; else ""."""
     called = {_called(each) for each in ast.walk(node) if isinstance(each, ast.Call)}
     objects = {name: True for kind, name in (("MPI", "mpi"), ("SMP", "modelparallel")) if kind in called}
-    return ": ".join(filter(None, launchers.replacement(value if isinstance(value, dict) else objects)))
+    return ": ".join(filter(None, hyperparameters.replacement(value if isinstance(value, dict) else objects)))
 
 
 def _called(call: ast.Call) -> str:

@@ -90,9 +90,10 @@ class SlurmBackend(FolderBackend):
     @classmethod
     def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
         """Return the job of a batch script; on another backend its body is one command, or it is refused."""
-        from cloudtrain.job import load, sbatch
+        from cloudtrain.backends.slurm import sbatch
+        from cloudtrain.job import load
 
-        if not sbatch.is_batch_script(path.read_text("utf-8", "replace")):
+        if not sbatch.is_job_file(path.read_text("utf-8", "replace")):
             return None
         document, _ = load.read(path)
         sbatch.fit_backend(document, backend or cls.name)

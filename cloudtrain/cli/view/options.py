@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cloudtrain.clock import SYSTEM
+from cloudtrain.job import providers
 
 WORDS = "cloudtrain.words"  # of a context: what follows the command's name
 F = TypeVar("F", bound=Callable[..., Any])
@@ -204,8 +205,8 @@ def target_option_with(help: str) -> Callable[[F], F]:
     return click.option("-t", "--target", metavar="TARGET", shell_complete=complete_targets, help=help)
 
 
-WHERE = "Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml."
-OWN_TARGET = "The default is the job's own target; without one it is local."
+WHERE = f"Where to run: {providers.WHERE}."
+OWN_TARGET = f"The default is the job's own target; without one it is {providers.DEFAULT_TARGET}."
 target_option = target_option_with(f"{WHERE} {OWN_TARGET}")
 
 

@@ -191,9 +191,10 @@ def other_tools(case: Case) -> Iterator[str]:
         yield "compat: dstack: a pipeline in run or setup fails only where its last command does, as in dstack"
     elif case.job.compat == "sbatch":
         yield f"compat: sbatch: run is executed on the first node, and srun starts steps on all {case.job.num_nodes}"
-        from cloudtrain.job import sbatch
+        from cloudtrain.job import forms
 
-        yield from sbatch.notes(case.command)
+        if form := forms.of_compat(case.job.compat):
+            yield from form.notes(case.command)
 
 
 def renamed(case: Case) -> Iterator[str]:
