@@ -2,6 +2,7 @@
 
 All terms of a filter must hold. A term is `FIELD OPERATOR VALUE` or a word, which is a part of a run's id, title, note or tag.
 `-` before a term negates it. `a,b` means either, `*` any text, and quotes keep blanks.
+`name~/^lm-[0-9]+$/` is a regular expression.
 """
 
 from __future__ import annotations
@@ -143,6 +144,12 @@ def _comparison(column: Column, op: str, options: Sequence[str], at: int) -> tup
 
 
 def _equal(column: Column, op: str, option: str, at: int) -> tuple[str, object]:
+    if op == "~" and len(option) > 2 and option[0] == option[-1] == "/":
+        try:
+            re.compile(option[1:-1])
+        except re.error as error:
+            raise FilterError(at, f"{option} is not a regular expression: {error}") from None
+        return f"{column.text} REGEXP ?", option[1:-1]
     if op == "~":
         return f"{column.text} {_LIKE}", f"%{_escaped(option)}%"
     if column.kind in ("number", "seconds"):

@@ -69,6 +69,7 @@ Kept = Annotated[
     Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
 ]
 SHARED_TRAINER = ".cloudtrain/train.py"
+IN_ORDER = "${args}"  # among `args`: the place of the hyperparameters, as a W&B sweep's command orders them
 RAY = ".cloudtrain/launcher/ray_cluster.py"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
@@ -230,7 +231,9 @@ class JobModel(Spec):
         if isinstance(head, str):
             head = ["-m", head[3:]] if head.startswith("-m ") else [head]
         style = "hf" if self.trainer else self.arg_style  # some of its flags are on where they are not given
-        return [*head, *argv(self.hyperparameters, style), *self.args]
+        given = argv(self.hyperparameters, style)
+        at = self.args.index(IN_ORDER) if IN_ORDER in self.args else 0
+        return [*head, *self.args[:at], *given, *(word for word in self.args[at:] if word != IN_ORDER)]
 
     @property
     def form(self) -> Literal["script", "command", "shell"]:

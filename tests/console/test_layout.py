@@ -3,6 +3,7 @@
 from cloudtrain.console import layout
 from cloudtrain.console.curvestyle import subtract
 from cloudtrain.console.layout import PINNED, Layout
+from cloudtrain.console.pages.sweep import Trial, sort_trials
 from cloudtrain.history.store import Store
 
 NAMES = ["train/loss", "train/acc", "train/lr", "eval/loss", "other/x"]
@@ -51,3 +52,14 @@ def test_curves_become_differences_from_those_of_one_run():
     subtract([base, other, band], "a")
     assert base["y"] == [0.0, 0.0, 0.0] and other["y"] == [1.0, 0.0, None, None]
     assert band["visible"] is False
+
+
+def test_trials_are_sorted_by_any_column():
+    given = ((1, (0.5,), (8, "a")), (2, (), (16, "c")), (3, (0.1,), (4, "b")))
+    trials = [Trial(number, None, values, params, f"r{number}", "") for number, values, params in given]
+
+    def order(at: int, *, descending: bool = False) -> list[int]:
+        return [trial.number for trial in sort_trials(trials, at, 1, descending=descending)]
+
+    assert order(2) == [3, 1, 2] and order(2, descending=True) == [1, 3, 2]  # one without a result is last
+    assert order(3) == [3, 1, 2] and order(4, descending=True) == [2, 3, 1]

@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 
 from cloudtrain.events import Row, State, Status
 from cloudtrain.history.store import Store
+from cloudtrain.history.trials import SweepHistory
 from cloudtrain.nodes.process import Process
 from tests.console.test_history import plan
 
@@ -141,3 +142,76 @@ def test_a_saved_title_is_the_heading_at_once_and_a_short_name_finds_the_run(con
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("main h1")).to_have_text("<b>best</b> so far")
     assert Store(console.home).find("lm-4").run_id == ids[3]
+
+
+def test_runs_are_chosen_all_at_once_or_with_shift_and_pinned_on_top(console, page, ids, seemly, picture):
+    page.goto(console.root)
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(RUNS)
+    expect(page.get_by_role("columnheader", name="hp.lr")).to_be_visible()  # it differs; the batch size does not
+    expect(page.get_by_role("columnheader", name="hp.bs")).to_have_count(0)
+    page.get_by_role("checkbox", name="choose all rows").check()
+    expect(page.get_by_role("button", name=f"Compare {RUNS} runs")).to_be_visible()
+    page.get_by_role("checkbox", name="choose all rows").uncheck()
+    boxes = page.get_by_role("checkbox", name="compare lm")
+    boxes.nth(1).click()
+    boxes.nth(3).click(modifiers=["Shift"])
+    expect(page.get_by_role("button", name="Compare 3 runs")).to_be_visible()
+    picture(page, "workspace-runs")
+    seemly(page)
+    page.get_by_role("checkbox", name="choose all rows").check()
+    page.get_by_role("checkbox", name="choose all rows").uncheck()
+    page.get_by_role("checkbox", name=f"compare {ids[0]}").check()  # the oldest, at the end
+    page.get_by_role("button", name="Star", exact=True).click()
+    expect(rows.first).to_contain_text("★")
+    expect(rows.first).to_contain_text("lm-1")
+    page.get_by_role("button", name="Cancel runs").click()
+    page.get_by_role("button", name="Cancel them").click()
+    expect(page.get_by_text("1 run cancelled").or_(page.get_by_text(ids[0] + ":"))).to_be_visible()
+
+
+def test_axes_of_the_parallel_coordinates_are_chosen_and_dragged(console, page, ids):
+    page.goto(
+        f"{console.root}/compare?runs={','.join(ids)}&search=train/loss&axes=hp.lr,metric.train/loss,metric.eval/loss"
+    )
+    parallel = page.get_by_role("group", name="parallel coordinates")
+    names = parallel.locator(".axis-title")
+    expect(names).to_have_text(["hp.lr", "metric.train/loss", "metric.eval/loss"])
+    parallel.scroll_into_view_if_needed()
+    first, last = names.first.bounding_box(), names.last.bounding_box()
+    page.mouse.move(first["x"] + first["width"] / 2, first["y"] + first["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(last["x"] + last["width"], last["y"] + last["height"] / 2, steps=12)
+    page.mouse.up()
+    titles = "[...document.querySelectorAll('[aria-label=\"parallel coordinates\"] .axis-title')]"
+    across = "(one, other) => one.getBoundingClientRect().x - other.getBoundingClientRect().x"
+    page.wait_for_function(f"{titles}.sort({across}).at(-1).textContent === 'hp.lr'")
+    page.get_by_label("Axes", exact=True).click()
+    page.get_by_role("option", name="metric.eval/loss", exact=True).click()
+    page.wait_for_url("**axes=hp.lr,metric.train/loss**")
+    expect(names).to_have_text(["metric.train/loss", "hp.lr"])  # where it was dragged
+
+
+def test_the_trials_of_a_sweep_are_sorted(console, page, ids, seemly):
+    sweeps = SweepHistory(console.home)
+    keys = {"job": {"name": "lm", "source": ".", "entrypoint": "train.py"}, "method": "grid", "metric": {"name": "loss"},
+            "parameters": {"lr": {"values": [0.1, 0.2, 0.3]}}}  # fmt: skip
+    sweeps.add(
+        "lm-sweep-1", "lm", {"document": keys, "folder": ".", "given": "arguments", "targets": ["local"], "bundle": "0"}
+    )
+    for number, (rate, loss) in enumerate(((0.2, 0.5), (0.1, 0.9), (0.3, 0.1)), 1):
+        sweeps.add_trial("lm-sweep-1", number, {"lr": rate}, {}, "local")
+        sweeps.submitted("lm-sweep-1", number, ids[number])
+        sweeps.end_trial("lm-sweep-1", number, [loss])
+    assert sweeps.set_state("lm-sweep-1", "SUCCEEDED")
+    page.goto(f"{console.root}/sweeps/lm-sweep-1")
+    trials = page.get_by_role("region", name="All trials")
+    first = trials.locator("tbody td:first-child")
+    expect(first).to_have_text(["3", "2", "1"])
+    trials.get_by_role("button", name="loss").click()
+    expect(first).to_have_text(["3", "1", "2"])
+    trials.get_by_role("button", name="lr").click()
+    trials.get_by_role("button", name="lr").press("Enter")
+    expect(first).to_have_text(["3", "1", "2"])
+    expect(trials.get_by_role("columnheader", name="lr")).to_have_attribute("aria-sort", "descending")
+    seemly(page)

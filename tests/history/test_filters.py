@@ -74,6 +74,7 @@ def ids(store: Store, text: str, sort: str = "run") -> list[str]:
         ("hp.lr<1e-3 hp.bs:32", "b-1"),  # of a script's arguments
         ("hp.opt:adam*", "a-1 b-2"),
         ("hp.opt~dam", "a-1 b-2"),
+        ("hp.opt~/^ada.*w$/,/^x/", "b-2"),
         ("metric.loss<0.5", "a-1"),
         ("metric.loss.max>=0.9", "a-1 b-2"),
         ("metric.loss.min<0.8", "a-1 a-2"),  # its last value is not a number

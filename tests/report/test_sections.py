@@ -1,5 +1,6 @@
 """Which metrics come first on a page, and which share a section or a chart."""
 
+from cloudtrain.report.comparison import MOST_POINTS, share_of_many
 from cloudtrain.report.sections import Chart, arrange, worth
 
 LAYERS = [f"layers/{number}/grad_norm" for number in range(14)]
@@ -30,3 +31,9 @@ def test_one_numbered_metric_is_no_family():
     assert arrange(["layers/3/norm", "eval/acc_1", "eval/acc_2"])[1].charts == (
         Chart("layers/3/norm", ("layers/3/norm",)),
     )
+
+
+def test_a_file_of_many_runs_has_few_points_of_the_first_metrics():
+    assert share_of_many(200, 1) == (1, 100)
+    count, points = share_of_many(200, 400)
+    assert count == 20 and count * points * 200 <= MOST_POINTS

@@ -50,6 +50,7 @@ async def show(
     search: str = "",
     x: str = "",
     y: str = "",
+    axes: str = "",
     hide: str = "",
     baseline: str = "",
     colours: str = "",
@@ -64,7 +65,7 @@ async def show(
     rows, states, labels, columns = found.rows, found.states, found.labels, found.columns
     style = curvestyle.of_address(over, smoothing, log, log_x, search)
     looks.of_address(style, ids, hide, baseline, colours)
-    shown = {"x": x, "y": y}
+    shown = {"x": x, "y": y, "axes": axes}
 
     def keep() -> None:
         query = {"runs": ",".join(ids), **style.address(), **looks.address(style, ids)}
