@@ -227,6 +227,10 @@ USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "secrets.k8s": ({"secrets": {"TOKEN": "k8s:name/key"}}, {}),
     "limits.max_runtime": ({"limits": {"max_runtime": "7h"}}, {}),
     "limits.max_wait": ({"limits": {"max_wait": "3h"}}, {}),
+    "retry.by": (
+        {"retry": {"max_attempts": 4, "by": "cluster"}},
+        {"num_nodes": 3, "options": {"kubernetes": {"kind": "jobset"}}},
+    ),
     "retry.max_attempts": ({"retry": {"max_attempts": 4, "on_events": ["lost", "preempted"]}}, {}),
 }
 TYPES = {

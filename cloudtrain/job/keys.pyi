@@ -114,6 +114,8 @@ class RetryKeys(TypedDict, total=False):
     """Maximum number of attempts. Default: 1, or 3 with use_spot."""
     on_events: Sequence[Literal["preempted", "lost", "capacity"]]
     """Which ends of an attempt are retried."""
+    by: Literal["client", "cluster"]
+    """cluster: the platform itself starts a lost attempt again, with this machine off too."""
     restarts: int
     """How often ranks are started again on the same nodes."""
     restart_on: Literal["transient", "any"]

@@ -20,6 +20,7 @@ _WORDS = {
     "image": "container images (image)",
     "resources.use_spot": "spot capacity (resources.use_spot)",
     "resources.instance_type": "instance types (resources.instance_type)",
+    "retry.by": "restarts by the platform (retry.by: cluster)",
     "roles.resources": "other machines for each role (roles.NAME.resources)",
     "roles.image": "another image for a role (roles.NAME.image)",
     "secrets.env": "secrets from the client's environment (env:NAME)",
@@ -45,6 +46,7 @@ def every() -> list[str]:
         *resources,
         "roles.resources",
         "roles.image",
+        "retry.by",
         "secrets.env",
         "secrets.file",
         "secrets.k8s",
@@ -60,6 +62,7 @@ def in_use(job: JobModel) -> list[str]:
         "min_nodes": job.min_nodes is not None,
         "image": job.image is not None,
         "resources.accelerators": job.resources.gpus > 0,  # "0" hides those that are there
+        "retry.by": job.retry.by != "client",
         "roles.resources": any(r.resources not in (None, job.resources) for r in job.roles.values()),
         "roles.image": any(r.image not in (None, job.image) for r in job.roles.values()),
         "secrets.env": "env" in sources,

@@ -361,6 +361,10 @@ class Retry(Spec):
     on_events: Few[list[Literal["preempted", "lost", "capacity"]]] = Field(
         default=["preempted", "lost", "capacity"], description="Which ends of an attempt are retried."
     )
+    by: Literal["client", "cluster"] = Field(
+        default="client",
+        description="cluster: the platform itself starts a lost attempt again, with this machine off too.",
+    )
     restarts: Restarts = Field(default=0, description="How often ranks are started again on the same nodes.")
     restart_on: Literal["transient", "any"] = Field(
         default="transient",
