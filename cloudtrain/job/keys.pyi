@@ -34,6 +34,14 @@ class FitKeys(TypedDict, total=False):
     """Whether gradient checkpointing (recomputing activations) is on."""
     accumulation: int
     """Gradient accumulation: forward passes of a rank per optimizer step."""
+    lora: int | None
+    """Rank of a LoRA adapter. Default: the whole model is trained."""
+    lora_targets: Sequence[str | int | float | bool]
+    """Modules with an adapter: [all-linear], or names. Default: peft's for the model."""
+    quantized: Literal["4bit", "8bit"] | None
+    """How bitsandbytes keeps the frozen layers: 4bit is QLoRA."""
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
+    """Optimizer; sgd is without momentum."""
     steps: int | None
     """Number of optimizer steps, to predict the time."""
 

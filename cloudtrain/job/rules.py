@@ -64,6 +64,9 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         missing = next(name for name in ("model", "batch", "sequence") if name not in said)
         hint = "write fit: {model: ..., batch: ..., sequence: ...}"
         yield Conflict(("fit",), Problem("is missing", f"fit.{missing}", hint))
+    if job.fit.quantized and not job.fit.lora:
+        message = "weights that are quantized cannot be trained: only a LoRA adapter can"
+        yield Conflict(("fit",), Problem(message, "fit.quantized", "add the adapter's rank: fit.lora: 16"))
     if job.audit and not job.output:
         yield Conflict(("audit", "output"), Problem("has no place to write to", "audit", "set output"))
     for name in sorted(job.secrets.keys() & job.env.keys()):

@@ -194,6 +194,18 @@ class Fit(Spec):
     accumulation: Passes = Field(
         default=1, description="Gradient accumulation: forward passes of a rank per optimizer step."
     )
+    lora: Samples | None = Field(
+        default=None, description="Rank of a LoRA adapter. Default: the whole model is trained."
+    )
+    lora_targets: list[Text] = Field(
+        default=[], description="Modules with an adapter: [all-linear], or names. Default: peft's for the model."
+    )
+    quantized: Literal["4bit", "8bit"] | None = Field(
+        default=None, description="How bitsandbytes keeps the frozen layers: 4bit is QLoRA."
+    )
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = Field(
+        default="adamw", description="Optimizer; sgd is without momentum."
+    )
     steps: Steps | None = Field(default=None, description="Number of optimizer steps, to predict the time.")
 
 
