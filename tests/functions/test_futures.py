@@ -47,7 +47,7 @@ def test_runs_themselves_are_taken_like_futures(ended, when):
     assert [*concurrent.futures.as_completed(runs, timeout=WAIT_S)] != [], "once more"
     done, waiting = concurrent.futures.wait(runs, timeout=WAIT_S, return_when=when)
     assert done <= {*runs} and done | waiting == {*runs}
-    done, waiting = concurrent.futures.wait([open_run, first], timeout=0.1)
+    done, waiting = concurrent.futures.wait([open_run, first], timeout=WAIT_S, return_when="FIRST_COMPLETED")
     assert (done, waiting) == ({first}, {open_run})
     with pytest.raises(concurrent.futures.TimeoutError):
         [*concurrent.futures.as_completed([open_run, first], timeout=0.1)]
