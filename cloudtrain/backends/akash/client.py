@@ -115,7 +115,7 @@ class Console:
 
     def providers(self, addresses: list[str]) -> dict[str, Mapping[str, Any]]:
         """Return address -> what the Console knows of providers; at most 20 in one call."""
-        found = {}
+        found: dict[str, Mapping[str, Any]] = {}
         for first in range(0, len(addresses), 20):
             path = f"/v1/providers?addresses={','.join(addresses[first : first + 20])}"
             with _shaped(failure := "providers cannot be listed"):
