@@ -79,7 +79,7 @@ class Request:
             self._add_problem("image", "is not given, and Akash runs containers", hint)
         elif not is_image(str(image)):
             self._add_problem(
-                "image", f"is no name of an image: {str(image)[:80]}", "registry/name:tag, in small letters"
+                "image", f"is not the name of an image: {str(image)[:80]}", "registry/name:tag, in small letters"
             )
         self.image = str(image or "")
         if job.resources.use_spot or job.resources.instance_type:
