@@ -16,7 +16,7 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
 from cloudtrain.errors import BadJob
-from cloudtrain.job import forms, platform_keys
+from cloudtrain.job import forms, rules
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning import environment
@@ -278,7 +278,7 @@ def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, na
 
 
 def test_the_traits_name_keys_of_the_job_file():
-    known = {*platform_keys.every(), *platform_keys.SHARED}
+    known = {*rules.platform_keys(), *rules.SHARED_KEYS}
     for name in registry.BUILT_IN:
         assert registry.backend_class(name).traits.keys.keys() <= known, name
 

@@ -174,8 +174,7 @@ def _read_config(folder: Path) -> tuple[list[Document], dict[str, Target]]:
 def _document(
     job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
 ) -> tuple[Document, Path]:
-    from cloudtrain.job.job import Job
-    from cloudtrain.job.load import read
+    from cloudtrain.job.job import Job, read
 
     if isinstance(job, tuple):
         return job
@@ -190,7 +189,7 @@ def _stack(
     layers: Sequence[Document], sets: Sequence[str], target: str | None, choice: Choice | None = None
 ) -> Document:
     """Return documents laid over each other, with settings over them; `choice` replaces lists of candidates."""
-    from cloudtrain.job.load import apply_sets
+    from cloudtrain.job.job import apply_sets
 
     whole = Document.of({}, "")
     for layer in layers:

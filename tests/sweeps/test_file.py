@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.job.load import read as read_yaml
+from cloudtrain.job.job import read as read_yaml
 from cloudtrain.sweeps.file import Budget, read
 from cloudtrain.sweeps.send import specification
 

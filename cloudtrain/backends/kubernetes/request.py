@@ -34,7 +34,8 @@ from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
 from cloudtrain.backends.kubernetes.pod import Pod
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
-from cloudtrain.job import platform_keys, roles, units
+from cloudtrain.job import roles, units
+from cloudtrain.job.rules import keys_in_use
 from cloudtrain.nodes import paths
 from cloudtrain.source import provenance
 
@@ -126,7 +127,7 @@ class Request:
     def _parts(self) -> Iterator[tuple[Job, int, int]]:
         """Yield a job for each Job of the attempt, its nodes and the first one's rank; several where roles differ."""
         job, at = self._job, self._job.main_nodes
-        if not {"roles.resources", "roles.image"}.intersection(platform_keys.in_use(job)):
+        if not {"roles.resources", "roles.image"}.intersection(keys_in_use(job)):
             yield job, job.num_nodes, 0
             return
         if self._options.get("kind") != "jobset":

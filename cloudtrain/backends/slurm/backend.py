@@ -91,11 +91,11 @@ class SlurmBackend(FolderBackend):
     def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
         """Return the job of a batch script; on another backend its body is one command, or it is refused."""
         from cloudtrain.backends.slurm import sbatch
-        from cloudtrain.job import load
+        from cloudtrain.job import job as jobs
 
         if not sbatch.is_job_file(path.read_text("utf-8", "replace")):
             return None
-        document, _ = load.read(path)
+        document, _ = jobs.read(path)
         sbatch.fit_backend(document, backend or cls.name)
         if document.problems:
             raise BadJob(document.problems)
