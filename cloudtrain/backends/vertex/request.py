@@ -64,6 +64,7 @@ KEYS = {
     "resources.memory": "machineType",
     "resources.instance_type": "machineType",
     "roles.resources": "workerPoolSpecs",
+    "roles.image": "imageUri",
     "limits.max_runtime": "timeout",
     "limits.max_wait": "maxWaitDuration",
     "retry.max_attempts": "disableRetries",
@@ -185,30 +186,31 @@ class Request:
             own = self._services.custom_job["jobSpec"]["workerPoolSpecs"][0]
             others.pop("diskSpec", None)
             others |= {name: own[name] for name in ("machineSpec", "diskSpec") if name in own}
+            others["containerSpec"] = {**pool["containerSpec"], "imageUri": own["containerSpec"]["imageUri"]}
         return [pool, others] if count > 1 else [pool]
 
     def _of_services(self, bundle: Bundle, run_id: str, attempt: int) -> Request | None:
-        """Return the request of a service by itself, where services have other machines than the main role."""
+        """Return the request of a service by itself, where services have other machines or images than the main role."""
         job, names = self._job, roles.services(self._job)
-        wanted = [job.roles[name].resources or job.resources for name in names]
-        if all(each == job.resources for each in wanted):
+        own = [roles.on_own_machine(job, name) for name in names]
+        wanted = [(each.resources, each.image) for each in own]
+        if all(each == (job.resources, job.image) for each in wanted):
             return None
         path = f"roles.{names[0]}."
         if job.main_nodes > 1 or any(each != wanted[0] for each in wanted):
             message = (
                 "is possible beside a main role of one node, and the same for all services: there are two worker pools"
             )
-            self._add_problem(f"{path}resources", message, "give all roles the same resources")
+            key = "image" if all(resources == job.resources for resources, _ in wanted) else "resources"
+            self._add_problem(f"{path}{key}", message, "give all roles the same")
             return None
-        one = cast("Job", roles.program(job, names[0]))
-        one = one.replace(resources=one.resources.model_copy(update={"use_spot": job.resources.use_spot}))
+        resources, image = wanted[0]
+        one = cast("Job", roles.program(job, names[0])).replace(resources=resources, image=image)
         made = Request(one, bundle, run_id, attempt, self._options, self._backend)
         self.problems += [replace(p, path=path + p.path) for p in made.problems if p.path.startswith("resources.")]
         self.notes += [note for note in made.notes if note not in self.notes]
-        own = wanted[0].model_copy(update={"accelerators": made._job.resources.accelerators})  # its machine's own too
-        self._job = job.replace(
-            roles={**job.roles, **{name: job.roles[name].model_copy(update={"resources": own}) for name in names}}
-        )
+        for name in names:
+            self._job = machines.with_gpus_of(self._job, name, made.machine)
         return made
 
     def _environment(self, bundle: Bundle) -> dict[str, str]:
