@@ -75,7 +75,7 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None
     work = step.batch * step.sequence * flops_per_token(shape, step.sequence) / split * step.accumulation
     shares = MFU.get(pool.gpu) or MFU["A100-40GB"]
     fast = [share * eager for share, eager in zip(shares, _EAGER, strict=True)]
-    again = _AGAIN if step.checkpointing else (1.0, 1.0, 1.0)
+    again: tuple[float, ...] = _AGAIN if step.checkpointing else (1.0, 1.0, 1.0)
     if step.lora:
         again = tuple(each * share for each, share in zip(again, _LORA, strict=True))
     if step.quantized:
