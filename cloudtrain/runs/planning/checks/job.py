@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.job.job import Job
     from cloudtrain.job.sections import Input
-    from cloudtrain.runs.planning.checks.job import Case
     from cloudtrain.source.texts import Texts
 
 
