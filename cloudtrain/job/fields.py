@@ -156,6 +156,26 @@ def inside(value: str) -> str:
     return path
 
 
+def program(value: str | list[str]) -> str | list[str]:
+    """Return an entrypoint: a script, -m module, or the words of a command."""
+    if isinstance(value, list):
+        if not value or not value[0].strip():
+            raise wrong("is an empty command", 'write a script, or a command such as ["bash", "run.sh"]')
+        return value
+    if not value.strip():
+        raise wrong("is empty", "write a script, or trainer: true for the shared trainer")
+    if value == "-m" or value.startswith("-m "):
+        module = value[2:].strip()
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+            raise wrong(f"does not name a module: {quote(value)}", "write -m package.module; put arguments into args")
+        return f"-m {module}"
+    if value.startswith("-"):
+        raise wrong(f"must be a script or -m package.module, not {quote(value)}", "put arguments into args")
+    if re.search(r"\.(py|sh)\s+-", value):
+        raise wrong(f"contains arguments: {quote(value)}", "put them into hyperparameters or args")
+    return inside(value)
+
+
 def place(value: str, info: ValidationInfo) -> str:
     """Return a local path as an absolute one, a URI as it is."""
     if not value.strip():

@@ -43,9 +43,9 @@ from cloudtrain.job.fields import (
     Sources,
     Spec,
     Text,
-    inside,
     none_yet,
     place,
+    program,
 )
 from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
 from cloudtrain.job.providers import DEFAULT_TARGET
@@ -354,26 +354,7 @@ class JobModel(Spec):
     @field_validator("entrypoint")
     @classmethod
     def _entrypoint(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if value is None:
-            return None
-        if isinstance(value, list):
-            if not value or not value[0].strip():
-                raise wrong("is an empty command", 'write a script, or a command such as ["bash", "run.sh"]')
-            return value
-        if not value.strip():
-            raise wrong("is empty", "write a script, or trainer: true for the shared trainer")
-        if value == "-m" or value.startswith("-m "):
-            module = value[2:].strip()
-            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
-                raise wrong(
-                    f"does not name a module: {quote(value)}", "write -m package.module; put arguments into args"
-                )
-            return f"-m {module}"
-        if value.startswith("-"):
-            raise wrong(f"must be a script or -m package.module, not {quote(value)}", "put arguments into args")
-        if re.search(r"\.(py|sh)\s+-", value):
-            raise wrong(f"contains arguments: {quote(value)}", "put them into hyperparameters or args")
-        return inside(value)
+        return None if value is None else program(value)
 
     @field_validator("keep", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,25 @@ def read_code(path: Path) -> str:
         ) from None
     lines = "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells).splitlines()
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+
+
+def convert_file(path: Path, *, asks: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the job and the notes of `convert` for a script or notebook; blocking. Raises BadRequest.
+
+    `asks`: AWS is asked for the ARN of a role that is given by its name.
+    """
+    from cloudtrain.backends.sagemaker import doctor
+
+    job, notes = convert(read_code(path))
+    options = job.get("options", {}).get("sagemaker", {})
+    role = options.get("role", "")
+    if role and ":" not in role:  # a name, as the SDK takes it: `plan` makes no call
+        if asks and (arn := doctor.find_role(os.environ.get("AWS_PROFILE"), role)):
+            options["role"] = arn
+        else:
+            hint = f"write the ARN of {role}; init --from FILE -t sagemaker looks it up"
+            notes.append(f"options.sagemaker.role: {hint}")
+    return job, notes
 
 
 def convert(code: str) -> tuple[dict[str, Any], list[str]]:
