@@ -39,6 +39,8 @@ _TERM = re.compile(
 )
 _WORD = re.compile(rf"(?P<negated>-?)(?P<value>{_PART}+)")
 _LIKE = "LIKE ? ESCAPE '!'"
+MOST_CHARS, MOST_REPEATS = 200, 3  # of a regular expression
+EXPRESSION = "name~/^lm-[0-9]+$/"
 
 
 class FilterError(BadRequest):
@@ -143,12 +145,24 @@ def _comparison(column: Column, op: str, options: Sequence[str], at: int) -> tup
     return column.within(f"{column.number} {op} ?"), [*column.values, value]
 
 
+def _check_expression(option: str, at: int) -> None:
+    """Refuse a regular expression that could take long: an address that somebody else has written may hold one."""
+    text = option[1:-1]
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise FilterError(at, f"{option} is not a regular expression: {error}", EXPRESSION) from None
+    single = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", text[:MOST_CHARS]).replace(
+        "(?:", "("
+    )  # escapes and classes are a letter
+    if len(text) > MOST_CHARS or len(re.findall(r"[*+?{]", single)) > MOST_REPEATS or re.search(r"\)[*+?{]", single):
+        why = f"it has over {MOST_CHARS} characters, over {MOST_REPEATS} of * + ? {{, or a group that is repeated"
+        raise FilterError(at, f"{option} could take long: {why}", EXPRESSION)
+
+
 def _equal(column: Column, op: str, option: str, at: int) -> tuple[str, object]:
     if op == "~" and len(option) > 2 and option[0] == option[-1] == "/":
-        try:
-            re.compile(option[1:-1])
-        except re.error as error:
-            raise FilterError(at, f"{option} is not a regular expression: {error}") from None
+        _check_expression(option, at)
         return f"{column.text} REGEXP ?", option[1:-1]
     if op == "~":
         return f"{column.text} {_LIKE}", f"%{_escaped(option)}%"
