@@ -12,10 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     ConfigDict,
-    Discriminator,
     Field,
     PrivateAttr,
-    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -31,7 +29,7 @@ from cloudtrain.job.fields import (
     Files,
     Flag,
     Hyperparameters,
-    Inside,
+    Kept,
     Many,
     Metrics,
     Name,
@@ -43,11 +41,12 @@ from cloudtrain.job.fields import (
     Sources,
     Spec,
     Text,
+    main_role,
     none_yet,
     place,
     program,
 )
-from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
+from cloudtrain.job.problems import fit_name, located, quote, wrong
 from cloudtrain.job.providers import DEFAULT_TARGET
 from cloudtrain.job.sections import (
     Checkpoint,
@@ -59,15 +58,10 @@ from cloudtrain.job.sections import (
     Resources,
     Retry,
     Role,
-    main_role,
 )
 from cloudtrain.job.units import size_bytes
 from cloudtrain.source.node_code import CALL
 
-Kept = Annotated[
-    Annotated[Literal["auto", "none"], Tag(ONE)] | Annotated[Many[list[Inside]], Tag(SEVERAL)],
-    Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
-]
 SHARED_TRAINER = ".cloudtrain/train.py"
 IN_ORDER = "${args}"  # among `args`: the place of the hyperparameters, as a W&B sweep's command orders them
 RAY = ".cloudtrain/launcher/ray_cluster.py"

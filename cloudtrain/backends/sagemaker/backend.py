@@ -31,17 +31,7 @@ from cloudtrain.backends.api import (
     Traits,
 )
 from cloudtrain.backends.aws import Aws, AwsError
-from cloudtrain.backends.sagemaker import (
-    client,
-    fields,
-    limits,
-    listing,
-    logs,
-    queue,
-    request,
-    status,
-    submission,
-)
+from cloudtrain.backends.sagemaker import client, fields, limits, listing, logs, queue, request, status, submission
 from cloudtrain.backends.sagemaker.machine import seen_types
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending, first_request

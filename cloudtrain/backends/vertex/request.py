@@ -101,7 +101,7 @@ class Request:
         self.source = {"bucket": bucket, "object": f"{prefix}/src/{bundle.sha256}.tar.gz"}
         base = f"gs://{bucket}/{prefix}/{run_id}/" if folder else f"{output}/{run_id}/"
         self.custom_job, problems = merge_raw(
-            self._custom_job(base, bundle), options.get("raw") or {}, self._option_path("raw")
+            self._custom_job(base, bundle), options.get("raw") or {}, f"options.{backend}.raw"
         )
         self.problems += problems
 
@@ -131,19 +131,17 @@ class Request:
         }
         for name, (pattern, example) in _NAMES.items():
             if options.get(name) and not re.fullmatch(pattern, str(options[name])):
-                self._add_problem(self._option_path(name), f"is not a valid name: {options[name]}", example)
+                self._add_option_problem(name, f"is not a valid name: {options[name]}", example)
         if options.get("tensorboard") and not options.get("service_account"):
-            self._add_problem(
-                self._option_path("service_account"),
-                "is required with options.vertex.tensorboard",
-                "name@project.iam...",
+            self._add_option_problem(
+                "service_account", "is required with options.vertex.tensorboard", "name@project.iam..."
             )
         parts = str(options.get("tensorboard") or "").split("/")
         if len(parts) == 6 and (region := options.get("region") or "us-central1") != parts[3]:
             message = f"is in {parts[3]}, and the job runs in {region}"
-            self._add_problem(self._option_path("tensorboard"), message, "a TensorBoard of the job's region")
+            self._add_option_problem("tensorboard", message, "a TensorBoard of the job's region")
         if options.get("network") and options.get("network_attachment"):
-            self._add_problem(self._option_path("network_attachment"), "excludes network", "remove one of the two")
+            self._add_option_problem("network_attachment", "excludes network", "remove one of the two")
         spec |= {field: options[name] for field, name in fields.items() if options.get(name)}
         if options.get("network_attachment"):
             spec["pscInterfaceConfig"] = {"networkAttachment": options["network_attachment"]}
@@ -297,18 +295,14 @@ class Request:
                 spec |= {"acceleratorType": options["accelerator_type"], "acceleratorCount": resources.gpus}
             elif resources.instance_type:
                 message = f"is needed for {resources.instance_type}, which cloudtrain's table of machines lacks"
-                self._add_problem(
-                    self._option_path("accelerator_type"), message, "use the API's name, such as NVIDIA_H100_80GB"
-                )
+                self._add_option_problem("accelerator_type", message, "use the API's name, such as NVIDIA_H100_80GB")
         for name in options.get("reservations") or ():
             if not _RESERVATION.fullmatch(name):
                 message = f"is not a full name: {name}"
-                self._add_problem(self._option_path("reservations"), message, "projects/P/zones/Z/reservations/NAME")
+                self._add_option_problem("reservations", message, "projects/P/zones/Z/reservations/NAME")
         if options.get("reservations"):
             if self._strategy in ("SPOT", "FLEX_START"):
-                self._add_problem(
-                    self._option_path("reservations"), f"excludes {self._strategy}", "remove one of the two"
-                )
+                self._add_option_problem("reservations", f"excludes {self._strategy}", "remove one of the two")
             spec["reservationAffinity"] = {
                 "reservationAffinityType": "SPECIFIC_RESERVATION",
                 "key": "compute.googleapis.com/reservation-name",
@@ -334,7 +328,7 @@ class Request:
                 "and the last checkpoint"
             )
         if job.resources.use_spot and strategy != "SPOT":
-            self._add_problem(self._option_path("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")
+            self._add_option_problem("strategy", f"is {strategy}, but resources.use_spot asks for SPOT")
         scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
         if job.retry.max_attempts == 1 or job.limits.capped:  # a restart by Vertex AI may reset the timeout
             scheduling["disableRetries"] = True
@@ -345,7 +339,7 @@ class Request:
             message = (
                 "cannot be combined with limits.max_cost or max_total_runtime: its machines are billed after the job"
             )
-            self._add_problem(self._option_path("persistent_resource"), message, "remove one of the two")
+            self._add_option_problem("persistent_resource", message, "remove one of the two")
         if strategy:
             scheduling["strategy"] = strategy
         if job.limits.max_wait and strategy == "FLEX_START":
@@ -360,11 +354,8 @@ class Request:
     def _labels(self) -> dict[str, str]:
         for name, value in self._job.labels.items():
             if not _LABEL.fullmatch(name):
-                self._add_problem(
-                    f"labels.{name}",
-                    "is not a valid label here",
-                    "use small letters, digits, _ and -, starting with a letter",
-                )
+                hint = "use small letters, digits, _ and -, starting with a letter"
+                self._add_problem(f"labels.{name}", "is not a valid label here", hint)
             elif not _LABEL_VALUE.fullmatch(value):
                 message = f"has a value that is not valid for a label here: {value[:80]}"
                 self._add_problem(f"labels.{name}", message, "small letters, digits, _ and -, at most 63")
@@ -395,8 +386,8 @@ class Request:
             inputs[name] = {"uri": uri, "mode": "copy" if mount else item.mode}
         return inputs
 
-    def _option_path(self, name: str) -> str:
-        return f"options.{self._backend}.{name}"
+    def _add_option_problem(self, name: str, message: str, hint: str) -> None:
+        self._add_problem(f"options.{self._backend}.{name}", message, hint)
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(message, path, hint))
