@@ -386,7 +386,7 @@ class Request:
             inputs[name] = {"uri": uri, "mode": "copy" if mount else item.mode}
         return inputs
 
-    def _add_option_problem(self, name: str, message: str, hint: str) -> None:
+    def _add_option_problem(self, name: str, message: str, hint: str = "") -> None:
         self._add_problem(f"options.{self._backend}.{name}", message, hint)
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
