@@ -95,7 +95,7 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None
     return Speed(whole, compute, data.plus(model), tokens, once.low >= kernels)
 
 
-def _over(count: int, step: Step, pool: Pool, bytes_: float, *, apart: int = 1) -> Band:
+def _over(count: int, pool: Pool, bytes_: float, *, apart: int = 1) -> Band:
     """Return the seconds in which `count` ranks pass on `bytes_`, those of one node as neighbours.
 
     A ring enters a node once: a group of several nodes has the node's network, shared by the groups that use it at once.
@@ -119,12 +119,12 @@ def _data_parallel(shape: Shape, step: Step, pool: Pool, ranks: int) -> Band:
     together = ranks * step.context
     if step.strategy in ("fsdp", "hsdp", "zero3"):
         # parameters are gathered twice and gradients are reduced in float32, for each micro-batch
-        each = _over(step.shards, step, pool, (2 * computed * own + 4 * learned) * step.accumulation, apart=step.tensor)
+        each = _over(step.shards, pool, (2 * computed * own + 4 * learned) * step.accumulation, apart=step.tensor)
         copies = together // step.shards
-        return each.plus(_over(copies, step, pool, 8 * learned / step.shards, apart=step.shards * step.tensor))
+        return each.plus(_over(copies, pool, 8 * learned / step.shards, apart=step.shards * step.tensor))
     if together == 1:
         return Band(0, 0, 0)
-    return _over(together, step, pool, 8 * learned, apart=step.tensor)
+    return _over(together, pool, 8 * learned, apart=step.tensor)
 
 
 def _model_parallel(shape: Shape, step: Step, pool: Pool) -> Band:
@@ -135,11 +135,11 @@ def _model_parallel(shape: Shape, step: Step, pool: Pool) -> Band:
     times = 6 if step.checkpointing else 4  # all-reduces of a layer, each of which passes on twice
     seconds = Band(0, 0, 0)
     if step.tensor > 1:
-        seconds = seconds.plus(_over(step.tensor, step, pool, 2 * times * states * layers))
+        seconds = seconds.plus(_over(step.tensor, pool, 2 * times * states * layers))
     if step.context > 1:
         keys = 12 * tokens * shape.keys / step.tensor * layers
-        seconds = seconds.plus(_over(step.context, step, pool, keys, apart=step.tensor))
+        seconds = seconds.plus(_over(step.context, pool, keys, apart=step.tensor))
     if step.pipeline > 1:
         apart = step.tensor * step.context * max(1, step.shards)
-        seconds = seconds.plus(_over(2, step, pool, 4 * states, apart=apart))
+        seconds = seconds.plus(_over(2, pool, 4 * states, apart=apart))
     return seconds
