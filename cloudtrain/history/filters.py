@@ -31,7 +31,7 @@ FLAGS = {
     "archived": "+run_id IN (SELECT run_id FROM marks WHERE archived)",
     "attached": f"substr(identity, 1, {len(ATTACHED)}) = '{ATTACHED}'",
 }
-FIELDS = ("after", "backend", "before", "cost", "created", "ended", "exit", "hp.", "is", "label.", "metric.", "name",
+FIELDS = ("after", "backend", "before", "cost", "created", "ended", "exit", "gpus", "hp.", "is", "label.", "metric.", "name",
           "note", "run", "since", "started", "state", "step", "system.", "tag", "target", "title", "took", "user")  # fmt: skip
 _PART = r'(?:"[^"]*"|[^\s"])'
 _TERM = re.compile(

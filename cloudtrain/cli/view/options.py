@@ -166,9 +166,9 @@ class _Rank(click.ParamType[int | None]):
         return int(value)
 
 
-_ID = "as `cloudtrain ls` prints it. Its first characters are enough if no other id begins with them."
-RUN = f"Id of the run, {_ID}"
-RUNS = f"One or more ids of runs, each {_ID}"
+_ID = "as `cloudtrain ls` prints it, or its id. The first characters of an id are enough if no other begins with them."
+RUN = f"The run, {_ID}"
+RUNS = f"One or more runs, each {_ID}"
 NEWEST = "Default: the newest run."
 # RUN of a command that only reads; without it the newest run is shown
 run_or_newest = argument("run_id", "[RUN]", f"{RUN} {NEWEST}", shell_complete=complete_runs)
