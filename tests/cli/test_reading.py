@@ -171,7 +171,7 @@ def test_ls_on_a_narrow_terminal_leaves_columns_out_and_wraps_none(ids, columns)
     assert max(map(len, lines[:4])) <= columns
     assert [line.split()[:2] for line in lines[2:4]] == [["two-2", "SUCCEEDED"], ["bad-1", "FAILED"]]
     assert ("loss" in lines[0]) == (columns >= 40) and ("target" in lines[0]) == whole
-    assert [line.startswith("left out of a narrow terminal: target") for line in lines[4:]] == [True] * (not whole)
+    assert [line.startswith("left out of a narrow terminal: ") for line in lines[4:]] == [True] * (not whole)
 
 
 # -- show -------------------------------------------------------------------------------------------------------------
