@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 _GOALS = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.document.metric', '$.document.metrics') ELSE '[null, null]' END"
-AT_ONCE = 500  # runs that are read at once, to find so many rows
+AT_ONCE = 100  # runs that are read at once, to find so many rows
 
 
 @dataclass(frozen=True)
