@@ -236,7 +236,8 @@ def test_names_reach_no_terminal_as_they_are(output: Path, home: Path, cli, capl
         (output / EVIL / "outputs" / f"link {name}").symlink_to("/etc")
     commands = (
         ("attach", "--all", output), ("attach", output / EVIL), ("ls", "--columns", "run"), ("show", EVIL),
-        ("logs", EVIL), ("metrics", EVIL), ("fetch", EVIL, "-o", tmp_path / "fetched"), ("ls", "--json"), ("show", EVIL, "--json"), ("ls",),
+        ("logs", EVIL), ("metrics", EVIL), ("fetch", EVIL, "-o", tmp_path / "fetched"), ("ls", "--json"),
+        ("show", EVIL, "--json"), ("ls",),
     )  # fmt: skip
     answers = [cli(*words) for words in commands]
     assert [each.code for each in answers] == [0] * len(commands), [each.err for each in answers]
