@@ -202,9 +202,8 @@ def test_killed_rank(home, project):
 def test_everything_killed_at_once(home, project):
     command = start(project, "sleeper.py", "--wait")
     run = the_run(home)
-    victims = [int(text.split(":")[0]) for text in processes_of(home)]
-    assert len(victims) >= 4  # watcher, guard, supervisor, rank
-    for pid in victims:
+    wait_for(lambda: len(processes_of(home)) >= 4, "watcher, guard, supervisor and rank")
+    for pid in [int(text.split(":")[0]) for text in processes_of(home)]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
