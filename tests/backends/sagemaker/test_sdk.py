@@ -25,7 +25,7 @@ def ask(sdk: Path, *words: object, **env: str) -> Any:
 @pytest.mark.timeout(1200)
 def test_the_estimator_builds_exactly_the_planned_request(sdk: Path, tmp_path: Path) -> None:
     planned = {name: made(*case).request for name, case in CASES.items() if name != "boto3_only"}
-    assert len(planned) == 12
+    assert len(planned) == 13
     (tmp_path / "requests.json").write_text(json.dumps(planned))
     assert ask(sdk, "requests", tmp_path / "requests.json") == planned
 
