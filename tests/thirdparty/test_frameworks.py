@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launcher.world.ports import hold
 
 from cloudtrain.runs.run import Run
 from tests.backends.results.places import open_place
@@ -55,6 +55,14 @@ def toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + "}"
     return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
+def hold() -> socket.socket:
+    """Return a bound socket that does not listen, as the fixture `held` gives one."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", 0))
+    return one
 
 
 def own_launch(python: Path, script: Path, case: Framework) -> str:
