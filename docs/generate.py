@@ -272,12 +272,12 @@ def keys_page() -> str:
     """Return the table of the keys that not every backend has, from the backends' traits."""
     from cloudtrain.backends import registry
     from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Paths
-    from cloudtrain.job import platform_keys
+    from cloudtrain.job import rules
 
     kinds = [registry.backend_class(name).traits for name in registry.BUILT_IN]
     paths = {Paths.NONE: "refused", Paths.OUTPUT_HERE: "output alone"}
     rows = {"inputs and output, a path": [paths.get(traits.paths, "yes") for traits in kinds]}
-    lacking = dict.fromkeys(platform_keys.every(), "refused") | dict.fromkeys(platform_keys.SHARED, "cloudtrain")
+    lacking = dict.fromkeys(rules.platform_keys(), "refused") | dict.fromkeys(rules.SHARED_KEYS, "cloudtrain")
     for key, without in {**lacking, "limits.max_wait": "several targets"}.items():
         said = {None: without, HONOURED: "yes", NO_EFFECT: NO_EFFECT}
         fields = [traits.keys.get(key) for traits in kinds]

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.diagnosis import lines
 from cloudtrain.diagnosis import patterns as diagnosis
-from cloudtrain.diagnosis.patterns import LONGEST
+from cloudtrain.diagnosis.lines import LONGEST
 from cloudtrain.events import REASON_CHARS
 from cloudtrain.job.job import Job
 from cloudtrain.job.rules import find_keys
@@ -36,6 +37,7 @@ CUT = {
     "cloudtrain.backends.records:_is_simple": 300,
     "cloudtrain.runs.watching.ending:LATE_NODES": REASON_CHARS,
     "cloudtrain.history.event_files:": PATH,
+    "cloudtrain.history.filters:_check_expression": 200,
     "entrypoints.launcher.credentials:_any_name": 255,
     "entrypoints.trainer.saved:": 255,
     "diagnosis": LONGEST,
@@ -53,10 +55,14 @@ MADE = {
     "cloudtrain.backends.vertex.request:_custom_job": "patterns of names, matched whole",
     "cloudtrain.console.form:": "patterns of names, matched at the start",
     "cloudtrain.diagnosis.patterns:": "patterns.toml: all_patterns() adds them",
+    "cloudtrain.diagnosis.lines:": "patterns.toml: all_patterns() adds them",
+    "cloudtrain.history.filters:_check_expression": "an expression of a filter, compiled only",
+    "cloudtrain.history.database:_matches": "an expression of a filter, which has few repeats, on 200 characters",
     "cloudtrain.job.configedit:": "a key of the user's own cloudtrain.toml, matched at the start of a line",
     "cloudtrain.job.fields:_metric": "`metrics` of a job, compiled only",
     "cloudtrain.job.launchers:": "an option's name, followed by characters that exclude each other",
     "cloudtrain.metrics.parser:__init__": "`metrics` of a job: its own expressions, on lines that the launcher cuts at 64 kB",
+    "cloudtrain.report.sections:_WORTH": "words of a metric's name; one has an ending of letters",
     "cloudtrain.simulators.": "requests of tests",
     "entrypoints.launcher.credentials:_matches": "PATTERNS and HEADS: all_patterns() adds them",
     "entrypoints.launcher.masks:": "one class of characters",
@@ -79,7 +85,7 @@ def _of_tables() -> Iterator[Found]:
         for row in rows:
             for pattern in filter(None, (row.regex, row.unless, row.unless_above, row.calls)):
                 yield Found(f"diagnosis {table} {row.label}", "search", pattern)
-    for kind, pattern in diagnosis._line_kinds().items():
+    for kind, pattern in lines._line_kinds().items():
         yield Found(f"diagnosis lines {kind}", "search", pattern)
 
 

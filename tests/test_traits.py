@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,40 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
 from cloudtrain.errors import BadJob
-from cloudtrain.job import platform_keys
+from cloudtrain.job import forms, rules
+from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning import environment
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.testing.memory import MemoryBackend
 
 ROOT = Path(__file__).resolve().parent.parent / "cloudtrain"
-PROVIDERS = {path.parent.name for path in (ROOT / "backends").glob("*/backend.py")}
-OTHERS = {
-    ("job/units.py", "local"),  # the default of the key `target`
-    ("job/sbatch.py", "slurm"),  # a batch script is a job file: its lines become keys of options.slurm
-}
+REGISTRY = "job/providers.py"
+# `ssh` is a program and a protocol too, and `local` an adjective: of them, only what programs compare or write counts.
+WORDS = {"local", "ssh"}
+NAMES = set(registry.BUILT_IN) - WORDS
+# What programs of others print, which verdicts are found by, is data; its words are theirs.
+PRINTED = {"diagnosis/classes.toml", "diagnosis/patterns.toml"}
+_NAME = re.compile(rf"(?<![\w-])({'|'.join(sorted(NAMES, key=len, reverse=True))})(?![\w-])")
+
+
+def outside() -> Iterator[tuple[str, str]]:
+    """Yield the files that belong to no platform: their names below cloudtrain, and their texts."""
+    providers = {path.parent.name for path in (ROOT / "backends").glob("*/backend.py")}
+    for path in sorted(ROOT.rglob("*")):
+        name = path.relative_to(ROOT).as_posix()
+        own = name.startswith("simulators/") or (name.startswith("backends/") and name.split("/")[1] in providers)
+        if path.is_file() and path.suffix in (".py", ".pyi", ".toml", ".json", ".yml", ".yaml", ".csv") and not own:
+            yield name, path.read_text("utf-8")
+
+
+def examples(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines in the help of a command that show it by a backend's name: a person reads them, no program."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(each) for each in node.decorator_list):
+            text = node.body[0]
+            if ast.get_docstring(node):
+                yield from range(text.lineno, (text.end_lineno or 0) + 1)
 
 
 def other_meanings(tree: ast.Module) -> Iterator[ast.AST]:
@@ -41,30 +65,74 @@ def other_meanings(tree: ast.Module) -> Iterator[ast.AST]:
             yield node.value  # a docstring
 
 
-def literals(text: str) -> set[str]:
-    """Return the names of backends that are literals of a program, or that its literals name as in options.slurm."""
-    tree = ast.parse(text)
+def named(name: str, text: str) -> set[str]:
+    """Return the lines of a file that name a backend, and the literals that are `local`, `ssh` or options of theirs."""
+    tree = ast.parse(text if name.endswith(".py") else "")
+    shown = set(examples(tree)) if name.startswith("cli/") else set()
+    lines = enumerate(text.splitlines(), 1)
+    found = {line.strip() for number, line in lines if number not in shown and _NAME.search(line)}
     others = set(map(id, other_meanings(tree)))
-    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in others}
-    words = [value for value in found if isinstance(value, str)]
-    return {name for name in registry.BUILT_IN for value in words if re.search(rf"^{name}$|\boptions\.{name}\b", value)}
+    values = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in others}
+    words = [value for value in values if isinstance(value, str)]
+    return found | {word for each in WORDS for word in words if re.search(rf"^{each}$|\boptions\.{each}\b", word)}
 
 
 @pytest.mark.parametrize(
-    "text", ['if backend == "slurm": pass', '["ssh", "local"]', 'f"set options.vertex.bucket: {1}"', '{"akash": 1}']
+    "text",
+    [
+        'if backend == "slurm": pass',
+        '["ssh", "local"]',
+        'f"set options.vertex.bucket: {1}"',
+        '{"akash": 1}',
+        "# for sagemaker-local only",
+        '"""Shared by ssh and slurm."""',
+        'where = "options.local.root"',
+        "from cloudtrain.backends.kubernetes import pod",
+        "options: dict = {}; vertex = options",
+        '@click.option("-t", help="such as sagemaker")\ndef options(): """A decorator."""',
+    ],
 )
-def test_a_name_of_a_backend_is_found(text: str):
-    assert literals(text)
+@pytest.mark.parametrize("name", ["cli/init.py", "runs/run.py"])
+def test_a_name_of_a_backend_is_found(name: str, text: str):
+    assert named(name, text)
 
 
-def test_no_module_outside_of_its_package_names_a_backend():
-    found = set()
-    for path in ROOT.rglob("*.py"):
-        name = path.relative_to(ROOT).as_posix()
-        package = name.split("/")[1] if name.startswith("backends/") else ""
-        if package not in PROVIDERS and name != "backends/registry.py" and not name.startswith("simulators/"):
-            found |= {(name, literal) for literal in literals(path.read_text("utf-8"))}
-    assert found == OTHERS
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run(["ssh", "-G", host])',
+        "parts = local(tensor)  # by ssh",
+        '"""Slurm, Kubernetes and SageMaker are names of products."""',
+        '@options.command()\ndef command():\n    """Write a job file.\n\n    cloudtrain init -t sagemaker\n    """',
+    ],
+)
+def test_a_program_a_product_and_an_example_of_a_command_are_no_backend(text: str):
+    assert not named("cli/init.py", text)
+
+
+def test_no_file_outside_of_its_package_names_a_backend():
+    found = {(name, line) for name, text in outside() if name not in {REGISTRY, *PRINTED} for line in named(name, text)}
+    assert found == set()
+
+
+def test_what_may_name_backends_still_does():
+    texts = dict(outside())
+    assert set(registry.BUILT_IN) <= set(re.findall(r'^    "([a-z-]+)": \("', texts[REGISTRY], re.MULTILINE))
+    assert all(_NAME.search(texts[name]) for name in PRINTED)
+    assert len(texts) > 300
+
+
+def test_a_package_that_is_installed_can_read_job_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reader = types.ModuleType("a_form_of_jobs")
+    reader.is_job_file = lambda text: "#QSUB" in text  # type: ignore[attr-defined]
+    reader.read = lambda text, file: Document.of({"name": "mine", "run": "true"}, file)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "a_form_of_jobs", reader)
+    monkeypatch.setattr(forms, "_plugins", lambda: ["a_form_of_jobs"])
+    (tmp_path / "job.qsub").write_text("#!/bin/sh\n#QSUB -l nodes=1\ntrue\n")
+    assert Job.load(tmp_path / "job.qsub").run == "true"
+    (tmp_path / "job.sbatch").write_text("#!/bin/sh\n#SBATCH -N1\ntrue\n")
+    assert Job.load(tmp_path / "job.sbatch").compat == "sbatch"
+    assert forms.of_compat("skypilot") is None
 
 
 def test_a_path_is_not_taken_for_one_of_this_machine_on_a_backend_that_does_not_say_so(
@@ -159,6 +227,10 @@ USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "secrets.k8s": ({"secrets": {"TOKEN": "k8s:name/key"}}, {}),
     "limits.max_runtime": ({"limits": {"max_runtime": "7h"}}, {}),
     "limits.max_wait": ({"limits": {"max_wait": "3h"}}, {}),
+    "retry.by": (
+        {"retry": {"max_attempts": 4, "by": "cluster"}},
+        {"num_nodes": 3, "options": {"kubernetes": {"kind": "jobset"}}},
+    ),
     "retry.max_attempts": ({"retry": {"max_attempts": 4, "on_events": ["lost", "preempted"]}}, {}),
 }
 TYPES = {
@@ -206,7 +278,7 @@ def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, na
 
 
 def test_the_traits_name_keys_of_the_job_file():
-    known = {*platform_keys.every(), *platform_keys.SHARED}
+    known = {*rules.platform_keys(), *rules.SHARED_KEYS}
     for name in registry.BUILT_IN:
         assert registry.backend_class(name).traits.keys.keys() <= known, name
 

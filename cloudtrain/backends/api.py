@@ -63,6 +63,7 @@ class Backend(ABC):
             in one call of `statuses`. It comes from the options alone, so who has several credentials keeps these apart as
             well. "": each is asked by `status`.
         calls_per_s: what all clients of one home together may call of the platform, per group.
+        has_marks: `marks` answers: the watcher asks for the state of attempts whose mark has changed.
         lost_after_s: for so long a machine that keeps the files of a run does not answer before its attempt is LOST. None
             where no machine keeps any.
         variables: patterns of the environment variables that its calls read: AWS_*. Runs whose shells differ in others only
@@ -75,6 +76,7 @@ class Backend(ABC):
     logs_per_s: float = 5.0
     group: str = ""
     calls_per_s: float = 50.0
+    has_marks: bool = False
     lost_after_s: float | None = None
     variables: tuple[str, ...] | None = None
     traits: Traits = Traits()
@@ -274,6 +276,10 @@ class Backend(ABC):
         A handle that the platform's listing did not show is left out: the caller asks `status` for it. An object may keep
         what it needs to ask for changes only, so a caller that asks again keeps it.
         """
+        return {}
+
+    def marks(self, handles: Sequence[str]) -> Mapping[str, Any]:
+        """Return what changes when an attempt's state does, read from files here: nobody is asked."""
         return {}
 
     def images(self, handle: str) -> dict[int, str]:

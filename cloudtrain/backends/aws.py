@@ -18,6 +18,7 @@ from cloudtrain.backends.aws_credentials import Credentials
 from cloudtrain.backends.http import read_body
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, NoCapacity, NoService, Unreachable
+from cloudtrain.job.providers import EXTRAS
 
 TRIES = 6  # tries of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
@@ -105,7 +106,7 @@ class Aws:
             import boto3  # noqa: F401
         except ModuleNotFoundError:
             if not self.backend:
-                raise MissingExtra("s3://", "sagemaker") from None
+                raise MissingExtra("s3://", EXTRAS["boto3"]) from None
             raise MissingExtra(f"the backend {self.backend}", self.backend.removesuffix("-local")) from None
         try:
             return self._credentials.make_session(self._region)

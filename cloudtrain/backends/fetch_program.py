@@ -74,7 +74,11 @@ except (OSError, ValueError) as error:
 # Unpack the bundle for another container, which has the same folder.
 UNPACK = f"""{FETCH}into = os.path.join(E["CLOUDTRAIN_WORK"], "source"){_FETCH_OR_EXIT}"""
 
-# Unpack the bundle and become the launcher.
+# The same, and become the launcher.
+START = f"""{UNPACK}os.execv(sys.executable, [sys.executable, os.path.join(into, ".cloudtrain/launch.py")])
+"""
+
+# Unpack the bundle where there is room, and become the launcher.
 LAUNCH = f"""{FETCH}into = os.path.join(tempfile.gettempdir(), "cloudtrain", E["CLOUDTRAIN_ATTEMPT_ID"], "source"){_FETCH_OR_EXIT}
 os.chdir(into)
 os.execv(sys.executable, [sys.executable, ".cloudtrain/launch.py"])

@@ -3,7 +3,7 @@
     <runs>/<run>/a<N>/                an attempt, on each of its machines: its labels, its plan
     <runs>/<run>/a<N>/node-<rank>/    one of its nodes (nodes/directory.py)
 
-The calls here suit supervisors that run by themselves (local, ssh). Slurm starts them, and answers some calls itself.
+The calls here suit supervisors that run by themselves. Slurm starts them, and answers some calls itself.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from cloudtrain.backends import http
 from cloudtrain.backends.http import RETRYABLE, TIMEOUT_S, Answer, HttpError
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
+from cloudtrain.job.providers import EXTRAS
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = "gcloud auth application-default login"
@@ -149,7 +150,7 @@ class GoogleApi:
         try:
             import google.auth
         except ImportError:
-            raise MissingExtra("Google Cloud", "vertex") from None
+            raise MissingExtra("Google Cloud", EXTRAS["google-auth"]) from None
         try:
             if self._credentials is None:
                 self._credentials, _ = google.auth.default(scopes=[SCOPE])

@@ -1,6 +1,6 @@
 """Call HTTP APIs: retries with backoff, downloads that continue, redirects without credentials, errors with a request id.
 
-It uses the standard library only: the backend kubernetes needs no extra, and google-auth alone brings no HTTP library.
+It uses the standard library only: Kubernetes needs no extra, and google-auth alone brings no HTTP library.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ _AWS = re.compile(r"(?P<torch>\d+\.\d+\.\d+)(?:-transformers(?P<transformers>\d+
 _GOOGLE = re.compile(
     r"huggingface-pytorch-training-\w+\.(?P<torch>\d+-\d+)\.transformers\.(?P<transformers>\d+-\d+)\..*"
 )
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_HOST = r"[a-zA-Z0-9][a-zA-Z0-9.-]*(?::\d+)?"
+_NAME = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
 _SCHEMES = ("docker-pullable://", "docker://", "containerd://")  # prefixes that older kubelets report
 
 
@@ -36,6 +39,11 @@ class ImageRegistry:
     host: str  # as in an image's name, with the port
     user: str
     password: str = field(repr=False)
+
+
+def is_image(text: str) -> bool:
+    """Return whether a text is an image's name for every registry (distribution/reference, 2026-11-22)."""
+    return len(text) <= MAX_LENGTH and _NAME.fullmatch(text) is not None
 
 
 def parse_reference(text: str) -> Reference:

@@ -18,7 +18,7 @@ from cloudtrain.events import LogLine
 
 MOST_PIECE = 20 << 20  # bytes of a piece of a log
 MOST_LOG = 4 << 30  # bytes of an attempt's logs together; what is behind is left out
-STARTS = 1_000_000_000  # numbers of the lines of one start of a node (backends/vertex/logs.py counts alike)
+STARTS = 1_000_000_000  # numbers of the lines of one start of a node (Vertex AI's log is counted alike)
 START = r"\d{8}T\d{6}\.\d{6}Z-[0-9A-Za-z-]{1,64}"
 _PIECE = re.compile(rf"node-(0|[1-9]\d{{0,4}})/({START})/(\d{{8}})")
 _LINE = re.compile(r"(\d{1,15}) (-1|\d{1,7}) (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z) (.*)", re.DOTALL)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.errors import BadRequest
@@ -68,6 +69,13 @@ class Plan:
     def attempt_id(self) -> str:
         return f"{self.run_id}-a{self.attempt}"
 
+    @cached_property
+    def stored_job(self) -> Job:
+        """The job as it was planned, with the defaults of fields that are new since; nobody may change it."""
+        from cloudtrain.job.job import Job
+
+        return Job.from_dict(self.job)
+
     @property
     def requested_gpus(self) -> int | None:
         """The GPUs that the job asks for on all nodes, None where its ranks use all those of the machines."""
@@ -96,10 +104,13 @@ class Plan:
         """The nodes of the main role; of a job without roles, all."""
         return int(self.manifest["roles"][0]["nodes"] if self.manifest.get("roles") else self.manifest["nodes"])
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields; what they hold is not copied."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
     def to_json(self, indent: int | None = 2) -> str:
         """Return the plan as JSON with a final newline, indented for people."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}  # asdict would copy all of it
-        return json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -1,6 +1,6 @@
 """Find a backend by name: the built-in table first, then the entry points `cloudtrain.backends` of installed packages.
 
-The only module that knows the backends' names. It imports a backend's module only when that backend is used.
+It imports a backend's module only when that backend is used.
 """
 
 from __future__ import annotations
@@ -14,26 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from cloudtrain.backends.api import Backend, Plan, Traits
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, MissingExtra, UnknownBackend
-from cloudtrain.job.units import DEFAULT_TARGET
+from cloudtrain.job.providers import BUILT_IN as BUILT_IN
+from cloudtrain.job.providers import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from cloudtrain.backends.attached.backend import AttachedBackend
 
 DEFAULT = DEFAULT_TARGET
 GROUP = "cloudtrain.backends"
-# name -> "module:class", and the pip extra that installs what the module needs
-BUILT_IN: dict[str, tuple[str, str | None]] = {
-    "akash": ("cloudtrain.backends.akash.backend:AkashBackend", "akash"),
-    "kubernetes": ("cloudtrain.backends.kubernetes.backend:KubernetesBackend", None),
-    "local": ("cloudtrain.backends.local.backend:LocalBackend", None),
-    "sagemaker": ("cloudtrain.backends.sagemaker.backend:SagemakerBackend", "sagemaker"),
-    "sagemaker-local": ("cloudtrain.backends.sagemaker.local:SagemakerLocalBackend", None),
-    "slurm": ("cloudtrain.backends.slurm.backend:SlurmBackend", None),
-    "ssh": ("cloudtrain.backends.ssh.backend:SshBackend", "ssh"),
-    "vertex": ("cloudtrain.backends.vertex.backend:VertexBackend", "vertex"),
-    "vertex-local": ("cloudtrain.backends.vertex.local:VertexLocalBackend", None),
-}
-
 ATTACHED = "cloudtrain.backends.attached.backend:AttachedBackend"  # reads runs of others; no job names it
 
 

@@ -27,7 +27,7 @@ class Traits:
 
     Attributes:
         paths: whose files the paths of a job name.
-        keys: the platform keys of a job (cloudtrain.job.platform_keys) that it takes: HONOURED, NO_EFFECT, or the field
+        keys: the platform keys of a job (`cloudtrain.job.rules`) that it takes: HONOURED, NO_EFFECT, or the field
             of the platform's request that the key becomes. A job with another one is refused. Of the keys that cloudtrain
             carries out itself, those that the platform does.
         own_machines: its machines are this one, or others of your own: without accounts, regions, rented machines and

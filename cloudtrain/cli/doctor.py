@@ -12,6 +12,7 @@ import click
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.machine_checks import Finding, check_machine, find_config_problems
 from cloudtrain.errors import BackendError, CloudtrainError, Problem
+from cloudtrain.job import providers
 from cloudtrain.job.units import format_count
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @options.argument(
     "target",
     "[TARGET]",
-    "A backend (local, sagemaker, ...) or a target of cloudtrain.toml. Default: the target of --job, else local.",
+    f"{providers.WHERE.capitalize()}. Default: the target of --job, else {providers.DEFAULT_TARGET}.",
     shell_complete=options.complete_targets,
 )
 @click.option(

@@ -23,7 +23,7 @@ class _Place(NamedTuple):
 kind_option = click.option(
     "--kind",
     type=click.Choice(("cpu", "gpu")),
-    help="Install torch for CPUs, or for NVIDIA GPUs. Default: gpu; for local, sagemaker-local and vertex-local cpu.",
+    help="Install torch for CPUs, or for NVIDIA GPUs. Default: cpu for targets whose results stay on this machine, else gpu.",
 )
 
 

@@ -15,6 +15,7 @@ import click
 
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BadRequest, page
+from cloudtrain.job import providers
 from cloudtrain.job.problems import fit_name
 
 SCHEMA = "job.schema.json"
@@ -30,8 +31,8 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 )
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="The job file. Default: job.yaml.")
 @options.target_option_with(
-    "Target of the job file: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. "
-    "The default is local; with --ci, the target in the job file."
+    f"Target of the job file: {providers.WHERE}. "
+    f"The default is {providers.DEFAULT_TARGET}; with --ci, the target in the job file."
 )
 @click.option(
     "--from",
@@ -77,8 +78,8 @@ def command(
     is left as it is, and only the target is added.
 
     With `-t BACKEND` it also reads your account's settings and adds a target of the same name to the
-    cloudtrain.toml in this folder: `-t sagemaker` writes [targets.sagemaker] with the region, account, profile,
-    bucket and role that it finds. It creates nothing in the account. A target that cloudtrain.toml has already is
+    cloudtrain.toml in this folder. There [targets.sagemaker] gets the region, account, profile, bucket and role that
+    it finds. It creates nothing in the account. A target that cloudtrain.toml has already is
     used as it is.
 
     With `--ci` it writes a CI file, and no job file. CI then plans each change and prints its cost, and submits a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,15 +14,17 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.columns import find_column, format_cell
-from cloudtrain.job.units import format_count, format_duration, format_number
+from cloudtrain.job.units import format_count, format_number
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
+    from cloudtrain.history.overview import Fold
     from cloudtrain.history.records import RunRecord
     from cloudtrain.history.store import Store
     from cloudtrain.history.table import Group, Query, Row
 
 MOST = 1_000_000  # runs of one history
+USUAL = ("short", "gpus", "cost")  # read of each run without --columns
 
 
 def complete_filter(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -62,7 +65,7 @@ def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
     "--limit",
     default=None,
     type=click.IntRange(1, 10_000),
-    help="List at most this many runs; --group takes all. Default: 20, with --ids all.",
+    help="List at most this many rows; --group takes all. Default: 20, with --ids all.",
 )
 @click.option("-q", "--ids", is_flag=True, help="Print only the runs' ids, one a line.")
 @click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
@@ -107,11 +110,12 @@ def command(
 
     A filter has terms such as `state:failed`, `label.team=vision`, `hp.lr>=1e-3`, `metric.loss<0.5`, `since:7d`,
     and words: parts of ids, titles, notes and tags. All must hold. Put a term with < or > in quotes, or the shell
-    redirects output. `since` is about the time of the submission.
+    redirects output. `since` is about the time of the submission. Without options a sweep is one row with its best
+    value; label.sweep=SWEEP lists its runs.
 
-    --columns, --sort and --group take these columns: state, name, run, target, backend, exit, created, started,
-    ended, took, reason, user, cost, step, title, note, tags, star. --columns also takes eta, the expected time
-    until the end. hp.NAME is a hyperparameter, label.NAME a label. metric.NAME is the last value of a metric;
+    --columns, --sort and --group take these columns: state, name, run, short, target, backend, exit, created,
+    started, ended, took, reason, user, cost, gpus, step, title, note, tags, star. --columns also takes eta, the
+    expected time until the end. hp.NAME is a hyperparameter, label.NAME a label. metric.NAME is the last value of a metric;
     metric.NAME.min and metric.NAME.max are its lowest and highest value. system.NAME and system.NAME.max are the
     mean and highest cpu, memory, gpu or gpu_memory of the run's nodes. Without --columns there is also `loss`: the
     last value of the metric loss, train_loss, train/loss or training_loss. A narrow terminal shows fewer columns.
@@ -140,15 +144,7 @@ def command(
     elif query.group:
         _print_groups(table.groups(store, query), query, as_json)
     else:
-        rows = table.first_rows(store, query, limit=limit)
-        if live := [row.record for row in rows if not row.record.status.state.final]:
-            _refresh_live(store, live)
-            rows = table.first_rows(store, query, limit=limit)
-        if {"cost", "eta"} & set(query.names):
-            from cloudtrain.runs import listing
-
-            rows = listing.with_live(store, rows, query.names)
-        _print_rows(store, rows, query, as_json)
+        _print_rows(store, query, limit, as_json)
     for sentence in table.unknown_names(store, query):
         terminal.note(f"note: {sentence}")
     if save_view:
@@ -164,44 +160,101 @@ def _stored_view(views: dict[str, str], name: str) -> Query:
     return table.Query.of_address(views[name])
 
 
-def _print_rows(store: Store, rows: Sequence[Row], query: Query, as_json: bool) -> None:
-    records = [row.record for row in rows]
-    losses = store.curves.last([record.run_id for record in records])
+def _print_rows(store: Store, query: Query, limit: int, as_json: bool) -> None:
+    from cloudtrain.history import overview, table
+
+    usual = not as_json and not query.names
+    if usual and query == table.Query():
+        entries = _refreshed(store, lambda: overview.newest(store, USUAL, limit=limit + 1), USUAL, limit)
+    else:
+        shown = replace(query, columns=",".join(USUAL)) if usual else query
+        entries = _refreshed(store, lambda: table.first_rows(store, shown, limit=limit + 1), shown.names, limit)
+    entries, more = entries[:limit], len(entries) > limit
+    rows = [entry for entry in entries if isinstance(entry, table.Row)]
     if as_json:
+        losses = store.curves.last([row.record.run_id for row in rows])
         data = [
             _row_json(row.record, losses.get(row.record.run_id)) | dict(zip(query.names, row.values, strict=True))
             for row in rows
         ]
-        terminal.print_json(data)
-    elif not records:
+        return terminal.print_json(data)
+    if not entries:
         terminal.print_lines("no run matches" if query.filter else "there are no runs yet")
-        terminal.print_pairs([] if query.filter else [("next", "cloudtrain submit train.py -f")])
-        return
-    elif query.names:
-        names = [name for name in query.names if name not in ("run", "state")]  # these two come first
-        cells = [dict(zip(query.names, row.values, strict=True)) for row in rows]
-        terminal.print_table(
-            ("run", "state", *names),
-            [
-                (row.record.run_id, str(row.record.status.state), *(format_cell(name, of[name]) for name in names))
-                for row, of in zip(rows, cells, strict=True)
-            ],
-            right=tuple(name for name in names if _is_number(name)),
-            styles=runs.STYLES,
-        )
+        return terminal.print_pairs([] if query.filter else [("next", "cloudtrain submit train.py -f")])
+    if usual:
+        _print_usual(store, entries)
     else:
-        lasted = store.took_s([record.run_id for record in records])
-        terminal.print_table(
-            ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
-            [_row(record, losses.get(record.run_id), lasted.get(record.run_id)) for record in records],
-            right=("exit", "age", "took", "loss"),
-            styles=runs.STYLES,
-            spare=("target", "backend", "took", "exit", "loss", "age"),
-        )
-    for record in records:
-        waits = not record.status.state.final and record.status.state is not State.RUNNING
-        if waits and record.status.reason and not as_json:
-            terminal.print_lines(f"  {record.run_id}: {runs.describe_live(store, record)}")
+        _print_columns(rows, query)
+    for row in rows:
+        state, reason = row.record.status.state, row.record.status.reason
+        if not state.final and state is not State.RUNNING and reason:
+            terminal.print_lines(f"  {_name(row, usual)}: {runs.describe_live(store, row.record)}")
+    if more:
+        terminal.note(f"there are more: -n {2 * limit}")
+    return None
+
+
+def _rows(entry: Row | Fold) -> Sequence[Row]:
+    from cloudtrain.history.overview import Fold
+
+    return entry.live if isinstance(entry, Fold) else (entry,)
+
+
+def _name(row: Row, usual: bool = True) -> str:
+    """Return the short name of a run where that was read, else its id."""
+    return str((usual and row.values[0]) or row.record.run_id)
+
+
+def _refreshed(
+    store: Store, read: Callable[[], Sequence[Row | Fold]], names: Sequence[str], limit: int
+) -> list[Row | Fold]:
+    """Return rows with live runs as they are now. Of the usual columns, costs of ended runs are as they were stored."""
+    entries = read()
+    if live := [row.record for entry in entries[:limit] for row in _rows(entry) if not row.record.status.state.final]:
+        _refresh_live(store, live)
+        entries = read()
+    if not {"cost", "eta"} & set(names) or (tuple(names) == USUAL and not live):
+        return list(entries)
+    from cloudtrain.history.overview import Fold
+    from cloudtrain.runs import listing
+
+    def now(row: Row) -> Row:
+        if tuple(names) == USUAL and row.record.status.state.final:
+            return row
+        return listing.with_live(store, [row], names)[0]
+
+    return [replace(each, live=tuple(map(now, each.live))) if isinstance(each, Fold) else now(each) for each in entries]
+
+
+def _print_columns(rows: Sequence[Row], query: Query) -> None:
+    names = [name for name in query.names if name not in ("run", "state")]  # these two come first
+    cells = [dict(zip(query.names, row.values, strict=True)) for row in rows]
+    terminal.print_table(
+        ("run", "state", *names),
+        [
+            (row.record.run_id, str(row.record.status.state), *(format_cell(name, of[name]) for name in names))
+            for row, of in zip(rows, cells, strict=True)
+        ],
+        right=tuple(name for name in names if _is_number(name)),
+        styles=runs.STYLES,
+    )
+
+
+def _print_usual(store: Store, entries: Sequence[Row | Fold]) -> None:
+    from cloudtrain.history.overview import Fold
+
+    losses = store.curves.last([each.record.run_id for each in entries if not isinstance(each, Fold)])
+    sweeps = [each.sweep_id for each in entries if isinstance(each, Fold)]
+    value = "loss/best" if sweeps else "loss"
+    terminal.print_table(
+        ("run", "state", "gpus", "USD", value, "age", "target"),
+        [_fold(each) if isinstance(each, Fold) else _row(each, losses.get(each.record.run_id)) for each in entries],
+        right=("gpus", "USD", value, "age"),
+        styles=runs.STYLES,
+        spare=("target", "gpus", "USD", value, "age"),
+    )
+    if sweeps:
+        terminal.note(f"the runs of a sweep: cloudtrain ls label.sweep={sweeps[0]}")
 
 
 def _print_groups(groups: Sequence[Group], query: Query, as_json: bool) -> None:
@@ -258,13 +311,27 @@ def _refresh_live(store: Store, records: Sequence[RunRecord]) -> None:
             terminal.note(f"  {format_count(len(others), 'more run')} at {target} not checked: {listed}")
 
 
-def _row(record: RunRecord, loss: Summary | None, lasted_s: float | None) -> tuple[str, ...]:
-    status = record.status
-    code = "" if status.exit_code is None else str(status.exit_code)
-    took = "" if lasted_s is None else format_duration(lasted_s)
-    target = "attached" if record.attached else "" if record.target == record.backend else record.target
+def _row(row: Row, loss: Summary | None) -> tuple[str, ...]:
+    record, (_, gpus, usd) = row.record, row.values
+    target = "attached" if record.attached else record.target
     last = format_number(loss.last) if loss else ""
-    return record.run_id, str(status.state), code, runs.elapsed(record.created_at), took, last, record.backend, target
+    return (_name(row), str(record.status.state), format_cell("gpus", gpus), _usd(usd), last,
+            runs.elapsed(record.created_at), target)  # fmt: skip
+
+
+def _fold(fold: Fold) -> tuple[str, ...]:
+    """Return the row of a sweep: its states are counted, and it has the best value instead of a loss."""
+    failed = sum(count for state, count in fold.states.items() if state.final) - fold.states[State.CANCELLED]
+    failed -= fold.states[State.SUCCEEDED]
+    states = f"{fold.states[State.SUCCEEDED]}/{fold.states.total()} ok"
+    states += (f", {failed} failed" if failed else "") + (f", {len(fold.live)} live" if fold.live else "")
+    costs = [usd for usd in (fold.usd, *(row.values[2] for row in fold.live)) if usd is not None]
+    best = "" if fold.best is None else format_number(fold.best)
+    return fold.sweep_id, states, "", _usd(sum(costs) if costs else None), best, runs.elapsed(fold.created_at), ""
+
+
+def _usd(usd: float | None) -> str:
+    return "" if usd is None else f"{usd:.2f}"
 
 
 def _row_json(record: RunRecord, loss: Summary | None) -> dict[str, object]:

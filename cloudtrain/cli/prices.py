@@ -15,6 +15,7 @@ from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError
 from cloudtrain.forecast import prices
 from cloudtrain.job import targets
+from cloudtrain.job.providers import EXAMPLE
 from cloudtrain.job.units import PRICE_LIST
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from cloudtrain.forecast.offers import MachineOffer
     from cloudtrain.forecast.prices import PriceList
+
+_EXAMPLE = f"{EXAMPLE}/us-east-1"
 
 
 def _price(offer: MachineOffer) -> tuple[float, str]:
@@ -46,7 +49,7 @@ ORDERS: dict[str, Callable[[MachineOffer], tuple[object, ...]]] = {
 @options.argument(
     "names",
     "[LIST...]",
-    "The lists to show or to download, as PROVIDER/REGION: sagemaker/us-east-1, or aws/us-east-1 for "
+    f"The lists to show or to download, as PROVIDER/REGION: {_EXAMPLE}, or aws/us-east-1 for "
     "machines that you rent there. Default: all stored lists, and those that the targets in cloudtrain.toml need.",
     nargs=-1,
 )
@@ -112,7 +115,7 @@ def command(
         )
     else:
         terminal.print_lines("no list is stored: plans use the prices built into cloudtrain")
-        terminal.print_pairs([("next", "cloudtrain prices refresh sagemaker/us-east-1")])
+        terminal.print_pairs([("next", f"cloudtrain prices refresh {_EXAMPLE}")])
     if problems:
         kept = "stored lists stay as they were" if lists else "plans use the prices built into cloudtrain"
         hint = "try again later, upgrade cloudtrain, or set usd_per_hour of the target in cloudtrain.toml"
@@ -144,7 +147,7 @@ def _offers(home: Path, names: tuple[str, ...], target: str | None) -> Iterator[
         region = registry.traits(target).prices
         found = [f"{target}/{region}"] if region else list(_of_targets(target))
         if not found:
-            hint = "name one, as in sagemaker/us-east-1; usd_per_hour of a target is its own price"
+            hint = f"name one, as in {_EXAMPLE}; usd_per_hour of a target is its own price"
             raise BadRequest(f"the target {target} has no price list", hint)
         names = (*names, *found)
     defaults = [f"{name}/{region}" for name in registry.names() if (region := registry.traits(name).prices)]
@@ -211,7 +214,7 @@ def _wanted(home: Path, names: tuple[str, ...], defaults: Iterable[str] = ()) ->
     wanted = sorted({*names} or {*(each.name for each in prices.stored_lists(home)), *_of_targets()} or defaults)
     if not wanted:
         raise BadRequest(
-            "no list is stored, and no target in cloudtrain.toml needs one", "give one, such as sagemaker/us-east-1"
+            "no list is stored, and no target in cloudtrain.toml needs one", f"give one, such as {_EXAMPLE}"
         )
     return wanted
 

@@ -71,7 +71,7 @@ def start(file: str, target: str | None, key: str | None, wait: bool, as_json: b
     The job is planned and packaged once, so that all trials run the same source. No question is asked about the
     cost: run_cap and budget in FILE limit it. Each call starts a new sweep, unless --key is given.
     """
-    from cloudtrain.job.load import read
+    from cloudtrain.job.job import read
     from cloudtrain.sweeps.sweep import begin
 
     document, folder = read(file)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
-from cloudtrain.console import curvestyle, history, shell, text, widgets
+from cloudtrain.console import curvestyle, history, layout, text, widgets
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.history.curves import metric_order
 from cloudtrain.history.store import Store
 from cloudtrain.report import nearest, plots
+from cloudtrain.report.sections import Chart, Section
 from cloudtrain.runs.run import Run
 
 MAX_POINTS = 600  # of a curve: about the width of a chart in pixels
@@ -39,30 +40,48 @@ _AXIS = {
 }
 
 
+_DRAG = "(event) => event.dataTransfer.setData('text/plain', event.target.dataset.chart)"
+_DROP = "(event) => { event.preventDefault(); emit(event.dataTransfer.getData('text/plain')); }"
+
+_NEAREST = """(event) => {
+  const chart = event.event.target.closest('.js-plotly-plot'), axis = chart._fullLayout.yaxis;
+  const y = event.event.clientY - chart.getBoundingClientRect().y - axis._offset;
+  const away = (point) => Math.abs(axis.d2p(point.y) - y);
+  const own = event.points.filter((point) => point.data.meta);
+  if (own.length) emit(own.reduce((best, point) => (away(point) < away(best) ? point : best)).data.meta);
+}"""  # a click between curves: at one x there is a point of each
+
+
 class Curves:
-    """The charts of one or several runs on a page, one for each metric, below a heading for each group (`train/`)."""
+    """The charts of one or several runs on a page, in a collapsible section for each prefix (`train/`)."""
 
     def __init__(
         self,
         run_ids: Sequence[str],
         *,
+        project: str = "",
         labels: Mapping[str, str] | None = None,
         style: curvestyle.CurveStyle | None = None,
         on_style: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ids, self._labels = list(run_ids), dict(labels or {})
+        self._ids, self._labels, self._project = list(run_ids), dict(labels or {}), project
         self._style, self._on_style = style or curvestyle.CurveStyle(), on_style
-        self._drawn: dict[str, Any] = {}  # metric -> its plotly element
-        self._grids: dict[str, Any] = {}  # group of metrics -> where their charts are
+        self._sections: dict[str, _Section] = {}
         self._most = MAX_CHARTS if len(self._ids) <= MANY_RUNS else MAX_CHARTS // 4
         self._known: object = None
         self._ranks: list[int] = []
         self._explained = False
+        self._layout = layout.Layout()
+        self._wanted: set[str] = set()
+        self._shown: list[str] = []  # metrics
 
     async def show(self) -> None:
         """Draw the charts."""
         from nicegui import ui
 
+        ids, project = self._ids, self._project
+        read = lambda store: (layout.read(store, project), layout.wanted(store, ids))  # noqa: E731
+        self._layout, self._wanted = await history.current().query(read)
         with ui.element("div").classes("ct-row"):
             self._choices()
         self._empty_label = ui.label("no metrics yet").classes("ct-dim")
@@ -71,13 +90,15 @@ class Curves:
         with ui.element("div").classes("ct-row ct-foot"):
             self._count_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
             self._more = widgets.button("Show all", self._show_all)
+            self._hidden = ui.element("div").classes("ct-row")
+        self._draw_hidden()
         await self.refresh()
 
     def _choices(self) -> None:
         from nicegui import ui
 
         def changes(name: str, value_of: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
-            return lambda event: self._change(**{name: value_of(event.value)})
+            return lambda event: self.change(**{name: value_of(event.value)})
 
         style = self._style
         over = {"step": "over steps", "epoch": "over epochs", "time": "over time", "tokens": "over tokens"}
@@ -90,27 +111,36 @@ class Curves:
         self._rank_choice = ui.select(["0"], value="0", label="rank", on_change=to_rank)
         self._rank_choice.props("outlined dense").classes("ct-choice")
         self._rank_choice.visible = False
-        widgets.slider("smoothing", style.smoothing, 0.99, lambda value: self._change(smoothing=value))
+        widgets.slider("smoothing", style.smoothing, 0.99, lambda value: self.change(smoothing=value))
         with ui.element("div").classes("ct-row"):
             ui.checkbox("log x", value=style.log_x, on_change=changes("log_x"))
             ui.checkbox("log y", value=style.log, on_change=changes("log"))
         widgets.button("CSV", self._export)
 
-    async def _change(self, **changes: Any) -> None:
+    async def change(self, **changes: Any) -> None:
+        """Draw the charts in another style."""
         for name, value in changes.items():
             setattr(self._style, name, value)
         self._on_style()
         with widgets.loading(self._area):
             await self.refresh(at_once=True)
 
+    async def _arrange(self, change: Callable[[layout.Layout], None]) -> None:
+        """Change the layout, keep it in the home, and draw it."""
+        change(self._layout)
+        self._draw_hidden()
+        await history.current().query(lambda store: layout.write(store, self._project, self._layout))
+        await self.refresh(at_once=True)
+
     async def _show_all(self) -> None:
         self._most = 10_000
-        await self._change()
+        self._layout.closed.clear()
+        await self.change()
 
     async def _export(self) -> None:
         from nicegui import ui
 
-        ids, names, rank = self._ids, list(self._drawn), self._style.rank
+        ids, names, rank = self._ids, self._shown, self._style.rank
         content = await history.current().query(lambda store: curvestyle.to_csv(store, ids, names, self._labels, rank))
         ui.download.content(content, "metrics.csv", "text/csv")
 
@@ -127,21 +157,23 @@ class Curves:
             self._ranks = ranks
             self._rank_choice.set_options([*(str(rank) for rank in sorted({0, *ranks})), "all"])
             self._rank_choice.visible = ranks != [0]
-        every = sorted(dict.fromkeys(name for _, name, *_ in sizes), key=metric_order)
-        found = [name for name in every if look.search.lower() in name.lower()]
-        names = found[: self._most]
-        figures = await history.current().query(lambda store: _figures(store, ids, names, look, labels))
+        every = list(dict.fromkeys(name for _, name, *_ in sizes))
+        sections = self._layout.arrange([name for name in every if look.search.lower() in name.lower()], self._wanted)
+        drawn = self._layout.drawn(sections, 10_000 if look.search else self._most)
+        charts = [chart for of in drawn.values() for chart in of]
+        figures = await history.current().query(lambda store: _figures(store, ids, charts, look, labels))
         if look != self._style:
             return  # another refresh draws what was chosen meanwhile
+        self._shown = [name for chart in charts for name in chart.names]
         self._empty_label.visible = not every
-        self._count_label.text = f"{len(names)} of {len(every)} metrics are shown" if len(names) < len(every) else ""
-        self._more.set_visibility(len(names) < len(found))
-        if [*self._drawn] != names[: len(self._drawn)]:
+        is_part = len(charts) < sum(len(section.charts) for section in sections)
+        self._count_label.text = f"{len(self._shown)} of {len(every)} metrics are shown" if is_part else ""
+        self._more.set_visibility(is_part)
+        if [*self._sections] != [section.prefix for section in sections]:
             self._area.clear()
-            self._drawn.clear()
-            self._grids.clear()
-        for name, figure in figures.items():
-            self._draw_figure(name, figure)
+            self._sections.clear()
+        for section in sections:
+            self._draw_section(section, drawn[section.prefix], figures, alone=len(sections) == 1)
 
     async def _explain(self) -> None:
         """Say of an ended run that it has no metrics, and show the nearest lines of its log."""
@@ -154,21 +186,94 @@ class Curves:
             with self._nearest:
                 widgets.preformatted("\n".join(told[1:]), name="The nearest lines") if told[1:] else None
 
-    def _draw_figure(self, name: str, figure: dict[str, Any]) -> None:
+    def _draw_section(
+        self, section: Section, charts: Sequence[Chart], figures: Mapping[str, dict[str, Any]], *, alone: bool
+    ) -> None:
         from nicegui import ui
 
-        if name in self._drawn:
-            self._drawn[name].update_figure(figure)
-            return
-        group = name.rpartition("/")[0]
-        if group not in self._grids:
-            with self._area, ui.element("section"):
-                if group:
-                    shell.heading(text.clean(group, 80), 3)
-                self._grids[group] = ui.element("div").classes("ct-plots")
-        with self._grids[group], ui.element("div").classes("ct-plot").props('role="group"') as around:
-            around.props["aria-label"] = f"curve of {text.clean(name, 80)}"
-            self._drawn[name] = ui.plotly(figure)
+        async def toggle(is_open: bool) -> None:
+            if is_open != self._sections[section.prefix].is_open:
+                self._sections[section.prefix].is_open = is_open
+                await self._arrange(lambda layout: layout.set_open(section.prefix, is_open))
+
+        if section.prefix not in self._sections:
+            with self._area:
+                if alone and not section.prefix:
+                    grid, title = ui.element("section").classes("ct-plots"), None
+                else:
+                    with widgets.collapsible("", opened=bool(charts), on_toggle=toggle) as title:
+                        grid = ui.element("div").classes("ct-plots")
+            self._sections[section.prefix] = _Section(title, grid, bool(charts))
+        drawn = self._sections[section.prefix]
+        if drawn.title is not None:
+            drawn.title.text = f"{text.clean(section.prefix or 'other', 80)} ({len(section.charts)})"
+        titles = [chart.title for chart in charts]
+        if [*drawn.charts] != titles[: len(drawn.charts)]:
+            drawn.grid.clear()
+            drawn.charts.clear()
+        for title in titles:
+            if title in drawn.charts:
+                drawn.charts[title].update_figure(figures[title])
+            else:
+                with drawn.grid:
+                    drawn.charts[title] = self._draw_chart(title, figures[title], titles)
+
+    def _draw_chart(self, title: str, figure: dict[str, Any], titles: Sequence[str]) -> Any:
+        """Draw a chart that is dragged to the place of another one, with its buttons."""
+        from nicegui import ui
+
+        name, at = text.clean(title, 80), titles.index(title)
+
+        def button(label: str, change: Callable[[layout.Layout], None]) -> None:
+            own = widgets.element("button", label).classes("ct-sort").props("type=button")
+            own.props["aria-label"] = f"{label} {name}"
+            own.on("click", lambda: self._arrange(change))
+
+        async def drop(event: Any) -> None:
+            await self._arrange(lambda layout: layout.move(str(event.args), title, titles))
+
+        with ui.element("div").classes("ct-plot ct-chart").props('role="group"') as around:
+            around.props["aria-label"] = f"curve of {name}"
+            around.on("dragover", js_handler="(event) => event.preventDefault()")
+            around.on("drop", drop, js_handler=_DROP)
+            chart = ui.plotly(figure)
+            if len(self._ids) > 1:
+                chart.on("plotly_click", self._open_run, js_handler=_NEAREST)
+            with ui.element("div").classes("ct-chart-tools ct-small ct-dim"):
+                handle = widgets.element("span", "⠿").props('draggable=true aria-hidden=true title="Drag to move"')
+                handle.props["data-chart"] = title
+                handle.on("dragstart", js_handler=_DRAG)
+                button(
+                    "Unpin" if title in self._layout.pinned else "Pin", lambda layout: layout.toggle("pinned", title)
+                )
+                if at:
+                    button("Move up", lambda layout: layout.move(title, titles[at - 1], titles))
+                button("Hide", lambda layout: layout.toggle("hidden", title))
+        return chart
+
+    def _draw_hidden(self) -> None:
+        """Draw a button for each hidden chart, that shows it again."""
+        self._hidden.clear()
+        with self._hidden:
+            for title in self._layout.hidden:
+                show = lambda title=title: self._arrange(lambda layout: layout.toggle("hidden", title))  # noqa: E731
+                widgets.button(f"Show {text.clean(title, 60)}", show)
+
+    def _open_run(self, event: Any) -> None:
+        from nicegui import ui
+
+        if event.args in self._ids:
+            ui.navigate.to(f"/runs/{quote(event.args, safe='')}")
+
+
+@dataclass
+class _Section:
+    """What is drawn of a section."""
+
+    title: Any
+    grid: Any
+    is_open: bool
+    charts: dict[str, Any] = field(default_factory=dict)  # title -> its plotly element
 
 
 def _curve_sizes(
@@ -191,31 +296,36 @@ def _no_metrics(run: Run) -> list[str]:
 
 
 def _figures(
-    store: Store, ids: Sequence[str], names: Sequence[str], look: curvestyle.CurveStyle, labels: Mapping[str, str]
+    store: Store, ids: Sequence[str], charts: Sequence[Chart], look: curvestyle.CurveStyle, labels: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    figures = {
-        name: style_figure(
+    shown, many = [run_id for run_id in ids if run_id not in look.hidden], len(ids) > MANY_RUNS
+    colours = {run_id: look.colours.get(run_id, plots.colour_of(at)) for at, run_id in enumerate(ids)}
+    figures = {}
+    for chart in charts:
+        figure = style_figure(
             plots.curves(
                 store,
-                ids,
-                [name],
+                shown,
+                chart.names,
                 over=look.over,
                 rank=look.rank,
                 smoothing=look.smoothing,
                 log=look.log,
                 log_x=look.log_x,
-                most=MAX_POINTS if len(ids) <= MANY_RUNS else MAX_POINTS // 6,
-                bands=len(ids) <= MANY_RUNS,
+                most=MAX_POINTS // 6 if many else MAX_POINTS,
+                bands=not many and len(chart.names) == 1,
                 labels={run_id: text.clean(label, 120) for run_id, label in labels.items()},
-                stored=[name],
+                stored=chart.names,
+                together=chart.title if len(chart.names) > 1 else "",
+                colours=colours if len(ids) > 1 else None,
             )
         )
-        for name in names
-    }
-    for figure in figures.values():
         figure["layout"]["showlegend"] = look.rank is None
-        if len(ids) > MANY_RUNS:
+        if many or len(chart.names) > 1:
             figure["layout"]["hovermode"] = "closest"  # else the tooltip is longer than the screen
+        if look.baseline in shown:
+            curvestyle.subtract(figure["data"], look.baseline)
+        figures[chart.title] = figure
     return figures
 
 

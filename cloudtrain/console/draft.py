@@ -22,7 +22,7 @@ from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, Mi
 from cloudtrain.job.document import Document
 from cloudtrain.job.problems import dotted
 from cloudtrain.runs.planning import attempts
-from cloudtrain.runs.planning.checks.node import find_refusals
+from cloudtrain.runs.planning.checks.job import find_refusals
 from cloudtrain.source.bundle import Bundle, File, list_files
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Draft:
 
         Raises BadJob, BadRequest, BackendError.
         """
-        from cloudtrain.job.load import read
+        from cloudtrain.job.job import read
         from cloudtrain.sweeps.sweep import begin
 
         if problems := self.problems():

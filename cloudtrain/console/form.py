@@ -16,7 +16,7 @@ from cloudtrain.console import jobtext
 from cloudtrain.console.fields import Field
 from cloudtrain.console.jobtext import Node, Plain, Table
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.job import load
+from cloudtrain.job import job as jobs
 from cloudtrain.job.document import Document, read_yaml
 from cloudtrain.job.problems import dotted
 
@@ -41,7 +41,7 @@ class Form:
     @classmethod
     def load(cls, path: Path) -> Form:
         """Return the form of a job file; blocking. Raises BadRequest, or BadJob where it cannot be parsed."""
-        document, folder = load.read(path)
+        document, folder = jobs.read(path)
         if document.problems:
             raise BadJob(document.problems)
         text = path.read_text("utf-8-sig")

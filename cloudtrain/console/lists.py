@@ -2,6 +2,7 @@
 
     runs.js     the table of runs
     lines.js    a window of a log
+    legend.js   the runs of a comparison
 
 The scripts use Vue's `h`: every text becomes a text node, never markup.
 """
@@ -18,6 +19,13 @@ def runs_table() -> Any:
     table = _element_class("runs")()
     table.props["heads"], table.props["rows"] = (), ()
     return table
+
+
+def legend() -> Any:
+    """Draw the runs of a comparison. The prop `rows` is in legend.js; emits `hide`, `only`, `baseline` and `colour`."""
+    runs = _element_class("legend")()
+    runs.props["rows"] = ()
+    return runs
 
 
 def log_window() -> Any:

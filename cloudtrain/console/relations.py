@@ -20,7 +20,8 @@ class Relations:
     Args:
         labels: a name for each run.
         columns: name of a column -> its value for each run, None where a run has none.
-        axes: `x` and `y`, the columns of the scatter, chosen here where they are missing; changes are written to it.
+        axes: `x` and `y`, the columns of the scatter, and `axes`, those of the parallel coordinates, chosen here where they are
+            missing; changes are written to it.
         on_axes: called after each change of the axes.
     """
 
@@ -39,6 +40,8 @@ class Relations:
 
     def show(self) -> None:
         """Draw both charts, where at least two columns differ."""
+        from nicegui import ui
+
         if len(self._columns) < 2:
             return
         self._axes = self._choose_axes()
@@ -47,6 +50,11 @@ class Relations:
             return
         figure, width = found
         with widgets.card("Parallel coordinates"):
+            chosen = ui.select(
+                [*self._columns], value=self._axes_of_lines(), label="Axes", multiple=True, with_input=True
+            )
+            chosen.props("outlined dense").on_value_change(lambda event: self._choose_lines(event.value or ()))
+            ui.label("Drag an axis by its name to move it, and along it to filter.").classes("ct-dim ct-small")
             # Axes need room: on a narrow screen the chart is scrolled.
             self._lines = _chart("parallel coordinates", figure).style(f"min-width: {width:.0f}px")
 
@@ -74,17 +82,33 @@ class Relations:
 
     def _parallel(self) -> tuple[dict[str, Any], float] | None:
         """Return the parallel coordinates and their least width in pixels; None where no run has all metrics."""
-        given, metrics = self._sorted_columns()
-        # A run has a line where it has all metrics. The last axis gives the colour: a metric, where there is one.
-        has = {name: sum(value is not None for value in self._columns[name]) for name in metrics}
-        metrics = [name for name in metrics if has[name] == max(has.values())][:MOST_METRICS][::-1]
-        chosen = [*given[: MOST_AXES - len(metrics)], *metrics]
+        chosen = self._axes_of_lines()
         try:
             figure = relations.parallel([(name, self._columns[name]) for name in chosen])
         except BadRequest:
             return None
         width = max([AXIS_PX, *(LETTER_PX * len(name) for name in chosen)]) * len(chosen)
         return charts.style_figure(figure, height=380, margin=_PARALLEL_MARGIN), width
+
+    def _axes_of_lines(self) -> list[str]:
+        """Return the axes of the parallel coordinates: those that were chosen, or the parameters and a few metrics."""
+        kept = [name for name in self._kept.get("axes", "").split(",") if name in self._columns]
+        if len(kept) > 1:
+            return kept[:MOST_AXES]
+        given, metrics = self._sorted_columns()
+        # A run has a line where it has all metrics. The last axis gives the colour: a metric, where there is one.
+        has = {name: sum(value is not None for value in self._columns[name]) for name in metrics}
+        metrics = [name for name in metrics if has[name] == max(has.values())][:MOST_METRICS][::-1]
+        return [*given[: MOST_AXES - len(metrics)], *metrics]
+
+    def _choose_lines(self, names: Sequence[str]) -> None:
+        """Draw the parallel coordinates with other axes, in the order in which they were chosen."""
+        if len(names) < 2:
+            return
+        self._kept["axes"] = ",".join(names)
+        self._on_axes()
+        if found := self._parallel():
+            self._lines.style(f"min-width: {found[1]:.0f}px").update_figure(found[0])
 
     def _scatter(self) -> None:
         from nicegui import ui

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -23,11 +23,13 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.watching import pace
 
 PAGE_SIZE = 50
+MOST_DIFFERING = 4  # hyperparameters that are columns of a list without chosen ones
+MOST_STARRED = 20  # on top of the first page
 SETTLED_NS = 1_000_000_000
 LONGEST_CSV = 10_000  # runs
 WIDE = "ct-wide"  # not shown on a narrow screen
 USUAL = ("created", "took", "loss", "target")  # columns of a list without chosen ones
-_HIDDEN = ("title", "star", "tags")  # drawn in the column of the run
+_HIDDEN = ("title", "star", "tags", "short")  # drawn in the column of the run
 Cell = tuple[str, str, str, str, tuple[str, ...], str]
 
 
@@ -66,23 +68,27 @@ def read(store: Store, query: Query, offset: int) -> Shown:
         return _groups(store, query)
     names = query.names or [*(name for name in USUAL if name != "loss"), "user"]
     wanted = replace(query, columns=",".join([*names, *(name for name in _HIDDEN if name not in names)]))
-    rows, total = listing.read(store, wanted, limit=PAGE_SIZE, offset=offset)
+    rows, total = _page(store, wanted, offset)
     records = [row.record for row in rows]
     unwatched = [each.run_id for each in records if not each.status.state.final and not store.watched(each.run_id)]
     refreshed = [run_id for run_id in unwatched if history.refresh(Run(run_id, store))]
     if refreshed:
-        rows, total = listing.read(store, wanted, limit=PAGE_SIZE, offset=offset)
+        rows, total = _page(store, wanted, offset)
+    ids = [row.record.run_id for row in rows]
+    differing = {} if query.names else _differing(table.values_of(store, ids), ids)
     losses = {} if query.names else store.curves.last([row.record.run_id for row in rows])
-    shown = query.names or ((*USUAL, "user") if any(record.attached for record in records) else USUAL)
+    usual = (*USUAL[:-1], *differing, USUAL[-1], *(("user",) if any(record.attached for record in records) else ()))
+    shown = query.names or usual
     lines = []
     for row in rows:
         record, values = row.record, dict(zip(wanted.names, row.values, strict=True))
         loss = losses.get(record.run_id)
         values["loss"] = format_number(loss.last) if loss else ""
+        values |= {name: of.get(record.run_id) for name, of in differing.items()}
         title = ("★ " if values["star"] else "") + text.clean(values["title"] or record.run_id, 120)
         tags = tuple(text.clean(tag, 60) for tag in json.loads(values["tags"] or "[]"))
         cells: list[Cell] = [
-            ("", title, run_link(record.run_id), "", tags, ""),
+            ("", title, run_link(record.run_id), "", tags, text.clean(values["short"] or "", 80)),
             (
                 "",
                 record.status.state.value,
@@ -95,11 +101,30 @@ def read(store: Store, query: Query, offset: int) -> Shown:
         ]
         lines.append(Line(record.run_id, record.run_id, tuple(cells)))
     heads = [
-        Head("choose", "ct-pick ct-silent"), Head("run", "", "run"), Head("state", "", "state"),
+        Head("choose", "ct-pick"), Head("run", "", "run"), Head("state", "", "state"),
         *(Head(name, _look(name, bool(query.names)), "" if name in ("loss", "eta") else name) for name in shown),
     ]  # fmt: skip
     live = any(not row.record.status.state.final for row in rows)
     return Shown(tuple(heads), tuple(lines), total, _outages(store, rows), live)
+
+
+def _differing(values: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    """Return the first hyperparameters in which runs differ, with the text of each run."""
+    given = {name: of for name, of in values.items() if name.startswith("hp.")}
+    return dict(
+        [(name, of) for name, of in given.items() if len({of.get(run_id) for run_id in ids}) > 1][:MOST_DIFFERING]
+    )
+
+
+def _page(store: Store, query: Query, offset: int) -> tuple[list[table.Row], int]:
+    """Return one page of runs and the count of all; on the first one the starred runs are on top."""
+    rows, total = listing.read(store, query, limit=PAGE_SIZE, offset=offset)
+    if offset:
+        return rows, total
+    starred = replace(query, filter=f"{query.filter} is:starred".strip())
+    top = listing.with_live(store, table.first_rows(store, starred, limit=MOST_STARRED), query.names)
+    ids = {row.record.run_id for row in top}
+    return [*top, *(row for row in rows if row.record.run_id not in ids)], total
 
 
 def _reason(record: RunRecord) -> str:

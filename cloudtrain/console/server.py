@@ -18,7 +18,7 @@ from cloudtrain.console import artifacts, history, shell
 from cloudtrain.console.routes import PAGES, Page
 from cloudtrain.console.security import OPEN_PATH, SecurityMiddleware
 from cloudtrain.errors import BadRequest
-from cloudtrain.source.atomic import new_file
+from cloudtrain.job.homes import new_file
 
 ADDRESS = "127.0.0.1"
 BUILD_S = 120.0  # limit for building a page: a busy machine, or the log of a failed run is read for its verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import text
 from cloudtrain.console.routes import PAGES, Page
@@ -78,11 +78,11 @@ async def show_or_error(show: Callable[[], Awaitable[None]]) -> None:
             ui.label(format_error(error))
 
 
-def heading(title: str, level: int = 1) -> None:
-    """Draw a heading."""
+def heading(title: str, level: int = 1) -> Any:
+    """Draw a heading, and return it."""
     from nicegui.elements.mixins.text_element import TextElement
 
-    TextElement(tag=f"h{level}", text=title)
+    return TextElement(tag=f"h{level}", text=title)
 
 
 def format_error(error: CloudtrainError) -> str:

@@ -136,8 +136,8 @@ def preformatted(lines: str, *, name: str) -> None:
 
 
 @contextmanager
-def collapsible(title: str, *, opened: bool = False, on_toggle: Callable[[bool], None] | None = None) -> Iterator[None]:
-    """Draw a collapsible section; `on_toggle` is called with whether it is open."""
+def collapsible(title: str, *, opened: bool = False, on_toggle: Callable[[bool], Any] | None = None) -> Iterator[Any]:
+    """Draw a collapsible section and give its title; `on_toggle` is called with whether it is open."""
     from nicegui import ui
 
     with ui.element("details") as details:
@@ -146,8 +146,7 @@ def collapsible(title: str, *, opened: bool = False, on_toggle: Callable[[bool],
             details.on(
                 "toggle", lambda event: on_toggle(bool(event.args)), js_handler="(event) => emit(event.target.open)"
             )
-        element("summary", title)
-        yield
+        yield element("summary", title)
 
 
 def button(label: str, on_click: Any, look: str = "ct-plain", icon: str = "") -> Any:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from cloudtrain.diagnosis import patterns
+from cloudtrain.diagnosis.lines import is_line
 from cloudtrain.diagnosis.tracebacks import Traceback, find_tracebacks, pop_last_chain
 
 _LINES_AFTER = 400  # lines after the deciding one that are searched for signs that the process lived on
@@ -22,7 +23,7 @@ def is_proven_by_log(label: str, texts: Sequence[str], index: int, exit_code: in
     text = texts[index]
     if patterns.is_contradicted("log", label, text):
         return False
-    if any(patterns.is_line("alive", after) for after in texts[index + 1 : index + _LINES_AFTER]):
+    if any(is_line("alive", after) for after in texts[index + 1 : index + _LINES_AFTER]):
         return False
     tracebacks = find_tracebacks(texts)
     chain = pop_last_chain(tracebacks) if tracebacks else []
@@ -32,7 +33,7 @@ def is_proven_by_log(label: str, texts: Sequence[str], index: int, exit_code: in
     if not chain:  # Python prints an exception that nothing caught: this one was caught
         return not _EXCEPTION.match(text)
     if traceback is None:  # beside a traceback: only where that one is generic
-        generic = len(chain) == 1 and patterns.is_line("vague", texts[chain[0].index]) and not chain[0].survivable
+        generic = len(chain) == 1 and is_line("vague", texts[chain[0].index]) and not chain[0].survivable
         return generic and exit_code in (*patterns.UNCAUGHT, None)
     return not traceback.survivable and not _is_own_message(traceback) and _is_cause(label, texts, chain, traceback)
 
@@ -55,7 +56,7 @@ def is_proven_by_state(label: str, reason: str) -> bool:
 def _is_cause(label: str, texts: Sequence[str], chain: Sequence[Traceback], traceback: Traceback) -> bool:
     """Return whether one traceback of a chain is the cause of the others."""
     messages = [texts[link.index] for link in chain]
-    labels = [None if patterns.is_line("consequence", text) else patterns.classify("log", text) for text in messages]
+    labels = [None if is_line("consequence", text) else patterns.classify("log", text) for text in messages]
     if not set(labels) - patterns.labels_with("general") <= {label, None}:
         return False
     after = chain.index(traceback) + 1

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.diagnosis import certainty, patterns
-from cloudtrain.diagnosis.patterns import LONGEST
+from cloudtrain.diagnosis.lines import LONGEST, is_line
 from cloudtrain.diagnosis.ranks import (
     LAST_LINES,
     Finding,
@@ -27,7 +27,6 @@ from cloudtrain.diagnosis.tracebacks import Traceback, find_tracebacks
 from cloudtrain.diagnosis.verdict import LAUNCHER_REASON, End, Verdict
 from cloudtrain.events import EXIT_REFUSED, LogLine, State
 
-_SYSTEM_PREFIXES = ("slurmstepd", "srun", "kernel")  # of lines in a rank's log that the rank did not write
 _REFUSAL = re.compile(r"(?:[\w-]+\.py|cloudtrain\.function): \S")  # of trainer/errors.py and functions/call.py
 _LEFT_EARLY = re.compile(r"; [\w, ]+ had ended with 0$", re.MULTILINE)  # as entrypoints/launcher/world/outcome.py says
 _LINES_BEFORE = 100  # lines before the deciding one that may contradict it
@@ -61,7 +60,7 @@ def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
         for rank, lines in ranks.items()
         if rank >= 0
         for line in lines[-LAST_LINES:]
-        if line.text.startswith(_SYSTEM_PREFIXES)
+        if is_line("by_system", line.text)
     ]
     for line in system_lines:
         if label := patterns.classify("system", line.text[:LONGEST]):
@@ -162,7 +161,7 @@ def _diagnose_pip(lines: Sequence[LogLine]) -> Finding | None:
 
 def _follows_other_rank(lines: Sequence[LogLine]) -> bool:
     """Return whether a rank's last lines report another rank's death."""
-    return any(patterns.is_line("consequence", line.text[:LONGEST]) for line in lines[-LAST_LINES:])
+    return any(is_line("consequence", line.text[:LONGEST]) for line in lines[-LAST_LINES:])
 
 
 def _misses_other_rank(finding: Finding | None, end: End, ranks: Ranks) -> bool:
@@ -264,7 +263,7 @@ def _is_certain(end: End, verdict: Verdict, ranks: Ranks) -> bool:
         proven = proven or certainty.is_proven_by_state(label, end.reason)
         return proven and {finding.label for finding in findings} <= {"consequence"}
     rank, index = _find_deciding_line(verdict, ranks)
-    by_system = in_log and (rank < 0 or verdict.deciding.startswith(_SYSTEM_PREFIXES))
+    by_system = in_log and (rank < 0 or is_line("by_system", verdict.deciding))
     general = patterns.labels_with("general")
     agreeing = {label, "consequence"}
     if label in _STATES.values():  # a job that failed before its time was over is ended by that, too

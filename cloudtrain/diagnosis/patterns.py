@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from cloudtrain.diagnosis.lines import LONGEST, join, parse
 from cloudtrain.diagnosis.tracebacks import Traceback
 
 TABLES = ("log", "system", "launcher", "reason", "state")
 # Exit codes of an exception that nothing caught: Python's own, and an abort while the interpreter shuts down.
 UNCAUGHT = (1, 134)
-LONGEST = 2000  # characters of a text that are searched: several patterns take time that grows with its square
 # Text that every line of these classes has, and lines of more special classes too: "CUDA error", "AccessDenied".
 _SHARED_TEXT = ("cuda-error", "platform-access")
 
@@ -74,7 +72,7 @@ class Pattern:
 @cache
 def classes() -> Mapping[str, FailureClass]:
     """Return the failure classes by label."""
-    return {label: FailureClass(**fields) for label, fields in _parse("classes.toml").items()}
+    return {label: FailureClass(**fields) for label, fields in parse("classes.toml").items()}
 
 
 @cache
@@ -86,7 +84,7 @@ def labels_with(flag: str) -> frozenset[str]:
 @cache
 def tables() -> Mapping[str, Sequence[Pattern]]:
     """Return the rows of each table of patterns.toml, in order."""
-    return {name: [_compile_row(name, row) for row in _parse("patterns.toml")[name]] for name in TABLES}
+    return {name: [_compile_row(name, row) for row in parse("patterns.toml")[name]] for name in TABLES}
 
 
 def classify(table: str, text: str) -> str | None:
@@ -112,34 +110,15 @@ def is_contradicted(table: str, label: str, text: str) -> bool:
     return any(row.label not in (label, *_SHARED_TEXT) and row.regex.search(text[:LONGEST]) for row in tables()[table])
 
 
-def is_line(kind: str, text: str) -> bool:
-    """Return whether a line is of a kind in patterns.toml's `lines`, such as `progress` or `consequence`."""
-    return bool(_line_kinds()[kind].search(text[:LONGEST]))
-
-
-@cache
-def _line_kinds() -> Mapping[str, re.Pattern[str]]:
-    return {kind: _join(patterns) for kind, patterns in _parse("patterns.toml")["lines"].items()}
-
-
-@cache
-def _parse(name: str) -> dict[str, Any]:
-    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
-
-
 def _compile_row(table: str, row: Mapping[str, Any]) -> Pattern:
-    conditions = {name: _join(row[name]) for name in ("unless", "unless_above") if name in row}
+    conditions = {name: join(row[name]) for name in ("unless", "unless_above") if name in row}
     if "calls" in row:
         conditions["calls"] = re.compile(row["calls"])
     return Pattern(
         row["class"],
-        _join(row["patterns"], re.IGNORECASE if row.get("ignore_case") else 0),
+        join(row["patterns"], re.IGNORECASE if row.get("ignore_case") else 0),
         row["certain"],
         **conditions,
         own_code=row.get("own_code", False),
         exit_codes=tuple(row.get("exit_codes", UNCAUGHT if table == "log" else ())),
     )
-
-
-def _join(alternatives: Sequence[str], flags: int = 0) -> re.Pattern[str]:
-    return re.compile("|".join(alternatives), flags)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloudtrain.diagnosis import patterns
-from cloudtrain.diagnosis.patterns import LONGEST
+from cloudtrain.diagnosis.lines import LONGEST, is_line
 from cloudtrain.diagnosis.tracebacks import CHAINED, FRAME, HEAD, Traceback, find_tracebacks, pop_last_chain
 from cloudtrain.events import LogLine
 
@@ -61,14 +61,14 @@ def clean_text(line: LogLine) -> str:
 def classify_exception(texts: Sequence[str], traceback: Traceback) -> str:
     """Return the class of an exception; `opaque` where no pattern and no frame explains it."""
     text = texts[traceback.index]
-    if patterns.is_line("consequence", text):
+    if is_line("consequence", text):
         return "consequence"
     if _NO_ERROR.match(text):
         return "opaque"
     label = patterns.classify("log", text)
-    if patterns.is_line("vague", text) and label != "collective-timeout":
+    if is_line("vague", text) and label != "collective-timeout":
         below = texts[traceback.index + 1 : traceback.index + 12]
-        return "consequence" if any(patterns.is_line("consequence", line) for line in below) else "vague"
+        return "consequence" if any(is_line("consequence", line) for line in below) else "vague"
     frame = traceback.innermost
     if (
         frame.file.endswith("torch/nn/modules/module.py")
@@ -89,20 +89,20 @@ def classify_exception(texts: Sequence[str], traceback: Traceback) -> str:
         if other and other not in ("signal", "missing-file"):
             return other
     own_code = traceback.own_frame is not None and not frame.is_in_package
-    bug = patterns.is_line("bug", text) or not patterns.is_line("system_error", text)
+    bug = is_line("bug", text) or not is_line("system_error", text)
     return "script-error" if frame.raises or (own_code and bug) else "opaque"
 
 
 def may_decide(text: str) -> bool:
     """Return whether a line may decide: it is no frame of a traceback, no warning and no consequence."""
-    if patterns.is_line("error", text):
+    if is_line("error", text):
         return True
-    return not (FRAME.match(text) or patterns.is_line("warning", text) or patterns.is_line("consequence", text))
+    return not (FRAME.match(text) or is_line("warning", text) or is_line("consequence", text))
 
 
 def went_on(texts: Sequence[str]) -> bool:
     """Return whether lines show that the training went on."""
-    return any(patterns.is_line("progress", text) for text in texts)
+    return any(is_line("progress", text) for text in texts)
 
 
 def _decide_by_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
@@ -116,7 +116,7 @@ def _decide_by_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
     label, index = decision
     if label not in ("opaque", "consequence", "worker-killed"):
         return decision
-    worker_gone = patterns.is_line("worker_gone", texts[index])
+    worker_gone = is_line("worker_gone", texts[index])
     earlier = [link for link in tracebacks if link.index < index and (worker_gone or link.survivable)]
     cause = _decide_by_chain(texts, earlier)
     return cause if cause and cause[0] not in (*_UNDECIDED, "worker-killed") else decision

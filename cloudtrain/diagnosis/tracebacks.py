@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cloudtrain.diagnosis.lines import is_line
+
 HEAD = re.compile(r"Traceback \(most recent call last\):\s*$")
 FRAME = re.compile(r'^\s*File "([^"]*)", line (\d{1,9})')
 _PACKAGE = re.compile(r"site-packages|dist-packages")
@@ -20,10 +22,6 @@ _HANDLED = (
     "Error in atexit._run_exitfuncs",
     "Error in sys.excepthook",
     "exception was never retrieved",
-)
-# The line above a traceback that need not have ended the process: of a thread or a child, or caught and logged.
-_SURVIVABLE = re.compile(
-    r"^Exception in thread |^Process [\w:-]+:\s*$|^(?!.* sagemaker-)[^\"']{0,120}\b(ERROR|CRITICAL)\b"
 )
 # Code that shares memory or semaphores between processes: both are files in /dev/shm.
 _SHARED_MEMORY = re.compile(r"\b(multiprocess(ing)?|billiard|joblib|loky|plasma)[/\\]|shared_memory|/dev/shm")
@@ -100,7 +98,7 @@ def find_tracebacks(texts: Sequence[str]) -> list[Traceback]:
             if chained and tracebacks:
                 survivable = tracebacks[-1].survivable
             else:
-                survivable = index > 0 and bool(_SURVIVABLE.search(texts[index - 1]))
+                survivable = index > 0 and is_line("survivable", texts[index - 1])
             traceback = Traceback(-1, chained, direct, survivable)
             chained = direct = False
             index += 0 if text.startswith('  File "') else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.forecast import devices, speed
+from cloudtrain.forecast import adapters, devices, speed
 from cloudtrain.forecast.network import GB, Band, pool
 from cloudtrain.forecast.training import Length
 from cloudtrain.job.units import HOUR_S, format_duration
@@ -74,7 +74,13 @@ def _unknown(found: Training, gpu: str | None) -> Iterator[str]:
         yield "cloudtrain has no reference trainings on this GPU"
     if step.precision not in ("bf16", "pure bf16"):
         yield "cloudtrain has reference trainings in bf16 only"
-    for named, text in ((step.lora, "LoRA"), (step.offload, "offload"), (step.eager_attention, "eager attention")):
+    silent = (
+        (step.offload, "offload"),
+        (step.eager_attention, "eager attention"),
+        (step.quantized == "8bit", "8-bit weights"),
+        (step.optimizer == "muon", "Muon"),
+    )
+    for named, text in silent:
         if named:
             yield f"no published training with {text} was found to compare with"
     if found.shape.parameters < LEAST:
@@ -91,7 +97,10 @@ def _saved(found: Training, machines: Pool, length: Length, steps: Band) -> Band
     """Return the seconds in which training waits for checkpoints: weights and two moments."""
     step = found.step
     sharded = step.strategy not in ("none", "ddp")
-    bytes_ = (6 if step.precision == "pure bf16" else 12) * found.shape.parameters / (machines.nodes if sharded else 1)
+    saved = (6 if step.precision == "pure bf16" else 12) * found.shape.parameters
+    if step.lora:
+        saved = 12 * adapters.parameters(found.shape, step.lora, step.targets)
+    bytes_ = saved / (machines.nodes if sharded else 1)
     if length.save_steps:
         counts = [length.steps / length.save_steps] * 3
     else:

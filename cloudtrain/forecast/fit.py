@@ -1,4 +1,4 @@
-"""Does a training fit on its GPUs: fits, does not fit, or may not fit, with a band and what would change it."""
+"""Does a training fit on its GPUs: fits, probably, perhaps or not, with a band and what would change it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 FITS, NOT, PERHAPS = "fits", "does not fit", "may not fit"
-PROBABLY = "probably fits"  # how a line words PERHAPS where the whole band is below the GPU's memory
+PROBABLY = "probably fits"  # the whole band is below the GPU's memory, but a part of it was never measured
 # Needed memory over the arithmetic: its own error below, the allocator's slack and the CUDA context above (docs/fit.md).
 LOW, HIGH, CONTEXT = 0.95, 1.25, 2 * GIB
 MOST_GPUS = 512  # that are tried for what fits
@@ -33,7 +33,7 @@ class Fit:
     high: int
     terms: Mapping[str, int]  # allocated memory
     where: str  # in a step it is highest
-    open: tuple[str, ...]  # why the answer can be "may not fit" only
+    open: tuple[str, ...]  # why the band is wider
     changes: tuple[tuple[str, int, int], ...] = ()  # what would need less: text, from and to
 
     @property
@@ -41,9 +41,8 @@ class Fit:
         """The answer in one line."""
         size = f"{self.memory / GIB:.1f} GiB" if self.memory else "of unknown memory"
         needs = f"needs {_band(self.low, self.high)} of each {self.gpu} ({size})"
-        if self.open and self.memory and self.high <= self.memory:
-            return f"{PROBABLY}: {needs}; not certain, since this was never measured: {', '.join(self.open)}"
-        return f"{self.answer}: {needs}" + (f"; never measured: {', '.join(self.open)}" if self.open else "")
+        why = "not certain, since this was never measured" if self.answer == PROBABLY else "never measured"
+        return f"{self.answer}: {needs}" + (f"; {why}: {', '.join(self.open)}" if self.open else "")
 
     @property
     def hint(self) -> str:
@@ -62,10 +61,12 @@ def answer(found: Training, gpu: str) -> Fit:
     made = estimate(found.shape, found.step)
     low, high = needed(found)
     verdict = PERHAPS
-    if memory and not found.open:
-        verdict = FITS if high <= memory else NOT if low > memory else PERHAPS
+    if memory and high <= memory:
+        verdict = PROBABLY if found.open else FITS
+    elif memory and (made.least if found.open else low) > memory:
+        verdict = NOT
     changes = () if verdict == FITS else tuple(_changes(found, high))
-    if memory and all(most > memory for _, _, most in changes) and verdict != FITS:
+    if memory and all(most > memory for _, _, most in changes) and verdict in (PERHAPS, NOT):
         changes += tuple(_enough(found, gpu, memory))
     return Fit(verdict, gpu, memory, low, high, made.terms, made.where, found.open, changes)
 
@@ -111,8 +112,11 @@ def _enough(found: Training, gpu: str, memory: int) -> Iterator[tuple[str, int, 
     less = replace(step, precision=precision, checkpointing=True, strategy="none", shards=1)
     texts = [names["bf16"]] * (precision != step.precision) + [names["checkpointing"]] * (not step.checkpointing)
     if "peft" in names and not step.lora:
-        for kept, more in ((precision, []), ("pure bf16", [names["dtype"]])):
-            least = needed(training.changed(found, replace(less, lora=LORA, precision=kept), 1))
+        tried = [(precision, "", []), ("pure bf16", "", [names["dtype"]])]
+        tried += [(precision, "4bit", [names["quantized"]])] if "quantized" in names else []
+        for kept, quantized, more in tried:
+            other = replace(less, lora=LORA, precision=kept, quantized=quantized)
+            least = needed(training.changed(found, other, 1))
             if least[1] <= memory:
                 yield (f"fits: {gpu} x 1 with {', '.join([*texts, names['peft'], *more])}", *least)
                 break

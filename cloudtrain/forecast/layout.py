@@ -87,9 +87,7 @@ def freeze(job: Job, plan: Plan | None = None, machine: str = "") -> tuple[Job, 
         ordered = sorted(layouts, key=lambda layout: (layout.high, layout.seconds))
     first = ordered[0]
     others = _unlike(ordered)
-    notes = [
-        f"parallelism auto: {first.described}; needs {_gib(first)} of {most / fit.GIB:.1f} GiB" + _why(first, fitting)
-    ]
+    notes = [f"parallelism auto: {first.described}; needs {_gib(first)} of {most / fit.GIB:.1f} GiB" + _why(fitting)]
     for layout in others:
         slower = f"{layout.seconds / first.seconds - 1:.0%} slower" if layout.seconds > first.seconds else "no faster"
         notes.append(f"next best layout: {layout.described}; needs {_gib(layout)} GiB, {slower}")
@@ -173,7 +171,7 @@ def _unlike(ordered: list[Layout]) -> list[Layout]:
     return list(seen.values())[1:3]
 
 
-def _why(first: Layout, fitting: list[Layout]) -> str:
+def _why(fitting: list[Layout]) -> str:
     if not fitting:
         return ", the lowest of all layouts, but it may not fit"
     return f"; the fastest of {len(fitting)} layouts that fit"

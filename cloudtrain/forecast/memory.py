@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cloudtrain.forecast import adapters
 from cloudtrain.forecast.models import Shape
 
 CHUNK = 1 << 25  # logits of a chunk at most: LOGITS of entrypoints/trainer/chunked_loss.py
@@ -42,6 +43,10 @@ class Step:
     accumulation: int = 1
     chunked: bool = True  # the loss is made in chunks
     lora: int = 0  # rank of an adapter, which is in float32 in every precision; 0: the whole model is trained
+    targets: tuple[str, ...] = ()  # modules with an adapter, as peft has them; none: its default
+    lora_dropout: float = 0.0
+    quantized: str = ""  # the frozen layers: 4bit, 8bit
+    optimizer: str = "adamw"
     eager_attention: bool = False
     offload: bool = False
 
@@ -91,18 +96,25 @@ class _Sizes:
         self.sharded = sharded
         # parameters
         count = shape.layers * shape.layer / split + shape.root / (step.tensor if step.pipeline == 1 else 1)
-        learned = self._adapter() if step.lora else count
+        adapter = adapters.parameters(shape, step.lora, step.targets) if step.lora else 0
         parts = step.shards if sharded else 1
-        learned *= 4 if step.lora else self.stored
-        self.weights = (self.stored * count + (learned if step.lora else 0)) / parts
-        self.moments = 0 if step.offload else 2 * learned / (step.shards if step.strategy != "ddp" else 1)
+        learned = 4 * adapter if step.lora else self.stored * count
+        quantized = shape.layers * shape.layer_matrices / split if step.quantized else 0
+        resting = self.stored * (count - quantized) + adapters.BITS.get(step.quantized, 0) * quantized
+        self.weights = (resting + (learned if step.lora else 0)) / parts
+        kept = adapters.moments(shape, adapter or count, learned, step.optimizer, adapter / max(1, step.lora))
+        self.moments = 0 if step.offload else kept / (step.shards if step.strategy != "ddp" else 1)
         self.gradients = learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
         self.layer = shape.layer / step.tensor
         self.root = shape.root
         self.head = shape.embedding
         self.learns = not step.lora
         # activations
-        kept = _KEPT.get(shape.family, _USUAL)[kind]
+        each_width = _KEPT.get(shape.family, _USUAL)[kind]
+        if step.lora:  # frozen matrices and norms keep no inputs
+            h, q, k, f = each_width
+            less = self.computed if shape.family == "qwen3" else 0
+            each_width = (min(h, 8), q - less, k - less, f * 3 // 4)
         widths = (shape.hidden, shape.queries / step.tensor, shape.keys / step.tensor,
                   shape.active * shape.inner / step.tensor)  # fmt: skip
         heads = shape.heads / step.tensor
@@ -112,8 +124,10 @@ class _Sizes:
             + (4 * (shape.heads + shape.keys * shape.heads / shape.queries) if shape.family == "qwen3" else 0)
         )
         attention = 2 * self.computed * heads * step.sequence if step.eager_attention else 0
-        each = sum(bytes_ * width for bytes_, width in zip(kept, widths, strict=True)) + small + attention
-        self.casts = 2 * shape.layer_matrices / step.tensor if kind == "mixed" and self.learns else 0
+        each = sum(bytes_ * width for bytes_, width in zip(each_width, widths, strict=True)) + small + attention
+        each += self._adapted(kind)
+        cast = shape.layer_matrices * (not step.quantized) / step.tensor + adapter / shape.layers
+        self.casts = 2 * cast if kind == "mixed" else 0
         self.layer_kept = self.tokens * each + self.casts
         self.between = self.tokens * self.residual * shape.hidden if step.checkpointing else self.layer_kept
         rotary = 0 if shape.positions else 2 * self.residual * (shape.queries // shape.heads) * step.sequence
@@ -125,10 +139,11 @@ class _Sizes:
         # gradients that are there before a step's last backward pass
         self.earlier = self.gradients if step.accumulation > 1 or step.strategy == "ddp" else 0
 
-    def _adapter(self) -> float:
-        """Parameters of an adapter on queries and values."""
-        shape, rank = self.shape, self.step.lora
-        return shape.layers * rank * (2 * shape.hidden + shape.queries + shape.keys)
+    def _adapted(self, kind: str) -> float:
+        """Bytes of a token that a layer's adapters keep: their inputs, a mask of dropout, and what is between their two."""
+        step, bytes_ = self.step, 2 if kind == "mixed" else 4
+        found = adapters.targets(self.shape, step.targets) if step.lora else ()
+        return sum(inputs * (bytes_ + (step.lora_dropout > 0)) + bytes_ * step.lora for _, inputs, _ in found)
 
     @property
     def states(self) -> dict[str, float]:
@@ -156,7 +171,9 @@ def _at_loss(s: _Sizes) -> dict[str, float]:
     vocabulary, hidden = s.shape.vocabulary, s.shape.hidden
     if s.step.chunked:
         logits = min(s.tokens * vocabulary, max(CHUNK, vocabulary))
-        weight = 4 * s.head + (s.computed * s.head if s.computed == 2 and not s.sharded and s.stored == 4 else 0)
+        weight = 4 * s.head * s.learns + (
+            s.computed * s.head if s.computed == 2 and not s.sharded and s.stored == 4 else 0
+        )
         product = s.computed * s.head
         loss: float = weight + max((6 if s.computed == 2 else 4) * logits, s.computed * logits + product)
         loss += s.tokens * 2 * s.residual * hidden + (

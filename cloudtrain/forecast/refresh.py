@@ -11,7 +11,7 @@ from cloudtrain.backends.price_lists import BadList, read_catalogue
 from cloudtrain.clock import SYSTEM
 from cloudtrain.forecast import download
 from cloudtrain.forecast.prices import PriceList, file_of, load
-from cloudtrain.source.atomic import new_file
+from cloudtrain.job.homes import new_file
 
 
 def refresh(home: Path, name: str, google_key: str = "") -> PriceList:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cloudtrain.forecast import adapters
 from cloudtrain.forecast.devices import peak_flops
 from cloudtrain.forecast.memory import Step
 from cloudtrain.forecast.models import Shape
@@ -28,6 +29,12 @@ _EAGER = (0.6, 0.75, 1.0)
 # has no FP8: docs/published.csv has.
 _FP8 = (1.0, 1.12, 2.0)
 _AGAIN = (1.0, 1.2, 4 / 3)  # checkpointing: work that is done again, as far as it shows
+# LoRA against training all parameters: a third less work, since frozen matrices have no gradient; 1.82 times the tokens/s at
+# most (pytorch/torchtune README.md at bd2a0fc7, 2026-04-23: 4699 and 2579 of Llama 3.1 8B on an A6000). QLoRA against
+# LoRA: 1.28 there (3083 and 2413 on a 4090), 1.56 and 2.0 in Lightning-AI/litgpt, tutorials/resource-tables.md
+# at 26857050 (Llama 2 7B and 13B on an A100).
+_LORA = (0.55, 2 / 3, 1.0)
+_QLORA = (1.28, 1.56, 2.0)
 _KERNELS_S = 0.001  # a layer's kernels are started in that time, forward and backward; opinion
 
 
@@ -68,7 +75,11 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None
     work = step.batch * step.sequence * flops_per_token(shape, step.sequence) / split * step.accumulation
     shares = MFU.get(pool.gpu) or MFU["A100-40GB"]
     fast = [share * eager for share, eager in zip(shares, _EAGER, strict=True)]
-    again = _AGAIN if step.checkpointing else (1.0, 1.0, 1.0)
+    again: tuple[float, ...] = _AGAIN if step.checkpointing else (1.0, 1.0, 1.0)
+    if step.lora:
+        again = tuple(each * share for each, share in zip(again, _LORA, strict=True))
+    if step.quantized:
+        again = tuple(each * slower for each, slower in zip(again, _QLORA, strict=True))
     gain = _FP8 if step.precision == "fp8" else (1.0, 1.0, 1.0)
     pieces = step.batch if step.pipeline > 1 else 1  # that go through a pipeline one after the other
     kernels = _KERNELS_S * shape.layers / step.pipeline * pieces * step.accumulation
@@ -84,7 +95,7 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None
     return Speed(whole, compute, data.plus(model), tokens, once.low >= kernels)
 
 
-def _over(count: int, step: Step, pool: Pool, bytes_: float, *, apart: int = 1) -> Band:
+def _over(count: int, pool: Pool, bytes_: float, *, apart: int = 1) -> Band:
     """Return the seconds in which `count` ranks pass on `bytes_`, those of one node as neighbours.
 
     A ring enters a node once: a group of several nodes has the node's network, shared by the groups that use it at once.
@@ -103,16 +114,17 @@ def _over(count: int, step: Step, pool: Pool, bytes_: float, *, apart: int = 1) 
 def _data_parallel(shape: Shape, step: Step, pool: Pool, ranks: int) -> Band:
     """Return the seconds of gradients and of parameters that are gathered, for one optimizer step."""
     own = shape.parameters / (step.tensor * step.pipeline)
+    learned = adapters.parameters(shape, step.lora, step.targets) if step.lora else own
     computed = 4 if step.precision == "no" else 2
     together = ranks * step.context
     if step.strategy in ("fsdp", "hsdp", "zero3"):
         # parameters are gathered twice and gradients are reduced in float32, for each micro-batch
-        each = _over(step.shards, step, pool, (2 * computed + 4) * own * step.accumulation, apart=step.tensor)
+        each = _over(step.shards, pool, (2 * computed * own + 4 * learned) * step.accumulation, apart=step.tensor)
         copies = together // step.shards
-        return each.plus(_over(copies, step, pool, 8 * own / step.shards, apart=step.shards * step.tensor))
+        return each.plus(_over(copies, pool, 8 * learned / step.shards, apart=step.shards * step.tensor))
     if together == 1:
         return Band(0, 0, 0)
-    return _over(together, step, pool, 8 * own, apart=step.tensor)
+    return _over(together, pool, 8 * learned, apart=step.tensor)
 
 
 def _model_parallel(shape: Shape, step: Step, pool: Pool) -> Band:
@@ -123,11 +135,11 @@ def _model_parallel(shape: Shape, step: Step, pool: Pool) -> Band:
     times = 6 if step.checkpointing else 4  # all-reduces of a layer, each of which passes on twice
     seconds = Band(0, 0, 0)
     if step.tensor > 1:
-        seconds = seconds.plus(_over(step.tensor, step, pool, 2 * times * states * layers))
+        seconds = seconds.plus(_over(step.tensor, pool, 2 * times * states * layers))
     if step.context > 1:
         keys = 12 * tokens * shape.keys / step.tensor * layers
-        seconds = seconds.plus(_over(step.context, step, pool, keys, apart=step.tensor))
+        seconds = seconds.plus(_over(step.context, pool, keys, apart=step.tensor))
     if step.pipeline > 1:
         apart = step.tensor * step.context * max(1, step.shards)
-        seconds = seconds.plus(_over(2, step, pool, 4 * states, apart=apart))
+        seconds = seconds.plus(_over(2, pool, 4 * states, apart=apart))
     return seconds

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 # Held against torch's own account, with dropout 0, in one process and under FSDP (tests/forecast).
 MEASURED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")
+ADAPTED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3")  # likewise, with an adapter
+LORA_DROPOUT = 0.05  # of a script, as of the shared trainer
 MOST = 10**15  # of any number that is multiplied
 _TRAINER = {
     "bf16": "bf16: true", "batch": "per_device_train_batch_size", "checkpointing": "gradient_checkpointing: true",
     "peft": "use_peft: true", "dtype": "dtype: bfloat16",
 }  # fmt: skip
-_OWN = {"bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient checkpointing"}
+_OWN = {
+    "bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient checkpointing", "peft": "LoRA (fit.lora: 16)",
+    "dtype": "fit.precision: bf16-pure", "quantized": "fit.quantized: 4bit",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
         chunked=plan.tensor * plan.pipeline == 1 and not arguments.torch_compile and arguments.writes and not arguments.own_loss
         and shape.family not in ("bert", "roberta", "distilbert"),
         lora=arguments.lora_r if arguments.use_peft else 0,
+        targets=tuple(arguments.lora_target_modules),
+        lora_dropout=arguments.lora_dropout,
         eager_attention=arguments.attn_implementation == "eager",
         offload=plan.offload,
     )  # fmt: skip
@@ -144,6 +151,8 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
     shape = _pretrained(said.model, job)
     if isinstance(shape, str):
         return shape
+    if said.quantized and shape.experts:
+        return "bitsandbytes quantizes linear modules only, and experts are none in transformers 5"
     split = {key: int(parallelism.get(f"{key}_size") or 1) for key in ("tp", "pp", "cp")}
     ranks = max(1, world // (split["tp"] * split["pp"] * split["cp"]))
     strategy = str(parallelism.get("strategy") or "none")
@@ -151,7 +160,8 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
     step = Step(
         said.batch, said.sequence, {"fp32": "no", "bf16-pure": "pure bf16"}.get(said.precision, said.precision),
         said.checkpointing, strategy, shards, split["tp"], split["pp"], split["cp"], said.accumulation,
-        chunked=False, offload=bool(parallelism.get("offload")),
+        chunked=False, lora=said.lora or 0, targets=tuple(said.lora_targets), lora_dropout=LORA_DROPOUT,
+        quantized=said.quantized or "", optimizer=said.optimizer, offload=bool(parallelism.get("offload")),
     )  # fmt: skip
     length = Length(said.steps, without="evaluations and checkpoints") if said.steps else "fit.steps is not set"
     return Training(shape, step, ranks, tuple(_open(shape, step, shape.dropout)), _OWN, length, said.batch * ranks)
@@ -172,7 +182,7 @@ def changed(found: Training, step: Step, ranks: int) -> Training:
 
 def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:
     """Yield what of a training was never compared with a measurement."""
-    grouped = shape.keys != shape.queries
+    grouped, sharded = shape.keys != shape.queries, step.strategy not in ("none", "ddp")
     reasons = (
         (shape.family not in MEASURED, shape.family),
         (bool(shape.special), shape.special),
@@ -182,7 +192,10 @@ def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:
         (step.pipeline > 1, f"pp_size {step.pipeline}"),
         (step.context > 1, f"cp_size {step.context}"),
         (step.offload, "offload"),
-        (step.lora > 0, "LoRA"),
+        (step.lora > 0 and shape.family not in ADAPTED, "LoRA"),
+        (step.lora > 0 and step.precision == "no", "LoRA in float32"),
+        (step.lora > 0 and sharded, "LoRA with FSDP"),
+        (step.quantized == "8bit", "8-bit weights"),
         (step.eager_attention, "eager attention"),
         (step.precision == "fp16", "fp16"),
         (step.precision == "no" and grouped, "grouped heads in float32"),

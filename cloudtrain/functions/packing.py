@@ -26,8 +26,8 @@ from typing import Any
 from cloudtrain.errors import BadRequest
 from cloudtrain.functions.modules import by_value, is_in, is_own
 from cloudtrain.functions.refusal import named_arguments, plain, refusal
+from cloudtrain.job.homes import new_file
 from cloudtrain.source import node_code
-from cloudtrain.source.atomic import new_file
 from cloudtrain.source.node_code import CALL, module
 from cloudtrain.source.secrets import credentials, search
 

@@ -1,6 +1,6 @@
 """Columns of a table of runs, as SQL over the history: facts, labels, hyperparameters, metrics and marks.
 
-state name run target backend exit created started ended took reason user cost step eta
+state name run short target backend exit created started ended took reason user cost gpus step eta
 title note tags star
 label.NAME   hp.NAME   metric.NAME   metric.NAME.min   metric.NAME.max   system.NAME   system.NAME.max
 """
@@ -27,16 +27,28 @@ _USER = (
     "(SELECT text FROM run_values v WHERE v.run_id = runs.run_id AND v.name IN ('label.submitted_by', 'label.user')"
     " ORDER BY v.name LIMIT 1)"
 )
+# What `Plan.requested_gpus` returns for the newest attempt.
+_GPUS = """(SELECT CASE WHEN json_valid(a.plan) THEN
+    CASE WHEN json_extract(a.plan, '$.job.resources.accelerators') IS NOT NULL OR EXISTS (
+        SELECT 1 FROM json_each(a.plan, '$.manifest.roles') r
+         WHERE r.key > 0 AND json_type(r.value, '$.gpus_per_node') IS NOT NULL)
+    THEN coalesce(
+        (SELECT sum(coalesce(json_extract(r.value, '$.gpus_per_node'), json_extract(a.plan, '$.manifest.gpus_per_node'))
+            * json_extract(r.value, '$.nodes')) FROM json_each(a.plan, '$.manifest.roles') r),
+        json_extract(a.plan, '$.manifest.gpus_per_node') * json_extract(a.plan, '$.manifest.nodes')) END END
+    FROM attempts a WHERE a.run_id = runs.run_id ORDER BY a.number DESC LIMIT 1)"""
 _OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from the table `runs`, and what it is
     "state": ("state", "text"),
     "name": ("name", "text"),
     "run": ("run_id", "text"),
+    "short": ("name || '-' || (SELECT number FROM run_numbers n WHERE n.run_id = runs.run_id)", "text"),
     "target": ("target", "text"),
     "backend": ("backend", "text"),
     "reason": ("reason", "text"),
     "user": (_USER, "text"),
     "exit": ("exit_code", "number"),
     "cost": ("usd", "number"),
+    "gpus": (_GPUS, "number"),
     "created": ("created_at", "time"),
     "started": ("started_at", "time"),
     "ended": ("ended_at", "time"),

@@ -280,6 +280,7 @@ class Database:
 
     def _prepare(self, db: sqlite3.Connection, exclusive: bool) -> None:
         db.row_factory = sqlite3.Row
+        db.create_function("regexp", 2, _matches, deterministic=True)  # of filters
         db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
         if self._copy is None:
             make_private(self.path)  # before there is a -wal: SQLite gives that one the mode of the database
@@ -339,6 +340,13 @@ class Database:
 
 _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
 _USES = count(1)
+
+
+def _matches(pattern: str, text: object) -> bool:
+    """Return whether the first 200 characters have a part that an expression describes; SQLite calls it for REGEXP."""
+    import re
+
+    return text is not None and re.search(pattern, str(text)[:200]) is not None
 
 
 def _close_all() -> None:

@@ -13,7 +13,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
@@ -184,7 +183,7 @@ class Journal:
 
     def add(self, plan: Plan, **columns: str | None) -> None:
         """Append an attempt, with columns of its Entry; raises OSError."""
-        text = json.dumps({"plan": asdict(plan), "created_at": now(self._clock), **columns}, separators=(",", ":"))
+        text = json.dumps({"plan": plan.to_dict(), "created_at": now(self._clock), **columns}, separators=(",", ":"))
         self._append(text, plan.attempt_id)
 
     def _append(self, text: str, attempt_id: str) -> None:

@@ -2,6 +2,7 @@
 
 All terms of a filter must hold. A term is `FIELD OPERATOR VALUE` or a word, which is a part of a run's id, title, note or tag.
 `-` before a term negates it. `a,b` means either, `*` any text, and quotes keep blanks.
+`name~/^lm-[0-9]+$/` is a regular expression.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FLAGS = {
     "archived": "+run_id IN (SELECT run_id FROM marks WHERE archived)",
     "attached": f"substr(identity, 1, {len(ATTACHED)}) = '{ATTACHED}'",
 }
-FIELDS = ("after", "backend", "before", "cost", "created", "ended", "exit", "hp.", "is", "label.", "metric.", "name",
+FIELDS = ("after", "backend", "before", "cost", "created", "ended", "exit", "gpus", "hp.", "is", "label.", "metric.", "name",
           "note", "run", "since", "started", "state", "step", "system.", "tag", "target", "title", "took", "user")  # fmt: skip
 _PART = r'(?:"[^"]*"|[^\s"])'
 _TERM = re.compile(
@@ -38,6 +39,8 @@ _TERM = re.compile(
 )
 _WORD = re.compile(rf"(?P<negated>-?)(?P<value>{_PART}+)")
 _LIKE = "LIKE ? ESCAPE '!'"
+MOST_CHARS, MOST_REPEATS = 200, 3  # of a regular expression
+EXPRESSION = "name~/^lm-[0-9]+$/"
 
 
 class FilterError(BadRequest):
@@ -142,7 +145,25 @@ def _comparison(column: Column, op: str, options: Sequence[str], at: int) -> tup
     return column.within(f"{column.number} {op} ?"), [*column.values, value]
 
 
+def _check_expression(option: str, at: int) -> None:
+    """Refuse a regular expression that could take long: an address that somebody else has written may hold one."""
+    text = option[1:-1]
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise FilterError(at, f"{option} is not a regular expression: {error}", EXPRESSION) from None
+    single = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", text[:MOST_CHARS]).replace(
+        "(?:", "("
+    )  # escapes and classes are a letter
+    if len(text) > MOST_CHARS or len(re.findall(r"[*+?{]", single)) > MOST_REPEATS or re.search(r"\)[*+?{]", single):
+        why = f"it has over {MOST_CHARS} characters, over {MOST_REPEATS} of * + ? {{, or a group that is repeated"
+        raise FilterError(at, f"{option} could take long: {why}", EXPRESSION)
+
+
 def _equal(column: Column, op: str, option: str, at: int) -> tuple[str, object]:
+    if op == "~" and len(option) > 2 and option[0] == option[-1] == "/":
+        _check_expression(option, at)
+        return f"{column.text} REGEXP ?", option[1:-1]
     if op == "~":
         return f"{column.text} {_LIKE}", f"%{_escaped(option)}%"
     if column.kind in ("number", "seconds"):

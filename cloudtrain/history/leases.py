@@ -102,7 +102,7 @@ class Leases(History):
         """Give a held attempt its final plan and the process that sends it; False when another process was first."""
         job = json.dumps(plan.job)
         with self.database.write() as db:
-            row = (plan.to_json(), str(owner), plan.attempt_id)
+            row = (plan.to_json(None), str(owner), plan.attempt_id)
             query = "UPDATE attempts SET plan = ?, owner = ? WHERE attempt_id = ? AND owner = '' AND handle IS NULL"
             released = bool(db.execute(query, row).rowcount)
             if released:

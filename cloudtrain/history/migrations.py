@@ -316,6 +316,18 @@ _FIFTEENTH = ("DROP TRIGGER metrics_into_curves",)
 # Which nodes failed lately is asked at each submit: without it every event of many runs is read.
 _SIXTEENTH = ("CREATE INDEX events_of_ends ON events (attempt_id) WHERE kind IN ('result', 'verdict')",)
 
+# A run's number, for its short name (`lm-12`): never used again, not even when the run is deleted. And how a project's
+# charts are arranged in the console.
+_SEVENTEENTH = (
+    "CREATE TABLE run_numbers (number INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL UNIQUE)",
+    "INSERT INTO run_numbers (run_id) SELECT run_id FROM runs ORDER BY created_at, run_id",
+    """CREATE TRIGGER number_of_run AFTER INSERT ON runs BEGIN
+        INSERT INTO run_numbers (run_id) SELECT new.run_id
+        WHERE NOT EXISTS (SELECT 1 FROM run_numbers WHERE run_id = new.run_id);
+    END""",
+    "CREATE TABLE layouts (project TEXT PRIMARY KEY, layout TEXT NOT NULL) WITHOUT ROWID",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -333,6 +345,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FOURTEENTH,
     _FIFTEENTH,
     _SIXTEENTH,
+    _SEVENTEENTH,
 )
 
 

@@ -75,7 +75,7 @@ class History:
         return self.database.add_found(found)
 
     def find(self, text: str | None) -> RunRecord:
-        """Return the run with an id or a unique prefix of one; raises UnknownRun.
+        """Return the run with an id, a short name (`lm-12`) or a unique prefix of an id; raises UnknownRun.
 
         For None it is the newest run, but one that its platform refused only where there is no other.
         """
@@ -88,6 +88,7 @@ class History:
             else:
                 rows = (
                     db.execute(RUNS + " WHERE run_id = ?", (text,)).fetchall()
+                    or _by_number(db, text)
                     or db.execute(
                         RUNS + " WHERE substr(run_id, 1, ?) = ? ORDER BY created_at DESC LIMIT 6", (len(text), text)
                     ).fetchall()
@@ -278,7 +279,16 @@ class History:
             return [row[0] for row in db.execute("SELECT run_id FROM runs ORDER BY created_at DESC LIMIT 1000")]
 
 
+def _by_number(db: sqlite3.Connection, text: str) -> list[sqlite3.Row]:
+    """Return the run of a short name: the job's name and the run's number."""
+    name, _, number = text.rpartition("-")
+    if not name or not (number.isascii() and number.isdigit() and len(number) < 19):
+        return []
+    wanted = "run_id = (SELECT run_id FROM run_numbers WHERE number = ?) AND name = ?"
+    return db.execute(f"{RUNS} WHERE {wanted}", (int(number), name)).fetchall()
+
+
 def _parsed(record: RunRecord) -> RunRecord:
     """Return a record whose job is JSON; raises ValueError for one that was damaged."""
-    dict(record.job)
+    len(record.job)
     return record

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from cloudtrain.backends.plan import ATTACHED, Plan
@@ -18,6 +19,7 @@ RUNS = (
 )
 RESUMED = "resumed"  # `identity` of a run that was attached and has been resumed here
 ATTEMPTS = "SELECT attempts.* FROM attempts"
+KEPT = 32  # plans and jobs that are not parsed anew when they are read again
 _STATES = {state.value: state for state in State}
 
 
@@ -85,7 +87,8 @@ class MetricRow:
 def _status(row: sqlite3.Row) -> Status:
     names = ("exit_code", "reason", "started_at", "ended_at", "url", "billable_s")
     exit_code, reason, started_at, ended_at, url, billable_s = (row[name] for name in names)
-    return Status(_STATES[row["state"]], exit_code, reason, _time(started_at), _time(ended_at), url, billable_s)
+    state, event = _STATES[row["state"]], row["event"]
+    return Status(state, exit_code, reason, _time(started_at), _time(ended_at), url, billable_s, event)
 
 
 def _time(text: str | None) -> str | None:
@@ -106,19 +109,25 @@ def run_from_row(row: sqlite3.Row) -> RunRecord:
                      acked_at is not None, cancel_at is not None, status)  # fmt: skip
 
 
+@lru_cache(KEPT)
+def _plan(text: str) -> Plan:
+    """Return a stored plan, which nobody may change: most of a look at a run was to parse it anew."""
+    return Plan.from_json(text)
+
+
 def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
     """Convert a row of the query ATTEMPTS."""
     return AttemptRecord(
         attempt_id=row["attempt_id"],
         run_id=row["run_id"],
         number=row["number"],
-        plan=Plan.from_json(row["plan"]),
+        plan=_plan(row["plan"]),
         handle=row["handle"],
         owner=row["owner"],
         cursor=row["cursor"],
         created_at=row["created_at"],
-        status=replace(_status(row), event=row["event"]),
-        images={int(node): image for node, image in json.loads(row["images"] or "{}").items()},
+        status=_status(row),
+        images={int(node): image for node, image in json.loads(row["images"]).items()} if row["images"] else {},
         tries=row["tries"],
         tried_at=row["tried_at"],
         unanswered_since=row["unanswered_since"],
@@ -146,7 +155,12 @@ def add_attempt(
     db: sqlite3.Connection, plan: Plan, created_at: str, *, text: str = "", owner: str = "", **columns: str | None
 ) -> bool:
     """Insert an attempt, inside a transaction, with further `columns`; False where it exists. `text` is the plan's JSON."""
-    ids = {"attempt_id": plan.attempt_id, "run_id": plan.run_id, "number": plan.attempt, "plan": text or plan.to_json()}
+    ids = {
+        "attempt_id": plan.attempt_id,
+        "run_id": plan.run_id,
+        "number": plan.attempt,
+        "plan": text or plan.to_json(None),
+    }
     row = ids | {"owner": owner, "created_at": created_at, "state": State.QUEUED.value}
     return _insert(db, "attempts", row | columns)
 
@@ -176,6 +190,11 @@ def delete_rows(db: sqlite3.Connection, run_id: str) -> None:
         db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
 
 
+@lru_cache(KEPT)
+def _mapping(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
+
+
 class _LazyMapping(Mapping[str, Any]):
     """A mapping that parses its JSON on first access: a list of runs reads no job."""
 
@@ -186,7 +205,7 @@ class _LazyMapping(Mapping[str, Any]):
     @property
     def _data(self) -> dict[str, Any]:
         if self._parsed is None:
-            self._parsed = dict(json.loads(self._text))
+            self._parsed = _mapping(self._text)
         return self._parsed
 
     def __getitem__(self, key: str) -> Any:

@@ -34,6 +34,7 @@ from cloudtrain.job.units import now
 
 # table -> the order of its rows in the file
 TABLES = {
+    "run_numbers": "number",  # before the runs, which would get others
     "runs": "rowid",
     "attempts": "rowid",
     "provenance": "run_id",
@@ -45,6 +46,7 @@ TABLES = {
     "marks": "rowid",
     "unread_runs": "run_id",
     "views": "rowid",
+    "layouts": "project",
     "watchers": "rowid",
     "sweeps": "rowid",
     "trials": "sweep_id, number",

@@ -129,7 +129,7 @@ class Store(Leases):
                 add_run(db, plan, ATTACHED + each.uri, each.created_at, each.provenance, acked_at=now(self.clock))
                 if not _is_attached(db, plan, each.uri):
                     continue
-                add_attempt(db, plan, each.created_at, text=plan.to_json(indent=None), handle=each.handle)
+                add_attempt(db, plan, each.created_at, text=plan.to_json(None), handle=each.handle)
                 _overwrite(db, plan.attempt_id, status)
                 db.execute(
                     "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ? WHERE run_id = ?",

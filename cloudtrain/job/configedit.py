@@ -10,8 +10,8 @@ from typing import Any
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.job import configfile
+from cloudtrain.job.homes import new_file
 from cloudtrain.job.targets import CONFIG_FILE, config_files
-from cloudtrain.source.atomic import new_file
 
 
 def find_file(name: str, start: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job.document import Document
+from cloudtrain.job.providers import EXAMPLE
 from cloudtrain.job.units import usd, usd_per_month
 
 _TABLES = ("defaults", "targets", "notify", "budgets", "policy")
@@ -152,7 +153,7 @@ def _problems(document: Document) -> list[Problem]:
                 if not isinstance(entry, dict):
                     add("must be a table", (table, name), f'write [targets.{name}] and backend = "..." in it')
                 elif not isinstance(entry.get("backend", ""), str):
-                    add("must be the name of a backend", (table, name, "backend"), 'as in backend = "ssh"')
+                    add("must be the name of a backend", (table, name, "backend"), f'as in backend = "{EXAMPLE}"')
                 elif not isinstance(defaults := entry.get("defaults", {}), dict):
                     add("must be a table", (table, name, "defaults"), "defaults = {resources = {use_spot = true}}")
                 else:

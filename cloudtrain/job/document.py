@@ -28,7 +28,7 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
 _TAG = "tag:yaml.org,2002:"
 # Ordinary characters in YAML 1.2 that libyaml takes for line breaks or refuses; hidden from it, then put back.
 _ODD = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-_HALF = re.compile("[\ud800-\udfff]")
+HALF = re.compile("[\ud800-\udfff]")
 _PAIR = r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
 _HINTS = {
     "mapping values are not allowed": "quote a value that contains ': '",
@@ -243,7 +243,7 @@ class _Reader:
             if isinstance(event, yaml.ScalarEvent):
                 tag = None if event.tag == "!" else event.tag
                 made = _Node(line, tag, event.implicit[0] and event.tag is None, event.value.translate(self.uncover))
-                if _HALF.search(made.value):
+                if HALF.search(made.value):
                     self.problem("contains an invalid character (a lone surrogate)", line)
             else:
                 items = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,10 +26,11 @@ from cloudtrain.errors import BadJob
 from cloudtrain.events import OFF
 from cloudtrain.job.arguments import check_key, flat, normalised, text_of
 from cloudtrain.job.problems import NUMBER, ONE, SEVERAL, example, explain, quote, wrong
-from cloudtrain.job.units import MOST_RANKS, RANKS_WHY, duration_s, size_bytes, usd
+from cloudtrain.job.units import MOST_RANKS, PRICE_LIST, RANKS_WHY, duration_s, size_bytes, usd
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
+READY = r"tcp://:(?P<tcp>[0-9]{1,5})|http://:(?P<http>[0-9]{1,5})(/[!-~]*)?|line:.+"
 # what the launcher sets on every rank, beside CLOUDTRAIN_*
 _RANKS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
 _LAUNCHERS = {*_RANKS, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -38,6 +39,7 @@ _LAUNCHERS = {*_RANKS, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_
 MOST_NODES = 10_000
 MOST_PROCESSES = 1024
 FEW, MANY = 100, 10_000  # entries of lists and mappings
+_MAIN_ROLE = "trainer"
 _PROCESSES_WHY = "no machine has more accelerators or cores for one training"
 
 
@@ -122,6 +124,47 @@ def _wait(value: Any) -> Any:
     return NO_WAIT if str(value) in ("0", NO_WAIT) else _duration(value)
 
 
+def _every(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise wrong(
+            f"needs a unit: {quote(value).removeprefix(NUMBER)}",
+            'write "{0} steps", {0}s or {0}m'.format(example(value)),
+        )
+    if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
+        try:
+            duration_s(value)
+        except ValueError:
+            raise wrong(f"is not a duration or a number of steps: {quote(value)}", 'write 15m or "500 steps"') from None
+    return value
+
+
+def _ready(value: str) -> str:
+    match = re.fullmatch(READY, value)
+    if match is None or not 1 <= int(match["tcp"] or match["http"] or 1) <= 65535:
+        raise wrong(f"is not known: {quote(value)}", "write tcp://:8000, http://:8000/health or line:TEXT")
+    return value
+
+
+def _priced_as(value: str) -> str:
+    if re.fullmatch(rf"{PRICE_LIST}/\S{{1,100}}", value):
+        return value
+    hint = "write provider/region/machine, as in aws/us-east-1/g5.12xlarge"
+    raise wrong(f"is not a machine in a price list: {quote(value)}", hint)
+
+
+def _accelerators(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_accelerators(text) for text in value]
+    count = re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*:0*([1-9]\d*)", value)
+    if count and (len(count[1]) > 4 or int(count[1]) > MOST_PROCESSES):
+        raise wrong(f"has more than {MOST_PROCESSES:,} GPUs of a node: {quote(value)}", "no machine has more")
+    if value == "0" or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
+        return value
+    number = re.fullmatch(r"(\d+) ?[x:* ] ?([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*) ?[x* ] ?(\d+)", value)
+    right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
+    raise wrong(f"must be a name and a count, not {quote(value)}", f"write {right}")
+
+
 def _money(value: Any) -> Any:
     try:
         usd(str(value))
@@ -154,6 +197,26 @@ def inside(value: str) -> str:
             "write it relative to the source, as in src/train.py",
         )
     return path
+
+
+def program(value: str | list[str]) -> str | list[str]:
+    """Return an entrypoint: a script, -m module, or the words of a command."""
+    if isinstance(value, list):
+        if not value or not value[0].strip():
+            raise wrong("is an empty command", 'write a script, or a command such as ["bash", "run.sh"]')
+        return value
+    if not value.strip():
+        raise wrong("is empty", "write a script, or trainer: true for the shared trainer")
+    if value == "-m" or value.startswith("-m "):
+        module = value[2:].strip()
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+            raise wrong(f"does not name a module: {quote(value)}", "write -m package.module; put arguments into args")
+        return f"-m {module}"
+    if value.startswith("-"):
+        raise wrong(f"must be a script or -m package.module, not {quote(value)}", "put arguments into args")
+    if re.search(r"\.(py|sh)\s+-", value):
+        raise wrong(f"contains arguments: {quote(value)}", "put them into hyperparameters or args")
+    return inside(value)
 
 
 def place(value: str, info: ValidationInfo) -> str:
@@ -238,12 +301,20 @@ OneOrMore = Annotated[
     Annotated[T, Tag(ONE)] | Annotated[Annotated[list[T], Field(min_length=1, max_length=FEW)], Tag(SEVERAL)],
     Discriminator(lambda value: SEVERAL if isinstance(value, list) else ONE),
 ]
+Accelerators = Annotated[OneOrMore[Text], FEW_ENTRIES, AfterValidator(_accelerators)]
+PricedAs = Annotated[str, AfterValidator(_priced_as)]
+Ready = Annotated[str, AfterValidator(_ready)]
 Name = Annotated[str, AfterValidator(_variable)]
 Duration = Annotated[str, BeforeValidator(_duration)]
+Every = Annotated[str, BeforeValidator(_every)]  # a duration or steps
 Wait = Annotated[str, BeforeValidator(_wait)]  # a duration that may be nothing
 Size = Annotated[str, BeforeValidator(_size)]
 Money = Annotated[str, BeforeValidator(_money)]
 Inside = Annotated[str, AfterValidator(inside)]
+Kept = Annotated[
+    Annotated[Literal["auto", "none"], Tag(ONE)] | Annotated[Many[list[Inside]], Tag(SEVERAL)],
+    Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
+]
 Place = Annotated[str, AfterValidator(place)]
 Files = Annotated[list[str], AfterValidator(_files)]
 Pattern = Annotated[str, AfterValidator(_metric)]
@@ -305,3 +376,14 @@ def bucket_name(value: str) -> str:
             f'must be a name alone, not "{value}"', f"write bucket: {name}" + f", prefix: {folder}" * bool(folder)
         )
     return value
+
+
+def main_role(roles: Any) -> str:
+    """Return the name of the main role, of several the first; "" where no role is."""
+
+    def is_main(role: Any) -> bool:
+        return (role.get("main") if isinstance(role, Mapping) else getattr(role, "main", False)) is True
+
+    if not isinstance(roles, Mapping):
+        return ""
+    return next((name for name, role in roles.items() if is_main(role)), _MAIN_ROLE if _MAIN_ROLE in roles else "")

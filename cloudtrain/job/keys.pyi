@@ -34,6 +34,14 @@ class FitKeys(TypedDict, total=False):
     """Whether gradient checkpointing (recomputing activations) is on."""
     accumulation: int
     """Gradient accumulation: forward passes of a rank per optimizer step."""
+    lora: int | None
+    """Rank of a LoRA adapter. Default: the whole model is trained."""
+    lora_targets: Sequence[str | int | float | bool]
+    """Modules with an adapter: [all-linear], or names. Default: peft's for the model."""
+    quantized: Literal["4bit", "8bit"] | None
+    """How bitsandbytes keeps the frozen layers: 4bit is QLoRA."""
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
+    """Optimizer; sgd is without momentum."""
     steps: int | None
     """Number of optimizer steps, to predict the time."""
 
@@ -114,6 +122,8 @@ class RetryKeys(TypedDict, total=False):
     """Maximum number of attempts. Default: 1, or 3 with use_spot."""
     on_events: Sequence[Literal["preempted", "lost", "capacity"]]
     """Which ends of an attempt are retried."""
+    by: Literal["client", "cluster"]
+    """cluster: the platform itself starts a lost attempt again, with this machine off too."""
     restarts: int
     """How often ranks are started again on the same nodes."""
     restart_on: Literal["transient", "any"]

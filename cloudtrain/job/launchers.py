@@ -11,18 +11,6 @@ _COMMAND = re.compile(r"(?<![\w./-])(torchrun|torch\.distributed\.run|accelerate
 # (accelerate 1.15: commands/launch.py, launch_command; state.py, PartialState._prepare_backend).
 _ON_GPUS = ("FSDP", "MULTI_GPU")
 _OPTIONS = {"accelerate launch": "--num_machines"}
-# What starts the ranks in the SageMaker SDK and not here, and what replaces it (sagemaker 2.257.7, fw_utils.py)
-REPLACED = {
-    "modelparallel": "write parallelism: {strategy: fsdp}, and use torch's FSDP in a script of your own",
-    "dataparallel": 'the launcher starts a rank for each GPU: in the script, init_process_group("nccl") instead of "smddp"',
-    "mpi": "the launcher starts a rank for each GPU: in the script, torch.distributed instead of MPI or Horovod",
-}
-
-
-def replacement(distribution: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the first part of an estimator's `distribution` that cloudtrain cannot use, and what replaces it; else ""."""
-    named = {**distribution, **(distribution.get("smdistributed") or {})}
-    return next(((name, hint) for name, hint in REPLACED.items() if name in named), ("", ""))
 
 
 def nodes_note(command: str, nodes: int, *, is_text: bool) -> str:

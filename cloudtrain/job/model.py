@@ -12,10 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     ConfigDict,
-    Discriminator,
     Field,
     PrivateAttr,
-    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -31,7 +29,7 @@ from cloudtrain.job.fields import (
     Files,
     Flag,
     Hyperparameters,
-    Inside,
+    Kept,
     Many,
     Metrics,
     Name,
@@ -43,11 +41,13 @@ from cloudtrain.job.fields import (
     Sources,
     Spec,
     Text,
-    inside,
+    main_role,
     none_yet,
     place,
+    program,
 )
-from cloudtrain.job.problems import ONE, SEVERAL, fit_name, located, quote, wrong
+from cloudtrain.job.problems import fit_name, located, quote, wrong
+from cloudtrain.job.providers import DEFAULT_TARGET
 from cloudtrain.job.sections import (
     Checkpoint,
     Environment,
@@ -58,16 +58,12 @@ from cloudtrain.job.sections import (
     Resources,
     Retry,
     Role,
-    main_role,
 )
-from cloudtrain.job.units import DEFAULT_TARGET, size_bytes
+from cloudtrain.job.units import size_bytes
 from cloudtrain.source.node_code import CALL
 
-Kept = Annotated[
-    Annotated[Literal["auto", "none"], Tag(ONE)] | Annotated[Many[list[Inside]], Tag(SEVERAL)],
-    Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
-]
 SHARED_TRAINER = ".cloudtrain/train.py"
+IN_ORDER = "${args}"  # among `args`: the place of the hyperparameters, as a W&B sweep's command orders them
 RAY = ".cloudtrain/launcher/ray_cluster.py"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
@@ -229,7 +225,9 @@ class JobModel(Spec):
         if isinstance(head, str):
             head = ["-m", head[3:]] if head.startswith("-m ") else [head]
         style = "hf" if self.trainer else self.arg_style  # some of its flags are on where they are not given
-        return [*head, *argv(self.hyperparameters, style), *self.args]
+        given = argv(self.hyperparameters, style)
+        at = self.args.index(IN_ORDER) if IN_ORDER in self.args else 0
+        return [*head, *self.args[:at], *given, *(word for word in self.args[at:] if word != IN_ORDER)]
 
     @property
     def form(self) -> Literal["script", "command", "shell"]:
@@ -350,26 +348,7 @@ class JobModel(Spec):
     @field_validator("entrypoint")
     @classmethod
     def _entrypoint(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if value is None:
-            return None
-        if isinstance(value, list):
-            if not value or not value[0].strip():
-                raise wrong("is an empty command", 'write a script, or a command such as ["bash", "run.sh"]')
-            return value
-        if not value.strip():
-            raise wrong("is empty", "write a script, or trainer: true for the shared trainer")
-        if value == "-m" or value.startswith("-m "):
-            module = value[2:].strip()
-            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
-                raise wrong(
-                    f"does not name a module: {quote(value)}", "write -m package.module; put arguments into args"
-                )
-            return f"-m {module}"
-        if value.startswith("-"):
-            raise wrong(f"must be a script or -m package.module, not {quote(value)}", "put arguments into args")
-        if re.search(r"\.(py|sh)\s+-", value):
-            raise wrong(f"contains arguments: {quote(value)}", "put them into hyperparameters or args")
-        return inside(value)
+        return None if value is None else program(value)
 
     @field_validator("keep", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Recognise a sweep, or a file of another tool (SkyPilot, dstack), that was given as a job file."""
+"""Recognise a sweep, or a file of another tool (SkyPilot, dstack, an operator of Kubernetes), that was given as a job file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _OTHERS = {
 }
 # these alone, with envs and run, are a task of SkyPilot
 _SKYPILOT = {"name", "envs", "secrets", "setup", "run", "num_nodes", "resources"}
+_OPERATORS = ("MPIJob", "RayJob", "RayCluster", "PyTorchJob", "TFJob")
 _CLEAR = {"file_mounts", "storage_mounts", "workdir", "commands"}  # one of these is enough to know the tool
 
 
@@ -25,6 +26,8 @@ def recognise(unknown: Collection[Any], given: Mapping[str, Any]) -> str | None:
         unknown: The keys at the top that a job file does not have.
         given: The whole file.
     """
+    if "apiVersion" in unknown and given.get("kind") in _OPERATORS:
+        return str(given["kind"])
     if "envs" in unknown and "run" in given and given.keys() <= _SKYPILOT:
         return "SkyPilot"
     if len({"method", "metric", "parameters", "program", "run_cap"} & set(unknown)) > 1:
@@ -37,6 +40,10 @@ def problem(tool: str) -> Problem:
     """Return what is said of a file of a tool."""
     if tool == SWEEP:
         return Problem("this is a sweep, and not a job file", "", "start it with cloudtrain sweep FILE")
+    if tool in _OPERATORS:
+        instead = "ray: true" if tool.startswith("Ray") else "num_nodes, and roles for several programs"
+        hint = f"name its image and command in a job with target: a cluster; in place of a {tool}: {instead}"
+        return Problem(f"this is a {tool} of Kubernetes, and not a job file", "kind", hint)
     shown = page("From SkyPilot" if tool == "SkyPilot" else "scripts")
     hint = f"copy its setup and commands into a cloudtrain job file with compat: {tool.lower()}; {shown} has an example"
     return Problem(f"this is a {tool} file, and not a job file", "", hint)

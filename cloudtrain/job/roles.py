@@ -29,10 +29,9 @@ J = TypeVar("J", bound="JobModel")
 
 def main_of(data: Mapping[str, Any]) -> str:
     """Return the name of the main role of a job's keys, "" where they name none."""
-    from cloudtrain.job.sections import main_role
+    from cloudtrain.job.fields import main_role
 
-    roles = data.get("roles")
-    return main_role(roles) if isinstance(roles, Mapping) else ""
+    return main_role(data.get("roles"))
 
 
 def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str, Any]:

@@ -1,4 +1,8 @@
-"""What is wrong with a job's fields together, each of them right by itself, and which values look like credentials."""
+"""What is wrong with a job's fields together, which values look like credentials, and which keys its platform must carry out.
+
+The launcher carries out all other keys. Each backend names in `Traits.keys` those that it takes: a job that uses another
+one is refused before anything is sent.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from cloudtrain.job.units import MOST_RANKS, RANKS_WHY
 
 if TYPE_CHECKING:
     from cloudtrain.job.model import JobModel
+
 
 MOST_CANDIDATES = 100
 
@@ -64,6 +69,9 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         missing = next(name for name in ("model", "batch", "sequence") if name not in said)
         hint = "write fit: {model: ..., batch: ..., sequence: ...}"
         yield Conflict(("fit",), Problem("is missing", f"fit.{missing}", hint))
+    if job.fit.quantized and not job.fit.lora:
+        message = "weights that are quantized cannot be trained: only a LoRA adapter can"
+        yield Conflict(("fit",), Problem(message, "fit.quantized", "add the adapter's rank: fit.lora: 16"))
     if job.audit and not job.output:
         yield Conflict(("audit", "output"), Problem("has no place to write to", "audit", "set output"))
     for name in sorted(job.secrets.keys() & job.env.keys()):
@@ -287,3 +295,68 @@ def _hint(path: str) -> str:
         f"secrets.{name}: env:{name}" if section == "env" else "secrets: {NAME: env:NAME}, read from the environment"
     )
     return f"write {secret}; allow_secrets: [{path.partition('[')[0]}] to allow it"
+
+
+_PRICES = {"usd_per_hour", "priced_as"}  # keys of `resources` that no platform reads
+# Keys that cloudtrain itself carries out where a platform does not.
+SHARED_KEYS = ("limits.max_runtime", "limits.max_wait", "retry.max_attempts")
+# What messages call a key; others are called as a job file writes them.
+_WORDS = {
+    "num_nodes": "more than one node",
+    "min_nodes": "fewer nodes than asked for (min_nodes)",
+    "image": "container images (image)",
+    "resources.use_spot": "spot capacity (resources.use_spot)",
+    "resources.instance_type": "instance types (resources.instance_type)",
+    "retry.by": "restarts by the platform (retry.by: cluster)",
+    "roles.resources": "other machines for each role (roles.NAME.resources)",
+    "roles.image": "another image for a role (roles.NAME.image)",
+    "secrets.env": "secrets from the client's environment (env:NAME)",
+    "secrets.file": "secrets from a file on the node (file:PATH)",
+    "secrets.k8s": "secrets of a Kubernetes cluster (k8s:SECRET/KEY)",
+}
+
+
+def describe_key(key: str) -> str:
+    """Return what a message calls a key."""
+    return _WORDS.get(key, key)
+
+
+def platform_keys() -> list[str]:
+    """Return all platform keys, in the order of the job file."""
+    from cloudtrain.job.sections import Resources
+
+    resources = [f"resources.{name}" for name in Resources.model_fields if name not in _PRICES]
+    return [
+        "num_nodes",
+        "min_nodes",
+        "image",
+        *resources,
+        "roles.resources",
+        "roles.image",
+        "retry.by",
+        "secrets.env",
+        "secrets.file",
+        "secrets.k8s",
+    ]
+
+
+def keys_in_use(job: JobModel) -> list[str]:
+    """Return the platform keys that a job uses."""
+    sources = {source.partition(":")[0] for secret in job.secrets.values() for source in secret}
+    only_k8s = any(all(source.startswith("k8s:") for source in secret) for secret in job.secrets.values())
+    used = {
+        "num_nodes": job.num_nodes > 1,
+        "min_nodes": job.min_nodes is not None,
+        "image": job.image is not None,
+        "resources.accelerators": job.resources.gpus > 0,  # "0" hides those that are there
+        "retry.by": job.retry.by != "client",
+        "roles.resources": any(r.resources not in (None, job.resources) for r in job.roles.values()),
+        "roles.image": any(r.image not in (None, job.image) for r in job.roles.values()),
+        "secrets.env": "env" in sources,
+        "secrets.file": "file" in sources,
+        "secrets.k8s": only_k8s,
+    }
+    for name, field in type(job.resources).model_fields.items():
+        if name not in _PRICES:
+            used.setdefault(f"resources.{name}", getattr(job.resources, name) != field.default)
+    return [key for key, uses in used.items() if uses]

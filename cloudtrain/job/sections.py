@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from cloudtrain.job.fields import (
-    FEW_ENTRIES,
     MANY_ENTRIES,
-    MOST_PROCESSES,
     NO_WAIT,
+    READY,
+    Accelerators,
     Attempts,
     Checkpoints,
     Cores,
     DiskGb,
     Duration,
+    Every,
     Few,
     Flag,
     HourlyUsd,
@@ -27,12 +27,13 @@ from cloudtrain.job.fields import (
     Money,
     Name,
     Nodes,
-    OneOrMore,
     Passes,
     Place,
     Port,
+    PricedAs,
     Processes,
     Ranks,
+    Ready,
     Restarts,
     Samples,
     Size,
@@ -42,11 +43,8 @@ from cloudtrain.job.fields import (
     Wait,
     none_yet,
 )
-from cloudtrain.job.problems import NUMBER, example, quote, wrong
-from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
-
-_READY = r"tcp://:(?P<tcp>[0-9]{1,5})|http://:(?P<http>[0-9]{1,5})(/[!-~]*)?|line:.+"
-_MAIN = "trainer"
+from cloudtrain.job.problems import quote, wrong
+from cloudtrain.job.units import duration_s, size_bytes, usd
 
 
 class Environment(Spec):
@@ -70,7 +68,7 @@ class Environment(Spec):
 class Resources(Spec):
     """Hardware of each node."""
 
-    accelerators: Annotated[OneOrMore[Text], FEW_ENTRIES] | None = Field(
+    accelerators: Accelerators | None = Field(
         default=None,
         description='GPUs of a node: "A100-80GB:8", or "A100" for one. From a list, cloudtrain chooses one. 0 hides all GPUs.',
     )
@@ -86,33 +84,9 @@ class Resources(Spec):
     usd_per_hour: HourlyUsd | None = Field(
         default=None, description="Price of a node in USD per hour, instead of the price list's; 0: it is free."
     )
-
-    priced_as: str | None = Field(
-        default=None,
-        description="Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge.",
+    priced_as: PricedAs | None = Field(
+        default=None, description="Entry of a price list to use as the price of a node: aws/us-east-1/g5.12xlarge."
     )
-
-    @field_validator("priced_as")
-    @classmethod
-    def _priced_as(cls, value: str | None) -> str | None:
-        if value is None or re.fullmatch(rf"{PRICE_LIST}/\S{{1,100}}", value):
-            return value
-        hint = "write provider/region/machine, as in aws/us-east-1/g5.12xlarge"
-        raise wrong(f"is not a machine in a price list: {quote(value)}", hint)
-
-    @field_validator("accelerators")
-    @classmethod
-    def _accelerators(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, list):
-            return [str(cls._accelerators(text)) for text in value]
-        count = re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*:0*([1-9]\d*)", value or "")
-        if count and (len(count[1]) > 4 or int(count[1]) > MOST_PROCESSES):
-            raise wrong(f"has more than {MOST_PROCESSES:,} GPUs of a node: {quote(value)}", "no machine has more")
-        if value in (None, "0") or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
-            return value
-        number = re.fullmatch(r"(\d+) ?[x:* ] ?([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*) ?[x* ] ?(\d+)", value)
-        right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
-        raise wrong(f"must be a name and a count, not {quote(value)}", f"write {right}")
 
     @property
     def accelerator(self) -> str | None:
@@ -194,6 +168,18 @@ class Fit(Spec):
     accumulation: Passes = Field(
         default=1, description="Gradient accumulation: forward passes of a rank per optimizer step."
     )
+    lora: Samples | None = Field(
+        default=None, description="Rank of a LoRA adapter. Default: the whole model is trained."
+    )
+    lora_targets: list[Text] = Field(
+        default=[], description="Modules with an adapter: [all-linear], or names. Default: peft's for the model."
+    )
+    quantized: Literal["4bit", "8bit"] | None = Field(
+        default=None, description="How bitsandbytes keeps the frozen layers: 4bit is QLoRA."
+    )
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = Field(
+        default="adamw", description="Optimizer; sgd is without momentum."
+    )
     steps: Steps | None = Field(default=None, description="Number of optimizer steps, to predict the time.")
 
 
@@ -204,7 +190,6 @@ class Limits(Spec):
         default="24h", description="Maximum time of one attempt, such as 90s, 15m, 24h or 7d."
     )
     grace: Duration = Field(default="30s", description="Time between SIGTERM and SIGKILL, for a last checkpoint.")
-
     max_wait: Wait | None = Field(
         default=None,
         description="Maximum wait before it runs (machines, free GPUs; 0 on SSH: none) and of nodes for each other: 24h.",
@@ -213,7 +198,6 @@ class Limits(Spec):
         default=None,
         description="End the attempt as hung after this time without output while a rank is idle, such as 30m.",
     )
-
     idle: Duration | None = Field(
         default=None,
         description="End the attempt as hung after this time with all GPUs used less than 5 %, such as 1h.",
@@ -222,7 +206,6 @@ class Limits(Spec):
         default=None,
         description="End the attempt as hung after this time without a line from any rank, busy or not, such as 1h.",
     )
-
     max_total_runtime: Duration | None = Field(
         default=None,
         description="Maximum total time of all attempts of a run, such as 6h; without it only each attempt is limited.",
@@ -272,7 +255,7 @@ class Limits(Spec):
 class Checkpoint(Spec):
     """How often a checkpoint is written and how many are kept."""
 
-    every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
+    every: Every = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
     keep: Checkpoints = Field(
         default=3,
         description="Number of newest checkpoints that the shared trainer keeps; other scripts can read it in "
@@ -286,23 +269,6 @@ class Checkpoint(Spec):
         default=None,
         description="Folder of checkpoints in the run's output; set when a run moves to or from SageMaker.",
     )
-
-    @field_validator("every", mode="before")
-    @classmethod
-    def _every(cls, value: Any) -> Any:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            raise wrong(
-                f"needs a unit: {quote(value).removeprefix(NUMBER)}",
-                'write "{0} steps", {0}s or {0}m'.format(example(value)),
-            )
-        if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
-            try:
-                duration_s(value)
-            except ValueError:
-                raise wrong(
-                    f"is not a duration or a number of steps: {quote(value)}", 'write 15m or "500 steps"'
-                ) from None
-        return value
 
     @property
     def every_steps(self) -> int | None:
@@ -361,6 +327,10 @@ class Retry(Spec):
     on_events: Few[list[Literal["preempted", "lost", "capacity"]]] = Field(
         default=["preempted", "lost", "capacity"], description="Which ends of an attempt are retried."
     )
+    by: Literal["client", "cluster"] = Field(
+        default="client",
+        description="cluster: the platform itself starts a lost attempt again, with this machine off too.",
+    )
     restarts: Restarts = Field(default=0, description="How often ranks are started again on the same nodes.")
     restart_on: Literal["transient", "any"] = Field(
         default="transient",
@@ -396,7 +366,7 @@ class Role(Spec):
     ports: Few[list[Port]] = Field(
         default_factory=none_yet, description="Ports that must be free when the role starts."
     )
-    ready: str | None = Field(
+    ready: Ready | None = Field(
         default=None,
         description="When a service is ready: tcp://:8000, http://:8000/health or line:TEXT. Default: at its start.",
     )
@@ -405,22 +375,11 @@ class Role(Spec):
         default_factory=none_yet, description="Services that must be ready before it starts."
     )
     restart: int = Field(
-        default=3,
-        ge=0,
-        le=1000,
-        description="How often a service that has ended on a node is restarted there.",
+        default=3, ge=0, le=1000, description="How often a service that has ended on a node is restarted there."
     )
     grace: Duration | None = Field(
         default=None, description="Time of a service between SIGTERM and SIGKILL. Default, and at most: limits.grace."
     )
-
-    @field_validator("ready")
-    @classmethod
-    def _ready(cls, value: str | None) -> str | None:
-        match = re.fullmatch(_READY, value or "line:.")
-        if match is None or not 1 <= int(match["tcp"] or match["http"] or 1) <= 65535:
-            raise wrong(f"is not known: {quote(value)}", "write tcp://:8000, http://:8000/health or line:TEXT")
-        return value
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
@@ -434,15 +393,6 @@ class Role(Spec):
     @property
     def all_ports(self) -> list[int]:
         """Its ports, that of `ready` too."""
-        match = re.fullmatch(_READY, self.ready or "")
+        match = re.fullmatch(READY, self.ready or "")
         asked = [int(port) for port in match.groupdict().values() if port] if match else []
         return [*self.ports, *(port for port in asked if port not in self.ports)]
-
-
-def main_role(roles: Mapping[str, Any]) -> str:
-    """Return the name of the main role, of several the first; "" where no role is."""
-
-    def is_main(role: Any) -> bool:
-        return (role.get("main") if isinstance(role, Mapping) else getattr(role, "main", False)) is True
-
-    return next((name for name, role in roles.items() if is_main(role)), _MAIN if _MAIN in roles else "")

@@ -2,7 +2,7 @@
 
 `cloudtrain.toml` stands in the user's configuration folder ($CLOUDTRAIN_CONFIG_HOME moves it) and in the project, at
 or above the job file's folder (the nearest one counts). It holds `[defaults]`, values of jobs, and named targets:
-`[targets.prod]` with `backend = "sagemaker"`, options of that backend, and `defaults`, values of jobs on that target.
+`[targets.prod]` with `backend = NAME`, options of that backend, and `defaults`, values of jobs on that target.
 Precedence, weakest first: defaults, the user's file, the project's file, the target's, the job file, `--set`.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cloudtrain.errors import BadJob, Problem, UnknownBackend
 from cloudtrain.job.document import Document, Mark, written
 from cloudtrain.job.homes import home as home
-from cloudtrain.job.units import DEFAULT_TARGET
+from cloudtrain.job.providers import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from cloudtrain.job.configfile import Target
@@ -140,11 +140,13 @@ def resolve(
         whole = _stack([*layers, chosen.defaults, options, own], sets, target, choice or Choice())
     for document in over:
         whole.overlay(document)
-    if whole.value.get("compat") == "sbatch":
-        from cloudtrain.job import sbatch
+    if "compat" in whole.value:
+        from cloudtrain.job import forms
 
-        site = chosen.options.value.get("directives") or [] if chosen else []
-        sbatch.fit_backend(whole, chosen.backend if chosen else str(whole.value.get("target") or DEFAULT_TARGET), site)
+        if form := forms.of_compat(whole.value["compat"]):
+            site = chosen.options.value.get("directives") or [] if chosen else []
+            target = str(whole.value.get("target") or DEFAULT_TARGET)
+            form.fit_backend(whole, chosen.backend if chosen else target, site)
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:
@@ -172,8 +174,7 @@ def _read_config(folder: Path) -> tuple[list[Document], dict[str, Target]]:
 def _document(
     job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
 ) -> tuple[Document, Path]:
-    from cloudtrain.job.job import Job
-    from cloudtrain.job.load import read
+    from cloudtrain.job.job import Job, read
 
     if isinstance(job, tuple):
         return job
@@ -188,7 +189,7 @@ def _stack(
     layers: Sequence[Document], sets: Sequence[str], target: str | None, choice: Choice | None = None
 ) -> Document:
     """Return documents laid over each other, with settings over them; `choice` replaces lists of candidates."""
-    from cloudtrain.job.load import apply_sets
+    from cloudtrain.job.job import apply_sets
 
     whole = Document.of({}, "")
     for layer in layers:

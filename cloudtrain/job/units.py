@@ -20,7 +20,6 @@ _MAX_BYTES = 10**15
 MOST_RANKS = 100_000  # of a job
 RANKS_WHY = "the largest published trainings have 16,000 to 100,000 processes"
 _MAX_USD = 10**9
-DEFAULT_TARGET = "local"  # of a job that names none
 PRICE_LIST = r"[a-z][a-z0-9-]{0,39}/[A-Za-z0-9-]{1,40}"  # the name of one: provider/region
 
 

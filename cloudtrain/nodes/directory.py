@@ -9,8 +9,7 @@
     <node>/cancel         a user asked to cancel
     <node>/cgroup         the control group of its processes, where one could be made
 
-Shared by local, ssh and slurm. supervisor.py and agent.py work in the folder itself, on this or another machine; logs.py
-merges the logs.
+supervisor.py and agent.py work in the folder itself, on this or another machine; logs.py merges the logs.
 """
 
 from __future__ import annotations

@@ -55,6 +55,14 @@ def restrict(top: AnyPath, mode: int) -> None:
                 os.chmod(path, os.stat(path).st_mode & mode)
 
 
+def modified_at(path: AnyPath) -> int:
+    """Return when a file was changed, in nanoseconds; 0 where there is none."""
+    try:
+        return os.stat(expand_path(path)).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def walk(path: AnyPath) -> list[list[Any]]:
     """List the files and links below a folder: path, size, mtime_ns, mode, target of a link ("" for a file)."""
     entries: list[list[Any]] = []

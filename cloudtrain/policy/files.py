@@ -2,7 +2,7 @@
 
 [rules.machines]                        # a name, which refusals print
 why = "small machines first"
-on = ["sagemaker"]                      # backends or targets; left out: everywhere
+on = ["prod"]                           # backends or targets; left out: everywhere
 instance_types = ["ml.g5.*"]            # patterns as in a shell
 max_runtime = "24h"
 set = {"resources.use_spot" = true}     # written into each job
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import configfile, units
 from cloudtrain.job.problems import nearest, quote
+from cloudtrain.job.providers import EXAMPLE
 
 if TYPE_CHECKING:
     from cloudtrain.job.document import Document
@@ -134,7 +135,7 @@ def _rules(document: Document, problems: list[Problem]) -> list[Rule]:
         try:
             on = _patterns(table.get("on", []))
         except ValueError:
-            add("must be names of backends or targets", (*at, "on"), 'on = ["sagemaker"]')
+            add("must be names of backends or targets", (*at, "on"), f'on = ["{EXAMPLE}"]')
         if len(problems) == before and not requires and not sets:
             add("requires nothing", at, f"use {', '.join(REQUIREMENTS)} and set")
         if len(problems) > before:

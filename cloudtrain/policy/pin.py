@@ -13,9 +13,9 @@ from pathlib import Path
 
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError
+from cloudtrain.job.homes import new_file
 from cloudtrain.policy import files
 from cloudtrain.policy.files import POLICY_FILE, BadPolicy, Policy
-from cloudtrain.source.atomic import new_file
 
 OLD_DAYS = 30
 MAX_BYTES = 256 << 10

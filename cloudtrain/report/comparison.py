@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 200
 MANY_RUNS = 12  # more have fewer points and no bands
-POINTS, POINTS_OF_MANY = 600, 100  # of a curve
+POINTS, POINTS_OF_MANY, FEWEST_POINTS = 600, 100, 10  # of a curve
+MOST_CURVES, MOST_POINTS = 4_000, 150_000  # of one file of many runs: at most 10 MB
 
 
 def render(store: Store, run_ids: Sequence[str], **style: Any) -> str:
@@ -52,20 +53,27 @@ def write(store: Store, run_ids: Sequence[str], path: Path, **style: Any) -> Pat
 
 
 def _curves(store: Store, ids: Sequence[str], labels: dict[str, str], style: dict[str, Any]) -> str:
-    """Return the curves of all metrics as HTML, empty where there are none."""
+    """Return the curves of the metrics as HTML, empty where there are none."""
+    from cloudtrain.report.sections import arrange
+
     rank = style.get("rank", 0)
-    stored = list(_metrics(store, ids, rank))
-    if not stored:
+    sections = arrange(row.name for run_id in ids for row in store.curves.summary(run_id, rank))
+    every = [name for section in sections for chart in section.charts for name in chart.names]
+    if not every:
         return ""
     few = len(ids) <= MANY_RUNS
-    points = POINTS if few else POINTS_OF_MANY
-    figure = plots.curves(store, ids, labels=labels, stored=stored, most=points, bands=few, **style)
-    if not few:
-        figure.update_layout(hovermode="closest")  # else the tooltip is longer than the screen
-    return page.figure("curves", figure)
+    count, points = (len(every), POINTS) if few else share_of_many(len(ids), len(every))
+    figure = plots.curves(store, ids, labels=labels, stored=every[:count], most=points, bands=few, **style)
+    if few:
+        return page.figure("curves", figure)
+    figure.update_layout(hovermode="closest")  # else the tooltip is longer than the screen
+    for trace in figure.data:
+        trace.y = [None if value is None else float(f"{value:.5g}") for value in trace.y]
+    told = f'<p class="dim">{count} of {len(every)} metrics, losses first</p>' if count < len(every) else ""
+    return told + page.figure("curves", figure)
 
 
-def _metrics(store: Store, ids: Sequence[str], rank: int | None) -> Iterable[str]:
-    from cloudtrain.history.curves import metric_order
-
-    return sorted({row.name for run_id in ids for row in store.curves.summary(run_id, rank)}, key=metric_order)
+def share_of_many(runs: int, metrics: int) -> tuple[int, int]:
+    """Return how many metrics of many runs one file has, and how many points a curve."""
+    count = min(metrics, max(1, MOST_CURVES // runs))
+    return count, min(POINTS_OF_MANY, max(FEWEST_POINTS, MOST_POINTS // (count * runs)))

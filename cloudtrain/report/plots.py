@@ -15,6 +15,7 @@ from cloudtrain.errors import BadRequest, install_command
 from cloudtrain.history.curves import MOST
 from cloudtrain.history.sampling import Point, split_lost
 from cloudtrain.job.units import unix_time
+from cloudtrain.report.sections import member
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
@@ -42,6 +43,8 @@ def curves(
     bands: bool = True,
     labels: Mapping[str, str] | None = None,
     stored: Sequence[str] | None = None,
+    together: str = "",
+    colours: Mapping[str, str] | None = None,
 ) -> Any:
     """Return a plotly figure of some metrics, or of all: a picture for each, with a curve for every run.
 
@@ -61,9 +64,11 @@ def curves(
         bands: Whether a long curve has the band that its values lie in.
         labels: Names of the runs, their ids without.
         stored: The metrics that there are, where the caller knows them.
+        together: The title of one picture with the curves of all these metrics.
+        colours: Colours of the runs, the usual ones without.
     """
     chosen = _choose(store, run_ids, names, rank, stored)
-    figure = new_grid([escape_name(name) for name in chosen])
+    figure = new_grid([escape_name(name) for name in ([together] if together else chosen)])
     owners = [(run_id, of) for run_id in run_ids for of in (store.curves.ranks(run_id) if rank is None else [rank])]
     for number, (run_id, of) in enumerate(owners):
         label = escape_name((labels or {}).get(run_id, run_id))
@@ -74,22 +79,16 @@ def curves(
             points, lost = split_lost(_placed(store.curves.points(run_id, name, most, of), over) if placed else [])
             if not points and (rank is None or over in ("epoch", "tokens") or len(run_ids) > 1):
                 continue
-            place = {"row": at // 2 + 1, "col": at % 2 + 1}
-            curve = _Curve(points, lost, along, group, colour_of(number), {"legendgroup": group, **place})
+            place = {"row": 1, "col": 1} if together else {"row": at // 2 + 1, "col": at % 2 + 1}
+            own = group if not together else member(name) if len(owners) == 1 else f"{group} · {member(name)}"
+            colour = (colours or {}).get(run_id) or colour_of(at if together and len(owners) == 1 else number)
+            curve = _Curve(points, lost, along, own, colour, {"legendgroup": group, **place})
             _draw_below(figure, curve, bands=bands, smoothing=smoothing)
-            values = smooth([point.value for point in points], smoothing)
-            figure.add_scatter(
-                x=curve.across(points), y=[_drawn(value) for value in values], name=group, **_epochs(points, over),
-                mode=mode_of(points), line={"color": curve.colour, "width": 1.5},
-                hoverlabel={"bordercolor": curve.colour}, showlegend=in_legend, **curve.at,
-            )  # fmt: skip
+            _draw_line(figure, curve, over, smoothing, {"showlegend": in_legend, "meta": run_id})
             in_legend = False
             _mark_not_finite(figure, curve)
-    if log:
-        figure.update_yaxes(type="log")
-    if log_x:
-        figure.update_xaxes(type="log")
-    figure.update_xaxes(title_text=TITLES[over], title_standoff=4)
+    figure.update_yaxes(type="log" if log else None)
+    figure.update_xaxes(type="log" if log_x else None, title_text=TITLES[over], title_standoff=4)
     return fit_axes(figure)
 
 
@@ -164,6 +163,16 @@ def _draw_below(figure: Any, curve: _Curve, *, bands: bool, smoothing: float) ->
             x=across, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
             line={"color": curve.colour, "width": 1}, showlegend=False, **curve.at,
         )  # fmt: skip
+
+
+def _draw_line(figure: Any, curve: _Curve, over: Over, smoothing: float, more: Mapping[str, Any]) -> None:
+    """Draw the curve itself, or its running mean."""
+    values = smooth([point.value for point in curve.points], smoothing)
+    figure.add_scatter(
+        x=curve.across(curve.points), y=[_drawn(value) for value in values], name=curve.group,
+        mode=mode_of(curve.points), line={"color": curve.colour, "width": 1.5},
+        hoverlabel={"bordercolor": curve.colour}, **_epochs(curve.points, over), **more, **curve.at,
+    )  # fmt: skip
 
 
 def _mark_not_finite(figure: Any, curve: _Curve) -> None:

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from cloudtrain.errors import Unreachable
@@ -111,3 +112,22 @@ def future_of(run: Waited, *, cancels: bool = True) -> RunFuture:
     future = RunFuture(run, cancels)
     _WAITER.add(future)
     return future
+
+
+class Waiters:
+    """Those of concurrent.futures that wait for a run itself: each gets the run where its future gives itself."""
+
+    def __init__(self, run: Waited) -> None:
+        self._run, self.future = run, future_of(run)
+        self._relays: dict[int, Any] = {}  # by the waiter's id
+
+    def append(self, waiter: Any) -> None:
+        self._relays[id(waiter)] = SimpleNamespace(
+            add_result=lambda _: waiter.add_result(self._run),
+            add_exception=lambda _: waiter.add_exception(self._run),
+            add_cancelled=lambda _: waiter.add_cancelled(self._run),
+        )
+        self.future._waiters.append(self._relays[id(waiter)])
+
+    def remove(self, waiter: Any) -> None:
+        self.future._waiters.remove(self._relays.pop(id(waiter)))

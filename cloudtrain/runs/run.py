@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
-from cloudtrain.events import Status
+from cloudtrain.events import State, Status
 from cloudtrain.history import audit
 from cloudtrain.history.store import Store
 from cloudtrain.job import homes, targets
@@ -19,7 +20,7 @@ from cloudtrain.runs.watching import pace
 
 if TYPE_CHECKING:
     from cloudtrain.history.marks import Marks
-    from cloudtrain.runs.futures import RunFuture
+    from cloudtrain.runs.futures import RunFuture, Waiters
     from cloudtrain.runs.planning.budgets import Confirm
 
 
@@ -129,6 +130,21 @@ class Run(RunResults):
         from cloudtrain.runs.futures import future_of
 
         return future_of(self)
+
+    def cancelled(self) -> bool:
+        """Return whether the run has ended as CANCELLED; `concurrent.futures.wait` asks."""
+        return self.done() and self.state is State.CANCELLED
+
+    # `as_completed` and `wait` of concurrent.futures read these names of whatever they are given.
+    _condition = property(lambda self: self._settles.future._condition)
+    _state = property(lambda self: self._settles.future._state)
+    _waiters = property(lambda self: self._settles)
+
+    @cached_property
+    def _settles(self) -> Waiters:
+        from cloudtrain.runs.futures import Waiters
+
+        return Waiters(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio

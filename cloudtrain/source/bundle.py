@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BadSource, StoreError
+from cloudtrain.job.homes import explained, new_file, temporary
 from cloudtrain.job.units import format_size
 from cloudtrain.source import archive, digests, limits, node_code, secrets
 from cloudtrain.source.archive import LINK, Entry
-from cloudtrain.source.atomic import explained, new_file, temporary
 from cloudtrain.source.digests import FOLDER, Changed, Member, StatCache, opened, pieces
 from cloudtrain.source.files import RESERVED, File, Source, list_files, refusal, shown
 from cloudtrain.source.files import why as verdict

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import StoreError
+from cloudtrain.job.homes import new_file
 from cloudtrain.source import archive, limits, secrets
 from cloudtrain.source.archive import LINK, PIECE, Entry
-from cloudtrain.source.atomic import new_file
 from cloudtrain.source.files import RESERVED, refusal, shown
 
 FOLDER = ".cache"  # below the bundles

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.__about__ import __version__
 from cloudtrain.errors import BadSource
+from cloudtrain.job.homes import new_file
 from cloudtrain.job.targets import HOME_LABEL
 from cloudtrain.source import git
 from cloudtrain.source import secrets as secret_guard
-from cloudtrain.source.atomic import new_file
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job

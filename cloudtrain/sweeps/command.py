@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cloudtrain.job.model import IN_ORDER
+
 STYLES = {"${args}": "argparse", "${args_no_boolean_flags}": "argparse", "${args_no_hyphens}": "hydra"}
 _REFUSED = {
     "${args_json}": "the script must read the file in WANDB_SWEEP_PARAM_PATH",
@@ -45,7 +47,10 @@ def job_of(program: Any, command: Any) -> tuple[dict[str, Any], str]:
     keys: dict[str, Any] = {"entrypoint": entrypoint}
     if macros:
         keys["arg_style"] = STYLES[macros[0]]
-    if fixed := [word for word in rest if word not in STYLES]:
+    fixed = [IN_ORDER if word in STYLES else word for word in rest]
+    if fixed[:1] == [IN_ORDER]:  # hyperparameters come before other words anyway
+        fixed = fixed[1:]
+    if fixed:
         keys["args"] = fixed
     return keys, "python" if macros == ["${args}"] else "arguments" if macros else "file"
 

@@ -34,6 +34,7 @@ from cloudtrain.sweeps.standing import Spent
 LEASE_S = 30.0
 TOGETHER_S = 900.0  # the lease while many calls are sent; it ends with the process
 SOON_S, PAUSE_S = 0.05, 1.0  # between two looks at the trials: the first pause after a change, and the longest
+CALLS_S = 0.25  # the longest between two looks at calls of a function, which may be short
 CARE_S = 5.0  # how often it is checked that the live runs are watched
 
 
@@ -54,7 +55,7 @@ class Driver:
         """Drive until the sweep has ended, is paused, or another process drives it; blocking."""
         path = self.history.database.path  # SQLite would make a file anew that was removed
         starting = handover.starting(self.home, self.sweep_id)
-        pause_s = SOON_S
+        pause_s, longest_s = SOON_S, CALLS_S if self.sweep.of_calls else PAUSE_S
         try:
             while path.exists() and self.history.lease(self.sweep_id, self.me, LEASE_S):
                 starting.unlink(missing_ok=True)
@@ -63,7 +64,7 @@ class Driver:
                 except Unreachable as error:
                     watch_log.write(f"{self.sweep_id}: {error}")
                     moved = False
-                pause_s = SOON_S if moved else min(pause_s * 1.2, PAUSE_S)
+                pause_s = SOON_S if moved else min(pause_s * 1.2, longest_s)
                 if not moved:
                     self.store.clock.sleep(pause_s)
         except Exception:

@@ -324,7 +324,7 @@ def _job(
 def _job_file(given: Any, folder: Path, problems: list[Problem]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
-    from cloudtrain.job.load import read as read_job
+    from cloudtrain.job.job import read as read_job
 
     try:
         found, at = read_job(folder / str(given))

@@ -13,7 +13,7 @@ import pytest
 from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.clock import SYSTEM
 from cloudtrain.events import MARK, LogLine, Status
-from cloudtrain.job import platform_keys
+from cloudtrain.job import rules
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing import machine
@@ -128,7 +128,7 @@ class ContractFixtures:
     def require(self, backend: Backend, key: str) -> None:
         """Skip the test where the backend does not take a key of the job."""
         if key not in backend.traits.keys:
-            pytest.skip(f"it does not offer {platform_keys.describe(key)}")
+            pytest.skip(f"it does not offer {rules.describe_key(key)}")
 
     def until_final(self, backend: Backend, handle: str) -> Status:
         deadline = SYSTEM.monotonic() + WAIT_S

@@ -16,7 +16,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.traits import HONOURED
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.job import platform_keys
+from cloudtrain.job import rules
 from cloudtrain.job.units import now
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class MemoryBackend(Backend):
 
     name = "memory"
     poll_s = 0.01
-    traits = Traits(Paths.NODES, dict.fromkeys([*platform_keys.every(), *platform_keys.SHARED], HONOURED), workdir=True)
+    traits = Traits(Paths.NODES, dict.fromkeys([*rules.platform_keys(), *rules.SHARED_KEYS], HONOURED), workdir=True)
     attempts: ClassVar[dict[str, SubmittedAttempt]] = {}  # by attempt id, which is the handle
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:

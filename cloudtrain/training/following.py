@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cloudtrain.events import MARK, State, Status
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def follow(run: Run, log: Callable[[str], None], recover: Callable[[Run, Status], bool]) -> None:
     """Log the run's lines until it is final; raises RunFailed."""
+    from cloudtrain.cli.view.follow import failed_rank
     from cloudtrain.cli.view.log import LastLines
     from cloudtrain.runs.planning import advice
 
@@ -35,19 +36,8 @@ def follow(run: Run, log: Callable[[str], None], recover: Callable[[Run, Status]
         log(f"{run.run_id} ended {status.state}: resuming from its last checkpoint")
         run.resume()
     failure = advice.failure(run.run_id, status, run.verdict)
-    rank_name, lines = last_lines.failure_lines(_failed_rank(run))
+    rank_name, lines = last_lines.failure_lines(failed_rank(run))
     if lines:
         failure.add_note("\n".join([f"{rank_name}:", *lines]))
     log(str(failure))
     raise failure
-
-
-def _failed_rank(run: Run) -> int | None:
-    """Return the rank that failed first in the newest attempt, as its launcher has it."""
-    newest = run.attempts[-1].attempt_id
-    failed_ranks: Sequence[Any] = [
-        event.data.get("failed_rank", event.data.get("rank"))
-        for event in run.store.events(run.run_id, "result")
-        if event.attempt == newest
-    ]
-    return next((rank for rank in reversed(failed_ranks) if isinstance(rank, int)), None)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from time import monotonic, sleep  # noqa: TID251 - the program runs by itself, without the launcher
 
 JOIN_S = 600.0  # until all nodes have joined
@@ -31,6 +32,7 @@ PRIVATE = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
 COUNT = """
 import sys, time, ray
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -160,11 +162,9 @@ class Node:
             "runtime-env-agent",
         )
         ports += [f"--{name}-port={free_port()}" for name in (*names, "metrics-export")]
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         about = [f"--node-ip-address={host}", f"--temp-dir={self._folder}", f"--num-cpus={max(1, int(processors()))}"]
-        self._ray = subprocess.Popen(
-            [*ray, *about, *ports, *words], env=self._env, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        command = [*START, *about, *gpu_words(self._env), *ports, *words]
+        self._ray = subprocess.Popen(command, env=self._env, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def _attend(self, awaited: str = "") -> None:
         """Wait a little; exit where Ray has ended here, or what is awaited does not come."""
@@ -191,6 +191,14 @@ class Node:
                 os.killpg(self._ray.pid, signal.SIGKILL)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def gpu_words(environ: Mapping[str, str]) -> list[str]:
+    """Return the option for the GPUs that the launcher has chosen for this node; [] where Ray counts those that are there."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return []
+    return [f"--num-gpus={sum(number.strip() not in ('', '-1') for number in chosen.split(','))}"]
 
 
 def is_open(host: str, port: int) -> bool:

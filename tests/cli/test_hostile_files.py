@@ -144,7 +144,7 @@ SAMPLE = list(
 def test_commands_show_the_rest(place: str, kind: str, output: Path, home: Path, cli, caplog):
     there = replace(output, place, KINDS[kind])
     with answering(there):
-        listed = cli("ls")
+        listed = cli("ls", "--columns", "run")
         assert listed.code == 0 and GOOD in listed.out and EVIL in listed.out
         attached_all = cli("attach", "--all", output, "--json")
         found = attached_all.json
@@ -173,7 +173,7 @@ def test_commands_show_the_rest(place: str, kind: str, output: Path, home: Path,
 def test_a_pipe_stops_no_command_line(output: Path, shell):
     """As processes: nobody but the time limit of the test can end them."""
     replace(output, f"{HISTORY}/run.json", pipe)
-    listed, shown = shell("ls"), shell("show", EVIL)
+    listed, shown = shell("ls", "--columns", "run"), shell("show", EVIL)
     assert listed.code == 0 and f"warning: {EVIL}: " in listed.err and GOOD in listed.out
     assert shown.code == 5 and shown.err.count("run.json is a named pipe, not a regular file") == 1
 
@@ -235,8 +235,9 @@ def test_names_reach_no_terminal_as_they_are(output: Path, home: Path, cli, capl
             (output / EVIL / place / name).write_bytes(b"x")
         (output / EVIL / "outputs" / f"link {name}").symlink_to("/etc")
     commands = (
-        ("attach", "--all", output), ("attach", output / EVIL), ("ls",), ("show", EVIL), ("logs", EVIL), ("metrics", EVIL),
-        ("fetch", EVIL, "-o", tmp_path / "fetched"), ("ls", "--json"), ("show", EVIL, "--json"),
+        ("attach", "--all", output), ("attach", output / EVIL), ("ls", "--columns", "run"), ("show", EVIL),
+        ("logs", EVIL), ("metrics", EVIL), ("fetch", EVIL, "-o", tmp_path / "fetched"), ("ls", "--json"),
+        ("show", EVIL, "--json"), ("ls",),
     )  # fmt: skip
     answers = [cli(*words) for words in commands]
     assert [each.code for each in answers] == [0] * len(commands), [each.err for each in answers]

@@ -60,7 +60,7 @@ def test_every_metric_of_two_runs_is_reached(console, page, ids, seemly):
     expect(page.get_by_text("24 of 40 metrics are shown")).to_be_visible()
     page.get_by_role("button", name="Show all").press("Enter")
     page.wait_for_function(f"{CHARTS}.length === 40")
-    expect(page.get_by_role("heading", name="train", exact=True)).to_be_visible()
+    expect(page.get_by_text("eval (38)")).to_be_visible()
     page.get_by_label("Metrics", exact=True).fill("train/")
     page.wait_for_function(f"{CHARTS}.length === 2")
     page.get_by_label("axis", exact=True).click()
@@ -107,7 +107,7 @@ def test_what_the_nodes_used_is_compared_and_a_column(console, page, ids, seemly
     page.wait_for_function(f"{USE}.filter(chart => chart.data).length === 3 && {USE}.at(-1).data.length === 40")
     page.goto(f"{console.root}/?columns=system.gpu,system.gpu.max&sort=-system.gpu")
     cells = page.locator("tbody tr").first.locator("td")
-    expect(cells.nth(1)).to_have_text(ids[39])
+    expect(cells.nth(1)).to_contain_text(ids[39])
     expect(cells.nth(3)).to_have_text("89.5")
     expect(cells.nth(4)).to_have_text("90")
     seemly(page)
@@ -117,7 +117,6 @@ def test_200_runs_are_compared(console, page, ids, picture):
     page.goto(f"{console.root}/compare?runs={','.join(ids)}&search=train/loss&x=hp.lr")
     page.wait_for_function(f"{CHARTS}.length === 1 && {CHARTS}[0].data.length === {RUNS}")
     assert page.evaluate(f"{CHARTS}[0].layout.hovermode") == "closest"
-    page.get_by_text(f"{RUNS - 20} more runs").press("Enter")
     expect(page.locator(".ct-legend a")).to_have_count(RUNS)
     page.wait_for_function(f"{SCATTER}?.data?.length === {RUNS}")
     titles = f"[{SCATTER}.layout.xaxis.title.text, {SCATTER}.layout.yaxis.title.text]"
@@ -134,6 +133,9 @@ def test_200_runs_are_compared(console, page, ids, picture):
     expect(parallel.locator(".axis-title")).to_have_text(["hp.bs", "hp.lr", "metric.train/loss"])
     parallel.scroll_into_view_if_needed()
     picture(page, "console-parallel")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Share as one file").press("Enter")
+    assert Path(download.value.path()).stat().st_size < 10_000_000
 
 
 def test_the_hyperparameter_that_decides_comes_first(console, page, ids, seemly):

@@ -14,7 +14,7 @@ from cloudtrain.console.form import Form, GitSource, lean
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job.document import Document, read_yaml
 from cloudtrain.job.job import Job, schema
-from cloudtrain.runs.planning.checks import node
+from cloudtrain.runs.planning.checks import job as job_checks
 from cloudtrain.source import clone
 
 FIELDS = {field.name: field for field in fields.job_fields()}
@@ -267,7 +267,7 @@ def test_the_trainers_arguments_are_its_own():
         {"learning_rat": 1, "max_steps": "many"},
     )
     jobs = [Job(name="x", trainer=True, hyperparameters=values) for values in (fine, wrong)]
-    nothing, found = (node.find_refusals(job, {}, 1, 1) for job in jobs)
+    nothing, found = (job_checks.find_refusals(job, {}, 1, 1) for job in jobs)
     assert nothing == []
     assert {problem.path for problem in found} == {"hyperparameters.learning_rat", "hyperparameters.max_steps"}
     assert any("did you mean --learning_rate?" in problem.message for problem in found)

@@ -52,7 +52,7 @@ def orders(tmp_path) -> Iterator[Path]:
 def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, orders, tmp_path):
     run = submit(console, tmp_path / "project", LIVE, str(orders), num_nodes=2, hyperparameters={"lr": "1e-3"})
     page.goto(f"{console.root}/runs/{run.run_id}")
-    expect(page.locator("main h1")).to_have_text(run.run_id)
+    expect(page.get_by_text(run.run_id, exact=True).first).to_be_visible()
     expect(page.locator(".ct-state").first).to_have_text("RUNNING")
     expect(page.locator(".ct-log")).to_contain_text("rank 1 of 2 is here")
     expect(page.get_by_text("no metrics yet")).to_be_visible()

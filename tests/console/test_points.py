@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_each_of_the_twenty_points_has_a_test():
+def test_each_point_has_a_test():
     rows = re.findall(
         r"^\| (\d+) \| ([^|]+) \| `([^`]+)::(test_\w+)` \|$",
         (Path(__file__).parent / "README.md").read_text(),
         re.MULTILINE,
     )
-    assert [int(number) for number, *_ in rows] == list(range(1, 21))
+    assert len(rows) >= 37 and [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
     for number, what, path, name in rows:
         names = {
             node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)

@@ -207,7 +207,7 @@ def test_a_chain_is_shown_linked_and_cancelled_as_a_whole(console, page, seemly,
     picture(page, "console-chain-run")
     seemly(page)
     facts.get_by_role("link", name=first.run_id).click()
-    expect(page.locator("main h1")).to_have_text(first.run_id)
+    expect(page.get_by_text(first.run_id, exact=True).first).to_be_visible()
     page.get_by_role("button", name="Cancel", exact=True).click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Runs that wait for it will be cancelled too:")

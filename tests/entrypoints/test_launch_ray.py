@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from launcher.ray_cluster import gpu_words
 
 from cloudtrain.job.job import Job
 from tests.entrypoints.launching import Attempt
@@ -25,6 +26,8 @@ if "--head" in sys.argv:
     if os.path.exists("../../broken"):
         sys.exit("no head here")
     server = socket.create_server(("", int(words["--port"])))
+with open("../../started", "a") as words:
+    print(*(word for word in sys.argv if word.startswith("--num-gpus")), file=words)
 here = f"../../ray/{os.getpid()}"
 with open(f"../../{os.getpid()}", "w") as secrets:
     print(os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"], file=secrets)
@@ -58,6 +61,15 @@ def test_the_command_runs_once_when_all_nodes_have_joined_and_its_code_is_the_at
             assert "['a b'] 127.0.0.1 2 False" in one.texts(0, 0) and one.texts(1, 1) == []
             assert one.status(0)["reason"].startswith("node 0: rank 0 exited with code 7")
             assert list((tmp_path / name / "ray").iterdir()) == [] and one.left() == []
+            assert (tmp_path / name / "started").read_text() == "--num-gpus=0\n" * 2, "the job asks for none"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [("3,5", ["--num-gpus=2"]), ("GPU-1a, GPU-2b", ["--num-gpus=2"]), ("", ["--num-gpus=0"]), ("-1", ["--num-gpus=0"])],
+)
+def test_ray_has_the_gpus_that_are_chosen_for_the_node(chosen: str, words: list[str]):
+    assert gpu_words({"CUDA_VISIBLE_DEVICES": chosen}) == words and gpu_words({}) == []
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -48,19 +48,21 @@ def answered(job: Job) -> fit.Fit | str | None:
         ("A100-80GB:8", {"strategy": "ddp"}, {}, fit.NOT),
         ("L4:8", {"strategy": "fsdp"}, {}, fit.NOT),
         ("H100:8", {"strategy": "fsdp"}, {"per_device_train_batch_size": 2}, fit.PERHAPS),
-        ("H100:8", {"strategy": "fsdp", "tp_size": 2}, {}, fit.PERHAPS),
-        ("H100:8", {"strategy": "zero3"}, {}, fit.PERHAPS),
-        ("H100:8", {"strategy": "fsdp"}, {"use_peft": True}, fit.PERHAPS),
+        ("H100:8", {"strategy": "fsdp", "tp_size": 2}, {}, fit.PROBABLY),
+        ("H100:8", {"strategy": "zero3"}, {}, fit.PROBABLY),
+        ("H100:8", {"strategy": "fsdp"}, {"use_peft": True}, fit.PROBABLY),
+        ("H100:1", {}, {"use_peft": True, "gradient_checkpointing": True}, fit.FITS),
+        ("L4:1", {}, {"use_peft": True}, fit.NOT),
         ("X1:8", {"strategy": "fsdp"}, {}, fit.PERHAPS),
     ],
 )
-def test_there_are_three_answers(gpus: str, parallelism: dict, more: dict, answer: str):
+def test_there_are_four_answers(gpus: str, parallelism: dict, more: dict, answer: str):
     found = asked(gpus, parallelism, **more)
     assert isinstance(found, fit.Fit) and found.answer == answer, found
     assert 0 < found.low < found.high and sum(found.terms.values()) > 0
-    if answer != fit.PERHAPS:
+    if answer in (fit.FITS, fit.NOT):
         assert not found.open
-    elif gpus == "H100:8" and "per_device_train_batch_size" not in more:
+    elif answer == fit.PROBABLY and gpus == "H100:8" and "per_device_train_batch_size" not in more:
         assert found.open and found.open[0] in found.line, "what was never measured has no other answer, and says why"
 
 
@@ -149,7 +151,8 @@ def test_a_frozen_model_in_bfloat16_takes_two_bytes_a_parameter(parallelism: dic
     ranks = 8 if parallelism else 1
     assert found.terms["weights (frozen, bfloat16)"] == (2 * 8_030_261_248 + adapter) // ranks
     assert found.terms["optimizer"] == plain.terms["optimizer"] == 2 * adapter // ranks
-    assert {text: high for text, _, high in plain.changes}["dtype: bfloat16"] == found.high
+    if plain.answer != fit.FITS:
+        assert {text: high for text, _, high in plain.changes}["dtype: bfloat16"] == found.high
     assert "dtype: bfloat16" not in [text for text, _, _ in found.changes]
 
 
@@ -255,7 +258,7 @@ def test_a_band_below_the_memory_is_not_said_to_be_too_large():
     from cloudtrain.forecast import fit
 
     gib = 1 << 30
-    small = fit.Fit(fit.PERHAPS, "A10G", 22 * gib, 2 * gib, 8 * gib, {}, "", ("LoRA",))
+    small = fit.Fit(fit.PROBABLY, "A10G", 22 * gib, 2 * gib, 8 * gib, {}, "", ("LoRA",))
     assert small.line.startswith("probably fits: needs 2.0 to 8.0 GiB of each A10G (22.0 GiB); not certain")
     assert fit.Fit(fit.PERHAPS, "A10G", 22 * gib, 9 * gib, 30 * gib, {}, "", ("LoRA",)).line.startswith("may not fit")
 

@@ -77,6 +77,12 @@ def test_a_plan_says_time_and_cost(planned):
     assert "limits.max_runtime ends" in planned(fields={"limits": {"max_runtime": "5m"}})["line"]
 
 
+def test_with_lora_steps_take_up_to_as_long_and_begin_at_half(planned):
+    whole, lora = planned(), planned(use_peft=True)
+    assert whole["steps"] == lora["steps"]
+    assert lora["step_s"][0] < whole["step_s"][0] and lora["step_s"][1] < whole["step_s"][1]
+
+
 @pytest.mark.parametrize(
     "changes, why",
     [
@@ -84,7 +90,6 @@ def test_a_plan_says_time_and_cost(planned):
         ({"gpus": "L4:8"}, "cloudtrain has no reference trainings on this GPU"),
         ({"gpus": "H100-PCIE:8"}, "cloudtrain has no reference trainings on this GPU"),
         ({"bf16": None}, "bf16"),
-        ({"use_peft": True}, "LoRA"),
         ({"model": "gpt2", "block_size": 64}, "so small a micro-batch"),
         ({"model": None, "tokenizer": "bpe:4096"}, "0.1 billion"),
         ({"model": "me/unknown"}, "are unknown: there is no config.json"),

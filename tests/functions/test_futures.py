@@ -39,6 +39,23 @@ def test_futures_are_those_of_the_standard_library(ended):
     assert run_async(main()) == 7
 
 
+@pytest.mark.parametrize("when", ["FIRST_COMPLETED", "FIRST_EXCEPTION", "ALL_COMPLETED"])
+def test_runs_themselves_are_taken_like_futures(ended, when):
+    first, second, open_run = ended({}), ended({}, State.FAILED), ended({}, None)
+    runs = [first, second]
+    assert {*concurrent.futures.as_completed(runs, timeout=WAIT_S)} == {*runs}
+    assert [*concurrent.futures.as_completed(runs, timeout=WAIT_S)] != [], "once more"
+    done, waiting = concurrent.futures.wait(runs, timeout=WAIT_S, return_when=when)
+    assert done <= {*runs} and done | waiting == {*runs}
+    done, waiting = concurrent.futures.wait([open_run, first], timeout=WAIT_S, return_when="FIRST_COMPLETED")
+    assert (done, waiting) == ({first}, {open_run})
+    with pytest.raises(concurrent.futures.TimeoutError):
+        [*concurrent.futures.as_completed([open_run, first], timeout=0.1)]
+    open_run.store.set_status(open_run.run_id, Status(State.CANCELLED, 1))
+    assert [*concurrent.futures.as_completed([open_run], timeout=WAIT_S)] == [open_run]
+    assert open_run.cancelled() and not first.cancelled() and not second.cancelled()
+
+
 def test_a_future_has_the_failure_of_the_run(ended):
     future = ended({}, State.FAILED).future()
     assert isinstance(future.exception(timeout=WAIT_S), RunFailed)

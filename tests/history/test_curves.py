@@ -266,6 +266,7 @@ def test_triggers_of_ours_are_all_that_there_are(store):
     with sqlite3.connect(store.database.path) as db:
         assert [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")] == [
             "runs_into_values",
+            "number_of_run",
         ]
 
 

@@ -74,6 +74,8 @@ def ids(store: Store, text: str, sort: str = "run") -> list[str]:
         ("hp.lr<1e-3 hp.bs:32", "b-1"),  # of a script's arguments
         ("hp.opt:adam*", "a-1 b-2"),
         ("hp.opt~dam", "a-1 b-2"),
+        ("hp.opt~/^ada.*w$/,/^x/", "b-2"),
+        (r"hp.opt~/^(?:ada|x\+)[*+?]*.*w$/", "b-2"),
         ("metric.loss<0.5", "a-1"),
         ("metric.loss.max>=0.9", "a-1 b-2"),
         ("metric.loss.min<0.8", "a-1 a-2"),  # its last value is not a number
@@ -106,6 +108,17 @@ def test_a_filter_selects(store, text, found):
         ("state:", 6, "state has no value"),
         ("state>failed", 5, "the field state cannot be compared with '>'"),
         ("eta:1h", 0, "unknown field 'eta'"),
+        ("name~/a(/", 5, "/a(/ is not a regular expression: missing ), unterminated subpattern at position 1"),
+        (
+            "name~/(a+)+$/",
+            5,
+            "/(a+)+$/ could take long: it has over 200 characters, over 3 of * + ? {, or a group that is repeated",
+        ),
+        (
+            "name~/[)]*a*.*.*$/",
+            5,
+            "/[)]*a*.*.*$/ could take long: it has over 200 characters, over 3 of * + ? {, or a group that is repeated",
+        ),
     ],
 )
 def test_a_mistake_says_what_and_where(store, text, at, message):

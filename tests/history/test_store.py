@@ -17,6 +17,7 @@ from cloudtrain.errors import StoreError, UnknownRun
 from cloudtrain.events import Event, Row, State, Status
 from cloudtrain.history import database, file, migrations
 from cloudtrain.history.database import on_network
+from cloudtrain.history.records import delete_rows
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 
@@ -365,3 +366,17 @@ def test_a_home_and_its_history_are_readable_for_their_owner_alone(home: Path):
         assert Store(home).runs() and modes() == private | {"home": "0o755"}
     finally:
         os.umask(before)
+
+
+def test_a_short_name_is_the_runs_own_for_ever(store: Store):
+    """A number is unique in the home, and is used for no other run when its own was deleted."""
+    for run_id in ("aa", "bb"):
+        assert store.intend(plan(run_id), identity="i", owner=ME)
+    assert [store.find(name).run_id for name in ("n-1", "n-2")] == ["aa", "bb"]
+    with store.database.write() as db:
+        delete_rows(db, "bb")
+    assert store.intend(plan("cc"), identity="i", owner=ME)
+    assert store.find("n-3").run_id == "cc"
+    for wrong in ("n-2", "other-1", "n-1x"):
+        with pytest.raises(UnknownRun):
+            store.find(wrong)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob, BadRequest
-from cloudtrain.job import load
+from cloudtrain.job import job as jobs
 from cloudtrain.job.document import Document
 
 
@@ -19,36 +19,36 @@ def test_a_name_is_a_file_and_anything_else_a_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text("name: file")
     Path("name: x").write_text("name: odd")
-    assert load.read("job.yaml")[0].value == {"name": "file"}
-    assert load.read("name: x")[0].value == {"name": "odd"}
-    assert load.read("name: y")[0].value == {"name": "y"}
-    assert load.read("name: y\nnum_nodes: 2")[0].value == {"name": "y", "num_nodes": 2}
-    assert load.read('{"name": "y"}')[0].value == {"name": "y"}
-    assert load.read("job.yaml")[1] == tmp_path == load.read("name: y")[1]
+    assert jobs.read("job.yaml")[0].value == {"name": "file"}
+    assert jobs.read("name: x")[0].value == {"name": "odd"}
+    assert jobs.read("name: y")[0].value == {"name": "y"}
+    assert jobs.read("name: y\nnum_nodes: 2")[0].value == {"name": "y", "num_nodes": 2}
+    assert jobs.read('{"name": "y"}')[0].value == {"name": "y"}
+    assert jobs.read("job.yaml")[1] == tmp_path == jobs.read("name: y")[1]
     with pytest.raises(BadRequest, match="no job file"):
-        load.read("other.yaml")
+        jobs.read("other.yaml")
 
 
 def test_an_empty_file_is_an_empty_job(tmp_path):
     (tmp_path / "job.yaml").write_text("# nothing\n")
-    assert load.read(tmp_path / "job.yaml")[0].value == {}
+    assert jobs.read(tmp_path / "job.yaml")[0].value == {}
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just text\n", "5\n"])
 def test_a_job_is_a_mapping(text, tmp_path):
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(BadJob, match="a job is a mapping") as caught:
-        load.read(tmp_path / "job.yaml")
+        jobs.read(tmp_path / "job.yaml")
     assert caught.value.problems[0].line == 1
 
 
 def test_a_folder_is_no_file_but_may_hold_one(tmp_path):
     with pytest.raises(BadRequest) as caught:
-        load.read(tmp_path)
+        jobs.read(tmp_path)
     assert caught.value.hint == "give the job file instead"
     (tmp_path / "job.yaml").write_text("name: x")
     with pytest.raises(BadRequest) as caught:
-        load.read(tmp_path)
+        jobs.read(tmp_path)
     assert caught.value.hint == f"give the file: {tmp_path / 'job.yaml'}"
 
 
@@ -71,7 +71,7 @@ def test_a_folder_is_no_file_but_may_hold_one(tmp_path):
     ],
 )
 def test_where_a_setting_goes(setting, path):
-    made = load.apply_sets(document({"hyperparameters": {"opt": {"lr": 1}}}), [setting])
+    made = jobs.apply_sets(document({"hyperparameters": {"opt": {"lr": 1}}}), [setting])
     at = made.value
     for key in path:
         at = at[key]
@@ -81,7 +81,7 @@ def test_where_a_setting_goes(setting, path):
 
 
 def test_later_settings_win():
-    made = load.apply_sets(document({"a": {"b": 1, "c": 2}}), ["a.b=2", "a.b=3", "a={d: 1}", "a.e=0x1F"])
+    made = jobs.apply_sets(document({"a": {"b": 1, "c": 2}}), ["a.b=2", "a.b=3", "a={d: 1}", "a.e=0x1F"])
     assert made.value == {"a": {"d": 1, "e": 31}}
     assert made.mark(("a", "e")).text == "0x1F"
     assert ("a", "b") not in made.marks
@@ -98,7 +98,7 @@ def test_later_settings_win():
     ],
 )
 def test_settings_that_cannot_be(setting, message, hint):
-    made = load.apply_sets(document({"name": "x"}), [setting, "num_nodes=2"])
+    made = jobs.apply_sets(document({"name": "x"}), [setting, "num_nodes=2"])
     assert [(problem.message.startswith(message), problem.hint, problem.file) for problem in made.problems] == [
         (True, hint, "--set")
     ]
@@ -106,11 +106,11 @@ def test_settings_that_cannot_be(setting, message, hint):
 
 
 def test_values_are_texts_where_texts_are_wanted():
-    made = load.read(
+    made = jobs.read(
         "hyperparameters: {a: 1.10, b: [0x1F, true], c: {d: 1e-4}}\nenv: {A: True, B: ~}\nargs: [1.0, ~]\nnum_nodes: 2\n"
         "options: {x: {id: 007, n: 7, neg: -01, deep: [{id: 01}]}}"
     )[0]
-    assert load.values(made) == {
+    assert jobs.values(made) == {
         "hyperparameters": {"a": "1.10", "b": ["0x1F", True], "c": {"d": "1e-4"}},
         "env": {"A": "True", "B": None},
         "args": ["1.0", None],

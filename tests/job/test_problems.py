@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cloudtrain.backends.kubernetes.options import KubernetesOptions
 from cloudtrain.cli import main
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job.document import Document, read_yaml
@@ -195,6 +196,18 @@ def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch
         assert f'the page "{"From SkyPilot" if tool == "SkyPilot" else "scripts"}"' in caught.value.problems[
             0
         ].hint and "known are" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind, instead", [("MPIJob", "roles"), ("RayJob", "ray: true")])
+def test_objects_of_other_operators_are_named_with_what_to_use(kind: str, instead: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(f"apiVersion: x/v1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {{}}\n")
+    with pytest.raises(BadJob) as caught:
+        Job.load("job.yaml")
+    (problem,) = caught.value.problems
+    assert kind in problem.message and instead in problem.hint
+    with pytest.raises(ValueError, match=instead):
+        KubernetesOptions(kind=kind.lower())
 
 
 def test_init_from_a_file_of_skypilot_names_its_page(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import pytest
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import BadJob, BadRequest
-from cloudtrain.job import platform_keys
+from cloudtrain.job import rules
 from cloudtrain.job.job import Job
 from cloudtrain.job.model import RAY
 from cloudtrain.job.roles import find_shared_ports, gpus_of_nodes
@@ -80,10 +80,10 @@ def test_each_role_may_have_its_own_hardware():
     assert (gpus_of_nodes(job), job.processes) == ([2, 2, 0, 0, 0], 2)
     assert Job.from_dict(job.to_dict()) == Job.from_dict(job.to_dict(given=True)) == job.replace() == job
     same = Job.load(FILE.replace("source: .", "source: .\nresources: {accelerators: A100:2}"))
-    assert (gpus_of_nodes(same), "roles.resources" in platform_keys.in_use(same)) == ([2] * 5, False)
+    assert (gpus_of_nodes(same), "roles.resources" in rules.keys_in_use(same)) == ([2] * 5, False)
     more = Job.load(FILE.replace("    num_nodes: 3", "    num_nodes: 3\n    resources: {accelerators: L4}"))
     assert (gpus_of_nodes(more), gpus_of_nodes(Job.load(FILE))) == ([None, None, 1, 1, 1], [None] * 5)
-    assert "roles.resources" in platform_keys.in_use(more) and "roles.resources" in platform_keys.in_use(job)
+    assert "roles.resources" in rules.keys_in_use(more) and "roles.resources" in rules.keys_in_use(job)
     assert [role.get("gpus_per_node") for role in Manifest.of(more, "r", 1).to_dict()["roles"]] == [None, 1]
 
 

@@ -61,7 +61,7 @@ def test_the_role_is_what_a_cluster_is_asked(kind: str, tmp_path: Path, monkeypa
     (source / "train.py").write_text("import sys, time\nprint('here', flush=True)\ntime.sleep(float(sys.argv[1]))\n")
     with ground(tmp_path / "ground") as made:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.store.url)
-        made.cluster.kubelet.has_jobsets = kind == "jobset"
+        made.cluster.kubelet.operators = {"jobset.x-k8s.io"} if kind == "jobset" else set()
         options = {"kind": kind, "network_policy": True}
         backend = made.backend(**options)
         bundle = Bundle.make(source, tmp_path / "bundles")

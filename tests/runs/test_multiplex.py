@@ -99,6 +99,18 @@ class Hanging(Listing):
         return super().logs(handle, follow=follow, after=after)
 
 
+class Marked(Listing):
+    """A platform that may be asked once a day, and whose files are here."""
+
+    name = "marked"
+    group = "marked"
+    poll_s = 86400.0
+    has_marks = True
+
+    def marks(self, handles: Sequence[str]) -> dict[str, object]:
+        return {handle: self.attempts[handle].status.state for handle in handles}
+
+
 class Draining(MemoryBackend):
     """A platform where the log of an attempt that has ended is complete when the test says so."""
 
@@ -122,7 +134,7 @@ def clock() -> VirtualClock:
 def submit(home, tmp_path, monkeypatch, clock) -> Callable[[str], Run]:
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
     MemoryBackend.install()
-    for kind in (Hanging, Listing, Draining):
+    for kind in (Hanging, Listing, Draining, Marked):
         registry.BUILT_IN[kind.name] = (f"{kind.__module__}:{kind.__name__}", None)
     for calls in (Listing.lists, Listing.singles, Listing.logs_read, Listing.made, Hanging.held):
         calls.clear()
@@ -237,6 +249,24 @@ def test_many_are_asked_for_in_one_call(submit, home, clock):
     turn_until(runs, lambda: not runs.runs, "their ends")
     assert len(Listing.lists) <= 4 and len(Listing.singles) <= 2
     assert {run.record.status.state for run in submitted} == {State.SUCCEEDED}
+
+
+def test_ends_that_files_show_are_asked_for_at_once_and_together(submit, home, clock):
+    submitted = [submit("marked") for _ in range(10)]
+    runs = Multiplexer(home, Process.here(), clock=clock)
+    for run in submitted:
+        runs.add(run.run_id, None)
+    turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.RUNNING}, "their states")
+    later = clock.monotonic() + pace.OLD_S * 2
+    turn_until(runs, lambda: clock.monotonic() > later, "a long pause")
+    Listing.singles.clear()
+    Listing.lists.clear()
+    for run in submitted:
+        MemoryBackend.finish(run.attempts[-1].handle, State.SUCCEEDED, 0)
+    began = clock.monotonic()
+    turn_until(runs, lambda: not runs.runs, "their ends")
+    assert clock.monotonic() - began < 2.0
+    assert len(Listing.lists) <= 2 and not Listing.singles
 
 
 def test_a_platform_that_is_not_reached_keeps_its_client_and_is_asked_rarely(submit, home, clock):

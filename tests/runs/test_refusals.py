@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.runs.planning.checks import node
+from cloudtrain.runs.planning.checks import job as job_checks
 from cloudtrain.runs.planning.plan import Planner
 
 
@@ -185,7 +185,7 @@ STOCK = "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-traini
 def test_an_image_whose_name_says_that_it_is_too_old(image: str, parallelism: dict, expected: list[str]):
     from cloudtrain.job.job import Job
 
-    found = node.find_refusals(Job(**TRAINER), parallelism, 4, 1, images=[image])
+    found = job_checks.find_refusals(Job(**TRAINER), parallelism, 4, 1, images=[image])
     assert [f"{problem.path}: {problem.message}" for problem in found] == expected
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs.world import laboratory, live
 
-EACH = 60
+EACH = 150
 
 
 def live_through(seeds: range, folder: Path) -> None:

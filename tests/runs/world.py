@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from cloudtrain.history.database import Database
 from cloudtrain.history.store import Store
 from cloudtrain.job import units
 from cloudtrain.nodes.process import Process
+from cloudtrain.policy import apply
 from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import handover, outcomes, retry, send
@@ -58,6 +60,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 OPEN = Database.open
+TEXT = events.format("metric", {"step": 0, "loss": 0.5}).replace("0,", "%d,")
 
 
 @dataclass
@@ -68,13 +71,24 @@ class Lab:
     plans: dict[str, tuple[Plan, Bundle]] = field(default_factory=dict)
     database: Database | None = None
 
-    def open(self, database: Database, *, writing: bool = False) -> Any:
-        """Open the history once: to open it takes as long as ten looks at a run."""
-        if self.database is None:
+    connection: sqlite3.Connection | None = None
+
+    def open(self, database: Database, *, writing: bool = False) -> sqlite3.Connection:
+        """Open the history once, and in memory: to open it takes as long as ten looks at a run."""
+        if self.connection is None:
             self.database = Database(self.home)
             OPEN(self.database)
+            self.connection = sqlite3.connect(":memory:", isolation_level=None)
+            self.connection.row_factory = sqlite3.Row
+            self.database._connection.backup(self.connection)
         database._opened = self.database._opened
-        return self.database._connection
+        return self.connection
+
+    def begin(self, database: Database) -> sqlite3.Connection:
+        """What Database.write does where no other process writes and nothing is damaged."""
+        connection = self.open(database)
+        connection.execute("BEGIN IMMEDIATE")
+        return connection
 
 
 @contextmanager
@@ -204,8 +218,10 @@ class World(Fleet):
         patch.setattr(Attendant, "world", self, raising=False)
         patch.setattr(watch_all, "Worker", Attendant)
         patch.setattr(workers.subprocess, "Popen", lambda *_, **__: Pipe(self))
-        patch.setattr(Database, "write", self._mortal(Database.write, after=False))
+        patch.setattr(Database, "write", self._mortal(lab.begin, after=False))
         patch.setattr(Spool, "append", self._mortal(Spool.append))
+        patch.setattr(apply, "entry_points", list)  # policies of installed packages
+        patch.setattr(watch_all, "LAST_S", 0.0)
         patch.setattr(groups, "ThreadPoolExecutor", AtOnce)
         patch.setattr(pace, "SHARE", FOREVER)
         patch.setattr(retry, "OUTAGE_S", 1.0)
@@ -354,7 +370,7 @@ class World(Fleet):
         life = self.lives[name]
         end = min(self.now, life.ends_at, life.lost_at)
         count = int((end - life.starts_at) / LINE_S) + 1 if end >= life.starts_at else 0
-        texts = [events.format("metric", {"step": step, "loss": 0.5}) for step in range(count)]
+        texts = [TEXT % step for step in range(count)]
         if life.saves and texts:
             texts[0] = events.format("checkpoint", {"written": "step-0.pt", "step": 0})
         at = units.format_time(life.starts_at) if texts else ""

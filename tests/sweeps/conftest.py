@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.clock import SYSTEM
-from cloudtrain.job.load import read as read_yaml
+from cloudtrain.job.job import read as read_yaml
 from cloudtrain.nodes.process import Process
 from cloudtrain.sweeps.sweep import Sweep, begin
 from tests.conftest import WAIT_S, wait_for

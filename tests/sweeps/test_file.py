@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.job.load import read as read_yaml
+from cloudtrain.job.job import read as read_yaml
 from cloudtrain.sweeps.file import Budget, read
 from cloudtrain.sweeps.send import specification
 
@@ -81,7 +81,8 @@ def test_all_problems_are_said_at_once(tmp_path: Path):
         (["${program}", "${args_no_hyphens}"], {"entrypoint": "t.py", "arg_style": "hydra"}, "arguments"),
         (["python", "${program}"], {"entrypoint": "t.py"}, "file"),
         (["python", "-m", "a.b", "x", "${args_no_boolean_flags}"],
-         {"entrypoint": "-m a.b", "arg_style": "argparse", "args": ["x"]}, "arguments"),
+         {"entrypoint": "-m a.b", "arg_style": "argparse", "args": ["x", "${args}"]}, "arguments"),
+        (["${program}", "${args}", "fit"], {"entrypoint": "t.py", "arg_style": "argparse", "args": ["fit"]}, "python"),
     ],
 )  # fmt: skip
 def test_a_command_becomes_a_job(command, job, given, tmp_path: Path):
@@ -91,6 +92,23 @@ def test_a_command_becomes_a_job(command, job, given, tmp_path: Path):
     assert found.job == {**job, "source": str(tmp_path)} and found.given == given
     values = {"python": {"hyperparameters.a": "True"}, "arguments": {"hyperparameters.a": True}, "file": {}}
     assert found.settings({"a": True}) == values[given]
+
+
+@pytest.mark.parametrize("words", [["fit", "${args}"], ["fit", "${args}", "last"], ["${args}", "fit"]])
+def test_the_words_of_a_command_keep_their_order(words: list[str], tmp_path: Path):
+    """As Lightning's CLI needs it: `train.py fit --lr=0.1`."""
+    keys = {
+        "program": "t.py",
+        "command": ["${program}", *words],
+        "method": "grid",
+        "parameters": {"lr": {"values": [1]}},
+    }
+    sweep = read(keys, tmp_path)
+    from cloudtrain.job.job import Job
+    from cloudtrain.sweeps.send import job_of_trial
+
+    argv = Job.from_dict(job_of_trial(sweep, {"lr": 1})).argv()
+    assert " ".join(argv) == " ".join(["t.py", *words]).replace("${args}", "--lr 1")
 
 
 def test_a_parameter_may_be_any_key_of_the_job(tmp_path: Path):

@@ -184,7 +184,7 @@ def test_a_gpu_on_a_machine_without_one_is_refused(home: Path, tmp_path: Path, m
 
 def test_an_image_that_is_too_old_is_refused(tmp_path: Path):
     from cloudtrain import Job
-    from cloudtrain.runs.planning.checks.node import find_refusals
+    from cloudtrain.runs.planning.checks.job import find_refusals
     from cloudtrain.source.node_code import IN_MEMORY
 
     parallelism, image = {"tp_size": 2}, "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"

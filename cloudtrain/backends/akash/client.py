@@ -10,6 +10,7 @@ import os
 import stat
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ class ConsoleUnreachable(ConsoleError, Unreachable):
     """The Console throttles or failed with 5xx: the request may have been carried out."""
 
 
+@contextmanager
+def _shaped(failure: str) -> Iterator[None]:
+    """Raise Unreachable where an answer is JSON of another shape than the Console's."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError):
+        message = f"{failure}: the answer is not one of the Console"
+        raise Unreachable(message, "check options.akash.console, and proxies (HTTPS_PROXY)") from None
+
+
 class Console:
     """A client of the Console API for one key. Every call blocks; raises BackendError, Unreachable."""
 
@@ -54,40 +65,44 @@ class Console:
     def create(self, sdl: str, deposit_usd: float | None = None) -> dict[str, Any]:
         """Create a deployment and return `dseq` and `manifest`; tried once, for a second try would be a second one."""
         data = {"sdl": sdl, **({"deposit": deposit_usd} if deposit_usd else {})}
-        answer = self._call("POST", "/v1/deployments", "the deployment was not accepted", {"data": data}, tries=1)
-        try:
-            made = answer["data"]
+        failure = "the deployment was not accepted"
+        with _shaped(failure):
+            made = self._call("POST", "/v1/deployments", failure, {"data": data}, tries=1)["data"]
             return {"dseq": str(made["dseq"]), "manifest": str(made["manifest"])}
-        except (LookupError, TypeError):
-            message = "the deployment was not accepted: the answer names no deployment"
-            raise Unreachable(message, "check proxies") from None
 
     def deployments(self) -> Iterator[Mapping[str, Any]]:
         """Yield the active deployments of the account, page by page."""
         skip = 0
         while True:
             path = f"/v1/deployments?skip={skip}&limit={PAGE}"
-            data = self._call("GET", path, "deployments cannot be listed")["data"]
-            yield from data["deployments"]
+            failure = "deployments cannot be listed"
+            with _shaped(failure):
+                data = self._call("GET", path, failure)["data"]
+                found, more = [dict(each) for each in data["deployments"]], data["pagination"].get("hasMore")
+            yield from found
             skip += PAGE
-            if not data["pagination"].get("hasMore"):
+            if not more or not found:
                 return
 
     def deployment(self, dseq: str) -> Mapping[str, Any] | None:
         """Return a deployment with its leases, None where there is none."""
         failure = "the deployment cannot be read"
-        answer = self._call("GET", f"/v1/deployments/{dseq}", failure, accept=(404,))
-        _check_absence(answer, failure)
-        return dict(answer["data"]) if "data" in answer else None
+        with _shaped(failure):
+            answer = self._call("GET", f"/v1/deployments/{dseq}", failure, accept=(404,))
+            _check_absence(answer, failure)
+            return dict(answer["data"]) if "data" in answer else None
 
     def close(self, dseq: str) -> None:
         """Close a deployment with its leases; none, or a closed one, is no error."""
         failure = "the deployment cannot be closed"
-        _check_absence(self._call("DELETE", f"/v1/deployments/{dseq}", failure, accept=(404,)), failure)
+        with _shaped(failure):
+            _check_absence(self._call("DELETE", f"/v1/deployments/{dseq}", failure, accept=(404,)), failure)
 
     def bids(self, dseq: str) -> list[Mapping[str, Any]]:
         """Return the bids on a deployment."""
-        return [item["bid"] for item in self._call("GET", f"/v1/bids?dseq={dseq}", "bids cannot be listed")["data"]]
+        failure = "bids cannot be listed"
+        with _shaped(failure):
+            return [dict(item["bid"]) for item in self._call("GET", f"/v1/bids?dseq={dseq}", failure)["data"]]
 
     def lease(self, manifest: str, bid: Mapping[str, Any]) -> None:
         """Accept a bid and send the manifest to its provider; safe to repeat: an active lease is not created again.
@@ -100,16 +115,18 @@ class Console:
 
     def providers(self, addresses: list[str]) -> dict[str, Mapping[str, Any]]:
         """Return address -> what the Console knows of providers; at most 20 in one call."""
-        found = {}
+        found: dict[str, Mapping[str, Any]] = {}
         for first in range(0, len(addresses), 20):
             path = f"/v1/providers?addresses={','.join(addresses[first : first + 20])}"
-            found.update({item["owner"]: item for item in self._call("GET", path, "providers cannot be listed")})
+            with _shaped(failure := "providers cannot be listed"):
+                found.update({item["owner"]: dict(item) for item in self._call("GET", path, failure)})
         return found
 
     def gpus(self) -> Mapping[str, Any]:
         """Return how many GPUs of each model the network has and which are free."""
-        answer = self._call("GET", "/v1/gpu", "GPUs cannot be listed")
-        return dict(answer)
+        failure = "GPUs cannot be listed"
+        with _shaped(failure):
+            return dict(self._call("GET", "/v1/gpu", failure))
 
     def _call(
         self,
@@ -124,8 +141,9 @@ class Console:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if data else {}
         answer = self._http.call(method, path, failure, data=data, headers=headers, tries=tries, accept=accept)
-        if date := answer.headers.get("date"):
-            self._clock_s = parsedate_to_datetime(date).timestamp() - self.clock.now()
+        with suppress(ValueError):  # a proxy's date may be anything
+            if date := answer.headers.get("date"):
+                self._clock_s = parsedate_to_datetime(date).timestamp() - self.clock.now()
         return answer.json
 
     def _target(self, path: str) -> tuple[str, Mapping[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -68,8 +68,8 @@ class AkashOptions(BaseModel):
     shm: str | None = Field(None, pattern=r"^[1-9]\d*(Mi|Gi)$", description="size of /dev/shm: 8Gi")
     persistent: PersistentStorage | None = Field(None, description="a persistent volume of every node")
     attributes: dict[str, str] = Field({}, description="attributes that a provider must have: region, ...")
-    auditors: list[str] = Field(
-        [], description="addresses of auditors; only providers that one of them has signed are used"
+    auditors: list[Annotated[str, Field(pattern=r"^akash1[02-9ac-hj-np-z]{38}$")]] = Field(
+        [], description="addresses of auditors, akash1...; only providers that one of them has signed are used"
     )
     min_uptime: float = Field(
         0.9, ge=0, le=1, description="minimum uptime of a provider in the last 7 days, from 0 to 1"

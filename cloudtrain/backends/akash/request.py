@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import fetch_program
 from cloudtrain.backends.akash import container, sdl
+from cloudtrain.backends.images import is_image
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.traits import HONOURED
 from cloudtrain.errors import BadRequest, Problem
@@ -76,6 +77,10 @@ class Request:
         if not image:
             hint = "image: registry/name:tag, or the target's; `images/` builds one"
             self._add_problem("image", "is not given, and Akash runs containers", hint)
+        elif not is_image(str(image)):
+            self._add_problem(
+                "image", f"is not the name of an image: {str(image)[:80]}", "registry/name:tag, in small letters"
+            )
         self.image = str(image or "")
         if job.resources.use_spot or job.resources.instance_type:
             key = "use_spot" if job.resources.use_spot else "instance_type"

@@ -141,7 +141,7 @@ class AttachedRun:
             moved = name == "checkpoints" and any(self._bases.values())
             self.files.bring(name, into / name, name_here if moved else str)
         if self._bases.get(attempt_id) and isinstance(self.files, Objects):
-            # Packed by SageMaker itself (backends/sagemaker/request.py)
+            # Packed by SageMaker itself
             for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
                 if name in what:
                     self.files.bring_archive(f"{attempt_id}/output/{archive}", into / name)

@@ -33,7 +33,7 @@ from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
-from cloudtrain.backends.kubernetes.jobset import as_job, templates_of
+from cloudtrain.backends.kubernetes.kinds import as_job, specs_of, templates_of
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
@@ -60,7 +60,7 @@ DISK_FULL = "raise resources.disk_gb (of the pods), or the size of the volume th
 
 
 class KubernetesBackend(KubeJobs, Backend):
-    """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
+    """Runs jobs as Indexed Jobs of a namespace, or as objects that make one (kinds.py)."""
 
     name = "kubernetes"
     traits = Traits(
@@ -124,7 +124,7 @@ class KubernetesBackend(KubeJobs, Backend):
         return yaml.safe_dump_all(kubectl_manifests(plan.request, packed), sort_keys=False)
 
     def facts(self, plan: Plan) -> Facts:
-        jobs = templates_of(plan.request["manifests"][0])
+        jobs = specs_of(plan.request["manifests"][0])
         pods = [job["template"]["spec"] for job in jobs]
         named = [str((pod.get("nodeSelector") or {}).get(INSTANCE_TYPE) or "") for pod in pods]
         containers = [each for pod in pods for each in (*pod.get("initContainers", ()), *pod["containers"])]

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
+from cloudtrain.backends.kubernetes.kinds import KINDS
 from cloudtrain.backends.kubernetes.permissions import find_missing, purposes
 from cloudtrain.backends.kubernetes.rules import parse_quantity, usage_of
 from cloudtrain.errors import CloudtrainError, Problem
 from cloudtrain.job.units import format_count
 
-QUEUE_API, JOBSET_API = "/apis/kueue.x-k8s.io", "/apis/jobset.x-k8s.io"
+QUEUE_API = "/apis/kueue.x-k8s.io"
 
 
 class KubeDoctor:
@@ -66,9 +67,10 @@ class KubeDoctor:
             yield Problem(f"there is no namespace {self._namespace}", "options.kubernetes.namespace")
 
     def _check_operator(self) -> Iterator[Problem]:
-        if self._options.get("kind") == "jobset" and self._ask(JOBSET_API) is None:
-            hint = "install it (https://jobset.sigs.k8s.io), or remove options.kubernetes.kind"
-            yield Problem("the cluster has no JobSet operator", "options.kubernetes.kind", hint)
+        kind = KINDS[str(self._options.get("kind") or "job")]
+        if kind.operator and self._ask(f"/apis/{kind.api.partition('/')[0]}") is None:
+            hint = f"install it ({kind.operator}), or remove options.kubernetes.kind"
+            yield Problem(f"the cluster has no {kind.name} operator", "options.kubernetes.kind", hint)
 
     def _check_queue(self) -> Iterator[Problem]:
         if not (queue := self._options.get("queue")):

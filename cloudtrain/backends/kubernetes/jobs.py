@@ -1,4 +1,4 @@
-"""Create, find, inspect and cancel Kubernetes Jobs, and JobSets.
+"""Create, find, inspect and cancel Kubernetes Jobs, and objects of other kinds that make one (kinds.py).
 
 The handle is <cluster>/<namespace>/<name>/<uid>, of a JobSet <cluster>/<namespace>/jobset:<name>/<uid>. submit creates
 the Job suspended, then the objects that it owns, and a patch starts it: four calls, each safe to repeat, after one that
@@ -14,7 +14,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
-from cloudtrain.backends.kubernetes.jobset import API, as_job, child_name, pods_owners
+from cloudtrain.backends.kubernetes.kinds import (
+    KINDS,
+    RUNTIMES,
+    as_job,
+    child_names,
+    is_child,
+    pods_owners,
+    runtime_problems,
+)
 from cloudtrain.backends.kubernetes.kueue import with_ends
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, QUEUE, RUN, STARTED
 from cloudtrain.backends.kubernetes.permissions import Permission, find_missing
@@ -31,19 +39,17 @@ from cloudtrain.backends.kubernetes.status import (
     status_of,
     waiting_reason,
 )
-from cloudtrain.errors import BackendError, Unreachable, first_request
+from cloudtrain.errors import BackendError, Unreachable, first_request, page
 from cloudtrain.events import State, Status
 
 Object = dict[str, Any]
 PATHS = {
-    "Job": "/apis/batch/v1/namespaces/{}/jobs",
-    "JobSet": f"/apis/{API}/namespaces/{{}}/jobsets",
+    **{kind.name: kind.path for kind in KINDS.values()},
     "Service": "/api/v1/namespaces/{}/services",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
 STRICT = {"fieldValidation": "Strict"}  # kubectl's default too; the server's is to drop unknown fields with a warning
-KINDS = {"job": "Job", "jobset": "JobSet"}  # values of options.kubernetes.kind
 
 
 class Handle(NamedTuple):
@@ -53,7 +59,7 @@ class Handle(NamedTuple):
     namespace: str
     name: str
     uid: str
-    kind: str  # Job or JobSet
+    kind: str  # Job, JobSet or TrainJob
 
     @property
     def path(self) -> str:
@@ -64,7 +70,7 @@ class KubeJobs:
     """The Jobs of a namespace: the calls of a backend that the API server answers. They raise BackendError."""
 
     def __init__(self, api: KubeApi, poll_s: float = 0.0, kind: str = "job", namespace: str = "default") -> None:
-        self._api, self._fresh_s, self.kind, self._namespace = api, 2.5 * poll_s, KINDS[kind], namespace
+        self._api, self._fresh_s, self.kind, self._namespace = api, 2.5 * poll_s, KINDS[kind].name, namespace
         # Handle -> when its status was asked for (monotonic), its Job, and its pods without their spec
         self._known: dict[str, tuple[float, Object, list[Object]]] = {}
 
@@ -76,6 +82,7 @@ class KubeJobs:
         job_manifest, *owned_manifests = request["manifests"]
         with first_request():
             self._check_permissions(namespace, request["manifests"])
+            self._check_runtime(job_manifest["spec"].get("runtimeRef"))
             job = self._create(namespace, job_manifest)
         if not _is_same_job(job, job_manifest):
             name = job_manifest["metadata"]["name"]
@@ -108,6 +115,19 @@ class KubeJobs:
                 f"your account may not {names} in the namespace {namespace}: nothing was created",
                 "`cloudtrain permissions -t TARGET` prints the role that you need",
             )
+
+    def _check_runtime(self, reference: Mapping[str, Any] | None) -> None:
+        """Refuse a TrainJob whose runtime is not there, or would start single nodes again; raises BackendError."""
+        if reference is None:
+            return
+        name = reference["name"]
+        runtime = self._api.get(f"{RUNTIMES}/{name}", f"the ClusterTrainingRuntime {name} cannot be read")
+        if runtime is None:
+            hint = "kubectl get clustertrainingruntimes lists them: options.kubernetes.runtime names one"
+            raise BackendError(f"the cluster has no ClusterTrainingRuntime {name}", hint)
+        if lacking := runtime_problems(runtime):
+            message = f"the ClusterTrainingRuntime {name} lacks: {'; '.join(lacking)}"
+            raise BackendError(message, f"{page('Recipes for Kubernetes')} has a runtime that fits")
 
     def _create_owned(
         self, namespace: str, uid: str, manifests: Sequence[Mapping[str, Any]], bundle_base64: str
@@ -175,13 +195,13 @@ class KubeJobs:
 
     def handle(self, job: Object) -> str:
         """Return the handle of an attempt's Job."""
-        metadata, prefix = job["metadata"], "jobset:" if job["kind"] == "JobSet" else ""
+        metadata, prefix = job["metadata"], "" if job["kind"] == "Job" else f"{job['kind'].lower()}:"
         return f"{self._api.access.identity}/{metadata['namespace']}/{prefix}{metadata['name']}/{metadata['uid']}"
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def job(self, handle: str) -> Object | None:
-        """Return an attempt's Job, None if it is gone or another one has its name; a JobSet is read as a Job.
+        """Return an attempt's Job, None if it is gone or another one has its name; other kinds are read as a Job.
 
         Raises BackendError if the context points to another cluster than the one that the Job was created in.
         """
@@ -198,12 +218,11 @@ class KubeJobs:
             raise BackendError(message, "set options.kubernetes.context or $KUBECONFIG to choose the cluster")
         return None
 
-    def _children(self, handle: Handle, jobset: Object) -> list[Object]:
-        """Return the Jobs of a JobSet that exist; [] for a Job."""
-        names = [child_name(handle.name, each["name"]) for each in jobset["spec"].get("replicatedJobs") or ()]
-        paths = [f"{PATHS['Job'].format(handle.namespace)}/{name}" for name in names]
-        found = [self._api.get(path, "the JobSet's Job cannot be read") for path in paths]
-        return [child for child in found if child and is_owned_by(child, handle.uid)]
+    def _children(self, handle: Handle, parent: Object) -> list[Object]:
+        """Return the Jobs that a controller made for an object; [] for a Job."""
+        paths = [f"{PATHS['Job'].format(handle.namespace)}/{name}" for name in child_names(parent)]
+        found = [self._api.get(path, f"the {handle.kind}'s Job cannot be read") for path in paths]
+        return [child for child in found if child and is_child(child, handle.uid, handle.name)]
 
     def pods(self, handle: str, job: Object | None = None) -> list[Object]:
         """Return an attempt's pods that still exist, restarted ones included, in order of creation.
@@ -212,7 +231,7 @@ class KubeJobs:
             job: its Job, where it was asked for just now.
         """
         _, namespace, name, uid, kind = parse_handle(handle)
-        job = job or (self.job(handle) if kind == "JobSet" else None) or {"metadata": {"uid": uid}}
+        job = job or (self.job(handle) if kind != "Job" else None) or {"metadata": {"uid": uid}}
         path, query = f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{ATTEMPT}={name}"}
         pod_list = self._api.get(path, "the pods cannot be listed", query) or {}
         return pods_of(job, pod_list.get("items") or ())
@@ -338,4 +357,4 @@ def parse_handle(handle: str) -> Handle:
     kind, _, name = fields[2].rpartition(":") if len(fields) == 4 else ("", "", "")
     if not (all(fields) and name and (kind or "job") in KINDS):
         raise BackendError(f"{handle!r} is not the handle of a Job", "CLUSTER/NAMESPACE/NAME/UID")
-    return Handle(fields[0], fields[1], name, fields[3], KINDS[kind or "job"])
+    return Handle(fields[0], fields[1], name, fields[3], KINDS[kind or "job"].name)

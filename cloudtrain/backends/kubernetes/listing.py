@@ -1,4 +1,4 @@
-"""Read the statuses of many attempts: lists of Jobs, JobSets and pods, with a label selector that names the attempts."""
+"""Read the statuses of many attempts: lists of objects and pods, by a label selector that names the attempts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
-from cloudtrain.backends.kubernetes.jobs import PATHS, KubeJobs, is_owned_by, parse_handle, pods_of
-from cloudtrain.backends.kubernetes.jobset import as_job
+from cloudtrain.backends.kubernetes.jobs import PATHS, KubeJobs, parse_handle, pods_of
+from cloudtrain.backends.kubernetes.kinds import as_job, is_child
 from cloudtrain.backends.kubernetes.kueue import with_ends
 from cloudtrain.backends.kubernetes.names import ATTEMPT, STARTED
 from cloudtrain.backends.kubernetes.status import (
@@ -53,7 +53,7 @@ class KubeList:
         return found
 
     def labelled(self, namespace: str, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
-        """Yield the started Jobs of a namespace that have a label, or its JobSets."""
+        """Yield the started Jobs of a namespace that have a label, or its objects of the target's kind."""
         kind = self._jobs.kind
         query = {"labelSelector": f"{ATTEMPT},{name}={value}"}
         for each in self._list(PATHS[kind].format(namespace), f"the {kind}s cannot be listed", query):
@@ -70,10 +70,11 @@ class KubeList:
         names = sorted({each.name for each in parsed})
         query = {"labelSelector": f"{ATTEMPT} in ({','.join(names)})"}
         jobs = list(self._list(PATHS["Job"].format(namespace), "the Jobs cannot be listed", query))
-        if any(each.kind == "JobSet" for each in parsed):
-            for jobset in self._list(PATHS["JobSet"].format(namespace), "the JobSets cannot be listed", query):
-                own = [job for job in jobs if is_owned_by(job, jobset["metadata"]["uid"])]
-                jobs.append(as_job(jobset, sorted(own, key=lambda job: str(job["metadata"]["name"]))))
+        for kind in sorted({each.kind for each in parsed} - {"Job"}):
+            for parent in self._list(PATHS[kind].format(namespace), f"the {kind}s cannot be listed", query):
+                uid, name = parent["metadata"]["uid"], parent["metadata"]["name"]
+                own = [job for job in jobs if is_child(job, uid, name)]
+                jobs.append(as_job(parent, sorted(own, key=lambda job: str(job["metadata"]["name"]))))
         pods: list[Object] = []
         try:
             pods += self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _refuse_operators(kind: Any) -> Any:
+    """Say what to use in place of operators that bring launchers of their own; raises ValueError."""
+    instead = {"mpijob": "num_nodes: each node is started by cloudtrain", "rayjob": "ray: true", "raycluster": "ray: true",
+               "pytorchjob": "kind: trainjob"}.get(str(kind).lower())  # fmt: skip
+    if instead:
+        raise ValueError(f"{kind} is not used: {instead}; several programs: roles")
+    return kind
 
 
 class Volume(BaseModel):
@@ -36,8 +45,11 @@ class KubernetesOptions(BaseModel):
     namespace: str = Field("default", min_length=1, description="namespace that the job runs in")
     image: str | None = Field(None, description="container image for jobs that do not set image")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
-    kind: Literal["job", "jobset"] = Field(
-        "job", description="jobset: each attempt is a JobSet, where that operator is installed (jobset.x-k8s.io)"
+    kind: Annotated[Literal["job", "jobset", "trainjob"], BeforeValidator(_refuse_operators)] = Field(
+        "job", description="what an attempt is, where its operator is installed: a JobSet, or a TrainJob of Kubeflow"
+    )
+    runtime: str | None = Field(
+        None, description="ClusterTrainingRuntime of a TrainJob: its image, network and topology apply"
     )
     queue: str | None = Field(None, description="Kueue LocalQueue: the job stays suspended until Kueue admits it")
     service_account: str | None = Field(None, description="Kubernetes service account of the pods")

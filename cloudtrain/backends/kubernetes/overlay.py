@@ -57,7 +57,8 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
         yield Problem(f"must be a mapping (key: value), not {pod!r:.80}", f"{prefix}.spec.template.spec", hint)
         return
     for kind, name in (("initContainers", UNPACK), ("containers", CONTAINER)):
-        yield from _check_container(f"{prefix}.spec.template.spec.{kind}.{name}", base, pod, kind, name)
+        if kind in base["spec"]["template"]["spec"]:
+            yield from _check_container(f"{prefix}.spec.template.spec.{kind}.{name}", base, pod, kind, name)
     for volume in pod.get("volumes") or ():
         folder = PurePosixPath(str((volume.get("hostPath") or {}).get("path", "/")))
         allowed = ".." not in folder.parts and any(folder.is_relative_to(each) for each in host_paths)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
+from cloudtrain.backends.kubernetes.kinds import KINDS, RUNTIMES
 
 NAME = "cloudtrain"
 GROUP = "rbac.authorization.k8s.io"
@@ -38,7 +39,17 @@ def build_role(options: Mapping[str, Any], *, inside: bool = False) -> list[dict
     }
     subject = {"kind": "Group", "name": NAME, "apiGroup": GROUP}
     role = {"apiGroup": GROUP, "kind": "Role", "name": NAME}
-    return [{**head, "rules": rules}, {**head, "kind": "RoleBinding", "roleRef": role, "subjects": [subject]}]
+    objects = [{**head, "rules": rules}, {**head, "kind": "RoleBinding", "roleRef": role, "subjects": [subject]}]
+    if options.get("kind") == "trainjob":  # runtimes belong to no namespace
+        group, plural = RUNTIMES.split("/")[2::2]
+        reads = {"apiGroups": [group], "resources": [plural], "verbs": ["get"]}
+        wide = {**head, "metadata": {"name": f"{NAME}-runtimes"}}
+        role = {"apiGroup": GROUP, "kind": "ClusterRole", "name": f"{NAME}-runtimes"}
+        objects += [
+            {**wide, "kind": "ClusterRole", "rules": [reads]},
+            {**wide, "kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]},
+        ]
+    return objects
 
 
 def purposes(options: Mapping[str, Any]) -> dict[Permission, str]:
@@ -55,10 +66,10 @@ def purposes(options: Mapping[str, Any]) -> dict[Permission, str]:
 def _rules(options: Mapping[str, Any], inside: bool = False) -> Iterator[dict[str, Any]]:
     import yaml
 
-    has = {
+    has: dict[str | None, bool] = {
         None: True,
-        "job": options.get("kind") != "jobset",
-        "jobset": options.get("kind") == "jobset",
+        **{kind: kind == (options.get("kind") or "job") for kind in KINDS},
+        "controller": options.get("kind") not in (None, "job"),
         "no volumes": not options.get("volumes"),
         "inside": inside,
     }

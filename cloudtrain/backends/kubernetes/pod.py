@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import fetch_program
 from cloudtrain.backends.kubernetes import security
-from cloudtrain.backends.kubernetes.jobset import child_name
+from cloudtrain.backends.kubernetes.kinds import KINDS, RUNTIME_IMAGE
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, INSTANCE_TYPE, UNPACK
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.errors import BadRequest, Problem
@@ -47,6 +47,7 @@ KEYS = {
     "limits.max_runtime": "activeDeadlineSeconds",
     "limits.max_wait": "activeDeadlineSeconds",
     "retry.max_attempts": "backoffLimit",
+    "retry.by": "failurePolicy",
 }
 
 
@@ -66,7 +67,7 @@ class Pod:
     def spec(self) -> dict[str, Any]:
         return {
             **self._fields(),
-            "initContainers": [self._unpack_container()],
+            **({} if self._kind == "trainjob" else {"initContainers": [self._unpack_container()]}),
             "containers": [self._launcher_container()],
             "volumes": self._volumes(),
         }
@@ -142,6 +143,10 @@ class Pod:
         return pod
 
     @property
+    def _kind(self) -> str:
+        return str(self.options.get("kind") or "job")
+
+    @property
     def _restricted(self) -> bool:
         return self.options.get("security") == "restricted"
 
@@ -153,7 +158,9 @@ class Pod:
 
     @property
     def _image(self) -> str:
-        return str(self.job.image or self.options.get("image") or "none")
+        return str(
+            self.job.image or self.options.get("image") or (RUNTIME_IMAGE if self._kind == "trainjob" else "none")
+        )
 
     @property
     def _python(self) -> str:
@@ -161,14 +168,6 @@ class Pod:
 
     def _unpack_container(self) -> dict[str, Any]:
         """Return the init container that unpacks the source before the launcher starts. It gets no secrets."""
-        env = {
-            fetch_program.SOURCE: self.source or f"{SOURCE}/source.tar.gz",
-            fetch_program.DIGEST: self.digest,
-            fetch_program.WORK: WORK,
-        }
-        mounts: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}]
-        if self.source is None:
-            mounts.insert(0, {"name": "source", "mountPath": SOURCE, "readOnly": True})
         # The same as the launcher's, which starts later: a quota may require limits for every container.
         resources = {
             kind: {name: value for name, value in values.items() if name in ("cpu", "memory", "ephemeral-storage")}
@@ -178,12 +177,19 @@ class Pod:
             "name": UNPACK,
             "image": self._image,
             "command": [self._python, "-c", fetch_program.UNPACK],
-            "env": [{"name": name, "value": value} for name, value in env.items()],
+            "env": [{"name": name, "value": value} for name, value in self._source_env().items()],
             "resources": {kind: values for kind, values in resources.items() if values},
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": mounts,
+            "volumeMounts": [*self._source_mount(), {"name": "work", "mountPath": WORK}],
             **self._security(),
         }
+
+    def _source_env(self) -> dict[str, str]:
+        place = self.source or f"{SOURCE}/source.tar.gz"
+        return {fetch_program.SOURCE: place, fetch_program.DIGEST: self.digest, fetch_program.WORK: WORK}
+
+    def _source_mount(self) -> list[dict[str, Any]]:
+        return [] if self.source else [{"name": "source", "mountPath": SOURCE, "readOnly": True}]
 
     def _launcher_container(self) -> dict[str, Any]:
         if self._image == "none":
@@ -192,14 +198,16 @@ class Pod:
                 "is missing: pods need a container image",
                 "set image: registry/name:tag in the job or the target",
             )
+        alone = self._kind == "trainjob"  # a TrainJob has no init containers of its own
+        program = ["-c", fetch_program.START] if alone else [f"{WORK}/{fetch_program.LAUNCHER}"]
         return {
             "name": CONTAINER,
             "image": self._image,
-            "command": [self._python, f"{WORK}/{fetch_program.LAUNCHER}"],
+            "command": [self._python, *program],
             "env": self._env(),
             "resources": self._resources(),
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": self._mounts(),
+            "volumeMounts": [*(self._source_mount() if alone else ()), *self._mounts()],
             **self._security(**({"add": ["IPC_LOCK"]} if self.options.get("ipc_lock") else {})),
         }
 
@@ -210,7 +218,8 @@ class Pod:
         except BadRequest as error:
             self._add_problem("args", error.message, error.hint)
             env = {}
-        job_name = child_name(self.name) if self.options.get("kind") == "jobset" else self.name
+        job_name = KINDS[self._kind].job_name(self.name)
+        env |= self._source_env() if self._kind == "trainjob" else {}
         env |= {
             "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
             **({"CLOUDTRAIN_FIRST_NODE": str(self.first_node)} if self.first_node else {}),

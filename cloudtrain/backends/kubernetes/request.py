@@ -1,4 +1,4 @@
-"""Build the Kubernetes manifests of a job: an Indexed Job or a JobSet of one, a headless Service, a ConfigMap for the code.
+"""Build the Kubernetes manifests of a job: an Indexed Job or what makes one, a headless Service, a ConfigMap for the code.
 
 Pure data, no calls. The Job is created suspended, then the objects that it owns, then it is started: a submit that is
 killed in between leaves nothing running and can be repeated. When one pod of several fails, the whole Job fails and the
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.kubernetes import rules, security
-from cloudtrain.backends.kubernetes.jobset import as_job, wrap_jobs
+from cloudtrain.backends.kubernetes.kinds import BY_NAME, as_job, left_out, wrap
 from cloudtrain.backends.kubernetes.names import (
     ATTEMPT,
     CONTAINER,
@@ -34,7 +34,8 @@ from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
 from cloudtrain.backends.kubernetes.pod import Pod
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
-from cloudtrain.job import platform_keys, roles, units
+from cloudtrain.job import roles, units
+from cloudtrain.job.rules import keys_in_use
 from cloudtrain.nodes import paths
 from cloudtrain.source import provenance
 
@@ -73,11 +74,14 @@ class Request:
             self.jobs.append(merge_manifest(base, options.get("overlay") or {}))
             self.problems += check_overlay(base, self.jobs[-1], options.get("allow_host_paths") or ())
         self.job = self.jobs[0]
-        as_set = options.get("kind") == "jobset" and not self.problems
-        self.main = wrap_jobs(self.jobs) if as_set else self.job  # what is created first
+        kind = "job" if self.problems else str(options.get("kind") or "job")
+        if kind == "trainjob":
+            self._check_runtime()
+        # what is created first
+        self.main = wrap(self.jobs, kind, str(options.get("runtime") or ""), self.starts - 1 if self._all_again else 0)
         owned = {"namespace": self.namespace, "labels": labels, "ownerReferences": [self._owner_reference()]}
         self.others: list[dict[str, Any]] = []
-        if self.manifest.nodes > 1 and self.main is self.job:  # a JobSet has its own
+        if self.manifest.nodes > 1 and kind == "job":  # a JobSet has its own
             self.others.append(self._service(owned))
         if options.get("network_policy"):
             self.others.append(self._network_policy(owned))
@@ -96,6 +100,11 @@ class Request:
             message = "`output` is not set: checkpoints, results and logs are lost when the pods are deleted"
             self.notes.append(
                 f"{message} (output: gs://bucket/..., s3://bucket/... or a path on a persistent volume claim)"
+            )
+        if job.retry.by == "cluster" and self.starts == 1 < job.retry.max_attempts:
+            message = "needs a job without a cap on one node, or kind: jobset, and preempted among retry.on_events"
+            self._add_problem(
+                "retry.by", message, "retry: {by: client}: the watcher on your machine starts the next attempt"
             )
         if job.resources.gpus and not options.get("node_selector"):
             message = f"pods may run on any GPU: no node_selector says which nodes have {job.resources.accelerator}"
@@ -118,7 +127,7 @@ class Request:
     def _parts(self) -> Iterator[tuple[Job, int, int]]:
         """Yield a job for each Job of the attempt, its nodes and the first one's rank; several where roles differ."""
         job, at = self._job, self._job.main_nodes
-        if not {"roles.resources", "roles.image"}.intersection(platform_keys.in_use(job)):
+        if not {"roles.resources", "roles.image"}.intersection(keys_in_use(job)):
             yield job, job.num_nodes, 0
             return
         if self._options.get("kind") != "jobset":
@@ -132,9 +141,10 @@ class Request:
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any], nodes: int, first: int) -> dict[str, Any]:
         # Not 75: a pod leaves with it at the end of its own deadline too, and no condition tells that from a request.
-        restarts = [LOST] if self.starts > 1 and "lost" in self._job.retry.on_events else []
+        in_job = 1 if self._all_again else self.starts
+        restarts = [LOST] if in_job > 1 and "lost" in self._job.retry.on_events else []
         wait_s = self._job.limits.max_wait_s
-        deadline_s = pod["activeDeadlineSeconds"] * self.starts + (WAIT_S if wait_s is None else wait_s)
+        deadline_s = pod["activeDeadlineSeconds"] * in_job + (WAIT_S if wait_s is None else wait_s)
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -150,14 +160,14 @@ class Request:
                 "completionMode": "Indexed",
                 "completions": nodes,
                 "parallelism": nodes,
-                "backoffLimit": self.starts - 1,
+                "backoffLimit": in_job - 1,
                 "activeDeadlineSeconds": deadline_s,
                 "ttlSecondsAfterFinished": self._seconds("ttl", "7d"),
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {
                     "rules": [
                         {
-                            "action": "FailJob" if self.starts == 1 else "Count",
+                            "action": "FailJob" if in_job == 1 else "Count",
                             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
                         },
                         *(
@@ -166,6 +176,7 @@ class Request:
                                 "onExitCodes": {"containerName": name, "operator": "NotIn", "values": [0, *codes]},
                             }
                             for name, codes in ((CONTAINER, restarts), (UNPACK, []))
+                            if name == CONTAINER or "initContainers" in pod
                         ),
                     ]
                 },
@@ -186,10 +197,18 @@ class Request:
 
     @property
     def starts(self) -> int:
-        """How often the cluster itself may start the pod; more than once only for a single node, which has no peers."""
-        retry = self._job.retry
-        alone = self.manifest.nodes == 1 and "preempted" in retry.on_events
-        return retry.max_attempts if alone and not self._job.limits.capped else 1  # each start begins a deadline anew
+        """How often the cluster itself may start the pods: a single node, which has no peers, or all nodes of a JobSet."""
+        retry, kind = self._job.retry, self._options.get("kind") or "job"
+        alone = self.manifest.nodes == 1 and kind != "trainjob"
+        begun_again = (alone or self._all_again) and "preempted" in retry.on_events
+        return (
+            retry.max_attempts if begun_again and not self._job.limits.capped else 1
+        )  # each start begins a deadline anew
+
+    @property
+    def _all_again(self) -> bool:
+        """Whether a JobSet begins its Job again: new pods of all nodes, once the old ones are gone."""
+        return self._options.get("kind") == "jobset" and self._job.retry.by == "cluster"
 
     def _service(self, owned: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -263,7 +282,7 @@ class Request:
             return  # the rules would only report the same problems again
         prefix = "options.kubernetes.overlay"
         violations = [(prefix, violation) for job in self.jobs for violation in rules.check_job(job)]
-        if self.main is not self.job and (violation := rules.check_jobset_name(self.main)):
+        if violation := rules.check_set_name(self.main):
             self._add_problem("name", f"{self._job.name} {violation.message}", "choose a shorter name, or kind: job")
         if self._options.get("security"):
             pods = [job["spec"]["template"]["spec"] for job in self.jobs]
@@ -274,6 +293,15 @@ class Request:
             violations += [(manifest["kind"], violation) for violation in check(manifest)]
         for prefix, violation in violations:
             self._add_problem(f"{prefix}.{violation.path}", violation.message)
+
+    def _check_runtime(self) -> None:
+        if not self._options.get("runtime"):
+            hint = "options: {kubernetes: {runtime: torch-distributed}}; kubectl get clustertrainingruntimes lists them"
+            self._add_problem("options.kubernetes.runtime", "is needed for kind: trainjob", hint)
+        for field in left_out(self.job):
+            key = "priority_class" if field.endswith(".priorityClassName") else f"overlay.{field}"
+            hint = "set it in the ClusterTrainingRuntime, or use kind: jobset"
+            self._add_problem(f"options.kubernetes.{key}", "has no place in a TrainJob", hint)
 
     def _seconds(self, name: str, default: str) -> int:
         text = str(self._options.get(name) or default)
@@ -303,12 +331,15 @@ def time_limit(plan: Plan) -> TimeLimit:
     if QUEUE in labels and MAX_EXEC not in labels:
         return TimeLimit(None, "a queue may suspend the Job: its deadlines start again when it resumes")
     once_s = _pod_seconds(spec["template"]["spec"])
+    if "runtimeRef" in plan.request["manifests"][0]["spec"]:
+        return TimeLimit(spec["activeDeadlineSeconds"], "of a TrainJob, the wait for machines included")
     if once_s is None:
         return TimeLimit(None, "options.kubernetes.overlay removes the pods' activeDeadlineSeconds")
     note = (
         f"the queue's Kueue configuration must include the label {MAX_EXEC} (Kueue 0.10); " if QUEUE in labels else ""
     )
-    seconds = once_s * (spec["backoffLimit"] + 1)
+    restarts = (plan.request["manifests"][0]["spec"].get("failurePolicy") or {}).get("maxRestarts", 0)
+    seconds = once_s * (spec["backoffLimit"] + 1 + restarts)
     return TimeLimit(seconds, f"{note}counted from a pod's start; the cloud may bill nodes earlier")
 
 
@@ -330,7 +361,7 @@ def kubectl_manifests(request: Mapping[str, Any], bundle_bytes: bytes) -> list[d
     for manifest in request["manifests"]:
         applied = fill_placeholders(manifest, {BYTES: b64encode(bundle_bytes).decode()})
         applied["metadata"].pop("ownerReferences", None)
-        if applied["kind"] in ("Job", "JobSet"):
+        if applied["kind"] in BY_NAME:
             applied = merge_manifest(applied, request["start"])
         manifests.append(applied)
     return manifests

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from cloudtrain.backends.kubernetes.kinds import child_names, specs_of
+
 MAX_CONFIG_BYTES = 1 << 20
 MAX_JOB_NAME = 57  # a pod's host name, <job>-<index>, is a DNS label of at most 63 characters
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -71,13 +73,14 @@ def check_job(job: Mapping[str, Any]) -> Iterator[Violation]:
     yield from _pod(pod, "spec.template.spec")
 
 
-def check_jobset_name(jobset: Mapping[str, Any]) -> Violation | None:
-    """Return why a JobSet's name is refused, None if it is not: its pods' names must be DNS labels (its webhook)."""
-    made = (
-        f"{jobset['metadata']['name']}-{each['name']}-0-{each['template']['spec']['completions'] - 1}-abcde"
-        for each in jobset["spec"]["replicatedJobs"]
-    )
-    longest = max(made, key=len)
+def check_set_name(manifest: Mapping[str, Any]) -> Violation | None:
+    """Return why the name of a JobSet or TrainJob is refused, None if it is not, or for a Job.
+
+    The names of a set's pods must be DNS labels (its webhook).
+    """
+    names, specs = child_names(manifest), specs_of(manifest)
+    made = (f"{name}-{spec['completions'] - 1}-abcde" for name, spec in zip(names, specs, strict=False))
+    longest = max(made, key=len, default="a")  # a Job makes none
     if len(longest) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", longest):
         return None
     return Violation("metadata.name", f"makes names of pods that are no DNS labels of at most 63 characters: {longest}")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudtrain.backends.images import pinned_image
-from cloudtrain.backends.kubernetes.jobset import pods_owners
+from cloudtrain.backends.kubernetes.kinds import pods_owners
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
 from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, FIRST_NODE, MAX_EXEC, QUEUE, UNPACK
 from cloudtrain.events import ENDED, EXIT_RESUMABLE, State, Status

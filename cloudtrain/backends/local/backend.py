@@ -5,9 +5,11 @@ The handle is the attempt's folder. No daemon runs besides the job: status and l
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,6 @@ import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.folder import FolderBackend
-from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
@@ -25,6 +26,8 @@ from cloudtrain.job import roles
 from cloudtrain.nodes.files import MOST_REQUEST, write
 from cloudtrain.nodes.files import token as shared_token
 from cloudtrain.source import untrusted
+from cloudtrain.source.bundle import runtime_files
+from cloudtrain.source.files import RESERVED
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.nodes.agents import Agent, Node
     from cloudtrain.source.bundle import Bundle
+
 
 JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 
@@ -168,7 +172,7 @@ class LocalBackend(FolderBackend):
                     raise
                 return  # another process that submits this attempt was faster
             if self.python == sys.executable:
-                link_bytecode(node / "source", bundle.path.parent / ".bytecode")
+                link_bytecode(node / "source", bundle.path.parent / ".bytecode", bundle.sha256)
 
     def _wait_for_control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None if it ended instead."""
@@ -274,3 +278,85 @@ def _node_folders(folder: Path) -> list[Path]:
     except (OSError, ValueError, RecursionError):
         return []
     return [folder / Path(node["folder"]).name for node in request["nodes"]]  # the home may have been moved
+
+
+_FOUND: dict[tuple[Path, str], Path] = {}  # a cache and the digest of a bundle -> the bytecode of its runtime
+
+
+def link_bytecode(source: Path, cache: Path, sha256: str = "") -> None:
+    """Link cached bytecode for this interpreter into the runtime of an extracted source; compiles it if necessary.
+
+    `sha256` is that of the bundle, where one is known: many calls of a function have the same.
+
+    Each folder of the runtime gets a `__pycache__` link into the cache. The interpreter checks every file there against
+    the hash of its source, so it never uses stale bytecode.
+    """
+    runtime = source / RESERVED
+    files = sorted(runtime.rglob("*.py"))
+    try:
+        cached = _FOUND.get((cache, sha256))
+        if cached is None or not cached.is_dir():
+            cached = cache / f"{sys.implementation.cache_tag}-{_digest(runtime, files)}"
+            if not cached.is_dir():
+                _compile(runtime, files, cached)
+            if sha256:
+                _FOUND[cache, sha256] = cached
+        for folder in {file.parent for file in files}:
+            (folder / "__pycache__").symlink_to(cached / folder.relative_to(runtime))
+    except (OSError, ValueError):
+        return  # for example a full disk: the job runs without the cache
+
+
+def _digest(runtime: Path, files: list[Path]) -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for file in files:
+        text = file.read_bytes()
+        digest.update(f"\0{file.relative_to(runtime)}\0{len(text)}\0".encode())
+        digest.update(text)
+    return digest.hexdigest()[:32]
+
+
+def _compile(runtime: Path, files: list[Path], target: Path) -> None:
+    """Fill the cache; raises OSError, and ValueError for a module that this interpreter cannot compile."""
+    import shutil
+    from py_compile import PycInvalidationMode, PyCompileError, compile
+
+    partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    installed = dict(runtime_files())
+    try:
+        for file in files:
+            relative = file.relative_to(runtime)
+            compiled = partial / relative.parent / f"{relative.stem}.{sys.implementation.cache_tag}.pyc"
+            if known := _installed(file, installed.get(f"{RESERVED}/{relative.as_posix()}")):
+                compiled.parent.mkdir(parents=True, exist_ok=True)
+                compiled.write_bytes(known)
+                continue
+            compile(str(file), str(compiled), doraise=True, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+        partial.rename(target)
+    except PyCompileError as error:
+        raise ValueError(error.msg) from None
+    except OSError:
+        if not target.is_dir():  # otherwise another submit was faster
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _installed(file: Path, installed: Path | None) -> bytes | None:
+    """Return the bytecode that pip or an import made of the same file of this installation; None where that is not current.
+
+    Its header has the time and size of the installed file; it becomes the hash of the source (PEP 552).
+    """
+    from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
+
+    try:
+        if installed is None or (text := file.read_bytes()) != installed.read_bytes():
+            return None
+        stat, data = installed.stat(), Path(cache_from_source(str(installed))).read_bytes()
+    except (OSError, NotImplementedError):
+        return None
+    made_of = (0, int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
+    if data[:16] != MAGIC_NUMBER + struct.pack("<3I", *made_of):
+        return None
+    flags = struct.pack("<I", 0b11)  # checked against the source's hash
+    return MAGIC_NUMBER + flags + source_hash(text) + data[16:]

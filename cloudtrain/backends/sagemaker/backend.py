@@ -13,6 +13,7 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,7 @@ from cloudtrain.backends.api import (
     Traits,
 )
 from cloudtrain.backends.aws import Aws, AwsError
-from cloudtrain.backends.sagemaker import (
-    client,
-    fields,
-    limits,
-    listing,
-    logs,
-    queue,
-    request,
-    status,
-    submission,
-)
+from cloudtrain.backends.sagemaker import client, fields, limits, listing, logs, queue, request, status, submission
 from cloudtrain.backends.sagemaker.machine import seen_types
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending, first_request
@@ -56,8 +47,6 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-LATE_S = 120.0  # a job's last lines may reach CloudWatch this long after the job has ended
-DRAIN_S = 30.0  # how long `logs` waits for these late lines
 LOOK_S = 5.0  # between two requests for a log that is followed
 
 
@@ -235,32 +224,14 @@ class SagemakerBackend(Backend):
                     return
                 self.aws.clock.sleep(self.follow_s)
             handle = arn
-        name = handle.rpartition("/")[2]
-        positions: list[logs.Position] | None = None
-        drain_until: float | None = None
-        while True:
-            job = self._recent_job(handle, positions)
-            nodes = status.instance_count(job) if job else 0
-            positions = logs.parse_cursor(after, nodes) if positions is None else positions
-            final = job is None or status.parse_status(job).state.final
-            started = job is not None and status.seconds_since_start(job) is not None
-            late = (
-                final
-                and job is not None
-                and started
-                and (status.seconds_since_end(job, self.aws.clock) or LATE_S) < LATE_S
-            )
-            yield from logs.read_lines(self.aws, name, positions, over=final and not late)
-            if not final and not follow:
-                return
-            if final and (not late or all(position.ended for position in positions)):
-                return
-            if final:
-                drain_until = drain_until or self.aws.clock.monotonic() + DRAIN_S
-                if self.aws.clock.monotonic() > drain_until:
-                    yield from logs.read_lines(self.aws, name, positions, over=True)
-                    return
-            self.aws.clock.sleep(self.follow_s)
+        yield from logs.follow(
+            self.aws,
+            handle.rpartition("/")[2],
+            partial(self._recent_job, handle),
+            after,
+            more=follow,
+            pause_s=self.follow_s,
+        )
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the container image with its digest; {} where the digest is not known.
@@ -389,20 +360,9 @@ class SagemakerBackend(Backend):
 
     @classmethod
     def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
-        from cloudtrain.backends.sagemaker import doctor, estimator_call
+        from cloudtrain.backends.sagemaker import estimator_call
 
-        if path.suffix not in (".py", ".ipynb"):
-            return None
-        job, notes = estimator_call.convert(estimator_call.read_code(path))
-        options = job.get("options", {}).get(cls.name, {})
-        role = options.get("role", "")
-        if role and ":" not in role:  # a name, as the SDK takes it: `plan` makes no call
-            if backend and (arn := doctor.find_role(os.environ.get("AWS_PROFILE"), role)):
-                options["role"] = arn
-            else:
-                hint = f"write the ARN of {role}; init --from FILE -t sagemaker looks it up"
-                notes.append(f"options.sagemaker.role: {hint}")
-        return job, notes
+        return estimator_call.convert_file(path, asks=bool(backend)) if path.suffix in (".py", ".ipynb") else None
 
     def estimator(self, plan: Plan) -> Any:
         from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator

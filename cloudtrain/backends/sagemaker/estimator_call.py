@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.sagemaker import hyperparameters
 from cloudtrain.backends.sagemaker.estimator_channels import convert_channels
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.job import launchers
@@ -157,6 +159,25 @@ def read_code(path: Path) -> str:
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
+def convert_file(path: Path, *, asks: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the job and the notes of `convert` for a script or notebook; blocking. Raises BadRequest.
+
+    `asks`: AWS is asked for the ARN of a role that is given by its name.
+    """
+    from cloudtrain.backends.sagemaker import doctor
+
+    job, notes = convert(read_code(path))
+    options = job.get("options", {}).get("sagemaker", {})
+    role = options.get("role", "")
+    if role and ":" not in role:  # a name, as the SDK takes it: `plan` makes no call
+        if asks and (arn := doctor.find_role(os.environ.get("AWS_PROFILE"), role)):
+            options["role"] = arn
+        else:
+            hint = f"write the ARN of {role}; init --from FILE -t sagemaker looks it up"
+            notes.append(f"options.sagemaker.role: {hint}")
+    return job, notes
+
+
 def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     """Return the job of the last call of CLASSES in a code, and notes on what it lacks; raises BadRequest without one.
 
@@ -226,7 +247,7 @@ def _replaced(value: Any, node: ast.expr) -> str:
     """Return which way of starting the ranks cloudtrain does not have, and what replaces it; else ""."""
     called = {_called(each) for each in ast.walk(node) if isinstance(each, ast.Call)}
     objects = {name: True for kind, name in (("MPI", "mpi"), ("SMP", "modelparallel")) if kind in called}
-    return ": ".join(filter(None, launchers.replacement(value if isinstance(value, dict) else objects)))
+    return ": ".join(filter(None, hyperparameters.replacement(value if isinstance(value, dict) else objects)))
 
 
 def _called(call: ast.Call) -> str:

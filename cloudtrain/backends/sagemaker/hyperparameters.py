@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import limits
 from cloudtrain.errors import BadRequest, Problem
-from cloudtrain.job import launchers
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -40,6 +39,12 @@ REFUSED = {
 # What sagemaker 2.257.7's HuggingFace._huggingface_distribution_configuration sends for it (2026-11-23).
 TORCHRUN = {"torch_distributed": {"enabled": True}}
 ENABLED, INSTANCE_TYPE = "sagemaker_torch_distributed_enabled", "sagemaker_instance_type"
+# What starts the ranks in the SageMaker SDK and not here, and what replaces it (sagemaker 2.257.7, fw_utils.py)
+REPLACED = {
+    "modelparallel": "write parallelism: {strategy: fsdp}, and use torch's FSDP in a script of your own",
+    "dataparallel": 'the launcher starts a rank for each GPU: in the script, init_process_group("nccl") instead of "smddp"',
+    "mpi": "the launcher starts a rank for each GPU: in the script, torch.distributed instead of MPI or Horovod",
+}
 PIECE = "ct_manifest_"
 MANIFEST_FILE = "manifest"
 MAX_OBJECT = 16 * 1024 * 1024
@@ -125,13 +130,19 @@ def distribution_hyperparameters(options: Mapping[str, Any], instance_type: str)
     return {ENABLED: "true", INSTANCE_TYPE: json.dumps(instance_type)} if options.get("distribution") else {}
 
 
+def replacement(distribution: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the first part of an estimator's `distribution` that cloudtrain cannot use, and what replaces it; else ""."""
+    named = {**distribution, **(distribution.get("smdistributed") or {})}
+    return next(((name, hint) for name, hint in REPLACED.items() if name in named), ("", ""))
+
+
 def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) -> list[Problem]:
     """Return what does not go with `distribution`: the toolkit's torchrun starts a launcher for each rank."""
     path = f"options.{backend}.distribution"
     distribution = options.get("distribution")
     if not distribution:
         return []
-    name, instead = launchers.replacement(distribution)
+    name, instead = replacement(distribution)
     if name:
         return [Problem(f"{name}: cloudtrain's launcher cannot be started by it", path, f"remove it; {instead}")]
     if options.get("entry") != "toolkit":

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cloudtrain import events
 from cloudtrain.backends.aws import Aws, AwsError
+from cloudtrain.backends.sagemaker import status
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine, State
 from cloudtrain.job.units import format_time
@@ -24,6 +25,8 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 # make 25 of each a second (https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html, 2026-11-23);
 # this is less than half of that.
 NODES_PER_S = 5.0
+LATE_S = 120.0  # a job's last lines may reach CloudWatch this long after the job has ended
+DRAIN_S = 30.0  # how long `follow` waits for these late lines
 GAP_MS = 60_000  # a missing line is given up once a line this much newer has come
 _NUMBERED_LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
 _STREAM = re.compile(r".*/algo-(\d+)-(.+)")
@@ -62,6 +65,52 @@ def parse_cursor(cursor: str | None, nodes: int) -> list[Position]:
             f"{cursor!r} is not a log cursor", "cloudtrain logs --json prints the cursor of each line"
         ) from None
     return positions + [Position()] * (nodes - len(positions))
+
+
+def follow(
+    aws: Aws,
+    job: str,
+    look: Callable[[list[Position] | None], Mapping[str, Any] | None],
+    after: str | None,
+    *,
+    more: bool,
+    pause_s: float,
+) -> Iterator[LogLine]:
+    """Yield a job's lines behind a cursor; blocking. Raises AwsError, BadRequest.
+
+    Args:
+        aws: Its account and region.
+        job: Its name.
+        look: Returns DescribeTrainingJob's answer, None without such a job, and is given the positions so far.
+        after: The cursor.
+        more: Whether to wait for the lines of a job that has not ended.
+        pause_s: Seconds between two looks.
+    """
+    positions: list[Position] | None = None
+    drain_until: float | None = None
+    while True:
+        described = look(positions)
+        nodes = status.instance_count(described) if described else 0
+        positions = parse_cursor(after, nodes) if positions is None else positions
+        final = described is None or status.parse_status(described).state.final
+        started = described is not None and status.seconds_since_start(described) is not None
+        late = (
+            final
+            and described is not None
+            and started
+            and (status.seconds_since_end(described, aws.clock) or LATE_S) < LATE_S
+        )
+        yield from read_lines(aws, job, positions, over=final and not late)
+        if not final and not more:
+            return
+        if final and (not late or all(position.ended for position in positions)):
+            return
+        if final:
+            drain_until = drain_until or aws.clock.monotonic() + DRAIN_S
+            if aws.clock.monotonic() > drain_until:
+                yield from read_lines(aws, job, positions, over=True)
+                return
+        aws.clock.sleep(pause_s)
 
 
 def read_lines(aws: Aws, job: str, positions: list[Position], *, over: bool) -> Iterator[LogLine]:

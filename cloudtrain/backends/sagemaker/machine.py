@@ -15,8 +15,8 @@ from cloudtrain.backends import machines
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.machines import Machine
 from cloudtrain.errors import Problem
-from cloudtrain.job import platform_keys, roles
-from cloudtrain.source.atomic import new_file
+from cloudtrain.job import roles, rules
+from cloudtrain.job.homes import new_file
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -61,7 +61,7 @@ def groups_of_roles(
     Args:
         machine: of the main role.
     """
-    if "roles.resources" not in platform_keys.in_use(job):
+    if "roles.resources" not in rules.keys_in_use(job):
         return job, [], []
     problems = []
     if options.get("instance_groups"):

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Facts, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.folder import FOLLOW_S, PLAN, FolderBackend
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.slurm import arrays, client, partitions, request, script, status
+from cloudtrain.backends.slurm import arrays, client, partitions, request, script, status, submission
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, NoService, NotReached, Problem, Unreachable
 from cloudtrain.events import PLATFORM, LogLine, State, Status
-from cloudtrain.nodes import paths, rpc, transfer
+from cloudtrain.nodes import rpc, transfer
 from cloudtrain.nodes.agents import Agent, LocalAgent, Node
+from cloudtrain.nodes.files import modified_at
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.source import provenance
 
@@ -71,6 +72,7 @@ class SlurmBackend(FolderBackend):
         self.folder = str(options.get("folder") or "")
         self.runs = f"{self.folder}/runs"
         self.follow_s = FOLLOW_S if options.get("login") else 0.0
+        self.has_marks = not options.get("login")
         self._expected: tuple[Sequence[Plan], int] = (), 0  # attempts for one array, and how many run at a time
 
     @classmethod
@@ -88,11 +90,12 @@ class SlurmBackend(FolderBackend):
     @classmethod
     def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
         """Return the job of a batch script; on another backend its body is one command, or it is refused."""
-        from cloudtrain.job import load, sbatch
+        from cloudtrain.backends.slurm import sbatch
+        from cloudtrain.job import job as jobs
 
-        if not sbatch.is_batch_script(path.read_text("utf-8", "replace")):
+        if not sbatch.is_job_file(path.read_text("utf-8", "replace")):
             return None
-        document, _ = load.read(path)
+        document, _ = jobs.read(path)
         sbatch.fit_backend(document, backend or cls.name)
         if document.problems:
             raise BadJob(document.problems)
@@ -148,75 +151,13 @@ class SlurmBackend(FolderBackend):
         if handle:
             return handle
         (plans, at_once), self._expected = self._expected, ((), 0)
-        self._upload_bundle(bundle, self.folder)
-        if not (plan in plans[:-1] and self._submit_array(plan, plans, bundle, at_once)):
-            self._stage(plan, bundle)
-            self._store_number(plan, self._sbatch(plan.request["sbatch"]))
+        sending = submission.Submission(self._agent, self._run, self.folder, bundle)
+        if plan in plans[:-1]:
+            plans = [each for each in plans if each == plan or not self.find(each.attempt_id)]
+            if sending.submit_array(plan, plans, at_once):
+                return str(plan.request["folder"])
+        sending.submit(plan)
         return str(plan.request["folder"])
-
-    def _submit_array(self, first: Plan, expected: Sequence[Plan], bundle: Bundle, at_once: int) -> bool:
-        """Submit attempts as one array; False where the cluster refuses it, for it may limit arrays."""
-        plans = [each for each in expected if each == first or not self.find(each.attempt_id)]
-        name = f"{first.attempt_id}-and-{len(plans) - 1}"
-        for task, each in enumerate(plans):
-            self._stage(each, bundle, f"{name} {task}")
-        folder = f"{self.folder}/arrays/{name}"
-        mode = paths.folder_mode(str(first.request.get("umask", "077")))
-        self._agent.ask("folders", path=folder, mode=mode)
-        self._agent.ask("write", given=arrays.script(plans).encode(), path=f"{folder}/job.sh", mode=0o700)
-        try:
-            number = self._sbatch(arrays.command(plans, name, folder, at_once))
-        except Unreachable:
-            raise
-        except BackendError:
-            self._agent.ask("write", given=b"", path=f"{first.request['folder']}/array")
-            return False
-        for task, each in enumerate(plans):
-            self._store_number(each, f"{number}_{task}")
-        return True
-
-    def _stage(self, plan: Plan, bundle: Bundle, array: str = "") -> None:
-        """Write the folder of an attempt; `array` is the name of the array that is to run it, and the number of the task."""
-        folder = str(plan.request["folder"])
-        mode = paths.folder_mode(str(plan.request.get("umask", "077")))
-        self._agent.ask("folders", path=folder, mode=mode)
-        self._agent.ask("extract", root=self.folder, sha256=bundle.sha256, into=f"{folder}/source", mode=mode)
-        if array:
-            self._agent.ask("write", given=array.encode(), path=f"{folder}/array")
-        self._agent.ask("write", given=str(plan.request["script"]).encode(), path=f"{folder}/job.sh", mode=0o700)
-        self._agent.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
-        self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
-        labels = json.dumps(dict(plan.job["labels"])).encode()
-        self._agent.ask("write", given=labels, path=f"{folder}/labels.json")
-        self._agent.ask("write", given=plan.to_json().encode(), path=f"{folder}/{PLAN}")
-
-    def _sbatch(self, argv: Sequence[str]) -> str:
-        """Submit a batch job and return its number."""
-        completed = self._run(list(argv))
-        if completed["code"] != 0:
-            raise client.error_for_command(completed)
-        job_number = str(completed["out"]).strip().partition(";")[0]
-        if not job_number.isdigit():
-            raise Unreachable(
-                f"sbatch printed no job number, but {job_number[:200]!r}",
-                "run squeue --me to see whether the job was submitted",
-            )
-        return job_number
-
-    def _store_number(self, plan: Plan, number: str) -> None:
-        try:
-            self._agent.ask("write", given=number.encode(), path=f"{plan.request['folder']}/job")
-        except BackendError as error:  # `find` gets the number from Slurm
-            raise Unreachable(
-                f"Slurm has started job {number}, but cloudtrain could not store its number: {error.message}",
-                error.hint,
-            ) from None
-
-    def _upload_bundle(self, bundle: Bundle, root: str) -> None:
-        """Upload the bundle to the shared file system unless it is there."""
-        if self._agent.ask("read", path=f"{root}/src/{bundle.sha256}.tar.gz", limit=1).data:
-            return
-        transfer.send_bundle(self._agent, root, bundle)
 
     def find(self, attempt_id: str) -> str | None:
         folder = self.attempt_folder(attempt_id)
@@ -298,6 +239,10 @@ class SlurmBackend(FolderBackend):
                 last_output = partial(self._last_output_line, handle)
                 found[handle] = status.attempt_status(files, entry, nodes_status, last_output)
         return found
+
+    def marks(self, handles: Sequence[str]) -> dict[str, Any]:
+        names = ("state", "node-0/status.json")  # of the batch script and of the first launcher, as status.FILES
+        return {handle: [modified_at(f"{handle}/{name}") for name in names] for handle in handles}
 
     def _all_files(self, handles: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the files of several attempts' folders, from one request; those that cannot be read are left out."""

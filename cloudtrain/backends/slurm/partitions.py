@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudtrain.job.homes import new_file
 from cloudtrain.job.units import format_duration, now
-from cloudtrain.source.atomic import new_file
 
 SINFO = ("sinfo", "--noheader", "--format=%P|%l|%s")  # name, longest time, sizes of a job in nodes (man sinfo, 22.05)
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # days-hours:minutes:seconds

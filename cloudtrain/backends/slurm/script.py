@@ -14,6 +14,7 @@ from typing import Any
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm.slices import Slices
+from cloudtrain.events import UNFIT
 from cloudtrain.nodes import paths
 
 STRAGGLER_S = 120  # how long tasks may run after the first one has ended
@@ -34,7 +35,7 @@ over=0 # how many restarts followed the end of a slice
 phase() {{ scontrol show job -o "$id" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
 avoid() {{ # a node that failed the health check, beside those that are excluded already
   local bad all
-  bad=$(sed -n 's/.*"reason": "node [0-9]* (\([[:alnum:]._-]*\)) failed the health check.*/\1/p' node-0/status.json 2>&-)
+  bad=$(sed -n 's/.*"reason": "node [0-9]* (\([[:alnum:]._-]*\)) {unfit}.*/\1/p' node-0/status.json 2>&-)
   [ "$bad" ] || return
   all=$(scontrol show job -o "$id" | sed -n 's/.* ExcNodeList=\([^ (][^ ]*\).*/\1,/p')
   scontrol update JobId="$id" ExcNodeList="$all$bad"
@@ -151,6 +152,7 @@ def batch_script(
     )
     return _SCRIPT.format(
         attempt_id=attempt_id,
+        unfit=UNFIT,
         folder=shlex.quote(folder),
         launchers="1" if is_body else '"$SLURM_JOB_NUM_NODES"',
         launch=launch,

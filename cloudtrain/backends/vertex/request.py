@@ -64,6 +64,7 @@ KEYS = {
     "resources.memory": "machineType",
     "resources.instance_type": "machineType",
     "roles.resources": "workerPoolSpecs",
+    "roles.image": "imageUri",
     "limits.max_runtime": "timeout",
     "limits.max_wait": "maxWaitDuration",
     "retry.max_attempts": "disableRetries",
@@ -100,7 +101,7 @@ class Request:
         self.source = {"bucket": bucket, "object": f"{prefix}/src/{bundle.sha256}.tar.gz"}
         base = f"gs://{bucket}/{prefix}/{run_id}/" if folder else f"{output}/{run_id}/"
         self.custom_job, problems = merge_raw(
-            self._custom_job(base, bundle), options.get("raw") or {}, self._option_path("raw")
+            self._custom_job(base, bundle), options.get("raw") or {}, f"options.{backend}.raw"
         )
         self.problems += problems
 
@@ -130,19 +131,17 @@ class Request:
         }
         for name, (pattern, example) in _NAMES.items():
             if options.get(name) and not re.fullmatch(pattern, str(options[name])):
-                self._add_problem(self._option_path(name), f"is not a valid name: {options[name]}", example)
+                self._add_option_problem(name, f"is not a valid name: {options[name]}", example)
         if options.get("tensorboard") and not options.get("service_account"):
-            self._add_problem(
-                self._option_path("service_account"),
-                "is required with options.vertex.tensorboard",
-                "name@project.iam...",
+            self._add_option_problem(
+                "service_account", "is required with options.vertex.tensorboard", "name@project.iam..."
             )
         parts = str(options.get("tensorboard") or "").split("/")
         if len(parts) == 6 and (region := options.get("region") or "us-central1") != parts[3]:
             message = f"is in {parts[3]}, and the job runs in {region}"
-            self._add_problem(self._option_path("tensorboard"), message, "a TensorBoard of the job's region")
+            self._add_option_problem("tensorboard", message, "a TensorBoard of the job's region")
         if options.get("network") and options.get("network_attachment"):
-            self._add_problem(self._option_path("network_attachment"), "excludes network", "remove one of the two")
+            self._add_option_problem("network_attachment", "excludes network", "remove one of the two")
         spec |= {field: options[name] for field, name in fields.items() if options.get(name)}
         if options.get("network_attachment"):
             spec["pscInterfaceConfig"] = {"networkAttachment": options["network_attachment"]}
@@ -185,30 +184,31 @@ class Request:
             own = self._services.custom_job["jobSpec"]["workerPoolSpecs"][0]
             others.pop("diskSpec", None)
             others |= {name: own[name] for name in ("machineSpec", "diskSpec") if name in own}
+            others["containerSpec"] = {**pool["containerSpec"], "imageUri": own["containerSpec"]["imageUri"]}
         return [pool, others] if count > 1 else [pool]
 
     def _of_services(self, bundle: Bundle, run_id: str, attempt: int) -> Request | None:
-        """Return the request of a service by itself, where services have other machines than the main role."""
+        """Return the request of a service by itself, where services have other machines or images than the main role."""
         job, names = self._job, roles.services(self._job)
-        wanted = [job.roles[name].resources or job.resources for name in names]
-        if all(each == job.resources for each in wanted):
+        own = [roles.on_own_machine(job, name) for name in names]
+        wanted = [(each.resources, each.image) for each in own]
+        if all(each == (job.resources, job.image) for each in wanted):
             return None
         path = f"roles.{names[0]}."
         if job.main_nodes > 1 or any(each != wanted[0] for each in wanted):
             message = (
                 "is possible beside a main role of one node, and the same for all services: there are two worker pools"
             )
-            self._add_problem(f"{path}resources", message, "give all roles the same resources")
+            key = "image" if all(resources == job.resources for resources, _ in wanted) else "resources"
+            self._add_problem(f"{path}{key}", message, "give all roles the same")
             return None
-        one = cast("Job", roles.program(job, names[0]))
-        one = one.replace(resources=one.resources.model_copy(update={"use_spot": job.resources.use_spot}))
+        resources, image = wanted[0]
+        one = cast("Job", roles.program(job, names[0])).replace(resources=resources, image=image)
         made = Request(one, bundle, run_id, attempt, self._options, self._backend)
         self.problems += [replace(p, path=path + p.path) for p in made.problems if p.path.startswith("resources.")]
         self.notes += [note for note in made.notes if note not in self.notes]
-        own = wanted[0].model_copy(update={"accelerators": made._job.resources.accelerators})  # its machine's own too
-        self._job = job.replace(
-            roles={**job.roles, **{name: job.roles[name].model_copy(update={"resources": own}) for name in names}}
-        )
+        for name in names:
+            self._job = machines.with_gpus_of(self._job, name, made.machine)
         return made
 
     def _environment(self, bundle: Bundle) -> dict[str, str]:
@@ -295,18 +295,14 @@ class Request:
                 spec |= {"acceleratorType": options["accelerator_type"], "acceleratorCount": resources.gpus}
             elif resources.instance_type:
                 message = f"is needed for {resources.instance_type}, which cloudtrain's table of machines lacks"
-                self._add_problem(
-                    self._option_path("accelerator_type"), message, "use the API's name, such as NVIDIA_H100_80GB"
-                )
+                self._add_option_problem("accelerator_type", message, "use the API's name, such as NVIDIA_H100_80GB")
         for name in options.get("reservations") or ():
             if not _RESERVATION.fullmatch(name):
                 message = f"is not a full name: {name}"
-                self._add_problem(self._option_path("reservations"), message, "projects/P/zones/Z/reservations/NAME")
+                self._add_option_problem("reservations", message, "projects/P/zones/Z/reservations/NAME")
         if options.get("reservations"):
             if self._strategy in ("SPOT", "FLEX_START"):
-                self._add_problem(
-                    self._option_path("reservations"), f"excludes {self._strategy}", "remove one of the two"
-                )
+                self._add_option_problem("reservations", f"excludes {self._strategy}", "remove one of the two")
             spec["reservationAffinity"] = {
                 "reservationAffinityType": "SPECIFIC_RESERVATION",
                 "key": "compute.googleapis.com/reservation-name",
@@ -332,7 +328,7 @@ class Request:
                 "and the last checkpoint"
             )
         if job.resources.use_spot and strategy != "SPOT":
-            self._add_problem(self._option_path("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")
+            self._add_option_problem("strategy", f"is {strategy}, but resources.use_spot asks for SPOT")
         scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
         if job.retry.max_attempts == 1 or job.limits.capped:  # a restart by Vertex AI may reset the timeout
             scheduling["disableRetries"] = True
@@ -343,7 +339,7 @@ class Request:
             message = (
                 "cannot be combined with limits.max_cost or max_total_runtime: its machines are billed after the job"
             )
-            self._add_problem(self._option_path("persistent_resource"), message, "remove one of the two")
+            self._add_option_problem("persistent_resource", message, "remove one of the two")
         if strategy:
             scheduling["strategy"] = strategy
         if job.limits.max_wait and strategy == "FLEX_START":
@@ -358,11 +354,8 @@ class Request:
     def _labels(self) -> dict[str, str]:
         for name, value in self._job.labels.items():
             if not _LABEL.fullmatch(name):
-                self._add_problem(
-                    f"labels.{name}",
-                    "is not a valid label here",
-                    "use small letters, digits, _ and -, starting with a letter",
-                )
+                hint = "use small letters, digits, _ and -, starting with a letter"
+                self._add_problem(f"labels.{name}", "is not a valid label here", hint)
             elif not _LABEL_VALUE.fullmatch(value):
                 message = f"has a value that is not valid for a label here: {value[:80]}"
                 self._add_problem(f"labels.{name}", message, "small letters, digits, _ and -, at most 63")
@@ -393,8 +386,8 @@ class Request:
             inputs[name] = {"uri": uri, "mode": "copy" if mount else item.mode}
         return inputs
 
-    def _option_path(self, name: str) -> str:
-        return f"options.{self._backend}.{name}"
+    def _add_option_problem(self, name: str, message: str, hint: str = "") -> None:
+        self._add_problem(f"options.{self._backend}.{name}", message, hint)
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(message, path, hint))

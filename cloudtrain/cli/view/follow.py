@@ -140,7 +140,7 @@ def report_end(run: Run, status: Status, seen: LastLines | None = None, *, as_js
     """Print how a run ended and return its exit code. A failure is printed with the last lines of the rank that failed first."""
     rank_name, last_lines = "", list[str]()
     if status.state not in (State.SUCCEEDED, State.CANCELLED) and not (seen and seen.single_rank):
-        rank_name, last_lines = (seen or _read_last_lines(run)).failure_lines(_failed_rank(run))
+        rank_name, last_lines = (seen or _read_last_lines(run)).failure_lines(failed_rank(run))
     if as_json:
         terminal.print_json(final_json(run, status))
         for text in last_lines:
@@ -288,7 +288,7 @@ def _read_last_lines(run: Run) -> LastLines:
     return last_lines
 
 
-def _failed_rank(run: Run) -> int | None:
+def failed_rank(run: Run) -> int | None:
     """Return the rank that failed first, from the launcher's result event; None where it is not known."""
     newest = run.attempts[-1].attempt_id
     for event in reversed(run.store.events(run.run_id, "result")):

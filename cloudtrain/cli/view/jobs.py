@@ -215,9 +215,9 @@ def _job_args(path: Path, sets: Sequence[str]) -> list[str]:
 def _is_batch_script(path: Path) -> bool:
     if path.suffix in (".py", ".yaml", ".yml", ".json") or not _has_shebang(path):
         return False
-    from cloudtrain.job import sbatch
+    from cloudtrain.job import forms
 
-    return sbatch.is_batch_script(path.read_text("utf-8", "replace"))
+    return forms.of_text(path.read_text("utf-8", "replace")) is not None
 
 
 def _has_shebang(path: Path) -> bool:

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cloudtrain.clock import SYSTEM
+from cloudtrain.job import providers
 
 WORDS = "cloudtrain.words"  # of a context: what follows the command's name
 F = TypeVar("F", bound=Callable[..., Any])
@@ -165,9 +166,9 @@ class _Rank(click.ParamType[int | None]):
         return int(value)
 
 
-_ID = "as `cloudtrain ls` prints it. Its first characters are enough if no other id begins with them."
-RUN = f"Id of the run, {_ID}"
-RUNS = f"One or more ids of runs, each {_ID}"
+_ID = "as `cloudtrain ls` prints it, or its id. The first characters of an id are enough if no other begins with them."
+RUN = f"The run, {_ID}"
+RUNS = f"One or more runs, each {_ID}"
 NEWEST = "Default: the newest run."
 # RUN of a command that only reads; without it the newest run is shown
 run_or_newest = argument("run_id", "[RUN]", f"{RUN} {NEWEST}", shell_complete=complete_runs)
@@ -204,8 +205,8 @@ def target_option_with(help: str) -> Callable[[F], F]:
     return click.option("-t", "--target", metavar="TARGET", shell_complete=complete_targets, help=help)
 
 
-WHERE = "Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml."
-OWN_TARGET = "The default is the job's own target; without one it is local."
+WHERE = f"Where to run: {providers.WHERE}."
+OWN_TARGET = f"The default is the job's own target; without one it is {providers.DEFAULT_TARGET}."
 target_option = target_option_with(f"{WHERE} {OWN_TARGET}")
 
 

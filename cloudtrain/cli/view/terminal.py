@@ -141,7 +141,7 @@ def print_table(
 ) -> None:
     """Print a table. On a terminal it folds long cells and styles a cell by its text (`styles`).
 
-    `right` names the columns to align right. On a narrow terminal the columns of `spare` are left out, in their order.
+    `right` names the columns to align right. On a narrow terminal the columns of `spare` are left out, in their order, and named.
     """
     rows = [list(headers), *([clean(cell) for cell in row] for row in rows)]
     widths = [max(columns.display_width(row[index]) for row in rows) for index in range(len(headers))]
@@ -163,6 +163,8 @@ def print_table(
                 f"{begin}{text}{end}" for (begin, end), text in zip(cell_styles, texts, strict=True)
             )
             sys.stdout.write(text_line.rstrip() + "\n")
+    if left_out := [head for index, head in enumerate(headers) if index not in kept]:
+        note(f"left out of a narrow terminal: {', '.join(left_out)}")
 
 
 def _fitting_columns(headers: Sequence[str], widths: Sequence[int], spare: Sequence[str]) -> list[int]:

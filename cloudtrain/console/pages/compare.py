@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,9 +14,9 @@ from cloudtrain.console import (
     history,
     importance,
     lists,
+    looks,
     nodeuse,
     relations,
-    runrows,
     shell,
     text,
     widgets,
@@ -27,12 +27,11 @@ from cloudtrain.events import State
 from cloudtrain.history import table, usage
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import format_count
-from cloudtrain.report import compare, comparison, plots
+from cloudtrain.report import compare, comparison
 from cloudtrain.report.compare import Row
 from cloudtrain.runs.run import Run
 
 MAX_RUNS = comparison.MAX_RUNS
-MOST_LISTED = 20  # runs that are listed without a click
 _TITLES = {
     "hyperparameters": "Hyperparameters",
     "results": "Results",
@@ -51,29 +50,35 @@ async def show(
     search: str = "",
     x: str = "",
     y: str = "",
+    axes: str = "",
+    hide: str = "",
+    baseline: str = "",
+    colours: str = "",
 ) -> None:
-    """Show the runs of a comma-separated list of ids; the address keeps axes, smoothing and search."""
+    """Show the runs of a comma-separated list of ids; the address keeps axes, smoothing, search and the looks of runs."""
     from nicegui import ui
 
     ids = list(dict.fromkeys(name for name in runs.split(",") if name))
     if not 1 < len(ids) <= MAX_RUNS:
         raise BadRequest(f"two to {MAX_RUNS} runs can be compared", "select them in the list of runs")
-    rows, states, labels, columns = await history.current().query(lambda store: _read(store, ids))
+    found = await history.current().query(lambda store: _read(store, ids))
+    rows, states, labels, columns = found.rows, found.states, found.labels, found.columns
     style = curvestyle.of_address(over, smoothing, log, log_x, search)
-    shown = {"x": x, "y": y}
+    looks.of_address(style, ids, hide, baseline, colours)
+    shown = {"x": x, "y": y, "axes": axes}
 
     def keep() -> None:
-        query = {"runs": ",".join(ids), **style.address(), **{name: value for name, value in shown.items() if value}}
+        query = {"runs": ",".join(ids), **style.address(), **looks.address(style, ids)}
+        query |= {name: value for name, value in shown.items() if value}
         ui.navigate.history.replace("/compare?" + urlencode(query, safe=","))
 
     shell.heading("Compare runs")
+    curves = charts.Curves(ids, project=found.project, labels=labels, style=style, on_style=keep)
     with widgets.card("Runs"):
-        _legend(ids[:MOST_LISTED], states, labels)
-        if len(ids) > MOST_LISTED:
-            with widgets.collapsible(format_count(len(ids) - MOST_LISTED, "more run")):
-                _legend(ids[MOST_LISTED:], states, labels, MOST_LISTED)
+        looks.Legend(
+            curves, style, [(run_id, labels[run_id], found.shorts[run_id], states[run_id]) for run_id in ids]
+        ).show()
     with widgets.card("Curves"):
-        curves = charts.Curves(ids, labels=labels, style=style, on_style=keep)
         await curves.show()
         widgets.button("Share as one file", lambda: _share(ids, style), icon="download")
     used = nodeuse.UseOfRuns(ids, labels)
@@ -83,9 +88,8 @@ async def show(
     with widgets.card("Differences"):
         if not rows:
             ui.label("nothing differs").classes("ct-dim")
-        for section in ("hyperparameters", "results", "spec", "source", "request"):
-            for _, group in groupby((row for row in rows if row.section == section), key=lambda row: row.section):
-                _section(section, list(group), [labels[run_id] for run_id in ids])
+        else:
+            _differences(rows, [labels[run_id] for run_id in ids])
     # The curves of runs that have ended do not change.
     poll([] if all(state.final for state in states.values()) else [curves.refresh, used.refresh])
 
@@ -104,18 +108,27 @@ async def _share(ids: Sequence[str], style: curvestyle.CurveStyle) -> None:
         ui.download.content(content, "comparison.html", "text/html")
 
 
-def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str], first: int = 0) -> None:
+def _differences(rows: list[Row], labels: list[str]) -> None:
+    """Draw the differences, and a field that leaves those rows whose name or a value contains its text."""
     from nicegui import ui
 
-    with ui.element("ul").classes("ct-legend"):
-        for number, run_id in enumerate(ids, first):
-            with ui.element("li").classes("ct-row"):
-                ui.element("i").classes("ct-swatch").style(f"background: {plots.colour_of(number)}")
-                with ui.element("div"):
-                    widgets.element("a", text.clean(labels[run_id], 200)).props["href"] = runrows.run_link(run_id)
-                    if labels[run_id] != run_id:
-                        ui.label(run_id).classes("ct-dim ct-small")
-                    widgets.state(states[run_id])
+    area = ui.element("div")
+
+    def draw(words: str) -> None:
+        area.clear()
+        found = [
+            row for row in rows if any(words.lower() in text.clean(each).lower() for each in (row.path, *row.values))
+        ]
+        with area:
+            if not found:
+                ui.label("no row has this text").classes("ct-dim")
+            for section in ("hyperparameters", "results", "spec", "source", "request"):
+                if group := [row for row in found if row.section == section]:
+                    _section(section, group, labels)
+
+    search = ui.input(label="Filter rows", on_change=lambda event: draw(event.value or ""))
+    search.props("outlined dense clearable debounce=250").classes("ct-choice").move(target_index=0)
+    draw("")
 
 
 def _section(section: str, rows: list[Row], labels: list[str]) -> None:
@@ -144,16 +157,31 @@ def _table(caption: str, rows: list[Row], labels: list[str]) -> None:
     )
 
 
-def _read(store: Store, ids: list[str]) -> tuple[list[Row], dict[str, State], dict[str, str], dict[str, list[Any]]]:
-    """Return the differences of runs, their states, names and the columns in which they differ."""
+@dataclass(frozen=True)
+class _Found:
+    """What the page shows of its runs: differences, states, names, and the columns in which they differ."""
+
+    rows: list[Row]
+    states: dict[str, State]
+    labels: dict[str, str]
+    shorts: dict[str, str]
+    columns: dict[str, list[Any]]
+    project: str
+
+
+def _read(store: Store, ids: list[str]) -> _Found:
+    """Return what the page shows of runs; raises UnknownRun."""
     for run_id in ids:
         if store.get(run_id) is None:
             raise UnknownRun(f"no run has the id {text.clean(run_id)}", "see the list of runs")
         if store.is_unread(run_id):
             with suppress(CloudtrainError):  # its output is gone: the comparison has no metrics of it
                 Run(run_id, store).refresh(lambda _: None)
-    states = {run_id: store.find(run_id).status.state for run_id in ids}
-    return compare.among(store, ids), states, compare.describe_runs(store, ids), _differing(store, ids)
+    named = table.rows_of(store, ids, ["short", "name"])
+    states = {row.record.run_id: row.record.status.state for row in named}
+    shorts = {row.record.run_id: str(row.values[0]) for row in named}
+    labels, columns = compare.describe_runs(store, ids), _differing(store, ids)
+    return _Found(compare.among(store, ids), states, labels, shorts, columns, str(named[0].values[1]))
 
 
 def _differing(store: Store, ids: list[str]) -> dict[str, list[Any]]:

@@ -10,27 +10,37 @@ from cloudtrain.history import marks
 
 
 class Headline:
-    """What a person wrote to a run, below the heading of its page."""
+    """The heading of a run's page: its title or short name, its id, and what a person wrote to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str, short: str) -> None:
+        from nicegui import ui
+
+        self._run_id, self._short = run_id, short
+        self._heading = shell.heading(short)
+        ui.label(run_id).classes("ct-dim ct-small")
+
+    def show_marks(self) -> None:
+        """Draw the line of the star, the tags and the note here."""
         from nicegui import ui
 
         self._area = ui.element("div").classes("ct-row")
 
     def draw(self, stored: marks.Marks) -> None:
-        """Draw the title, with a star where the run has one, the tags and the note."""
+        """Draw the title or the short name, with a star where the run has one; the tags and the note."""
         from nicegui import ui
 
         self._area.clear()
-        title = ("★ " if stored.starred else "") + text.clean(stored.title, 200)
+        name = text.clean(stored.title, 200) or self._short
+        self._heading.text = ("★ " if stored.starred else "") + name
+        ui.page_title(f"{name} · cloudtrain")
         with self._area:
-            if title:
-                ui.label(title)
+            if stored.title:
+                ui.label(self._short).classes("ct-dim")
             for tag in stored.tags:
                 ui.label(text.clean(tag, 60)).classes("ct-tag")
             if stored.note:
                 ui.label(text.clean(stored.note, 300)).classes("ct-dim")
-        self._area.set_visibility(bool(title or stored.tags or stored.note))
+        self._area.set_visibility(bool(stored.title or stored.tags or stored.note))
 
 
 async def show(run_id: str, headline: Headline) -> None:

@@ -18,6 +18,7 @@ from cloudtrain.console.polling import poll
 from cloudtrain.console.routes import PAGES
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
+from cloudtrain.history import table
 from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.run import Run
 
@@ -29,14 +30,13 @@ async def show(
     from nicegui import ui
 
     await history.current().query_run(run_id, history.refresh)
-    ui.page_title(f"{run_id} · cloudtrain")
+    short, project = (await history.current().query(lambda s: table.rows_of(s, [run_id], ["short", "name"])))[0].values
     with ui.element("div").classes("ct-row"):
         with ui.element("div").classes("ct-grow"):
-            shell.heading(run_id)
+            headline = marks.Headline(run_id, str(short))
         state = ui.element("div").props('role="status"')
         actions = ui.element("div").classes("ct-row")
-    headline = marks.Headline()
-
+    headline.show_marks()
     drawn_state: list[object] = []
 
     def draw_heading(details: RunDetails) -> None:
@@ -60,7 +60,7 @@ async def show(
 
     with widgets.card("Curves"):
         style = curvestyle.of_address(over, smoothing, log, log_x, search)
-        curves = charts.Curves([run_id], style=style, on_style=keep)
+        curves = charts.Curves([run_id], project=str(project), style=style, on_style=keep)
         await curves.show()
     with widgets.card("Use of each node"):
         used = nodeuse.Use(run_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +18,7 @@ from cloudtrain.history import marks, table
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.job.units import format_count
+from cloudtrain.runs.run import Run
 
 LONGEST = 1000  # characters of a filter
 
@@ -71,6 +74,8 @@ class Listing:
                 widgets.button("Remove tag", lambda: self._mark(lambda: {"untag": [(tag.value or "").strip()]}))
                 widgets.button("Star", lambda: self._mark(lambda: {"star": True}))
                 widgets.button("Remove star", lambda: self._mark(lambda: {"star": False}))
+                widgets.button("Cancel runs", self._cancel, "ct-danger")
+                widgets.button("Resume runs", lambda: self._each("resumed", Run.resume))
                 widgets.button("Archive", lambda: self._mark(lambda: {"archive": True}))
                 widgets.button("Restore", lambda: self._mark(lambda: {"archive": False}))
                 words = ui.input(label="Title or note").props("outlined dense").classes("ct-grow")
@@ -194,7 +199,9 @@ class Listing:
     async def _export(self) -> None:
         from nicegui import ui
 
-        content = await history.current().query(lambda store: runrows.to_csv(store, self._query))
+        shown = [head.column for head in self._shown.heads if head.column not in ("", "run", "state")]
+        query = self._query if self._query.group else replace(self._query, columns=",".join(shown))
+        content = await history.current().query(lambda store: runrows.to_csv(store, query))
         ui.download.content(content, "runs.csv", "text/csv")
 
     async def _mark(self, changes: Callable[[], dict[str, Any]]) -> None:
@@ -206,6 +213,41 @@ class Listing:
             self._known = None
             await self.refresh()
 
+    async def _cancel(self) -> None:
+        """Cancel the chosen runs, when the person is sure."""
+        from nicegui import ui
+
+        with ui.dialog().props('aria-label="Cancel runs"') as dialog, ui.card():
+            ui.label(f"Cancel {format_count(len(self._chosen), 'run')}? This stops all their processes.")
+            with ui.element("div").classes("ct-row"):
+                widgets.button("Cancel them", lambda: dialog.submit(True), "ct-danger")
+                widgets.button("Keep them running", lambda: dialog.submit(False))
+        sure = await dialog
+        dialog.delete()
+        if sure:
+            await self._each("cancelled", lambda run: run.cancel())
+
+    async def _each(self, done: str, action: Callable[[Run], object]) -> None:
+        """Do something with each chosen run; those that cannot are named with the reason."""
+        from nicegui import ui
+
+        def do(run_id: str, store: Store) -> str:
+            try:
+                action(Run(run_id, store))
+            except CloudtrainError as error:
+                return f"{run_id}: {shell.format_error(error)}"
+            return ""
+
+        chosen = list(self._chosen)
+        jobs = [history.current().query(partial(do, run_id)) for run_id in chosen]
+        problems = [problem for problem in await asyncio.gather(*jobs) if problem]
+        if problems:
+            ui.notify("\n".join(problems[:5]), type="negative", multi_line=True, close_button="Close", timeout=0)
+        if len(problems) < len(chosen):
+            ui.notify(f"{format_count(len(chosen) - len(problems), 'run')} {done}", type="positive")
+        self._known = None
+        await self.refresh()
+
     async def _try(self, action: Callable[[Store], Any]) -> bool:
         """Do something with the history; an error is shown. Returns whether it was done."""
         try:
@@ -215,11 +257,12 @@ class Listing:
             return False
         return True
 
-    def _choose(self, run_id: str = "", chosen: bool = False) -> None:
-        if run_id and chosen:
-            self._chosen[run_id] = None
-        else:
+    def _choose(self, run_ids: Sequence[str] = (), chosen: bool = False) -> None:
+        for run_id in run_ids:
             self._chosen.pop(run_id, None)
+        self._chosen |= dict.fromkeys(run_ids) if chosen else {}
+        if run_ids:
+            self._table.props["rows"] = runrows.selects(self._shown.lines, self._chosen)
         count = len(self._chosen)
         self._compare.text = f"Compare {count} runs" if count > 1 else "Compare"
         self._compare.set_enabled(1 < count <= MAX_RUNS)

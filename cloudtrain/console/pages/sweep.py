@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.console import charts, history, relations, shell, text, widgets
+from cloudtrain.console import charts, history, lists, relations, shell, text, widgets
 from cloudtrain.console.pages.sweeps import draw_state
 from cloudtrain.console.polling import poll
 from cloudtrain.errors import CloudtrainError, MissingExtra, UnknownRun
@@ -90,6 +90,7 @@ class SweepPage:
     def __init__(self, sweep_id: str) -> None:
         self._id = sweep_id
         self._shown: Shown | None = None
+        self._sorted = ""  # the column of the table of trials, `-` before it for the highest first
         self._results: object = None  # of which the charts are
         self._best_chart: Any = None
         self._shares_chart: Any = None
@@ -155,24 +156,28 @@ class SweepPage:
 
         if len(now.trials) > MOST_TRIALS:
             ui.label(f"the newest {MOST_TRIALS} of {len(now.trials)}").classes("ct-dim ct-small")
+        with ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="All trials"'):
+            drawn = lists.runs_table()
+        drawn.on("sort", lambda event: self._sort(event.args))
+        column, descending = self._sorted.removeprefix("-"), self._sorted.startswith("-")
+        heads = ("trial", "state", *now.metrics, *now.searched, "run", "note")
+        order = {True: "descending", False: "ascending"}[descending]
+        drawn.props["heads"] = tuple(
+            (text.clean(head, 80), "", head, order if head == column else "none") for head in heads
+        )
+        trials = now.trials[-MOST_TRIALS:][::-1]
+        if column in heads:
+            trials = sort_trials(trials, heads.index(column), len(now.metrics), descending=descending)
+        drawn.props["rows"] = tuple((str(trial.number), "", False, _cells(trial, len(now.metrics))) for trial in trials)
 
-        def state(trial: Trial) -> Callable[[], object]:
-            word = "deleted" if trial.run_id else "not sent"
-            return lambda: widgets.state(trial.state) if trial.state else ui.label(word)
-
-        def link(trial: Trial) -> Callable[[], None]:
-            run_id = trial.run_id or ""
-            return lambda: widgets.link(run_id, f"/runs/{quote(run_id)}")
-
-        rows = [
-            (
-                trial.number, state(trial), *(f"{value:.6g}" for value in trial.values),
-                *("" for _ in now.metrics[len(trial.values):]), *(format_value(value) for value in trial.params),
-                link(trial) if trial.state else trial.run_id or "", trial.note,
-            )
-            for trial in now.trials[-MOST_TRIALS:][::-1]
-        ]  # fmt: skip
-        widgets.table(("trial", "state", *now.metrics, *now.searched, "run", "note"), rows, caption="All trials")
+    async def _sort(self, column: str) -> None:
+        """Sort by a column: upwards, downwards, the newest first again."""
+        order = ["", column, f"-{column}", ""]
+        self._sorted = order[order.index(self._sorted) + 1] if self._sorted in order else column
+        if self._shown:
+            self._trials.clear()
+            with self._trials:
+                self._table(self._shown)
 
     def _charts(self, now: Shown) -> None:
         whole = [trial for trial in now.trials if trial.values]
@@ -215,6 +220,38 @@ class SweepPage:
         except CloudtrainError as error:
             shell.notify_error(error)
         await self.refresh()
+
+
+def sort_trials(trials: Sequence[Trial], at: int, metrics: int, *, descending: bool) -> tuple[Trial, ...]:
+    """Return trials in the order of a column of the table: numbers before texts, those without a value last."""
+
+    def value(trial: Trial) -> Any:
+        state = trial.state.value if trial.state else None
+        values = [*trial.values, *(None for _ in range(metrics - len(trial.values)))]
+        return [trial.number, state, *values, *trial.params, trial.run_id, trial.note][at]
+
+    known = [trial for trial in trials if value(trial) is not None and value(trial) == value(trial)]
+    numbers = [trial for trial in known if isinstance(value(trial), int | float)]
+    texts = [trial for trial in known if trial not in numbers]
+    numbers.sort(key=value, reverse=descending)
+    texts.sort(key=lambda trial: str(value(trial)), reverse=descending)
+    return (*numbers, *texts, *(trial for trial in trials if trial not in known))
+
+
+def _cells(trial: Trial, metrics: int) -> tuple[tuple[str, str, str, str, tuple[str, ...]], ...]:
+    """Return the cells of a trial as runs.js draws them."""
+    word = trial.state.value if trial.state else "deleted" if trial.run_id else "not sent"
+    look = (widgets.state_class(trial.state) or "ct-other") if trial.state else ""
+    values = [*(f"{value:.6g}" for value in trial.values), *("" for _ in range(metrics - len(trial.values)))]
+    words = [*values, *(text.clean(format_value(value)) for value in trial.params)]
+    run = ("", text.clean(trial.run_id or ""), f"/runs/{quote(trial.run_id or '')}" if trial.state else "", "", ())
+    return (
+        ("", str(trial.number), "", "", ()),
+        ("", word, "", look, ()),
+        *(("", each, "", "", ()) for each in words),
+        run,
+        ("", text.clean(trial.note), "", "", ()),
+    )
 
 
 def _draw_chart(chart: Any, figure: dict[str, Any], area: Any) -> Any:

@@ -47,11 +47,9 @@ def longer_options(store: Store, run_id: str) -> str:
 
 def _options(store: Store, newest: AttemptRecord) -> Sequence[str]:
     """Return `--set` with twice the limit that ended an attempt, and with a cap that pays for it."""
-    from cloudtrain.job.job import Job
-
     plan = newest.plan
     try:
-        limits = Job.from_dict(plan.job).limits
+        limits = plan.stored_job.limits
         backend = backend_of(plan, store.home, newest.handle, clock=store.clock)
     except (CloudtrainError, LookupError):  # of an older version, or its extra is not installed any more
         return []

@@ -49,11 +49,9 @@ def replan(
         BackendError: the bundle is gone.
         CapReached: too little is left of the run's cap.
     """
-    from cloudtrain.job.job import Job
-
     bundle = stored_bundle(plan, home)
     rows = () if job else plan.candidates
-    made = cap.plan_attempt(backend, job or Job.from_dict(plan.job), bundle, plan.run_id, number, earlier, home, rows)
+    made = cap.plan_attempt(backend, job or plan.stored_job, bundle, plan.run_id, number, earlier, home, rows)
     return replace(made, target=plan.target, candidates=rows, policies=plan.policies), bundle
 
 

@@ -19,7 +19,7 @@ BASE = (
     "HOME", "PATH", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_*", "XDG_*", "PYTHON*", "LD_LIBRARY_PATH",
     "DYLD_*", "VIRTUAL_ENV", "CLOUDTRAIN_HOME", "CLOUDTRAIN_CACHE", "CLOUDTRAIN_CONFIG_HOME",
 )  # fmt: skip
-# What boto3, google-auth, kubectl's plugins, ssh, Slurm, Docker and akash read for credentials, their pointers, the way out.
+# What boto3, google-auth, kubectl's plugins, ssh, Docker and clients of schedulers read: credentials, pointers, the way out.
 CREDENTIALS = (
     "AWS_*", "BOTO_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "GCE_*", "STORAGE_EMULATOR_HOST", "KUBECONFIG", "KUBERNETES_*",
     "SSH_AUTH_SOCK", "SLURM_CONF", "SLURM_CLUSTERS", "DOCKER_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "AZURE_*",

@@ -19,7 +19,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Paths, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.job import homes, platform_keys, roles, rules, targets
+from cloudtrain.job import homes, roles, rules, targets
 from cloudtrain.policy import apply
 from cloudtrain.runs.planning import bad_nodes, candidates, cap, keys, upstream
 from cloudtrain.runs.planning.checks.job import Case
@@ -298,18 +298,18 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     """Return what the job wants and the backend cannot do."""
     problems = [
         Problem(
-            f"the backend {kind.name} does not offer {platform_keys.describe(key)}",
+            f"the backend {kind.name} does not offer {rules.describe_key(key)}",
             key.partition(".")[0] if key.startswith(("secrets.", "roles.")) else key,
             _instead(key, kind),
         )
-        for key in platform_keys.in_use(job)
+        for key in rules.keys_in_use(job)
         if key not in kind.traits.keys
     ]
     problems += [
-        Problem(f"the backend {kind.name} does not offer {platform_keys.describe(key)}", f"roles.{name}.{key}")
+        Problem(f"the backend {kind.name} does not offer {rules.describe_key(key)}", f"roles.{name}.{key}")
         for name in roles.services(job)
         if job.roles[name].resources
-        for key in platform_keys.in_use(roles.program(job, name))
+        for key in rules.keys_in_use(roles.program(job, name))
         if key.startswith("resources.") and key not in kind.traits.keys
     ]
     if kind.traits.paths is Paths.NONE:

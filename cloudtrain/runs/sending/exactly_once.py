@@ -188,7 +188,7 @@ class ExactlyOnce(Planner):
         try:
             found = keys.search(plan, self.home, self.clock)
         except Unreachable as error:
-            if not outcomes.max_wait_s(plan):
+            if not plan.stored_job.limits.max_wait_s:
                 raise
             self._unasked = plan.run_id, error
             return None

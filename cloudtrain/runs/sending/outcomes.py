@@ -78,7 +78,7 @@ def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
     if len(plan.candidates) > 1:
         return record_refused(store, plan, NoCapacity(error.message, error.hint))
     attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
-    limit_s = max_wait_s(plan)
+    limit_s = plan.stored_job.limits.max_wait_s
     if limit_s is not None:
         if age_s(attempt, store.clock) > limit_s:
             return record_refused(store, plan, BackendError(given_up(plan, error.message), error.hint))
@@ -212,15 +212,8 @@ def age_s(attempt: AttemptRecord, clock: Clock = SYSTEM) -> float:
 
 def patience_s(attempt: AttemptRecord) -> float:
     """Return for how many seconds a first submission is repeated."""
-    limit_s = max_wait_s(attempt.plan) if is_unsent(attempt) else None
+    limit_s = attempt.plan.stored_job.limits.max_wait_s if is_unsent(attempt) else None
     return ADOPTABLE_S if limit_s is None else limit_s
-
-
-def max_wait_s(plan: Plan) -> float | None:
-    """Return `limits.max_wait` of a plan in seconds; None where it is not set."""
-    from cloudtrain.job.job import Job
-
-    return Job.from_dict(plan.job).limits.max_wait_s
 
 
 @contextmanager

@@ -37,9 +37,7 @@ def allowed(store: Store, plan: Plan, status: Status) -> bool:
     event = EVENTS.get(status.state) if status.event in ("", ENDED) else status.event
     if event is None:
         return False
-    from cloudtrain.job.job import Job
-
-    retry = Job.from_dict(plan.job).retry
+    retry = plan.stored_job.retry
     if event not in retry.on_events or rounds(store, plan, status)[0] >= retry.max_attempts:
         return False
     # No platform starts a job again for lack of machines, whatever else it retries.
@@ -195,18 +193,12 @@ def why_withdrawn(store: Store, attempt: AttemptRecord, status: Status) -> str:
         return ""
     if attempt.status.event == "capacity":
         return attempt.status.reason
-    from cloudtrain.job.job import Job
-
-    max_wait = Job.from_dict(attempt.plan.job).limits
+    limits = attempt.plan.stored_job.limits
     pending = status.state in _PENDING and status.started_at is None
-    if (
-        not pending
-        or max_wait.max_wait_s is None
-        or seconds_since(attempt.created_at, store.clock) <= max_wait.max_wait_s
-    ):
+    if not pending or limits.max_wait_s is None or seconds_since(attempt.created_at, store.clock) <= limits.max_wait_s:
         return ""
     refused = Status(State.FAILED, event="capacity")
-    reason = f"cancelled: no machines within {max_wait.max_wait} (limits.max_wait)"
+    reason = f"cancelled: no machines within {limits.max_wait} (limits.max_wait)"
     return reason if allowed(store, attempt.plan, refused) else ""
 
 

@@ -85,9 +85,7 @@ def _final_plan(store: Store, plan: Plan) -> Plan:
     inputs = (plan.job.get("inputs") or {}).values()
     if not any("run" in item and "sha256" not in item for item in inputs):
         return plan
-    from cloudtrain.job.job import Job
-
     options = (plan.job.get("options") or {}).get(plan.backend) or {}
-    job = upstream.locate(Job.from_dict(plan.job), plan.backend, options, store.home)
+    job = upstream.locate(plan.stored_job, plan.backend, options, store.home)
     made, _ = attempts.replan(plan, 1, attempts.backend_of(plan, store.home, clock=store.clock), store.home, job=job)
     return replace(made, notes=plan.notes)

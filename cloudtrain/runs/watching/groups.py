@@ -47,6 +47,7 @@ class Entry:
         self.given: Status | None = None  # from the group's last call
         self.arrived: Status | None = None  # the same, while a thread looked at the run
         self.pace: Pace | None = None  # known after the first look
+        self.mark: object = None  # as of Backend.marks
         self.looked = -UNREAD_S
         self.pause_s = self.due = 0.0
         self.nodes = 1
@@ -76,7 +77,7 @@ class Group:
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
-        self.asking = False
+        self.asking = self.reading_marks = False
         self._asked_last = False  # the last call that the budget allowed asked for many states, not for one
         self._heap: list[tuple[float, int, Entry]] = []
 

@@ -6,15 +6,13 @@ host. A call that hangs delays only its own run, or its own group's where the gr
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.backends import registry
-from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Status
@@ -23,6 +21,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import watch_log
 from cloudtrain.runs.watching import pace
+from cloudtrain.runs.watching.clients import Clients
 from cloudtrain.runs.watching.groups import Entry, Group
 from cloudtrain.runs.watching.pace import NOTICE_S
 from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher
@@ -31,8 +30,6 @@ from cloudtrain.runs.watching.workers import run_sender
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
 GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain wait --foreground`
-MOST = 64  # clients that are kept: one of an SDK takes megabytes
-RENEW_S = 60.0  # between two renewals of one
 
 
 class Multiplexer:
@@ -181,6 +178,32 @@ class Multiplexer:
                 group = entry.group
                 if entry.pace and group and (entry.due > moment or not group.may_ask()) and entry.pace.log_is_due:
                     group.read_log_soon(entry)
+            self._notice_changes()
+
+    def _notice_changes(self) -> None:
+        """Let the marks of attempts be read, where the platform's files are here: many that change are asked for in one call."""
+        for group in self._groups.values():
+            if group.asks is None or not group.asks.has_marks or group.reading_marks:
+                continue
+            entries = [each for each in self.runs.values() if each.group is group and each.pace and each.handle]
+            if entries:
+                group.reading_marks = True
+                group.pool.submit(self._read_marks, group, group.asks, entries)
+
+    def _read_marks(self, group: Group, asks: Backend, entries: list[Entry]) -> None:
+        found: Mapping[str, object] = {}
+        try:
+            found = asks.marks([entry.handle for entry in entries if entry.handle])
+        finally:
+            self.post(lambda: self._marks_read(group, entries, found))
+
+    def _marks_read(self, group: Group, entries: list[Entry], found: Mapping[str, object]) -> None:
+        group.reading_marks = False
+        for entry in entries:
+            before, entry.mark = entry.mark, found.get(entry.handle or "")
+            if before not in (None, entry.mark) and entry.pace:
+                entry.pace.expect_change()
+                group.schedule(entry, 0.0)
 
     def notice_cancelled(self, run_ids: Iterable[str]) -> None:
         """Look at once at runs that are to be cancelled: whoever asked for it may have died before telling the platform."""
@@ -337,37 +360,3 @@ class Multiplexer:
         if error is not None:
             text = error if isinstance(error, CloudtrainError) else "".join(traceback.format_exception(error))
             watch_log.write(f"{whom}: {text}")
-
-
-class Clients:
-    """Backends by their options, for all threads; at most MOST."""
-
-    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
-        self._home, self._clock = home, clock
-        self._backends: dict[tuple[str, str], Backend] = {}
-        self._renewed: dict[tuple[str, str], float] = {}  # monotonic
-
-    def get(self, plan: Plan) -> Backend:
-        """Return the backend of a plan."""
-        key = _key(plan)
-        backend = self._backends.get(key)
-        if backend is None:
-            backend = registry.create_for(plan, self._home, self._clock)
-            while len(self._backends) >= MOST:
-                self._backends.pop(next(iter(self._backends)), None)
-            backend = self._backends.setdefault(key, backend)
-        return backend
-
-    def renew(self, plan: Plan) -> Backend | None:
-        """Make a new backend after a refusal, since credentials may have been renewed; None within RENEW_S."""
-        key, moment = _key(plan), self._clock.monotonic()
-        if moment - self._renewed.get(key, -RENEW_S) < RENEW_S:
-            return None
-        self._renewed[key] = moment
-        self._backends.pop(key, None)
-        return self.get(plan)
-
-
-def _key(plan: Plan) -> tuple[str, str]:
-    options = (plan.job.get("options") or {}).get(plan.backend) or {}
-    return plan.backend, json.dumps(options, sort_keys=True, default=str)

@@ -36,6 +36,7 @@ from cloudtrain.runs.watching.workers import Worker, patterns_of
 LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
+LAST_S = 0.1  # how long a watcher that ends waits for a last run
 Environ = dict[str, str]
 
 
@@ -73,7 +74,7 @@ class HomeWatcher:
             self._mailbox.close()
         messages: list[Message] = []
         if not (self._is_gone() or self._replaced):
-            self._runs.turn(0.1)
+            self._runs.turn(LAST_S)
             messages = self._known_runs()
         self._runs.release()
         return messages

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.clock import SYSTEM
-from cloudtrain.job import platform_keys
+from cloudtrain.job import rules
 from cloudtrain.job.job import Job
 from cloudtrain.testing.elsewhere import SURROUNDINGS, Elsewhere
 from cloudtrain.testing.fixtures import ContractFixtures
@@ -25,7 +25,7 @@ class PlanContract(ContractFixtures):
     def test_it_is_a_backend(self, backend: Backend) -> None:
         assert isinstance(backend, Backend)
         assert backend.name
-        assert backend.traits.keys.keys() <= {*platform_keys.every(), *platform_keys.SHARED}
+        assert backend.traits.keys.keys() <= {*rules.platform_keys(), *rules.SHARED_KEYS}
         assert backend.traits.shell == (type(backend).shell is not Backend.shell)
         assert registry.backend_class(backend.name) is type(backend)
         assert isinstance(type(backend).discover(), dict)

@@ -87,8 +87,10 @@ class SubmitContract(ContractFixtures):
         self, backend: Backend, connect: Callable[[], Backend], prepare: Any
     ) -> None:
         plan, bundle = prepare("print('once')")
+        stored = plan.to_json()
         handle = backend.submit(plan, bundle)
         assert connect().submit(plan, bundle) == handle
+        assert plan.to_json() == stored, "a plan is kept and read by others: a submit must not change it"
         self.until_final(backend, handle)
         assert connect().submit(plan, bundle) == handle
         assert backend.status(handle).state is State.SUCCEEDED

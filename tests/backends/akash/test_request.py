@@ -120,6 +120,31 @@ def test_accelerators_are_models_of_akash(accelerator: str, model: dict[str, str
     assert gpu_model(accelerator) == model
 
 
+@pytest.mark.parametrize(
+    "image",
+    ["registry/Train:1", "https://registry.example/train", "train:1 ", "train@sha256:12", "train:", "a//b", "x" * 501],
+)
+def test_a_name_of_no_image_is_refused_before_a_lease_is_paid_for(bundle: Bundle, image: str) -> None:
+    with pytest.raises(BadJob) as raised:
+        planned(bundle, {"image": image}, {})
+    assert [problem.path for problem in raised.value.problems] == ["image"]
+
+
+@pytest.mark.parametrize(
+    "image", ["train", "registry.example:5000/team/train_x:1.0-gpu", f"ghcr.io/a/b@sha256:{'0' * 64}"]
+)
+def test_names_of_images_are_taken(bundle: Bundle, image: str) -> None:
+    assert planned(bundle, {"image": image}, {}).request["sdl"]["services"]["node-0"]["image"] == image
+
+
+def test_an_auditor_is_an_address_of_akash() -> None:
+    given = {"store": "s3://bucket/x", "auditors": [CASES["everything"][1]["auditors"][0]]}
+    assert AkashBackend.options()(**given)
+    for auditor in ("akash1abc", "cosmos1365yvmc4s7awdyj3n2sav7xfx76adc6dnmlx63", "akash1" + "b" * 38):
+        with pytest.raises(ValueError, match="auditors"):
+            AkashBackend.options()(**given | {"auditors": [auditor]})
+
+
 def test_all_problems_at_once(bundle: Bundle) -> None:
     with pytest.raises(BadJob) as raised:
         planned(

@@ -59,7 +59,7 @@ def test_a_jobset_needs_its_operator_and_its_own_permissions(cluster: Cluster):
     cluster.resources.denied |= {("create", "jobs"), ("patch", "jobs"), ("create", "services")}
     assert len(found(cluster)) == 3 and found(cluster, kind="jobset") == []
     assert probed(cluster, {"kind": "jobset"}) == []
-    cluster.kubelet.has_jobsets = False
+    cluster.kubelet.operators.clear()
     cluster.resources.denied |= {("create", "jobsets")}
     assert found(cluster, kind="jobset") == [
         "you have no permission to create jobsets in default, which cloudtrain needs to submit",

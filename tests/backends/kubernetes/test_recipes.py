@@ -15,7 +15,9 @@ from tests.backends.kubernetes.test_request import made, problems
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes_recipes.md").read_text("utf-8")
 HEADINGS = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
-RECIPES = dict(zip(("gke", "eks", "kueue", "jobset", "near"), BLOCKS, strict=True))
+NAMES = ("gke", "eks", "kueue", "jobset", "volcano", "scheduler-plugins", "runtime", "near")
+RECIPES = dict(zip(NAMES, BLOCKS, strict=True))
+RUNTIME = RECIPES.pop("runtime")
 
 
 def planned(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def planned(recipe: dict[str, Any]) -> dict[str, Any]:
 def test_a_recipe_makes_a_job_that_a_server_takes(name: str):
     import kubernetes_validate
 
-    assert len(HEADINGS) == len(BLOCKS)
+    assert len(HEADINGS) == len(BLOCKS) - 1
     for release in ("1.29", "1.37"):
         kubernetes_validate.validate(planned(RECIPES[name]), release, strict=True)
 
@@ -61,3 +63,26 @@ def test_the_others_ask_for_interfaces_a_queue_and_a_rack():
     assert affinity.keys() == {"nodeAffinity", "podAffinity"}
     jobset = made({}, RECIPES["jobset"]["options"]["kubernetes"]).main
     assert "alpha.jobset.sigs.k8s.io/exclusive-topology" in jobset["metadata"]["annotations"]
+
+
+def test_pods_of_a_gang_name_its_group_and_scheduler():
+    """scheduling.k8s.io/group-name: KubeGroupNameAnnotationKey of volcano.sh/apis; scheduling.x-k8s.io/pod-group:
+    PodGroupLabel of sigs.k8s.io/scheduler-plugins (2026-11-29)."""
+    for name, kind, key in (
+        ("volcano", "annotations", "scheduling.k8s.io/group-name"),
+        ("scheduler-plugins", "labels", "scheduling.x-k8s.io/pod-group"),
+    ):
+        template = planned(RECIPES[name])["spec"]["template"]
+        assert template["metadata"][kind][key] == "my-group"
+        assert (
+            template["spec"]["schedulerName"].startswith(name)
+            and "cloudtrain.dev/run" in template["metadata"]["labels"]
+        )
+
+
+def test_the_runtime_has_only_fields_of_its_schema():
+    from kubeflow_trainer_api.models.trainer_v1alpha1_cluster_training_runtime import (
+        TrainerV1alpha1ClusterTrainingRuntime,
+    )
+
+    assert TrainerV1alpha1ClusterTrainingRuntime.from_dict(RUNTIME).to_dict() == RUNTIME

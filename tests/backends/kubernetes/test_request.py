@@ -69,6 +69,14 @@ CASES = {
         {"kind": "jobset", "queue": "research"},
         1000,
     ),
+    "jobset_restarted": (
+        {"num_nodes": 2, "retry": {"max_attempts": 3, "by": "cluster"}, "output": "gs://bucket/out"}, {"kind": "jobset"}, 1000
+    ),
+    "trainjob": (
+        {"num_nodes": 2, "image": None, "resources": {"accelerators": "H100:8", "memory": "1TiB"}},
+        {"kind": "trainjob", "runtime": "torch-distributed", "node_selector": {"rack": "a"}, "service_account": "trainer"},
+        1000,
+    ),
     "claims": (
         {"output": "/data/out", "inputs": {"train": "/sets/imagenet"}},
         {"volumes": [{"claim": "shared", "path": "/data"}, {"claim": "sets", "path": "/sets", "read_only": True}]},
@@ -148,7 +156,7 @@ def test_every_release_takes_the_manifests_strictly(release: str, monkeypatch: p
     for case in CASES.values():
         request = made(*case).to_dict()
         manifests = [*request["manifests"], *kubectl_manifests(request, b"packed")]
-        for manifest in (each for each in manifests if each["kind"] != "JobSet"):  # its schema: test_jobset.py
+        for manifest in (each for each in manifests if each["kind"] not in ("JobSet", "TrainJob")):  # test_jobset.py
             kubernetes_validate.validate(manifest, release, strict=True)
 
 

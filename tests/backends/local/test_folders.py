@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.local import bytecode
+from cloudtrain.backends.local import backend as local
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.errors import BackendError
@@ -226,7 +226,7 @@ def test_the_runtime_is_compiled_once_and_checked_against_its_source(tmp_path):
         return runtime
 
     runtime, cache = make("one", "VALUE = 1\n"), tmp_path / "cache"
-    bytecode.link_bytecode(runtime.parent, cache)
+    local.link_bytecode(runtime.parent, cache)
     (place,) = cache.iterdir()
     assert place.name.startswith(f"{sys.implementation.cache_tag}-") and len(place.name.rpartition("-")[2]) == 32
     for file in (runtime / "launch.py", runtime / "node" / "part.py"):
@@ -236,19 +236,19 @@ def test_the_runtime_is_compiled_once_and_checked_against_its_source(tmp_path):
         assert data[:16] == MAGIC_NUMBER + b"\3\0\0\0" + source_hash(file.read_bytes())
     made = {path: path.stat().st_mtime_ns for path in place.rglob("*.pyc")}
     assert len(made) == 2
-    bytecode.link_bytecode(make("same", "VALUE = 1\n").parent, cache)
+    local.link_bytecode(make("same", "VALUE = 1\n").parent, cache)
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*.pyc")} == made and len(list(cache.iterdir())) == 1
-    bytecode.link_bytecode(make("another", "VALUE = 2\n").parent, cache)
+    local.link_bytecode(make("another", "VALUE = 2\n").parent, cache)
     assert len(list(cache.iterdir())) == 2
     broken = make("broken", "VALUE =\n")
-    bytecode.link_bytecode(broken.parent, cache)
+    local.link_bytecode(broken.parent, cache)
     assert len(list(cache.iterdir())) == 2, "nothing is left of it"
     assert not (broken / "__pycache__").exists(), "the job runs without it, and says what is wrong"
 
 
 def test_a_job_of_this_interpreter_gets_the_bytecode_and_one_of_another_does_not(home, starts, tmp_path, monkeypatch):
     linked: list[tuple[Path, Path]] = []
-    monkeypatch.setattr("cloudtrain.backends.local.backend.link_bytecode", lambda *given: linked.append(given))
+    monkeypatch.setattr("cloudtrain.backends.local.backend.link_bytecode", lambda *given: linked.append(given[:2]))
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text("print(1)\n")

@@ -57,7 +57,7 @@ def test_quickstart_survives_the_loss_of_its_spot_machines(target: str, simulato
     words = [word for pair in sets for word in ("--set", pair)]
     output = cloudtrain("submit", "examples/quickstart/job.yaml", "-t", target, *words, "--json")
     run_id = json.loads(output.splitlines()[-1])["run_id"]
-    assert run_id in cloudtrain("ls")
+    assert run_id in cloudtrain("ls", "-q")
     follower = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.cli", "logs", "-f", run_id], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

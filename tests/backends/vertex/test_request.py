@@ -358,6 +358,21 @@ def test_services_are_a_pool_of_their_own_machines():
     assert [problem.path for problem in made(changes, {}).problems] == ["roles.server.resources"]
 
 
+def test_services_have_an_image_of_their_own():
+    roles = {"trainer": {}, "server": {"run": "serve", "image": "registry/vllm:1"}}
+    changes = {"resources": {"instance_type": "g2-standard-12"}, "image": "registry/train:1", "roles": roles}
+    request = made(changes, {})
+    main, others = request.custom_job["jobSpec"]["workerPoolSpecs"]
+    assert request.problems == [] and others["machineSpec"] == main["machineSpec"]
+    assert (main["containerSpec"].pop("imageUri"), others["containerSpec"].pop("imageUri")) == (
+        "registry/train:1",
+        "registry/vllm:1",
+    )
+    assert others["containerSpec"] == main["containerSpec"] and request.manifest.gpus_per_node == 1
+    roles["judge"] = {"run": "judge"}
+    assert [problem.path for problem in made(changes, {}).problems] == ["roles.server.image"]
+
+
 def test_all_problems_at_once():
     built = made({"labels": {"A": "b"}, "output": "s3://x/y", "resources": {"disk_gb": 1}}, {"kms_key": "mine"})
     assert {p.path for p in built.problems} == {"labels.A", "output", "resources.disk_gb", "options.vertex.kms_key"}

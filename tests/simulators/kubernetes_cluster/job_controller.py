@@ -10,7 +10,7 @@ from tests.simulators.kubernetes_cluster.admission import check_pod
 from tests.simulators.kubernetes_cluster.objects import Objects, StatusError, condition, now
 
 RETRY_S = 1.1  # before a pod is replaced; a real controller waits 10 s, and twice as long each time
-OWNED = ("jobs", "pods", "services", "configmaps", "networkpolicies")  # deleted with their owner
+OWNED = ("jobsets", "jobs", "pods", "services", "configmaps", "networkpolicies")  # deleted with their owner
 INDEX = "batch.kubernetes.io/job-completion-index"
 Object = dict[str, Any]
 
@@ -38,7 +38,7 @@ class JobController:
         """Collect garbage: delete objects whose owners are all gone."""
         existing_uids = {
             resource["metadata"]["uid"]
-            for plural in ("jobsets", "jobs", "pods")
+            for plural in ("trainjobs", "jobsets", "jobs", "pods")
             for resource in self._objects.all(plural)
         }
         for plural in OWNED:

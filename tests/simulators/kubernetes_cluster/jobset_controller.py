@@ -2,12 +2,14 @@
 
 It creates the Jobs and the headless Service, suspends and resumes the Jobs, fails with the first and is complete with the
 last of them, deletes those that still run, and is deleted after its ttl: what
-pkg/controllers/jobset_controller.go of https://github.com/kubernetes-sigs/jobset does (2026-11-23). Restarts are refused.
+pkg/controllers/jobset_controller.go of https://github.com/kubernetes-sigs/jobset does (2026-11-23). After a failure that a rule
+allows it deletes all Jobs and makes others, once their pods are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cloudtrain.backends.kubernetes import rules
@@ -25,9 +27,10 @@ def check_jobset(jobset: Object) -> Iterator[rules.Violation]:
     if not replicated or any(each.get("replicas", 1) != 1 for each in replicated):
         yield rules.Violation("spec.replicatedJobs", "is not simulated for more than one Job each")
         return
-    if (spec.get("failurePolicy") or {}).get("maxRestarts"):
-        yield rules.Violation("spec.failurePolicy.maxRestarts", "is not simulated")
-    if violation := rules.check_jobset_name(jobset):
+    for number, rule in enumerate((spec.get("failurePolicy") or {}).get("rules") or ()):
+        if rule.get("action") not in ("FailJobSet", "RestartJobSet"):
+            yield rules.Violation(f"spec.failurePolicy.rules[{number}].action", "is not simulated")
+    if violation := rules.check_set_name(jobset):
         yield violation
     for number, each in enumerate(replicated):
         job = {"metadata": {"name": "job"}, "spec": each["template"]["spec"]}
@@ -38,8 +41,8 @@ def check_jobset(jobset: Object) -> Iterator[rules.Violation]:
 class JobSetController:
     """Reconciles JobSets; called with the objects' lock held."""
 
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
+    def __init__(self, objects: Objects, delete_pod: Callable[[Object], None]) -> None:
+        self._objects, self._delete_pod = objects, delete_pod
         self._expires: dict[str, float] = {}  # when an ended JobSet is deleted (ttlSecondsAfterFinished)
 
     def reconcile(self, jobset: Object) -> None:
@@ -52,8 +55,11 @@ class JobSetController:
             return
         before = repr(jobset["status"])
         jobs = [self._job(jobset, replicated) for replicated in spec["replicatedJobs"]]
-        if failed := [job["metadata"]["name"] for job in jobs if find_condition(job, "Failed")]:
-            message = f"jobset failed due to reaching max number of restarts ({failed[0]})"
+        failed = [(job, end) for job in jobs if (end := find_condition(job, "Failed"))]
+        if failed and self._restart(jobset, jobs, failed[0][1]):
+            pass
+        elif failed:
+            message = f"jobset failed due to reaching max number of restarts ({failed[0][0]['metadata']['name']})"
             self._end(jobset, "Failed", "ReachedMaxRestarts", message)
             for job in (job for job in jobs if not (find_condition(job, "Failed") or find_condition(job, "Complete"))):
                 self._objects.remove("jobs", job)
@@ -76,6 +82,22 @@ class JobSetController:
         found = self._objects.get("jobs", jobset["metadata"]["namespace"], name)
         return found or self._create(jobset, replicated, name)
 
+    def _restart(self, jobset: Object, jobs: list[Object], failed: Object) -> bool:
+        """Delete the Jobs where the failure policy says so, and its restarts are not used up; the next pass makes others."""
+        policy, restarts = jobset["spec"].get("failurePolicy") or {}, jobset["status"].get("restarts", 0)
+        matching = (rule for rule in policy.get("rules") or () if _matches(rule, failed))
+        action = next(matching, {"action": "RestartJobSet"})["action"]
+        if action == "FailJobSet" or restarts >= policy.get("maxRestarts", 0):
+            return False
+        pods = [pod for pod in self._objects.all("pods") if any(_owns(job, pod) for job in jobs)]
+        for pod in pods:
+            self._delete_pod(pod)
+        if not pods:
+            for job in jobs:
+                self._objects.remove("jobs", job)
+            jobset["status"]["restarts"] = restarts + 1
+        return True
+
     def _create(self, jobset: Object, replicated: Object, name: str) -> Object:
         spec, metadata, template = jobset["spec"], jobset["metadata"], replicated["template"]
         owner = {"apiVersion": jobset["apiVersion"], "kind": "JobSet", "name": metadata["name"], "uid": metadata["uid"],
@@ -90,7 +112,8 @@ class JobSetController:
             service: Object = {"apiVersion": "v1", "kind": "Service"}
             service["metadata"] = {"name": metadata["name"], "ownerReferences": [owner]}
             service["spec"] = {"clusterIP": "None", "selector": {LABEL: metadata["name"]}}
-            self._objects.add("services", metadata["namespace"], service)
+            if self._objects.get("services", metadata["namespace"], metadata["name"]) is None:
+                self._objects.add("services", metadata["namespace"], service)
         job = {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -114,3 +137,13 @@ class JobSetController:
     def due(self) -> list[float]:
         """When (monotonic) ended JobSets are deleted."""
         return list(self._expires.values())
+
+
+def _matches(rule: Object, failed: Object) -> bool:
+    reasons, patterns = rule.get("onJobFailureReasons"), rule.get("onJobFailureMessagePatterns")
+    known = not reasons or failed.get("reason") in reasons
+    return known and (not patterns or any(re.search(each, failed.get("message", "")) for each in patterns))
+
+
+def _owns(job: Object, pod: Object) -> bool:
+    return any(owner["uid"] == job["metadata"]["uid"] for owner in pod["metadata"].get("ownerReferences") or ())

@@ -21,6 +21,7 @@ from tests.simulators.kubernetes_cluster.job_controller import JobController, fi
 from tests.simulators.kubernetes_cluster.jobset_controller import JobSetController
 from tests.simulators.kubernetes_cluster.objects import Objects, condition, now
 from tests.simulators.kubernetes_cluster.pod_view import PodView
+from tests.simulators.kubernetes_cluster.trainjob_controller import reconcile_trainjob
 
 TICK_S = 0.02
 MESSAGE_BYTES, MESSAGE_LINES = 2048, 80
@@ -29,14 +30,14 @@ Lines = list[tuple[str, str]]  # time and text
 
 
 class Kubelet(threading.Thread):
-    """A thread that runs the controllers of Jobs and JobSets and advances all pods of the node."""
+    """A thread that runs the controllers of Jobs, JobSets and TrainJobs and advances all pods of the node."""
 
     def __init__(self, objects: Objects, folder: Path, env: Mapping[str, str]) -> None:
         super().__init__(name="kubelet", daemon=True)
         self._objects, self._folder, self._env = objects, folder, dict(env)
         self._controller = JobController(objects, self.delete)
-        self._jobsets = JobSetController(objects)
-        self.has_jobsets = True  # whether the JobSet operator is installed
+        self._jobsets = JobSetController(objects, self.delete)
+        self.operators = {"jobset.x-k8s.io", "trainer.kubeflow.org"}  # those that are installed
         self._stopped = threading.Event()
         self._containers: dict[str, Replica] = {}  # running container, by the pod's uid
         self._logs: dict[tuple[str, str], Lines] = {}  # by the pod's uid and the container's name
@@ -100,6 +101,8 @@ class Kubelet(threading.Thread):
     def step(self) -> float:
         """Advance all Jobs and pods once; return when (monotonic) the next one has something to do by itself."""
         with self._objects.lock:
+            for trainjob in self._objects.all("trainjobs"):
+                reconcile_trainjob(self._objects, trainjob)
             for jobset in self._objects.all("jobsets"):
                 self._jobsets.reconcile(jobset)
             for job in self._objects.all("jobs"):

@@ -17,6 +17,8 @@ from cloudtrain.simulators.replicas import pick_addresses
 KINDS = {
     "jobs": "Job",
     "jobsets": "JobSet",
+    "trainjobs": "TrainJob",
+    "clustertrainingruntimes": "ClusterTrainingRuntime",
     "workloads": "Workload",
     "pods": "Pod",
     "services": "Service",
@@ -34,6 +36,8 @@ GROUPS = {
     "jobs": "batch/v1",
     "networkpolicies": "networking.k8s.io/v1",
     "jobsets": "jobset.x-k8s.io/v1alpha2",
+    "trainjobs": "trainer.kubeflow.org/v1alpha1",
+    "clustertrainingruntimes": "trainer.kubeflow.org/v1alpha1",
     "workloads": "kueue.x-k8s.io/v1beta1",
 }
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",

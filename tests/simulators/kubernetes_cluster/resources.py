@@ -25,6 +25,7 @@ from tests.simulators.kubernetes_cluster.objects import (
     set_job_defaults,
     set_pod_defaults,
 )
+from tests.simulators.kubernetes_cluster.trainjob_controller import check_trainjob
 
 # Bytes of all annotations of an object (TotalAnnotationSizeLimitB of k8s.io/apimachinery, 2026-11-25).
 MAX_ANNOTATIONS = 256 << 10
@@ -61,7 +62,7 @@ class Resources:
         self._validate(plural, resource)
         if plural == "jobs":
             set_job_defaults(resource)
-        elif plural == "jobsets":
+        elif plural in ("jobsets", "trainjobs"):
             resource["status"] = {}
         elif plural == "pods":
             set_pod_defaults(resource)
@@ -78,6 +79,7 @@ class Resources:
         checks: dict[str, Callable[[Object], Iterator[rules.Violation]]] = {
             "jobs": rules.check_job,
             "jobsets": check_jobset,
+            "trainjobs": lambda it: check_trainjob(it, self.objects),
             "services": rules.check_service,
             "configmaps": lambda it: rules.check_config_map(it, len(json.dumps(it.get("binaryData") or {})) * 3 // 4),
         }
@@ -100,7 +102,7 @@ class Resources:
     def require(self, plural: str, namespace: str, name: str) -> Object:
         resource = self.objects.get(plural, namespace, name)
         if resource is None:
-            group = f".{GROUPS[plural].partition('/')[0]}" if plural in ("jobs", "jobsets") else ""
+            group = f".{GROUPS[plural].partition('/')[0]}" if plural in ("jobs", "jobsets", "trainjobs") else ""
             raise StatusError(404, f'{plural}{group} "{name}" not found')
         return resource
 

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.kubernetes.kinds import RUNTIMES
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from tests.simulators.kubernetes_cluster.kubelet import Kubelet
@@ -108,7 +109,12 @@ class Cluster(AbstractContextManager["Cluster"]):
                 for path, document in discovery().items()
             ),
             ("GET", "/api/v1/nodes", self._authenticated(self._nodes)),
-            ("GET", "/apis/jobset.x-k8s.io", self._authenticated(self._jobset)),
+            ("GET", r"/apis/(jobset\.x-k8s\.io|trainer\.kubeflow\.org)", self._authenticated(self._operator)),
+            (
+                "GET",
+                rf"{RUNTIMES}/([^/]+)",
+                self._authenticated(lambda r, name: self.resources.get(r, "", "clustertrainingruntimes", name)),
+            ),
             ("GET", "/apis/kueue.x-k8s.io", self._authenticated(self._kueue)),
             ("GET", f"/apis/{KUEUE}/namespaces/([^/]+)/localqueues/([^/]+)", self._authenticated(self._kueue)),
             ("POST", "/api/v1/namespaces", self._authenticated(lambda r: self.resources.create(r, "", "namespaces"))),
@@ -137,10 +143,10 @@ class Cluster(AbstractContextManager["Cluster"]):
             raise StatusError(404, f'localqueues "{name}" not found in {namespace}')
         return Response({"kind": "APIGroup", "preferredVersion": {"groupVersion": KUEUE}})
 
-    def _jobset(self, _: Request) -> Response:
-        if not self.kubelet.has_jobsets:
+    def _operator(self, _: Request, group: str) -> Response:
+        if group not in self.kubelet.operators:
             raise StatusError(404, "the server could not find the requested resource")
-        return Response({"kind": "APIGroup", "name": "jobset.x-k8s.io"})
+        return Response({"kind": "APIGroup", "name": group})
 
     def _nodes(self, request: Request) -> Response:
         self.resources.authorize("list", "nodes", "")

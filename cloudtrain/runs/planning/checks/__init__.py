@@ -4,9 +4,8 @@ A check takes a `Case` and yields sentences (notes) and `Problem`s. CHECKS (tabl
 is the order of a plan's notes, by importance: what loses work first, then what costs money. A new check is a function
 and its row there. The modules say what a check reads:
 
-    job.py     the job and its plan alone; `Case`, what every check is given, is there
+    job.py     the job, its plan, and the node's code, which may refuse the job; `Case`, what every check is given, is there
     source.py  the text of the source's files
-    node.py    asks the code that runs on a node whether it would refuse the job
 
 What policies refuse comes afterwards, when nothing else is wrong: `Governed.check` in policy/apply.py.
 """

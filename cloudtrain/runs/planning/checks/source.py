@@ -108,11 +108,11 @@ def fit_script(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
 def unread_directives(case: Case) -> Iterator[str]:
     """Name scripts that the job starts, and whose #SBATCH lines nothing reads."""
     words = re.split(r"[\s;&|()]+", case.job.run) if case.job.run else case.job.argv()
-    names = {word.removeprefix("./") for word in words if word.endswith((".sh", ".sbatch", ".slurm"))}
+    names = {word.removeprefix("./") for word in words if not word.endswith((".py", ".yaml", ".yml", ".json"))}
     for name in sorted(names & case.source.names):
-        from cloudtrain.job import sbatch
+        from cloudtrain.job import forms
 
-        if sbatch.is_batch_script(case.source.read(name)):
+        if forms.of_text(case.source.read(name)):
             yield f"{name} has #SBATCH lines, which have no effect here: submit that file itself (cloudtrain submit {name})"
 
 

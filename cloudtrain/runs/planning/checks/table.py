@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cloudtrain.errors import Problem
-from cloudtrain.runs.planning.checks import job, node, source
+from cloudtrain.runs.planning.checks import job, source
 from cloudtrain.runs.planning.checks.job import Case
 
 CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # The job cannot run as it is written.
-    node.refusals,
+    job.refusals,
     job.too_long,
-    node.lost_values,
+    job.lost_values,
     job.audit_elsewhere,
     # Work or its results are lost.
     source.results_outside,
@@ -42,7 +42,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     # Who can read it.
     job.source_in_output,
     # How it runs.
-    node.notes,
+    job.notes_of_nodes,
     job.inputs_of_runs,
     job.other_tools,
     job.renamed,

@@ -72,7 +72,7 @@ class Directive(NamedTuple):
         return f"--{self.name}={self.value}" if self.value else f"--{self.name}"
 
 
-def is_batch_script(text: str) -> bool:
+def is_job_file(text: str) -> bool:
     """Return whether a script has #SBATCH lines that sbatch would read."""
     return text.startswith("#!") and any(line.startswith("#SBATCH") for _, line in _header(text))
 

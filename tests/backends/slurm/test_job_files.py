@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cloudtrain.backends.slurm import sbatch
 from cloudtrain.errors import BadJob
-from cloudtrain.job import sbatch, targets
+from cloudtrain.job import targets
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "sbatch.md"
+PAGE = Path(__file__).parents[3] / "docs" / "migrate" / "sbatch.md"
 # The options of doc/man/man1/sbatch.1 of Slurm 22.05 and 24.11, together (2026-11-28).
 OPTIONS = """
 account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container container-id

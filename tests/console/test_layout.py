@@ -1,0 +1,65 @@
+"""Which charts of a project are shown, in what order, and what of it the home keeps."""
+
+from cloudtrain.console import layout
+from cloudtrain.console.curvestyle import subtract
+from cloudtrain.console.layout import PINNED, Layout
+from cloudtrain.console.pages.sweep import Trial, sort_trials
+from cloudtrain.history.store import Store
+
+NAMES = ["train/loss", "train/acc", "train/lr", "eval/loss", "other/x"]
+
+
+def titles(of: Layout) -> dict[str, list[str]]:
+    return {section.prefix: [chart.title for chart in section.charts] for section in of.arrange(NAMES, ())}
+
+
+def test_charts_are_pinned_hidden_and_moved():
+    of = Layout()
+    of.toggle("pinned", "other/x")
+    of.toggle("hidden", "eval/loss")
+    of.move("train/lr", "train/loss", ["train/loss", "train/acc", "train/lr"])
+    assert titles(of) == {PINNED: ["other/x"], "train": ["train/lr", "train/loss", "train/acc"]}
+    of.toggle("pinned", "train/acc")
+    of.move("train/acc", "other/x", ["other/x", "train/acc"])
+    assert titles(of) == {PINNED: ["train/acc", "other/x"], "train": ["train/lr", "train/loss"]}
+    of.toggle("pinned", "other/x")
+    assert titles(of)["other"] == ["other/x"]
+
+
+def test_sections_beyond_the_first_charts_are_closed_until_a_person_opens_them():
+    of = Layout()
+    sections = of.arrange(NAMES, ())
+    assert [len(charts) for charts in of.drawn(sections, 2).values()] == [2, 0, 0]
+    of.set_open("other", True)
+    of.set_open("train", False)
+    assert [len(charts) for charts in of.drawn(sections, 2).values()] == [0, 1, 1]
+    of.set_open("train", True)
+    assert of.closed == [] and of.opened == ["other", "train"]
+
+
+def test_a_layout_is_kept_and_one_that_is_damaged_is_empty(tmp_path):
+    store = Store(tmp_path)
+    layout.write(store, "lm", Layout(pinned=["a"]))
+    assert layout.read(store, "lm") == Layout(pinned=["a"]) and layout.read(store, "other") == Layout()
+    assert layout.of_json('{"pinned": 3, "hidden": ["b", 7], "new": []}') == Layout(hidden=["b"])
+    assert layout.of_json("[") == Layout()
+
+
+def test_curves_become_differences_from_those_of_one_run():
+    base = {"meta": "a", "name": "A", "legendgroup": "A", "x": [0, 10, 20], "y": [1.0, 3.0, 5.0]}
+    other = {"meta": "b", "name": "B", "legendgroup": "B", "x": [0, 5, 20, 30], "y": [2.0, 2.0, None, 9.0]}
+    band = {"x": [0], "y": [1.0]}
+    subtract([base, other, band], "a")
+    assert base["y"] == [0.0, 0.0, 0.0] and other["y"] == [1.0, 0.0, None, None]
+    assert band["visible"] is False
+
+
+def test_trials_are_sorted_by_any_column():
+    given = ((1, (0.5,), (8, "a")), (2, (), (16, "c")), (3, (0.1,), (4, "b")))
+    trials = [Trial(number, None, values, params, f"r{number}", "") for number, values, params in given]
+
+    def order(at: int, *, descending: bool = False) -> list[int]:
+        return [trial.number for trial in sort_trials(trials, at, 1, descending=descending)]
+
+    assert order(2) == [3, 1, 2] and order(2, descending=True) == [1, 3, 2]  # one without a result is last
+    assert order(3) == [3, 1, 2] and order(4, descending=True) == [2, 3, 1]

@@ -1,0 +1,217 @@
+"""The console as a workspace: charts that are arranged, runs that are hidden, compared and opened from their curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import expect
+
+from cloudtrain.events import Row, State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.history.trials import SweepHistory
+from cloudtrain.nodes.process import Process
+from tests.console.test_history import plan
+
+METRICS = (
+    "throughput/tokens_per_s", *(f"layers/{number}/grad_norm" for number in range(14)), "eval/loss", "train/acc", "train/loss",
+)  # fmt: skip
+RUNS = 4
+ENDED = Status(State.SUCCEEDED, 0, "", "2026-01-01T00:00:00+00:00", "2026-01-01T00:01:00+00:00")
+CHARTS = "[...document.querySelectorAll('.ct-plots .js-plotly-plot')].filter(chart => chart.data)"
+NAMES = f"JSON.stringify({CHARTS}[0]?.data.map(trace => trace.name))"
+
+
+@pytest.fixture(scope="module")
+def ids(console) -> list[str]:
+    """Ended runs of the job `lm`, the oldest first; the learning rate of each is another."""
+    store, found = Store(console.home), [f"lm-{number:06x}" for number in range(RUNS)]
+    shape = {"secrets": {}, "nodes": 1, "processes_per_node": 1, "argv": ["train.py"], "max_runtime_s": 60}
+    for number, run_id in enumerate(found):
+        job = {"name": "lm", "source": ".", "hyperparameters": {"lr": 10.0**-number, "bs": 8}}
+        base = plan(run_id)
+        base = replace(base, job=job, manifest={**base.manifest, **shape})
+        assert store.intend(base, identity=run_id, owner=Process.here())
+        store.accept(f"{run_id}-a1", "h")
+        points = [
+            Row(0, step, "2026-01-01T00:00:30Z", step, name, (1 + number) * math.exp(-step / 10))
+            for step in range(30)
+            for name in METRICS
+        ]
+        store.record(f"{run_id}-a1", status=ENDED, metrics=points)
+        store.set_status(run_id, ENDED)
+        store.acknowledge(run_id)
+    return found
+
+
+def titles(page) -> list[str]:
+    """Return the titles of the charts, from the top."""
+    return [
+        each.removeprefix("curve of ")
+        for each in page.locator(".ct-chart").evaluate_all("all => all.map(one => one.ariaLabel)")
+    ]
+
+
+def test_the_loss_is_first_and_charts_are_closed_pinned_moved_and_hidden(console, page, ids, seemly, picture):
+    page.goto(f"{console.root}/runs/{ids[0]}")
+    page.wait_for_function(f"{CHARTS}.length === 5")
+    assert titles(page) == ["train/loss", "train/acc", "eval/loss", "layers/0..13/grad_norm", "throughput/tokens_per_s"]
+    sections = page.locator(".ct-stack > details > summary")
+    expect(sections).to_have_text(["train (2)", "eval (1)", "layers (1)", "throughput (1)"])
+    assert page.evaluate(f"{CHARTS}[3].data.map(trace => trace.name)") == [str(number) for number in range(14)]
+    expect(page.locator("main h1")).to_have_text("lm-1")
+    picture(page, "workspace-run")
+
+    sections.nth(2).click()
+    page.wait_for_function(f"{CHARTS}.length === 4")
+    handle = page.locator("[data-chart='train/acc']")
+    page.get_by_role("group", name="curve of train/acc").hover()
+    handle.drag_to(page.get_by_role("group", name="curve of train/loss"))
+    page.wait_for_function("document.querySelector('.ct-chart')?.ariaLabel === 'curve of train/acc'")
+    page.get_by_role("button", name="Hide eval/loss").press("Enter")
+    page.get_by_role("button", name="Pin throughput/tokens_per_s").press("Enter")
+    expect(sections).to_have_text(["Pinned (1)", "train (2)", "layers (1)"])
+    page.wait_for_function(f"{CHARTS}.length === 3")
+    seemly(page)
+    page.goto(f"{console.root}/runs/{ids[1]}")  # another run of the project
+    expect(sections).to_have_text(["Pinned (1)", "train (2)", "layers (1)"])
+    page.wait_for_function(f"{CHARTS}.length === 3")
+    assert titles(page) == ["throughput/tokens_per_s", "train/acc", "train/loss"]
+    page.get_by_role("button", name="Show eval/loss").press("Enter")
+    page.get_by_role("button", name="Unpin throughput/tokens_per_s").press("Enter")
+    page.get_by_role("button", name="Move up train/loss").press("Enter")
+    expect(sections).to_have_text(["train (2)", "eval (1)", "layers (1)", "throughput (1)"])
+    sections.nth(2).press("Enter")
+    page.wait_for_function(f"{CHARTS}.length === 5")
+
+
+def test_runs_are_hidden_isolated_coloured_and_compared_with_a_baseline(console, page, ids, seemly, picture):
+    page.goto(f"{console.root}/compare?runs={','.join(ids)}&search=loss")
+    page.wait_for_function(f"{CHARTS}.length === 2 && {CHARTS}[0].data.length === {RUNS}")
+    labels = page.evaluate(f"{CHARTS}[0].data.map(trace => trace.name)")
+    page.get_by_role("button", name=f"hide {labels[0]}", exact=True).click()
+    page.wait_for_function(f"{CHARTS}.every(chart => chart.data.length === {RUNS - 1})")
+    page.get_by_role("button", name=f"only {labels[2]}", exact=True).click()
+    page.wait_for_function(f"{NAMES} === '{chr(91)}\"{labels[2]}\"{chr(93)}'")
+    page.get_by_role("button", name=f"only {labels[2]}", exact=True).press("Enter")
+    page.wait_for_function(f"{CHARTS}[0].data.length === {RUNS}")
+    page.get_by_label(f"colour of {labels[1]}").fill("#ff00aa")
+    page.wait_for_function(f"{CHARTS}[0].data[1].line.color === '#ff00aa'")
+    page.get_by_role("button", name=f"baseline {labels[0]}", exact=True).press("Enter")
+    page.wait_for_function(f"{CHARTS}[0].data[0].y.every(value => value === 0)")
+    assert page.evaluate(f"{CHARTS}[0].data[1].y[0]") == pytest.approx(1.0)
+    page.get_by_role("button", name=f"hide {labels[3]}", exact=True).press("Enter")
+    page.wait_for_url("**hide=3&baseline=0&colours=1-ff00aa")
+    page.reload()  # the address keeps it
+    page.wait_for_function(f"{CHARTS}[0]?.data.length === {RUNS - 1} && {CHARTS}[0].data[0].y[0] === 0")
+    assert page.evaluate(f"{CHARTS}[0].data[1].line.color") == "#ff00aa"
+    picture(page, "workspace-compare")
+    seemly(page)
+
+
+def test_the_rows_of_a_comparison_are_searched(console, page, ids):
+    page.goto(f"{console.root}/compare?runs={','.join(ids[:2])}")
+    rows = page.get_by_role("region", name="Results").locator("tbody td:first-child")
+    expect(rows).to_have_count(len(METRICS))
+    page.get_by_label("Filter rows").fill("eval/")
+    expect(rows).to_have_text(["eval/loss"])
+    expect(page.get_by_role("region", name="Hyperparameters")).to_have_count(0)
+
+
+def test_a_click_on_a_curve_opens_its_run(console, page, ids):
+    page.goto(f"{console.root}/compare?runs={','.join(ids)}&search=train/loss")
+    page.wait_for_function(f"{CHARTS}[0]?.querySelectorAll('.scatterlayer .lines path').length === {RUNS}")
+    place = page.evaluate(
+        f"""(() => {{ const chart = {CHARTS}[0], box = chart.getBoundingClientRect(), full = chart._fullLayout;
+        const across = full.xaxis._offset + full.xaxis.d2p(10), down = full.yaxis._offset + full.yaxis.d2p(chart.data[2].y[10]);
+        return [box.x + across, box.y + down]; }})()"""
+    )
+    page.mouse.move(*place)
+    page.wait_for_timeout(500)  # plotly looks for the nearest curve at most once in a while
+    page.mouse.click(*place)
+    page.wait_for_url(f"**/runs/{ids[2]}")
+    page.go_back()
+    expect(page.locator("main h1")).to_have_text("Compare runs")
+
+
+def test_a_saved_title_is_the_heading_at_once_and_a_short_name_finds_the_run(console, page, ids):
+    page.goto(f"{console.root}/runs/{ids[3]}")
+    expect(page.locator("main h1")).to_have_text("lm-4")
+    page.get_by_label("Title").fill("<b>best</b> so far")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("main h1")).to_have_text("<b>best</b> so far")
+    assert Store(console.home).find("lm-4").run_id == ids[3]
+
+
+def test_runs_are_chosen_all_at_once_or_with_shift_and_pinned_on_top(console, page, ids, seemly, picture):
+    page.goto(console.root)
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(RUNS)
+    expect(page.get_by_role("columnheader", name="hp.lr")).to_be_visible()  # it differs; the batch size does not
+    expect(page.get_by_role("columnheader", name="hp.bs")).to_have_count(0)
+    page.get_by_role("checkbox", name="choose all rows").check()
+    expect(page.get_by_role("button", name=f"Compare {RUNS} runs")).to_be_visible()
+    page.get_by_role("checkbox", name="choose all rows").uncheck()
+    boxes = page.get_by_role("checkbox", name="compare lm")
+    boxes.nth(1).click()
+    boxes.nth(3).click(modifiers=["Shift"])
+    expect(page.get_by_role("button", name="Compare 3 runs")).to_be_visible()
+    picture(page, "workspace-runs")
+    seemly(page)
+    page.get_by_role("checkbox", name="choose all rows").check()
+    page.get_by_role("checkbox", name="choose all rows").uncheck()
+    page.get_by_role("checkbox", name=f"compare {ids[0]}").check()  # the oldest, at the end
+    page.get_by_role("button", name="Star", exact=True).click()
+    expect(rows.first).to_contain_text("★")
+    expect(rows.first).to_contain_text("lm-1")
+    page.get_by_role("button", name="Cancel runs").click()
+    page.get_by_role("button", name="Cancel them").click()
+    expect(page.get_by_text("1 run cancelled").or_(page.get_by_text(ids[0] + ":"))).to_be_visible()
+
+
+def test_axes_of_the_parallel_coordinates_are_chosen_and_dragged(console, page, ids):
+    page.goto(
+        f"{console.root}/compare?runs={','.join(ids)}&search=train/loss&axes=hp.lr,metric.train/loss,metric.eval/loss"
+    )
+    parallel = page.get_by_role("group", name="parallel coordinates")
+    names = parallel.locator(".axis-title")
+    expect(names).to_have_text(["hp.lr", "metric.train/loss", "metric.eval/loss"])
+    parallel.scroll_into_view_if_needed()
+    first, last = names.first.bounding_box(), names.last.bounding_box()
+    page.mouse.move(first["x"] + first["width"] / 2, first["y"] + first["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(last["x"] + last["width"], last["y"] + last["height"] / 2, steps=12)
+    page.mouse.up()
+    titles = "[...document.querySelectorAll('[aria-label=\"parallel coordinates\"] .axis-title')]"
+    across = "(one, other) => one.getBoundingClientRect().x - other.getBoundingClientRect().x"
+    page.wait_for_function(f"{titles}.sort({across}).at(-1).textContent === 'hp.lr'")
+    page.get_by_label("Axes", exact=True).click()
+    page.get_by_role("option", name="metric.eval/loss", exact=True).click()
+    page.wait_for_url("**axes=hp.lr,metric.train/loss**")
+    expect(names).to_have_text(["metric.train/loss", "hp.lr"])  # where it was dragged
+
+
+def test_the_trials_of_a_sweep_are_sorted(console, page, ids, seemly):
+    sweeps = SweepHistory(console.home)
+    keys = {"job": {"name": "lm", "source": ".", "entrypoint": "train.py"}, "method": "grid", "metric": {"name": "loss"},
+            "parameters": {"lr": {"values": [0.1, 0.2, 0.3]}}}  # fmt: skip
+    sweeps.add(
+        "lm-sweep-1", "lm", {"document": keys, "folder": ".", "given": "arguments", "targets": ["local"], "bundle": "0"}
+    )
+    for number, (rate, loss) in enumerate(((0.2, 0.5), (0.1, 0.9), (0.3, 0.1)), 1):
+        sweeps.add_trial("lm-sweep-1", number, {"lr": rate}, {}, "local")
+        sweeps.submitted("lm-sweep-1", number, ids[number])
+        sweeps.end_trial("lm-sweep-1", number, [loss])
+    assert sweeps.set_state("lm-sweep-1", "SUCCEEDED")
+    page.goto(f"{console.root}/sweeps/lm-sweep-1")
+    trials = page.get_by_role("region", name="All trials")
+    first = trials.locator("tbody td:first-child")
+    expect(first).to_have_text(["3", "2", "1"])
+    trials.get_by_role("button", name="loss").click()
+    expect(first).to_have_text(["3", "1", "2"])
+    trials.get_by_role("button", name="lr").click()
+    trials.get_by_role("button", name="lr").press("Enter")
+    expect(first).to_have_text(["3", "1", "2"])
+    expect(trials.get_by_role("columnheader", name="lr")).to_have_attribute("aria-sort", "descending")
+    seemly(page)
