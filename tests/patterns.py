@@ -179,12 +179,28 @@ def takes_longer(call: Callable[[Any], object], text: Any, cap_s: float) -> bool
 
     before = signal.signal(signal.SIGVTALRM, end)
     started = time.process_time()
-    signal.setitimer(signal.ITIMER_VIRTUAL, cap_s)
     try:
-        call(text)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, cap_s)
+            call(text)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # the signal may come in this very call
     except TimeoutError:
         return True
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
     return time.process_time() - started > cap_s
+
+
+def grows_faster(call: Callable[[Any], object], text: Any, quarter: Any) -> bool:
+    """Return whether a call's CPU time grows faster than its text: over 8 times from a quarter of it to the whole."""
+
+    def best(given: Any) -> float:
+        took = []
+        for _ in range(3):
+            started = time.process_time()
+            call(given)
+            took.append(time.process_time() - started)
+        return min(took)
+
+    return best(text) > 8 * best(quarter)

@@ -71,9 +71,9 @@ def test_an_unchanged_tree_is_not_read_again(source, into, read, later):
     later(5)
     first, names = make(source, into, read)
     assert names == sorted([*FILES, *FILES])  # once to know it, once to pack it
-    before = cache_file(into).stat()
+    before = digests.signature(cache_file(into).stat())
     assert make(source, into, read) == (first, [])
-    assert cache_file(into).stat() == before  # nor is the cache written
+    assert digests.signature(cache_file(into).stat()) == before  # nor is the cache written
 
 
 def test_what_has_only_just_changed_is_read_once_more(source, into, read, later):
