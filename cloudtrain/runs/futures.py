@@ -91,17 +91,19 @@ class _Waiter:
         pause_s = SHORTEST_S
         while True:
             with self._lock:
-                before = len(self._open)
-                self._open = [future for future in self._open if not future.done()]
-                looked = list(self._open)
+                known = list(self._open)
+            # Outside of the lock: who holds a future's condition, as `as_completed` does, may be adding another one.
+            ended = {id(future) for future in known if future.done()}
+            with self._lock:
+                self._open = looked = [future for future in self._open if id(future) not in ended]
                 if not looked:
                     self._thread = None
                     return
-            for future in looked:
+            for future in list(looked):
                 with suppress(BaseException):  # of a callback of the future, or it was cancelled meanwhile
                     future.settle(stores)
-            pause_s = SHORTEST_S if len(looked) < before else min(pause_s * 1.2, LONGEST_S)
-            looked[0].clock.sleep(pause_s)
+            pause_s = SHORTEST_S if ended else min(pause_s * 1.2, LONGEST_S)
+            known[0].clock.sleep(pause_s)
 
 
 _WAITER = _Waiter()

@@ -109,6 +109,23 @@ def test_a_thread_that_has_ended_is_started_again(ended):
     assert left.result(timeout=WAIT_S) == added.result(timeout=WAIT_S) == 7
 
 
+def test_who_holds_a_future_can_open_another_one(ended):
+    """As `as_completed` does with runs: it holds the first one's condition while the second one's future is made."""
+    run, asked = ended({}, None), threading.Event()
+    waiter, first = futures._Waiter(), RunFuture(run)
+    first.done = lambda: asked.set() or RunFuture.done(first)  # type: ignore[method-assign, func-returns-value]
+    with first._condition:
+        waiter.add(first)
+        assert asked.wait(WAIT_S), "the thread waits for the condition now"
+        second = RunFuture(run)
+        adding = threading.Thread(target=waiter.add, args=(second,), daemon=True)
+        adding.start()
+        adding.join(WAIT_S)
+        assert not adding.is_alive()
+    run.store.set_status(run.run_id, Status(State.CANCELLED, 1))
+    assert {*concurrent.futures.wait([first, second], timeout=WAIT_S).done} == {first, second}
+
+
 def test_a_value_whose_store_does_not_answer_is_fetched_again(ended, monkeypatch):
     run, clock = ended({}), VirtualClock()
     answers = [Unreachable("a"), Unreachable("b"), 7]
