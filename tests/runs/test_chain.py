@@ -197,7 +197,7 @@ def test_what_cannot_be_planned_any_more_fails_and_an_outage_waits(submitter, jo
 def test_ls_show_and_cancel_have_the_chain(submitter, job, first, cli):
     run = after(submitter, job, first)
     _, listed, _ = cli("ls")
-    assert f"{run.run_id}: QUEUED (waits for {first.run_id} (" in listed
+    assert f"  mine-2: QUEUED (waits for {first.run_id} (" in listed
     _, shown, _ = cli("show", run.run_id)
     assert f"after    {first.run_id} {first.record.status.state}" in shown
     _, shown, _ = cli("show", first.run_id, "--json")

@@ -97,7 +97,7 @@ def test_commands_and_the_console_show_why_a_run_waits(run: Run, capsys):
     assert shown.splitlines()[0].startswith(f"{run.run_id}  QUEUED (Slurm: Resources) for ")
     assert "a1 platform  status QUEUED (Slurm: Resources)" in shown
     assert main(["ls"]) == 0
-    assert f"  {run.run_id}: QUEUED (Slurm: Resources) for " in capsys.readouterr().out
+    assert "  x-1: QUEUED (Slurm: Resources) for " in capsys.readouterr().out
     details = read_details(run)
     assert dict(details.verdict)["reason"] == "Slurm: Resources" and dict(details.verdict)["since"].endswith(" UTC")
     at(run, State.RUNNING, "SageMaker: Training")

@@ -175,7 +175,7 @@ def test_what_a_person_is_shown(submitter, job, platform, monkeypatch, tmp_path,
     assert "unknown since" in err
     code, out, _ = cli("show", data["run_id"])
     assert code == 0 and "tries without an answer: " in out
-    assert f"{data['run_id']}: QUEUED (unknown since" in cli("ls")[1]
+    assert "  mine-1: QUEUED (unknown since" in cli("ls")[1]
     (attempt,) = json.loads(cli("show", data["run_id"], "--json")[1])["attempts"]
     assert attempt["tries"] >= 2 and attempt["unanswered_since"]
     code, out, _ = cli("submit", str(tmp_path / "job.yaml"), "--json")
