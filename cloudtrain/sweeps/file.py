@@ -17,7 +17,7 @@ from typing import Any
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.source.node_code import CALL
 from cloudtrain.sweeps.early_stop import EarlyStop
-from cloudtrain.sweeps.space import Parameter, is_number, parse, shown
+from cloudtrain.sweeps.space import CONDITIONAL, Parameter, is_number, parse, shown
 
 METHODS = {
     "random": "random",
@@ -35,7 +35,13 @@ OURS = ("target", "budget", "max_parallel", "max_failed", "seed")
 REFUSED = {
     "controller": "not needed: this machine's watcher runs the sweep. Remove it",
     "scheduler": "use method: bayes, random, grid, tpe, nsga2 or cmaes",
+    "conditions": CONDITIONAL,
 }
+# Population-based training, as other tools name it: it copies checkpoints between trials that run.
+POPULATION = ("pbt", "pb2", "pbt_replay", "population", "population_based", "population_based_training")
+NO_POPULATION = (
+    "use method: tpe with early_terminate: {type: asha}, and make the schedule's values parameters, as in warmup_steps"
+)
 _METRIC = ("name", "goal", "target", "impute")
 _JOB_KEYS = re.compile(
     r"(hyperparameters|env|resources|parallelism|environment|limits|checkpoint|options)\..+|num_nodes|processes_per_node"
@@ -130,7 +136,11 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     notes: list[str] = []
     method = str(document.get("method", ""))
     if method not in METHODS:
-        problems.append(Problem(f"is {method!r}" if method else "is missing", "method", f"one of {', '.join(METHODS)}"))
+        known = f"one of {', '.join(METHODS)}"
+        if method.lower() in POPULATION:
+            problems.append(Problem(f"{method} (population-based training) is not supported", "method", NO_POPULATION))
+        else:
+            problems.append(Problem(f"is {method!r}" if method else "is missing", "method", known))
     elif method == "bayes":
         notes.append("method bayes uses TPE (Optuna), not W&B's Gaussian process")
     parameters, wrong = parse(document.get("parameters") or {})
@@ -243,6 +253,10 @@ def _metrics(document: Mapping[str, Any], problems: list[Problem]) -> list[Metri
 def _early_stop(document: Mapping[str, Any], metrics: Sequence[Metric], problems: list[Problem]) -> EarlyStop | None:
     given = document.get("early_terminate")
     if given is None:
+        return None
+    if isinstance(given, Mapping) and str(given.get("type")).lower() in POPULATION:
+        words = f"{given['type']} (population-based training) is not supported"
+        problems.append(Problem(words, "early_terminate.type", NO_POPULATION))
         return None
     try:
         stop = EarlyStop.parse(given)

@@ -42,6 +42,19 @@ DISTRIBUTIONS: dict[str, tuple[tuple[str, ...], dict[str, float]]] = {
 }
 _EXPONENTS = ("log_uniform", "q_log_uniform", "inv_log_uniform")  # their min and max are exponents of e
 _LISTED = ("constant", "categorical", "int_uniform", "q_uniform")  # what a grid takes
+# Keys of other tools by which a parameter depends on another one's value.
+_CONDITIONS = (
+    "condition",
+    "conditions",
+    "when",
+    "if",
+    "depends_on",
+    "parent",
+    "parent_value",
+    "children",
+    "activate_on",
+)
+CONDITIONAL = "write one sweep for each branch, or search the parameter always and let the script ignore it elsewhere"
 MOST_STEPS = 10_000  # of one parameter of a grid
 
 
@@ -142,7 +155,7 @@ def _flat(document: Any, prefix: str, path: str) -> Iterator[tuple[str, str, Any
         return
     for key, given in document.items():
         name, where = f"{prefix}{key}", f"{path}.{key}"
-        if isinstance(given, Mapping) and isinstance(given.get("parameters"), Mapping):
+        if isinstance(given, Mapping) and given.keys() == {"parameters"} and isinstance(given["parameters"], Mapping):
             yield from _flat(given["parameters"], f"{name}.", f"{where}.parameters")
         else:
             yield name, where, given
@@ -151,6 +164,10 @@ def _flat(document: Any, prefix: str, path: str) -> Iterator[tuple[str, str, Any
 def _parameter(name: str, given: Any) -> Parameter:
     if not isinstance(given, Mapping):
         raise ValueError(f"is {given!r}: write value: {given!r}, values: [...], or min and max")
+    listed = given.get("values") if isinstance(given.get("values"), list) else []
+    spaces = [each for each in listed if isinstance(each, Mapping) and any(map(_is_space, each.values()))]
+    if named := [key for key in given if key in (*_CONDITIONS, "parameters")] or ["values"] * bool(spaces):
+        raise ValueError(f"{named[0]}: a parameter that depends on another one's value is not supported: {CONDITIONAL}")
     kind = str(given.get("distribution") or _guess(given))
     if kind not in DISTRIBUTIONS:
         raise ValueError(f"there is no distribution {kind!r}; one of {', '.join(DISTRIBUTIONS)}")
@@ -169,6 +186,11 @@ def _parameter(name: str, given: Any) -> Parameter:
     except OverflowError:
         raise ValueError("has values that no float can hold: write smaller limits, or a larger q") from None
     return parameter
+
+
+def _is_space(value: Any) -> bool:
+    """Return whether a value inside of `values` is itself a parameter with a distribution."""
+    return isinstance(value, Mapping) and bool(value.keys() & {"distribution", "values", "min", "max"})
 
 
 def _guess(given: Mapping[str, Any]) -> str:

@@ -66,6 +66,17 @@ def test_it_is_refused_by_its_key(name: str, tmp_path: Path):
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [("method: PBT", "method"), ("method: random\nearly_terminate: {type: pbt}", "early_terminate.type")],
+)
+def test_population_based_training_is_refused_by_name_with_what_to_use(keys: str, path: str, tmp_path: Path):
+    with pytest.raises(BadJob) as caught:
+        read(document(f"program: t.py\nrun_cap: 3\nmetric: loss\n{LR}\n{keys}"), tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.path == path and "population-based training" in problem.message and "type: asha" in problem.hint
+
+
 def test_all_problems_are_said_at_once(tmp_path: Path):
     with pytest.raises(BadJob) as caught:
         read(document("method: guess\nbudget: {trials: none}\nmax_parallel: 0\nparameters: {a: 1}\nseed: x"), tmp_path)

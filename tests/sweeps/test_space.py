@@ -54,6 +54,9 @@ def test_a_parameter_without_a_distribution_has_that_of_wandb(keys, kind):
         ({"distribution": "q_uniform", "min": 1, "max": 4, "q": 0}, "above 0"),
         ({"values": ["a", "b"], "probabilities": [1]}, "one number for each"),
         ({"min": "low", "max": 2, "distribution": "uniform"}, "not a number"),
+        ({"min": 0, "max": 1, "condition": "opt == 'sgd'"}, "condition: a parameter that depends on another"),
+        ({"values": ["a"], "parameters": {"b": {"value": 1}}}, "parameters: a parameter that depends on another"),
+        ({"values": [{"name": "sgd", "momentum": {"min": 0.1, "max": 0.9}}]}, "write one sweep for each branch"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(keys, said):
