@@ -11,11 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -296,6 +298,17 @@ def require(program: str) -> None:
         if program in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
             pytest.fail(f"{program} is required here and is not installed")
         pytest.skip(f"{program} is not installed")
+
+
+@contextmanager
+def served(server: Any) -> Iterator[Any]:
+    """Serve in a thread, which ends before its socket is closed: with a closed one it would spin until the process ends."""
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def wait_for(condition, what: str = "it", bound_s: float = WAIT_S):

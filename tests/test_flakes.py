@@ -9,7 +9,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 SHORTEST_S = 30.0  # of a wait for what must happen
-WORDS = re.compile(r"getsockname|(timeout|bound_s)=[12]?[0-9](\.\d+)?\b|Random\(\)|\.date\(\)|date\.today")
+WORDS = re.compile(
+    r"getsockname|(timeout|bound_s)=[12]?[0-9](\.\d+)?\b|with ThreadingHTTPServer|Random\(\)|\.date\(\)|date\.today"
+)
 # Programs of others and of users are not ours; a host is asked again in a loop.
 OTHERS = ("golden/", "thirdparty/scripts/", "diagnosis/scripts/", "lab/host.py")
 
@@ -27,6 +29,8 @@ def faults(text: str) -> list[str]:
 
 
 def _faults(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.With) and any(ast.unparse(each).startswith("ThreadingHTTPServer(") for each in node.items):
+        yield f"{node.lineno}: a server is closed while its thread may serve, which spins then: take served()"
     if isinstance(node, ast.FunctionDef):
         for name in _ports(node):
             yield f"{node.lineno}: {node.name} uses a port of which {name} has let go: take the fixture held"
@@ -93,6 +97,7 @@ def test_each_kind_is_found():
         "def a():\n    with socket() as s:\n        port = s.getsockname()[1]\n    connect(port)": "has let go",
         "run(x, timeout=5)": "5 s at most",
         "wait_for(x, bound_s=2.5)": "2.5 s at most",
+        "with ThreadingHTTPServer(at, X) as s:\n    yield s": "which spins",
         "random.Random()": "without a seed",
         "datetime.now(UTC).date()": "after midnight",
     }

@@ -28,6 +28,7 @@ from cloudtrain.errors import CloudtrainError
 from cloudtrain.testing.clock import VirtualClock
 from tests.backends.test_google import Tokens
 from tests.backends.test_http import send, serving
+from tests.conftest import served
 
 FIGURES = Path(__file__).parents[2] / "docs" / "credentials.json"
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -373,7 +374,6 @@ def no_address(*_: object, **__: object) -> Any:
 @contextmanager
 def secured(folder: Path) -> Iterator[str]:
     """Yield the URL of a server with a certificate that nothing vouches for."""
-    import threading
     from datetime import timedelta
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -396,12 +396,11 @@ def secured(folder: Path) -> Iterator[str]:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    with served(server):
         yield f"https://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from google.auth.compute_engine import _metadata
 from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, served
 
 
 class Tokens:
@@ -121,10 +121,8 @@ def test_a_refusal_that_breaks_off_is_still_that_refusal() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Broken)) as server:
         address = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(ApiError, match="it cannot be read: permission denied") as refused:
             GoogleApi("r", lambda: address).call("GET", "storage", "/b/x", "it cannot be read")
         assert refused.value.status == 403
-        server.shutdown()

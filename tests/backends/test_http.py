@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
 from cloudtrain.errors import BackendError, NoService, Unreachable
 from cloudtrain.testing.clock import VirtualClock
+from tests.conftest import served
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
 DATA = bytes(range(256)) * 4096  # 1 MiB
@@ -36,12 +36,8 @@ def serving(reply: Reply) -> Iterator[tuple[str, list[dict[str, str]]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", received
-        finally:
-            server.shutdown()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}", received
 
 
 def send(handler: BaseHTTPRequestHandler, status: int, body: bytes = b"", length: int = -1, **headers: str) -> None:

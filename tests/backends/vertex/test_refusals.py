@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, NotReac
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.http import Fault
 from tests.backends.vertex.bench import UPLOAD, Bench
+from tests.conftest import served
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -119,10 +119,8 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Answers)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def said_by(address: str, job: dict, *, sdk: bool) -> BackendError:

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -18,7 +17,7 @@ import pytest
 from launcher.errors import Refused
 from launcher.prepare import requirements
 
-from tests.conftest import wait_for
+from tests.conftest import served, wait_for
 from tests.entrypoints.launching import Attempt
 
 
@@ -216,9 +215,8 @@ class PrivateIndex(BaseHTTPRequestHandler):
 @pytest.mark.parametrize("word", ["planted-word-of-a-test", "another-word-of-a-test"])
 def test_a_private_index_is_told_to_pip_by_a_secret_that_nobody_sees(tmp_path: Path, word: str):
     wheel(tmp_path / "wheels", "spam_of_a_test", "1.0")
-    with ThreadingHTTPServer(("127.0.0.1", 0), PrivateIndex) as server:
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), PrivateIndex)) as server:
         server.folder = tmp_path / "wheels"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://reader:{word}@127.0.0.1:{server.server_port}/simple/"
         with Attempt(
             tmp_path / "a",
@@ -235,7 +233,6 @@ def test_a_private_index_is_told_to_pip_by_a_secret_that_nobody_sees(tmp_path: P
             else:
                 assert attempt.run() == [78]
                 assert attempt.status()["reason"].startswith("requirements.txt cannot be installed: ")
-            server.shutdown()
             for path in [*attempt.folders[0].rglob("*"), *(tmp_path / "a" / "cache").rglob("*")]:
                 assert not path.is_file() or word.encode() not in path.read_bytes(), path
 
