@@ -87,11 +87,12 @@ class Database:
 
     def close(self) -> None:
         """Close the connection; the next use opens a new one. A connection of another thread or process stays open."""
-        if self._connection is not None and self._pid == os.getpid():
+        db = self._connection  # another thread, whose it is, may close it meanwhile
+        if db is not None and self._pid == os.getpid():
             with suppress(sqlite3.ProgrammingError):  # it belongs to another thread
-                if not self._connection.in_transaction:
+                if not db.in_transaction:
                     moved = self._copy is None and self._is_replaced()
-                    repair.leak(self._connection) if moved else self._connection.close()
+                    repair.leak(db) if moved else db.close()
                     self._connection = self._copy = None
 
     @contextmanager

@@ -158,3 +158,21 @@ def test_many_runs_that_are_held_keep_few_connections(tmp_path):
     opened = [store for store in held if store.database._connection is not None]
     assert opened == [held[0], *held[-database.MOST_OPEN - 1 :]], "the last that were used"
     assert held[1].runs() == []
+
+
+def test_a_connection_that_its_own_thread_closes_meanwhile_is_closed(tmp_path: Path):
+    """Another thread closes what is idle, to have few of them."""
+    found = Store(tmp_path).database
+
+    class Closing:
+        @property
+        def in_transaction(self) -> bool:
+            found._connection = None  # what the thread whose it is does at this moment
+            return False
+
+        def close(self) -> None:
+            raise sqlite3.ProgrammingError("it belongs to another thread")
+
+    found._connection, found._pid = Closing(), os.getpid()  # type: ignore[assignment]
+    found.close()
+    assert found._connection is None
