@@ -317,18 +317,20 @@ def _with_path(problem: Problem, document: Document) -> Problem:
 
 
 def _requested_job(plan: Plan, home: Path) -> Mapping[str, Any]:
-    """Return a plan's job as it was requested: without the labels and requirements that the planner added."""
+    """Return a plan's job as it was requested: without the labels and requirements that were added to it."""
     import getpass
 
-    from cloudtrain.job.targets import SUBMITTER_LABEL
+    from cloudtrain.job.targets import HOME_LABEL, SUBMITTER_LABEL
     from cloudtrain.runs.planning.plan import label
+    from cloudtrain.sweeps.send import TRIAL, TRIAL_LABELS
 
     commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
     own = {"user": label(getpass.getuser()), "commit": commit}
+    internal = {SUBMITTER_LABEL, HOME_LABEL, *(TRIAL_LABELS if TRIAL in plan.job.get("env", {}) else ())}
     labels = {
         name: text
         for name, text in plan.job.get("labels", {}).items()
-        if own.get(name) != text and name != SUBMITTER_LABEL
+        if own.get(name) != text and name not in internal
     }
     bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
     usual = "requirements.txt" if bundle and any(file.path == "requirements.txt" for file in bundle.files) else "none"

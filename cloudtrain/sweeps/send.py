@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.runs.planning.plan import Resolved
 
+TRIAL_LABELS = ("sweep", "trial")
 TRIAL = "SWEEP_TRIAL"  # a trial's parameters as JSON, in the environment of its processes
 
 
@@ -98,7 +99,7 @@ class Trials:
 
     def _plan(self, number: int, params: Mapping[str, Any], target: str) -> Plan:
         submitter = self._submitter(target)
-        labels = {"sweep": self.sweep_id, "trial": str(number)}
+        labels = dict(zip(TRIAL_LABELS, (self.sweep_id, str(number)), strict=True))
         if target in self._first:
             resolved = of_call(self._first[target], params, labels)
         else:

@@ -155,6 +155,15 @@ def test_a_run_opens_as_the_short_job_that_it_was(root, home):
     assert again.review().plan.job == run.attempts[0].plan.job
 
 
+def test_labels_that_are_internal_to_a_run_are_not_offered(root, home):
+    job = {"name": "tiny", "source": str(root), "entrypoint": "train.py",
+           "labels": {"team": "nlp", "sweep": "tune-1", "trial": "3"}, "env": {"SWEEP_TRIAL": "{}"}}  # fmt: skip
+    run = Submitter(home=home, watch=False).submit(job)
+    run.cancel(60)
+    assert "cloudtrain_home" in run.record.job["labels"]
+    assert Draft.of_run(run.run_id, home, root, watch=False).form.rows(("labels",)) == [("team", "nlp")]
+
+
 def test_a_rerun_with_a_change_keeps_its_parent_and_its_source(root, home):
     (root / "job.yaml").write_text("name: tiny\nentrypoint: train.py\nhyperparameters: {lr: 1e-4}\n")
     run = Submitter(home=home, watch=False).submit(root / "job.yaml")
