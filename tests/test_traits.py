@@ -115,6 +115,18 @@ def test_no_file_outside_of_its_package_names_a_backend():
     assert found == set()
 
 
+def test_the_launcher_asks_for_a_platform_by_its_name_in_one_folder_only():
+    """There it finds out where it is; elsewhere it asks what the platform does by itself (world/platforms.py)."""
+    entrypoints = ROOT.parent / "entrypoints"
+    found = {
+        name
+        for path in sorted(entrypoints.rglob("*.py"))
+        if re.search(_NAME, path.read_text("utf-8")) and (name := path.relative_to(entrypoints).as_posix())
+    }
+    assert {name for name in found if not name.startswith("launcher/world/")} == {"launcher/prepare/sagemaker_env.py"}
+    assert "launcher/world/platforms.py" in found
+
+
 def test_what_may_name_backends_still_does():
     texts = dict(outside())
     assert set(registry.BUILT_IN) <= set(re.findall(r'^    "([a-z-]+)": \("', texts[REGISTRY], re.MULTILINE))

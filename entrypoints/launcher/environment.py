@@ -45,7 +45,7 @@ TRIAL = "SWEEP_TRIAL"  # the parameters of a sweep's trial as JSON (cloudtrain/s
 
 
 class Prepared(
-    namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders keeper sagemaker")
+    namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders keeper toolkit")
 ):
     """What was found before training.
 
@@ -58,7 +58,7 @@ class Prepared(
     sync          what brings the folders to an object store, or None
     placeholders  placeholder -> value
     keeper        what brings the script's own files into the outputs
-    sagemaker     makes SageMaker's variables, or None where the script does not get them
+    toolkit       makes the variables of SageMaker's toolkit, or None where the script does not get them
     """
 
     def fill(self, text: str) -> str:
@@ -79,7 +79,7 @@ def node_environment(
     defaults: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return what all processes of a node have. Weakest first: the node's, `defaults`, the job's, secrets, the run's."""
-    hidden = (*HIDDEN_PREFIXES, "SM_") if prepared.sagemaker is not None else HIDDEN_PREFIXES
+    hidden = (*HIDDEN_PREFIXES, "SM_") if prepared.toolkit is not None else HIDDEN_PREFIXES
     env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(hidden)}
     env["PYTHONUNBUFFERED"] = "1"
     # Open MPI's mpirun waits so long before it passes SIGTERM on, and so long again before it kills its ranks.
@@ -90,7 +90,7 @@ def node_environment(
         env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
     if not manifest.gpus_per_node and manifest.compat != "sbatch":
         env["CUDA_VISIBLE_DEVICES"] = ""
-    if manifest.aip_env and cluster.platform != "vertex":
+    if manifest.aip_env and not cluster.does.sets_aip:
         env.update(vertex_variables(prepared.folders))
     env.update(prepared.accelerate)
     env.update({name: prepared.fill(value) for name, value in manifest.env.items()})
@@ -155,8 +155,8 @@ def rank_environment(
         defaults["GLOO_SOCKET_IFNAME"] = prepared.interface
         if world.nodes > 1 and world.master_host != LOOPBACK:
             defaults["NCCL_SOCKET_IFNAME"] = prepared.interface
-    if prepared.sagemaker is not None:
-        defaults.update(prepared.sagemaker.variables(world))
+    if prepared.toolkit is not None:
+        defaults.update(prepared.toolkit.variables(world))
     env = node_environment(base, manifest, cluster, prepared, source, defaults)
     env["CLOUDTRAIN_NUM_NODES"] = str(world.nodes)
     if not manifest.rank_env:
@@ -207,7 +207,7 @@ def command_environment(
     base: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
 ) -> dict[str, str]:
     """Return the environment of what runs once per node when the world is known."""
-    defaults = prepared.sagemaker.variables(world) if prepared.sagemaker is not None else {}
+    defaults = prepared.toolkit.variables(world) if prepared.toolkit is not None else {}
     env = setup_environment(base, manifest, cluster, prepared, source, defaults)
     if manifest.compat == "sbatch":  # its steps on other nodes inherit this: no address or rank of this node
         return {name: env[name] for name in env if name not in ("CLOUDTRAIN_NODE_RANK", "CLOUDTRAIN_NUM_NODES")}

@@ -11,7 +11,8 @@ import signal
 from collections import namedtuple
 from collections.abc import Collection, Iterable, Mapping
 
-from . import processes, slurm
+from . import processes
+from .world import scheduler
 
 LOOK_S = 0.1  # between two looks at the processes
 SERVICE_S = 5.0  # for what a shell started with & to end, after all that trains: a service may answer SIGTERM and stay
@@ -189,7 +190,7 @@ class Grace:
                 processes.kill(pid, signal.SIGSTOP)
         for pid in steps.terminate:
             self._asked[pid] = stats[pid][START]
-            if not (family[pid].program == "srun" and slurm.signal_tasks()):
+            if not (family[pid].program == "srun" and scheduler.signal_tasks()):
                 processes.kill(pid, signal.SIGTERM)
             if pid in self._stopped:
                 processes.kill(pid, signal.SIGCONT)

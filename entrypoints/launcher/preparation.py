@@ -116,7 +116,7 @@ class Preparation:
 
     def _start_history(self) -> None:
         """Start uploading the run's history, where there is an output; raises Refused."""
-        nowhere = not self._manifest.output and self.cluster.platform != "sagemaker"
+        nowhere = not self._manifest.output and not self.cluster.does.copies_folders
         if nowhere or isinstance(self._log, PlainLog):
             self._log.forget()
             return

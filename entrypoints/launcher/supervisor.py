@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from . import manifest as manifests
-from . import processes, resume, slurm
+from . import processes, resume
 from .clock import SYSTEM, Clock
 from .environment import Prepared, command, measuring_environment, program_environments
 from .errors import Refused
@@ -27,7 +27,7 @@ from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, check_world, later_rank, sagemaker_file, standard_input, starter_died
 from .world import cluster as clusters
-from .world import roles
+from .world import roles, scheduler
 from .world.channel import Listener, World, proof
 from .world.cluster import SHARED_GPUS
 from .world.coordinator import Coordinator
@@ -127,7 +127,7 @@ class Supervisor:
         if placed.node_rank != cluster.node_rank:
             self.log.say(f"by its instance group this host, {placed.host}, is node {placed.node_rank}")
         cluster = placed
-        if cluster.platform == "kubernetes" and cluster.node_rank > 0:
+        if cluster.does.has_pod_names and cluster.node_rank > 0:
             cluster = cluster._replace(control_host=clusters.absolute(cluster.control_host))
         self._cluster = cluster
         stdin_data = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
@@ -252,7 +252,7 @@ class Supervisor:
             self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), reports.gpus_idle_s)
         if reports.look(self._ranks.running, now):
             self._peers.pace(reports.speed)
-            if self._cluster.platform == "slurm":
+            if self._cluster.does.signals_all:
                 self._ranks.find_deaf()
 
     def _pause(self, now: float) -> float:
@@ -302,7 +302,7 @@ class Supervisor:
         if not world.restarts:
             prepared.keeper.begin()
         self._restarts.under_way = False
-        if self._cluster.platform == "slurm":
+        if self._cluster.does.signals_all:
             self._ranks.find_deaf()
         self._programs = [(rank, argv, env, self._source) for rank, env in environments.items()]
         if self._service is not None:
@@ -356,7 +356,7 @@ class Supervisor:
             self._service_ended(self._service, rank, status, at)
             return
         code = processes.exit_code(status)
-        if self._stopping is None and self._manifest.compat == "sbatch" and slurm.is_preempted():
+        if self._stopping is None and self._manifest.compat == "sbatch" and scheduler.is_preempted():
             self._peers.stop("PREEMPTED")  # its steps were asked, and it has ended in time
         if code != 0 and self._stopping is None:
             if self.status.fields["failed_at"] is None:
@@ -446,7 +446,7 @@ class Supervisor:
         if history is not None and not self._guard_died:
             history.finish(last)  # before the final status is published
         platform = self._cluster.platform if self._peers is not None else ""
-        if platform == "vertex":
+        if self._peers is not None and self._cluster.does.ends_together:
             self._await_others()
         self.status.set(**last)
         if self._peers is not None:

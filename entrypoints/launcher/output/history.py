@@ -83,7 +83,7 @@ def index_place(manifest: Manifest, cluster: Cluster, run: Folder | store.Store)
 
     On SageMaker the service copies a run's folder, and nothing else.
     """
-    if not manifest.output or (cluster.platform == "sagemaker" and isinstance(run, Folder)):
+    if not manifest.output or (cluster.does.copies_folders and isinstance(run, Folder)):
         return None
     if isinstance(run, Folder):
         return Folder(os.path.dirname(os.path.abspath(run.uri)))
@@ -93,7 +93,7 @@ def index_place(manifest: Manifest, cluster: Cluster, run: Folder | store.Store)
 def place(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> Folder | store.Store | None:
     """Return where a run's history is written, None where no output is named; raises Refused without the store's client."""
     run = environ.get("CLOUDTRAIN_RUN_DIR")
-    if cluster.platform == "sagemaker" and not run:
+    if cluster.does.copies_folders and not run:
         return Folder(os.path.join(sagemaker_base(environ), SAGEMAKER_OURS))
     if not manifest.output:
         return None

@@ -84,7 +84,7 @@ def prepare_node(
             safe,
             records,
             manifest.keep_limit,
-            cluster.platform == "slurm",
+            cluster.does.shares_source,
             [
                 Keeper(
                     None, folders[name], os.path.join(ours, name), cluster.node_rank, log,
@@ -124,11 +124,11 @@ def prepare_node(
         values = placeholders.values_of(manifest, folders, inputs)
         secrets = {name: secrets[name] for name in manifest.secrets}
         prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values, keeper, None)
-        if manifest.hyperparameters is not None or cluster.platform == "sagemaker":
+        if manifest.hyperparameters is not None or cluster.does.copies_folders:
             from .sagemaker_env import SageMakerEnv
 
             made = SageMakerEnv(manifest, cluster, environ, folders, inputs, interface, source, prepared.fill)
-            prepared = prepared._replace(sagemaker=made)
+            prepared = prepared._replace(toolkit=made)
         if manifest.setup:
             from . import setup
 
@@ -225,7 +225,7 @@ def find_interface(manifest: Manifest, cluster: Cluster, environ: Mapping[str, s
         return ""  # it reaches the ranks as it is
     if cluster.interface in present:  # SageMaker's local mode names one that does not exist
         return str(cluster.interface)
-    if manifest.nodes > 1 and cluster.platform in ("local", "slurm") and cluster.master_host != LOOPBACK:
+    if manifest.nodes > 1 and cluster.does.has_routes and cluster.master_host != LOOPBACK:
         from ..world.interface import towards
 
         return towards(cluster.master_host)
@@ -235,7 +235,7 @@ def find_interface(manifest: Manifest, cluster: Cluster, environ: Mapping[str, s
 
 def is_sagemaker(cluster: Cluster, environ: Mapping[str, str]) -> bool:
     """Return whether the run's folders are SageMaker's, below /opt/ml."""
-    return bool(cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"))
+    return bool(cluster.does.copies_folders and not environ.get("CLOUDTRAIN_RUN_DIR"))
 
 
 def make_folders(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ class SageMakerEnv:
             for name, value in (manifest.hyperparameters or {}).items()
             if not name.startswith("sagemaker_") and name not in TOOLKIT
         }
-        self._real = cluster.platform == "sagemaker"
+        self._real = cluster.does.copies_folders
         self._gpus = len(gpus.visible()) if self._real else manifest.gpus_per_node
         node = environ.get("CLOUDTRAIN_NODE_DIR") or os.path.dirname(source)
         self._base = sagemaker_base(environ) if self._real else os.path.join(node, "sagemaker")

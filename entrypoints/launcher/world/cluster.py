@@ -12,6 +12,8 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 
 from ..errors import Refused
+from . import platforms
+from .platforms import Platform
 
 LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
@@ -25,25 +27,35 @@ SHARED_GPUS = (
 SAGEMAKER = {"checkpoints": "checkpoints/checkpoint_dir", "outputs": "output/data", "model": "model"}
 SAGEMAKER_OURS = "checkpoints/.cloudtrain"
 
-Cluster = namedtuple(
-    "Cluster",
+_Cluster = namedtuple(
+    "_Cluster",
     "platform nodes node_rank hosts host control_host control_port master_host master_port gpus interface launched name",
     defaults=("local", None, 0, (), LOOPBACK, "", 0, LOOPBACK, 0, None, "", False, ""),
 )
-Cluster.__doc__ = """This node's place.
 
-platform      local, launched, sagemaker, vertex, kubeflow, kubernetes, slurm or generic
-nodes         how many there are, None where the platform does not say (then: as the manifest says)
-node_rank     0..nodes-1
-hosts         addresses by node rank, where they are known
-host          the address by which other nodes see this one
-control_host  where node 0 listens for the others, with control_port (0: any free one, announced in status.json)
-master_host   MASTER_ADDR of the ranks; master_port 0: node 0 picks one
-gpus          the GPUs that this node may use ("0,1"), None: all that are visible
-interface     the network interface that the platform names, or ""
-launched      ranks were started from outside already: this process is one of them
-name          what the platform, or a target's list of hosts, calls this machine; the host's own name where neither says it
-"""
+
+class Cluster(_Cluster):
+    """This node's place.
+
+    platform      local, launched, sagemaker, vertex, kubeflow, kubernetes, slurm or generic
+    nodes         how many there are, None where the platform does not say (then: as the manifest says)
+    node_rank     0..nodes-1
+    hosts         addresses by node rank, where they are known
+    host          the address by which other nodes see this one
+    control_host  where node 0 listens for the others, with control_port (0: any free one, announced in status.json)
+    master_host   MASTER_ADDR of the ranks; master_port 0: node 0 picks one
+    gpus          the GPUs that this node may use ("0,1"), None: all that are visible
+    interface     the network interface that the platform names, or ""
+    launched      ranks were started from outside already: this process is one of them
+    name          what the platform, or a list of hosts, calls this machine; the host's own name where neither says it
+    """
+
+    __slots__ = ()
+
+    @property
+    def does(self) -> Platform:
+        """What the platform does by itself."""
+        return platforms.of(self.platform)
 
 
 def resolve(environ: Mapping[str, str], resourceconfig: str = "") -> Cluster:
@@ -121,7 +133,7 @@ def _sagemaker(environ: Mapping[str, str], resourceconfig: str) -> Cluster | Non
 
 def in_groups(cluster: Cluster, resourceconfig: str, names: Sequence[str]) -> Cluster:
     """Return a place on SageMaker by the instance groups, where each role has one of its name: hosts in the roles' order."""
-    config = json.loads(resourceconfig) if resourceconfig and cluster.platform == "sagemaker" else {}
+    config = json.loads(resourceconfig) if resourceconfig and cluster.does.copies_folders else {}
     groups = {group["instance_group_name"]: group["hosts"] for group in config.get("instance_groups") or ()}
     if not names or not groups.keys() >= set(names):
         return cluster

@@ -11,13 +11,13 @@ from collections import namedtuple
 
 from ..health.verdict import Check, Checks
 from ..manifest import Manifest
+from . import platforms
 from .roles import RoleStarts
 
 EXIT_RESUMABLE = 75  # left on request
 EXIT_REFUSED = 78  # refused before training
 EXIT_LOST = 69  # a node is gone; its exit code is not known
-EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
-EXIT_FINAL = 1  # on Kubernetes, in place of a code that starts the pod again
+EXIT_FINAL = 1  # in place of a code that starts the pod again
 SETTLE_S = 1.0  # how long the message of another node's earlier failure may take
 LEFT_S = 60.0  # how long a rank may have ended with 0, and others run, before it is said
 SIGNAL_S = 3.0  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
@@ -48,10 +48,10 @@ def container_code(outcome: Outcome, platform: str) -> int:
 
     Vertex AI does so by 134; a Kubernetes Job by 75 and 69, with which nothing else may leave there.
     """
-    code = launcher_code(outcome)
-    if platform == "vertex" and outcome.state == "PREEMPTED":
-        return EXIT_RESTART
-    if platform == "kubernetes" and code in (EXIT_RESUMABLE, EXIT_LOST) and outcome.state not in ("PREEMPTED", "LOST"):
+    code, does = launcher_code(outcome), platforms.of(platform)
+    if does.preempted_code is not None and outcome.state == "PREEMPTED":
+        return int(does.preempted_code)
+    if code in does.restart_codes and outcome.state not in ("PREEMPTED", "LOST"):
         return EXIT_FINAL
     return code
 
