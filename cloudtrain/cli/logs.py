@@ -71,11 +71,10 @@ def command(
     if number and (raw or as_json):
         raise click.UsageError("--number cannot be combined with --raw or --json: --json prints the number as `seq`")
     run = runs.find(run_id)
-    nodes = max(int(attempt.plan.manifest["nodes"]) for attempt in run.attempts)
-    if node is not None and node >= nodes:
-        raise BadRequest(
-            f"{run.run_id} has no node {node}", f"its nodes are 0 to {nodes - 1}" if nodes > 1 else "it has node 0"
-        )
+    manifests = [attempt.plan.manifest for attempt in run.attempts]
+    _check("node", node, max(int(each["nodes"]) for each in manifests), run)
+    programs = [{**each, **own} for each in manifests for own in ({}, *each.get("roles", ()))]
+    _check("rank", rank, max(int(each["nodes"]) * int(each["processes_per_node"]) for each in programs), run)
     run.refresh(lambda _: None)  # an outage is reported while the log is read
     formatter = LineFormatter(
         run.attempts[-1], node=node, rank=rank, role=role, raw=raw, as_json=as_json, number=number
@@ -90,6 +89,12 @@ def command(
         terminal.note(f"\n{run.run_id} continues; follow it again: cloudtrain logs -f {run.run_id}{after_option}")
         return INTERRUPTED
     return 0
+
+
+def _check(what: str, number: int | None, count: int, run: Run) -> None:
+    if number is not None and number >= count:
+        are = f"its {what}s are 0 to {count - 1}" if count > 1 else f"it has {what} 0"
+        raise BadRequest(f"{run.run_id} has no {what} {number}", are)
 
 
 def _why_gone(run: Run) -> str:

@@ -261,6 +261,9 @@ def test_logs_of_one_rank(cli, ids):
     assert one.splitlines() == ["[0:1] args []", "[0:1] rank 1 of 2", "[0:1] done"]
     missing = cli("logs", ids["two"], "--node", "1")
     assert (missing.code, missing.out) == (2, "") and "has no node 1" in missing.err
+    missing = cli("logs", ids["two"], "--rank", "2")
+    assert (missing.code, missing.out) == (2, "") and "has no rank 2" in missing.err and "0 to 1" in missing.err
+    assert cli("logs", ids["failed"], "--rank", "7").err.count("it has rank 0") == 1
     assert cli("logs", ids["two"], "--node", "0").out == both
 
 
