@@ -167,7 +167,9 @@ def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) 
             message = "is missing: the region of Hugging Face's training image is not known"
             return "", [Problem(message, "image", "set options.sagemaker.region, or image")]
         message = f"is missing: Hugging Face has no training image in {region}"
-        return "", [Problem(message, "image", "name one")]
+        near = get_close_matches(region, REGISTRIES, 2, 0.8)
+        meant = f"did you mean options.sagemaker.region: {' or '.join(near)}? else " if near else ""
+        return "", [Problem(message, "image", f"{meant}name one")]
     return stock, []
 
 

@@ -601,6 +601,15 @@ def test_images_are_where_their_registries_are() -> None:
     assert machine.default_image("mars-north-1") is None
 
 
+def test_a_region_with_a_slip_is_named() -> None:
+    (problem,) = [
+        each for each in made({**GPU, "image": None}, {"region": "us-est-1"}).problems if each.path == "image"
+    ]
+    assert problem.hint == "did you mean options.sagemaker.region: us-west-1 or us-east-1? else name one"
+    (problem,) = [each for each in made({**GPU, "image": None}, {"region": "mars"}).problems if each.path == "image"]
+    assert problem.hint == "name one"
+
+
 def test_the_oracle_sees_what_is_wrong() -> None:
     """An oracle that lets everything pass would be believed."""
     request = made(GPU).request
