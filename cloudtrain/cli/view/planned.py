@@ -114,7 +114,7 @@ def describe_nodes(plan: Plan) -> str:
     return "; ".join(
         (f"{each['name']} " if "name" in each else "")
         + f"{_count(int(each['nodes']), 'node')} x {_count(int(each['processes_per_node']), 'process', 'processes')}"
-        + (f", {_count(gpus, 'GPU')} each" if (gpus := int(each.get("gpus_per_node") or 0)) else "")
+        + (f", {_count(gpus, 'GPU')} a node" if (gpus := int(each.get("gpus_per_node") or 0)) else "")
         for each in _programs(plan)
     )
 
