@@ -164,7 +164,8 @@ def _flat(document: Any, prefix: str, path: str) -> Iterator[tuple[str, str, Any
 def _parameter(name: str, given: Any) -> Parameter:
     if not isinstance(given, Mapping):
         raise ValueError(f"is {given!r}: write value: {given!r}, values: [...], or min and max")
-    listed = given.get("values") if isinstance(given.get("values"), list) else []
+    values = given.get("values")
+    listed = values if isinstance(values, list) else []
     spaces = [each for each in listed if isinstance(each, Mapping) and any(map(_is_space, each.values()))]
     if named := [key for key in given if key in (*_CONDITIONS, "parameters")] or ["values"] * bool(spaces):
         raise ValueError(f"{named[0]}: a parameter that depends on another one's value is not supported: {CONDITIONAL}")
