@@ -9,7 +9,8 @@ from cloudtrain.source.node_code import module
 
 MIB = 1 << 20
 _SMI = "nvidia-smi, https://github.com/modal-labs/modal-client/pull/2797 (2025-01-23)"
-# MiB and where they were read, on 2026-11-23; names as in resources.accelerators.
+_SHOWN = "nvidia-smi in several public notebooks and logs"
+# MiB and where they were read, on 2026-11-23 and 2026-11-29; names as in resources.accelerators.
 SIZES: dict[str, tuple[int, str]] = {
     "A100-40GB": (40960, _SMI),
     "A100-80GB": (81920, _SMI),
@@ -20,8 +21,15 @@ SIZES: dict[str, tuple[int, str]] = {
     "L40S": (46068, _SMI),
     "T4": (15360, _SMI),
     "H200": (143771, "nvidia-smi of an H200"),
+    "V100-16GB": (16160, "nvidia-smi, transformers' docs/source/en/perf_train_gpu_one.mdx at v4.21.0"),
+    "V100-32GB": (32510, _SHOWN),
+    "P100": (16280, _SHOWN),
+    "P4": (7611, _SHOWN),
+    "K80": (11441, _SHOWN),
+    "RTX-PRO-6000": (97887, _SHOWN),
     "B200": (182630, "cudaGetDeviceProperties, https://github.com/pytorch/ao/pull/4002 (2026-03-05)"),
 }
+_OLD = ("T4", "V100", "P100", "P4", "K80")  # before Ampere, so without bfloat16 (that page); torch emulates it
 
 
 def named(accelerator: str, known: Iterable[str]) -> str | None:
@@ -34,6 +42,11 @@ def size_bytes(accelerator: str) -> int | None:
     """Return the memory of a GPU that is named as in a job file, of the smallest one that is meant; None: not known."""
     found = named(accelerator.upper().removesuffix("-PCIE"), SIZES)
     return SIZES[found][0] * MIB if found else None
+
+
+def has_bf16(accelerator: str) -> bool:
+    """Whether a GPU that is named as in a job file computes in bfloat16."""
+    return accelerator.upper().partition("-")[0] not in _OLD
 
 
 # The device's name, by which entrypoints/trainer/peaks.py has its data sheet.

@@ -58,6 +58,10 @@ class Fit:
 def answer(found: Training, gpu: str) -> Fit:
     """Return whether a training fits on a kind of GPU."""
     memory = devices.size_bytes(gpu)
+    lacks = not devices.has_bf16(gpu)
+    half = "fp16" if lacks and "quantized" in found.names else "bf16"  # the shared trainer has no fp16 with FSDP
+    if lacks and "bf16" in found.step.precision:
+        found = replace(found, open=(*found.open, f"bfloat16, which {gpu} does not have"))
     made = estimate(found.shape, found.step)
     low, high = needed(found)
     verdict = PERHAPS
@@ -65,9 +69,9 @@ def answer(found: Training, gpu: str) -> Fit:
         verdict = PROBABLY if found.open else FITS
     elif memory and (made.least if found.open else low) > memory:
         verdict = NOT
-    changes = () if verdict == FITS else tuple(_changes(found, high))
+    changes = () if verdict == FITS else tuple(_changes(found, high, half))
     if memory and all(most > memory for _, _, most in changes) and verdict in (PERHAPS, NOT):
-        changes += tuple(_enough(found, gpu, memory))
+        changes += tuple(_enough(found, gpu, memory, half))
     return Fit(verdict, gpu, memory, low, high, made.terms, made.where, found.open, changes)
 
 
@@ -79,15 +83,21 @@ def needed(found: Training) -> tuple[int, int]:
     return max(int(total * low), made.least), int(total * high * HIGH) + CONTEXT
 
 
-def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:
+def _named(found: Training, name: str, half: str) -> str:
+    """Return how a change is written, in the kind of numbers of 16 bits that the GPU has."""
+    text = found.names[name]
+    return text if half == "bf16" else text.replace("bf16", half).replace("bfloat16", "float16")
+
+
+def _changes(found: Training, high: int, half: str) -> Iterator[tuple[str, int, int]]:
     """Yield what would need less, the strongest last."""
     step = found.step
     names = found.names
     tried = []
     if step.precision == "no":
-        tried.append((names["bf16"], replace(step, precision="bf16")))
-    if step.lora and "dtype" in names and step.precision in ("no", "bf16"):
-        tried.append((names["dtype"], replace(step, precision="pure bf16")))
+        tried.append((_named(found, "bf16", half), replace(step, precision=half)))
+    if step.lora and "dtype" in names and step.precision in ("no", "bf16", "fp16"):
+        tried.append((_named(found, "dtype", half), replace(step, precision=f"pure {half}")))
     if step.batch > 1:
         half = replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)
         tried.append((f"{names['batch']}: {half.batch}, twice the accumulation", half))
@@ -103,16 +113,18 @@ def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:
             yield (text, *least)
 
 
-def _enough(found: Training, gpu: str, memory: int) -> Iterator[tuple[str, int, int]]:
+def _enough(found: Training, gpu: str, memory: int, half: str) -> Iterator[tuple[str, int, int]]:
     """Yield what fits where no single change does: LoRA on one GPU, and the fewest GPUs of the type with FSDP."""
     step, names = found.step, found.names
     if step.tensor * step.pipeline * step.context > 1:
         return
-    precision = "bf16" if step.precision == "no" else step.precision
+    precision = half if step.precision == "no" else step.precision
     less = replace(step, precision=precision, checkpointing=True, strategy="none", shards=1)
-    texts = [names["bf16"]] * (precision != step.precision) + [names["checkpointing"]] * (not step.checkpointing)
+    texts = [_named(found, "bf16", half)] * (precision != step.precision) + [names["checkpointing"]] * (
+        not step.checkpointing
+    )
     if "peft" in names and not step.lora:
-        tried = [(precision, "", []), ("pure bf16", "", [names["dtype"]])]
+        tried = [(precision, "", []), (f"pure {half}", "", [_named(found, "dtype", half)])]
         tried += [(precision, "4bit", [names["quantized"]])] if "quantized" in names else []
         for kept, quantized, more in tried:
             other = replace(less, lora=LORA, precision=kept, quantized=quantized)

@@ -33,7 +33,7 @@ class Step:
 
     batch: int  # samples of a micro-batch on one rank
     sequence: int
-    precision: str = "no"  # no, bf16, fp16 (both mixed), pure bf16
+    precision: str = "no"  # no, bf16, fp16 (both mixed), pure bf16, pure fp16
     checkpointing: bool = False
     strategy: str = "none"
     shards: int = 1  # ranks that divide what the strategy divides
@@ -85,7 +85,7 @@ class _Sizes:
     def __init__(self, shape: Shape, step: Step) -> None:
         self.shape, self.step = shape, step
         sharded = step.strategy in ("fsdp", "hsdp", "zero3")
-        pure = step.precision == "pure bf16"
+        pure = step.precision.startswith("pure")
         self.stored = 2 if pure else 4  # bytes of a parameter at rest
         self.computed = 4 if step.precision == "no" else 2
         kind = "no" if self.computed == 4 else "bf16" if pure or sharded else "mixed"
@@ -103,8 +103,12 @@ class _Sizes:
         resting = self.stored * (count - quantized) + adapters.BITS.get(step.quantized, 0) * quantized
         self.weights = (resting + (learned if step.lora else 0)) / parts
         kept = adapters.moments(shape, adapter or count, learned, step.optimizer, adapter / max(1, step.lora))
-        self.moments = 0 if step.offload else kept / (step.shards if step.strategy != "ddp" else 1)
+        self.moments = kept / (step.shards if step.strategy != "ddp" else 1)
         self.gradients = learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
+        if step.offload:  # FSDP and ZeRO-3 keep all on the CPU, ZeRO-1 and 2 the optimizer with its float32 weights
+            self.moments = 0
+            self.weights = 0 if sharded else self.weights if step.lora else self.computed * count
+            self.gradients = self.gradients if step.strategy == "zero1" else 0
         self.layer = shape.layer / step.tensor
         self.root = shape.root
         self.head = shape.embedding

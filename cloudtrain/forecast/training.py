@@ -28,6 +28,7 @@ _OWN = {
     "bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient checkpointing", "peft": "LoRA (fit.lora: 16)",
     "dtype": "fit.precision: bf16-pure", "quantized": "fit.quantized: 4bit",
 }  # fmt: skip
+_OWN_PRECISION = {"fp32": "no", "bf16-pure": "pure bf16", "fp16-pure": "pure fp16"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
     strategy = str(parallelism.get("strategy") or "none")
     shards = int(parallelism.get("dp_shard_size") or ranks) if strategy not in ("none", "ddp") else 1
     step = Step(
-        said.batch, said.sequence, {"fp32": "no", "bf16-pure": "pure bf16"}.get(said.precision, said.precision),
+        said.batch, said.sequence, _OWN_PRECISION.get(said.precision, said.precision),
         said.checkpointing, strategy, shards, split["tp"], split["pp"], split["cp"], said.accumulation,
         chunked=False, lora=said.lora or 0, targets=tuple(said.lora_targets), lora_dropout=LORA_DROPOUT,
         quantized=said.quantized or "", optimizer=said.optimizer, offload=bool(parallelism.get("offload")),
@@ -197,7 +198,7 @@ def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:
         (step.lora > 0 and sharded, "LoRA with FSDP"),
         (step.quantized == "8bit", "8-bit weights"),
         (step.eager_attention, "eager attention"),
-        (step.precision == "fp16", "fp16"),
+        ("fp16" in step.precision, "fp16"),
         (step.precision == "no" and grouped, "grouped heads in float32"),
         (0 < shape.window < step.sequence, f"a window of {shape.window} tokens"),
     )

@@ -28,8 +28,8 @@ class FitKeys(TypedDict, total=False):
     """Batch size of one rank in one forward pass, in samples."""
     sequence: int | None
     """Sequence length of a sample, in tokens."""
-    precision: Literal["fp32", "bf16", "bf16-pure"]
-    """bf16 is mixed precision; bf16-pure has weights in bfloat16 too."""
+    precision: Literal["fp32", "bf16", "bf16-pure", "fp16", "fp16-pure"]
+    """bf16 and fp16 are mixed precision; with -pure weights have 16 bits too."""
     checkpointing: bool
     """Whether gradient checkpointing (recomputing activations) is on."""
     accumulation: int

@@ -159,8 +159,8 @@ class Fit(Spec):
     )
     batch: Samples | None = Field(default=None, description="Batch size of one rank in one forward pass, in samples.")
     sequence: Samples | None = Field(default=None, description="Sequence length of a sample, in tokens.")
-    precision: Literal["fp32", "bf16", "bf16-pure"] = Field(
-        default="bf16", description="bf16 is mixed precision; bf16-pure has weights in bfloat16 too."
+    precision: Literal["fp32", "bf16", "bf16-pure", "fp16", "fp16-pure"] = Field(
+        default="bf16", description="bf16 and fp16 are mixed precision; with -pure weights have 16 bits too."
     )
     checkpointing: Flag = Field(
         default=False, description="Whether gradient checkpointing (recomputing activations) is on."
