@@ -57,7 +57,9 @@ class Estimate:
 
     terms: Mapping[str, int]
     where: str
-    least: int = 0  # weights, gradients and optimizer, which are on the GPU together at the update; 0: not known
+    least: int = (
+        0  # weights, gradients and optimizer, which are on the GPU together at the update, as far as it is known
+    )
 
     @property
     def total(self) -> int:
@@ -75,8 +77,9 @@ def estimate(shape: Shape, step: Step) -> Estimate:
     where, terms = max(found, key=lambda item: sum(item[1].values()))
     # DeepSpeed stores weights in its own way, and offload moves a part that depends on the strategy.
     known = not step.offload and step.strategy in ("none", "ddp", "fsdp", "hsdp")
-    least = int(sizes.weights + sizes.moments + sizes.gradients) if known else 0
-    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where, least)
+    whole = sizes.whole if step.strategy in ("zero1", "zero2") else 0
+    least = sizes.weights + sizes.moments + sizes.gradients if known else whole
+    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where, int(least))
 
 
 class _Sizes:
@@ -99,15 +102,16 @@ class _Sizes:
         adapter = adapters.parameters(shape, step.lora, step.targets) if step.lora else 0
         parts = step.shards if sharded else 1
         learned = 4 * adapter if step.lora else self.stored * count
-        quantized = shape.layers * shape.layer_matrices / split if step.quantized else 0
+        quantized = shape.layers * shape.linear_matrices / split if step.quantized else 0
         resting = self.stored * (count - quantized) + adapters.BITS.get(step.quantized, 0) * quantized
         self.weights = (resting + (learned if step.lora else 0)) / parts
         kept = adapters.moments(shape, adapter or count, learned, step.optimizer, adapter / max(1, step.lora))
         self.moments = kept / (step.shards if step.strategy != "ddp" else 1)
         self.gradients = learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
+        self.whole = self.weights if step.lora else self.computed * count  # what each rank of ZeRO-1 and 2 has
         if step.offload:  # FSDP and ZeRO-3 keep all on the CPU, ZeRO-1 and 2 the optimizer with its float32 weights
             self.moments = 0
-            self.weights = 0 if sharded else self.weights if step.lora else self.computed * count
+            self.weights = 0 if sharded else self.whole
             self.gradients = self.gradients if step.strategy == "zero1" else 0
         self.layer = shape.layer / step.tensor
         self.root = shape.root
@@ -130,7 +134,8 @@ class _Sizes:
         attention = 2 * self.computed * heads * step.sequence if step.eager_attention else 0
         each = sum(bytes_ * width for bytes_, width in zip(each_width, widths, strict=True)) + small + attention
         each += self._adapted(kind)
-        cast = shape.layer_matrices * (not step.quantized) / step.tensor + adapter / shape.layers
+        cast = (shape.layer_matrices - shape.linear_matrices * bool(step.quantized)) / step.tensor
+        cast += adapter / shape.layers
         self.casts = 2 * cast if kind == "mixed" else 0
         self.layer_kept = self.tokens * each + self.casts
         self.between = self.tokens * self.residual * shape.hidden if step.checkpointing else self.layer_kept

@@ -104,6 +104,11 @@ class Shape:
         """Parameters of the matrices of a layer that a token goes through."""
         return self._matrices(self.active if self.experts else 0)
 
+    @property
+    def linear_matrices(self) -> int:
+        """Parameters of a layer's linear modules: in transformers 5 experts and their router are none."""
+        return 2 * self.hidden * (self.queries + self.keys) if self.experts else self.layer_matrices
+
     def _matrices(self, experts: int) -> int:
         inner = (3 if FAMILIES[self.family].gated else 2) * self.hidden * self.inner * max(1, experts)
         return self.hidden * (2 * self.queries + 2 * self.keys + self.experts) + inner

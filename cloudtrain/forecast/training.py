@@ -152,8 +152,6 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
     shape = _pretrained(said.model, job)
     if isinstance(shape, str):
         return shape
-    if said.quantized and shape.experts:
-        return "bitsandbytes quantizes linear modules only, and experts are none in transformers 5"
     split = {key: int(parallelism.get(f"{key}_size") or 1) for key in ("tp", "pp", "cp")}
     ranks = max(1, world // (split["tp"] * split["pp"] * split["cp"]))
     strategy = str(parallelism.get("strategy") or "none")
@@ -197,6 +195,7 @@ def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:
         (step.lora > 0 and step.precision == "no", "LoRA in float32"),
         (step.lora > 0 and sharded, "LoRA with FSDP"),
         (step.quantized == "8bit", "8-bit weights"),
+        (bool(step.quantized and shape.experts), "experts, which bitsandbytes does not quantize in transformers 5"),
         (step.eager_attention, "eager attention"),
         ("fp16" in step.precision, "fp16"),
         (step.precision == "no" and grouped, "grouped heads in float32"),
