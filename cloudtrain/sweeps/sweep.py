@@ -173,14 +173,16 @@ class Sweep:
             )
         self.wait()
         newest = {trial.params["call"]: trial for trial in self.trials}  # one that rerun_failed repeats has several
-        found: list[Any] = []
+        found, store = list[Any](), Store(self.home)
         for call in file.parameters[0].steps():
             try:
                 if call not in newest:
                     raise BadRequest(
                         f"call {call} of {self.sweep_id} was not submitted", f"cloudtrain sweep show {self.sweep_id}"
                     )
-                found.append(self.run(newest[call]).result(trust=trust))
+                run = self.run(newest[call])
+                run.store = store  # one connection for all
+                found.append(run.result(trust=trust))
             except CloudtrainError as error:
                 if not return_exceptions:
                     raise

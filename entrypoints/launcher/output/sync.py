@@ -341,7 +341,10 @@ class Sync:
         except UnicodeEncodeError:
             raise store.Failed(f"{name!r} is not a valid name in an object store") from None
         before = state_of(path)
-        self._store.put(path, name)
+        try:
+            self._store.put(path, name)
+        except store.Failed as error:  # such as an object that is larger than the store takes
+            raise store.Failed(f"{error} (the file {name})") from None
         after = state_of(path)
         if after == before or after is None:  # else it was written to meanwhile, and goes again
             self._stored[name] = before  # of one that is gone too, which the next pass then removes

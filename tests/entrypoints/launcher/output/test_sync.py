@@ -190,6 +190,7 @@ def test_one_that_is_removed_here_stays_until_its_successor_is_there(s3: S3, tmp
     wait_for(lambda: any(text.startswith(begin) for text in said(tmp_path)), "an alarm")
     alarms = [json.loads(text[14:]) for text in said(tmp_path) if text.startswith(begin)]
     assert len(alarms) == 1 and "uploading to the output failed: s3://bucket/home/run: " in alarms[0]["reason"]
+    assert alarms[0]["reason"].endswith("(the file checkpoints/step-00000002.a1/state/3)")
     s3.refuse = ""
     arrived(tmp_path, 2)
     wait_for(lambda: "output: uploading to the output works again" in said(tmp_path), "the word")
