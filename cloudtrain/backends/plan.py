@@ -36,7 +36,9 @@ class Plan:
     job: Mapping[str, Any]  # the resolved job, from which the same bundle can be built again
     target: str = ""
     retries: str = "client"  # who starts the next attempt: client or platform
-    price: Mapping[str, Any] | None = None  # {"usd_per_hour", "as_of", "source"}; None when it is not known
+    price: Mapping[str, Any] | None = (
+        None  # {"usd_per_hour", "as_of", "source", ...}: forecast/prices.py; None: not known
+    )
     notes: tuple[str, ...] = ()
     fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
     time: Mapping[str, Any] | None = None  # how long it takes: cloudtrain.forecast.duration.forecast

@@ -152,7 +152,8 @@ def _offers(home: Path, names: tuple[str, ...], target: str | None) -> Iterator[
         names = (*names, *found)
     defaults = [f"{name}/{region}" for name in registry.names() if (region := registry.traits(name).prices)]
     for name in _wanted(home, names, defaults):
-        if not registry.traits(name.split("/")[0]).prices and prices.load(home, name) is None:
+        known = registry.traits(name.split("/")[0]).prices or name in prices.shipped()[0]
+        if not known and prices.load(home, name) is None:
             raise BadRequest(f"the list {name} is not stored", f"run cloudtrain prices refresh {name}")
         yield from offers.of_list(home, name)
 
@@ -180,20 +181,22 @@ def _print_offers(chosen: list[MachineOffer], as_json: bool) -> None:
     if as_json:
         terminal.print_json([vars(each) for each in chosen], indent=2)
         return
-    headers = ("machine", "GPUs", "GB of a GPU", "cores", "memory GB", "USD an hour", "price", "list")
+    spot = ["spot"] * any(each.spot for each in chosen)
+    headers = ("machine", "GPUs", "GB of a GPU", "cores", "memory GB", "USD an hour", *spot, "price", "list")
     rows = [
         (
             each.machine,
             f"{each.gpu}:{each.gpus}" if each.gpu else "" if each.gpus is None else "-",
             *(f"{fact:g}" if fact is not None else "" for fact in (each.gpu_memory_gb, each.vcpus, each.memory_gb)),
             "not known" if each.usd_per_hour is None else f"{each.usd_per_hour:.3f}",
+            *[" to ".join(dict.fromkeys(f"{usd:.3f}" for usd in each.spot or ()))] * len(spot),
             f"estimate: {each.estimate}" if each.estimate else each.as_of,
             each.list,
         )
         for each in chosen
     ]
-    right = ("GB of a GPU", "cores", "memory GB", "USD an hour")
-    terminal.print_table(headers, rows, right=right, spare=("price", "list", "memory GB"))
+    right = ("GB of a GPU", "cores", "memory GB", "USD an hour", "spot")
+    terminal.print_table(headers, rows, right=right, spare=("price", "list", "memory GB", "spot"))
 
 
 def _google_key(variable: str | None) -> str:

@@ -52,7 +52,9 @@ def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[s
     line = f"{format_duration(whole.low)} to {format_duration(whole.high)}"
     usd = None
     if plan.price:
-        usd = [round(seconds / HOUR_S * float(plan.price["usd_per_hour"]), 2) for seconds in (whole.low, whole.high)]
+        on_demand = plan.price["usd_per_hour"]
+        low, high = (job.resources.use_spot and plan.price.get("spot")) or (on_demand, on_demand)
+        usd = [round(whole.low / HOUR_S * float(low), 2), round(whole.high / HOUR_S * float(high), 2)]
         line += f", {usd[0]:.2f} to {usd[1]:.2f} USD"
     slow, fast = (made.tokens / seconds for seconds in (made.step.high, made.step.low))
     line += f" (p10 to p90; {length.steps:,} steps at {slow:,.0f} to {fast:,.0f} tokens/s)"

@@ -26,6 +26,7 @@ class MachineOffer:
     as_of: str
     source: str
     estimate: str  # what an estimated price is derived from; "" for an exact one
+    spot: list[float] | None = None  # lowest and highest of 30 days
 
 
 def machines_of(provider: str) -> dict[str, Machine]:
@@ -43,7 +44,7 @@ def of_list(home: Path, name: str) -> Iterator[MachineOffer]:
     kind = registry.priced_by(provider)
     known = machines_of(provider)
     stored = prices.load(home, name)
-    listed = set(stored.usd_per_hour) if stored else set()
+    listed = (set(stored.usd_per_hour) if stored else set()) | set(prices.shipped()[0].get(name, ())) - {"*"}
     shipped = kind is not None and kind.name == provider
     for machine in sorted(listed | set(known) if shipped else listed):
         yield _offer(home, name, machine, known.get(machine), shipped)
@@ -64,4 +65,5 @@ def _offer(home: Path, name: str, machine: str, facts: Machine | None, shipped: 
         as_of=price.get("as_of", ""),
         source=price.get("source", ""),
         estimate=price.get("estimate", ""),
+        spot=price.get("spot"),
     )

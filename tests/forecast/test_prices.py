@@ -61,9 +61,7 @@ def test_the_shipped_table_is_the_floor(plan):
     assert SHIPPED is not None and SHIPPED.usd_per_hour is not None
     line, price = plan(on_sagemaker("us-east-1"))
     assert price["usd_per_hour"] == 2 * SHIPPED.usd_per_hour and not price.get("estimate")
-    assert line.startswith(
-        f"{price['usd_per_hour']} USD an hour (2 x ml.g5.2xlarge, us-east-1; {SHIPPED.price_source}; "
-    )
+    assert line.startswith(f"{price['usd_per_hour']} USD an hour (2 x ml.g5.2xlarge, us-east-1; AWS; ")
     assert f"{prices.age_days(SHIPPED.price_date)} days old" in line
 
 
@@ -123,22 +121,82 @@ def test_a_damaged_list_counts_as_none(text: str, plan, home: Path):
 def test_what_is_not_known_is_not_zero(plan, home: Path, capsys):
     store(home, "sagemaker/us-east-1", {"ml.g5.2xlarge": 1.5}, f"{TODAY}")
     job = on_sagemaker("us-east-1", instance_type="ml.p9.48xlarge", accelerators="H100:8")
-    assert plan(job) == ("", None)
+    said = "no price for ml.p9.48xlarge in us-east-1: no list that cloudtrain comes with has it"
+    assert plan(job) == (said, None)
     assert main(["plan", "--set", "limits.max_cost=5 USD"]) == 2
-    assert "cloudtrain prices refresh" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "cloudtrain prices refresh" in refused and said in refused
 
 
 def test_a_machine_of_ones_own_has_the_price_of_a_public_list(plan, home: Path, tmp_path: Path):
     (tmp_path / "cloudtrain.toml").write_text(
         '[targets.lab]\nbackend = "slurm"\nfolder = "/shared"\npriced_as = "aws/us-east-1/g5.12xlarge"\n'
     )
-    assert plan("num_nodes: 2", "-t", "lab") == ("", None)
-    store(home, "aws/us-east-1", {"g5.12xlarge": 5.672}, f"{TODAY}", "SkyPilot's catalogue")
     line, price = plan("num_nodes: 2", "-t", "lab")
-    assert price["usd_per_hour"] == 11.344
-    assert line == f"11.344 USD an hour (2 x g5.12xlarge, us-east-1; SkyPilot's catalogue; {TODAY}, of today)"
+    assert price["usd_per_hour"] == 11.344 and "; karpenter; 2026-07-20" in line
+    store(home, "aws/us-east-1", {"g5.12xlarge": 5.7}, f"{TODAY}", "SkyPilot's catalogue")
+    line, price = plan("num_nodes: 2", "-t", "lab")
+    assert price["usd_per_hour"] == 11.4
+    assert line == f"11.4 USD an hour (2 x g5.12xlarge, us-east-1; SkyPilot's catalogue; {TODAY}, of today)"
     stated = plan("num_nodes: 2\nresources: {usd_per_hour: 2}", "-t", "lab")[1]
     assert stated["usd_per_hour"] == 4, "a stated price wins"
+
+
+VERTEX = (
+    "target: vertex\nimage: img:1\noptions: {vertex: {project: my-project, bucket: my-bucket, region: asia-southeast1}}"
+)
+
+
+def test_a_machine_that_is_not_sold_on_demand_has_a_reason(plan, capsys):
+    line, price = plan(f"{VERTEX}\nresources: {{accelerators: B200:8, use_spot: true}}")
+    why = "sold as spot, flex-start or reservation only: Google publishes no price on demand"
+    assert (line, price) == (f"no price for a4-highgpu-8g in asia-southeast1: {why}", None)
+    assert main(["plan", "--set", "limits.max_cost=50 USD"]) == 2 and why in capsys.readouterr().err
+
+
+def test_a_spot_price_is_beside_the_one_on_demand(plan, home: Path, capsys):
+    line, price = plan(f"{VERTEX}\nnum_nodes: 2\nresources: {{accelerators: L4:1, use_spot: true}}")
+    row = prices.built_in("vertex/asia-southeast1", "g2-standard-4")
+    assert row and row.spot and price["usd_per_hour"] == round(2 * row.usd_per_hour, 6)
+    low, high = price["spot"]
+    assert (low, high) == tuple(round(2 * usd, 6) for usd in row.spot) and high < price["usd_per_hour"]
+    assert line.startswith(
+        f"about {price['usd_per_hour']} USD an hour on demand (2 x g2-standard-4, asia-southeast1; an estimate: "
+    )
+    assert "; gcosts; 2026-07-30, " in line and line.endswith(f", on spot {low:g} to {high:g} (30 days to 2026-07-30)")
+    assert "https://" not in line
+    assert main(["plan", "--verbose"]) == 0
+    assert "price from Apache-2.0, https://github.com/Cyclenerd/" in capsys.readouterr().out
+
+
+def test_a_cap_holds_with_a_shipped_price(plan, capsys):
+    job = f"{VERTEX}\nresources: {{accelerators: A100-40GB:1}}\nlimits: {{max_cost: 6 USD, max_runtime: 6h}}"
+    plan(job)
+    assert main(["plan", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    rate = made["price"]["usd_per_hour"]
+    assert 4 < rate < 5 and made["at_most"]["usd"] == 6.0
+    assert made["at_most"]["attempt_s"] / 3600 * rate <= 6.0
+
+
+def test_a_node_has_the_price_of_the_type_that_the_job_names(plan, tmp_path: Path):
+    (tmp_path / "cloudtrain.toml").write_text('[targets.k]\nbackend = "kubernetes"\nimage = "img:1"\n')
+    line, price = plan("num_nodes: 2\nresources: {instance_type: g5.xlarge}", "-t", "k")
+    assert price["usd_per_hour"] == 2.012 and "2 x g5.xlarge, us-east-1; an estimate: a node's price" in line
+    _, price = plan("resources: {instance_type: n1-standard-8, accelerators: T4:1}", "-t", "k")
+    row = prices.built_in("gcp/us-central1", "n1-standard-8+NVIDIA_TESLA_T4:1")
+    assert row and price["usd_per_hour"] == row.usd_per_hour, "with its GPU"
+    assert plan("resources: {instance_type: n1-standard-8, accelerators: T4:8}", "-t", "k")[1] is None
+    assert plan("resources: {accelerators: T4:1}", "-t", "k") == ("", None)
+    stated = plan("resources: {instance_type: g5.xlarge, usd_per_hour: 0.5}", "-t", "k")[1]
+    assert stated["usd_per_hour"] == 0.5 and "known_usd_per_hour" not in stated, "a discount of your own"
+
+
+def test_machines_of_several_types_have_their_own_sum(plan):
+    groups = "[{name: a, instance_type: ml.g5.2xlarge, count: 1}, {name: b, instance_type: ml.m5.large, count: 1}]"
+    options = OPTIONS.format(region="us-east-1").replace("}", f", instance_groups: {groups}}}")
+    _, price = plan(f"target: sagemaker\nnum_nodes: 2\noptions: {{sagemaker: {options}}}")
+    assert price and price["usd_per_hour"] == 1.63
 
 
 def test_a_name_of_no_list_is_refused(tmp_path: Path, monkeypatch, capsys):

@@ -97,6 +97,15 @@ def test_live_runs_count_with_what_they_may_cost(submit):
         submit(BUDGET, **NLP)
 
 
+def test_a_live_run_of_last_month_counts_with_what_it_may_cost(submit, home: Path):
+    run, _ = submit(BUDGET, **NLP)
+    with run.store.database.write() as db:
+        for table in ("runs", "attempts"):
+            db.execute(f"UPDATE {table} SET created_at = '2026-01-31T23:59:59.000000Z'")
+    with pytest.raises(OverBudget, match=r"0\.00 USD are spent .* and live runs may cost 101\.00 USD more"):
+        submit(BUDGET.replace("500", "100"), **NLP)
+
+
 @pytest.mark.parametrize(
     ("selector", "counts"),
     [

@@ -349,6 +349,9 @@ def test_show_and_resume_have_one_figure_of_a_cap(
     assert main(["show", run.run_id]) == 0
     shown = capsys.readouterr().out
     assert f"50 USD (limits.max_cost), {left} USD left" in shown
+    spent_usd, margin_usd = ran_s * 0.5, 15.0 if extra_s else 0.0
+    assert f"{spent_usd:.2f} USD (" in shown and spent_usd + margin_usd + float(left) == 50.0
+    assert (f"may bill: {margin_usd:.2f} USD)" in shown) == bool(extra_s)
     with pytest.raises(CapReached) as refused:
         run.resume()
     assert f"of which {used} USD are used" in str(refused.value)

@@ -117,8 +117,8 @@ class SagemakerBackend(Backend):
         resources = plan.request["ResourceConfig"]
         groups = resources.get("InstanceGroups") or [resources]
         first = groups[0]
-        if plan.manifest.get("roles") and any(group["InstanceType"] != first["InstanceType"] for group in groups):
-            return ""  # services have other machines, with other prices
+        if any(group["InstanceType"] != first["InstanceType"] for group in groups):
+            return ""  # of other prices
         return f"sagemaker/{self._options.get('region') or ''}/{first['InstanceType']}"
 
     @classmethod

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.cli.view import terminal
+from cloudtrain.job import homes
 from cloudtrain.job.units import duration_s, format_duration, format_size
 from cloudtrain.job.units import usd as _usd
 
@@ -21,8 +23,8 @@ LONGEST = 400  # characters of a text
 
 def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False, more: Sequence[tuple[str, str]] = ()) -> None:
     """Print the summary of a plan with `more` rows; its notes are ordered by importance, all of them with `verbose`."""
-    parts = str((plan.at_most or {}).get("parts") or "") if verbose and describe_cost(plan) else ""
-    notes = [*([parts] if parts else []), *plan.notes]
+    details = [(plan.at_most or {}).get("parts") if describe_cost(plan) else "", _describe_source_of_price(plan)]
+    notes = [*(str(text) for text in details if text and verbose), *plan.notes]
     left_out = 0 if verbose else len(notes[MOST_NOTES:])
     terminal.print_lines(heading or f"{plan.run_id}  would go to {describe_target(plan)}", style="bold")
     rows = [
@@ -184,29 +186,48 @@ def describe_source(plan: Plan) -> str:
 
 
 def _describe_price(plan: Plan) -> str:
+    from cloudtrain.forecast.prices import describe_age, describe_none
+
     price: Any = plan.price
     if not price:
-        return ""
+        return describe_none(registry.create_for(plan, homes.home()), plan)
     about = "about " if price.get("estimate") else ""
     facts = [price["machine"]] if price.get("machine") else []
     facts += [f"an estimate: {price['estimate']}"] if price.get("estimate") else []
-    facts.append(str(price["source"]))
+    facts.append(_short(str(price["source"])))
     if price.get("as_of"):
-        from cloudtrain.forecast.prices import describe_age
-
         facts.append(f"{price['as_of']}, {describe_age(price['as_of'])}")
-    return f"{about}{price['usd_per_hour']} USD an hour ({'; '.join(facts)})"
+    spot = ""
+    if price.get("spot"):
+        low, high = price["spot"]
+        spot = f", on spot {low:g}{f' to {high:g}' if high > low else ''} (30 days to {price['spot_as_of']})"
+    return f"{about}{price['usd_per_hour']} USD an hour{' on demand' if spot else ''} ({'; '.join(facts)}){spot}"
+
+
+def _short(source: str) -> str:
+    """Return one word for where a price is from: the host of an address, or the first word of a list's long name."""
+    if host := re.search(r"https?://([^/\s]+)", source):
+        return host[1]
+    return re.split(r"[ ,/]", source)[0] if re.search("[,/]", source) else source
+
+
+def _describe_source_of_price(plan: Plan) -> str:
+    """Return where a price can be looked up; "" where its source is all that is known."""
+    price = plan.price or {}
+    place = price.get("url") or price.get("source") or ""
+    return f"price from {place}" if place != _short(str(price.get("source") or "")) else ""
 
 
 def describe_cost(plan: Plan) -> str:
-    """Return what the run can cost at most, or why nothing bounds it; "" where neither a price nor a cap is given."""
+    """Return what the run will probably cost and can cost at most, or why nothing bounds it; "" without a price and a cap."""
     unpriced = [str(row["target"]) for row in plan.candidates if not row["why_not"] and row["usd_per_hour"] is None]
     unknown = [
         f"{target}: price not known (set usd_per_hour in section [targets.{target}] of cloudtrain.toml)"
         for target in dict.fromkeys(unpriced)
     ]
-    known = _describe_known_cost(plan)
-    return "; ".join([known, *unknown]) if known else ""
+    known, usd = _describe_known_cost(plan), (plan.time or {}).get("usd")
+    expected = [f"expected {usd[0]:.2f} to {usd[1]:.2f} USD"] if usd else []
+    return "; ".join([*expected, known, *unknown]) if known else ""
 
 
 def _describe_known_cost(plan: Plan) -> str:

@@ -76,7 +76,7 @@ def _matches(selector: str, plan: Plan) -> bool:
 def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[str]:
     notes = []
     month = store.clock.utc().strftime("%Y-%m")
-    shares, live = spend.shares(store, month), spend.committed(store, month)
+    shares, live = spend.shares(store, month), spend.committed(store)
     most = _most_usd(plan)
     for selector, text in budgets.items():
         limit_usd = units.usd_per_month(text)

@@ -52,14 +52,20 @@ def plan_attempt(
         plan = backend.plan(chosen, bundle, run_id, number)
         if chosen is not job:  # the next attempt is planned from the limits that were asked for
             plan = replace(plan, job={**plan.job, "limits": job.limits.model_dump(mode="json")})
-        if backend.traits.prices or job.resources.usd_per_hour is not None or job.resources.priced_as:
+        resources = job.resources
+        if (
+            backend.traits.prices
+            or resources.usd_per_hour is not None
+            or resources.priced_as
+            or resources.instance_type
+        ):
             plan = replace(plan, price=prices.price_of(backend, plan, job, home))
         return plan
 
     plan = make(None)
     limit, used = limit_of(backend, plan), spent(earlier, lambda old: limit_of(backend, old))
     if job.limits.capped:
-        _check_cap(job, plan, limit)
+        _check_cap(job, plan, limit, prices.describe_none(backend, plan))
         most_s = seconds_left(job.limits, plan.price, used)  # infinite where nodes are free
         if limit.seconds is not None and limit.seconds > most_s:
             left_s = int(most_s)
@@ -104,8 +110,8 @@ def _longest_s(longest: Callable[[int], int], max_runtime_s: int, left_s: int) -
     return seconds
 
 
-def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
-    """Raise BadJob where a cap cannot be held."""
+def _check_cap(job: Job, plan: Plan, limit: TimeLimit, why: str) -> None:
+    """Raise BadJob where a cap cannot be held; `why` says why a machine has no price."""
     problems = []
     key = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
     if limit.seconds is None:
@@ -118,7 +124,7 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
                 f"usd_per_hour in section [targets.{job.target}] of cloudtrain.toml",
             )
         )
-        message = "needs the price of a node, which is unknown"
+        message = f"needs the price of a node, which is unknown{f': {why}' if why else ''}"
         problems.append(Problem(message, "limits.max_cost", here, candidate_hint=there))
     if problems:
         raise BadJob(job.located(problems))

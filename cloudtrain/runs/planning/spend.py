@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("target", "user", "month")  # and label.NAME
 DELETED = "spent.jsonl"
+MOST_LIVE = 100_000  # runs
 NONE = "(none)"  # the group of runs without that label
 
 
@@ -93,12 +94,11 @@ def share_of(attempt: AttemptRecord, home: Path, clock: Clock = SYSTEM) -> Share
     attempt = _until_now(attempt, clock)
     plan, status = attempt.plan, attempt.status
     nodes = int(plan.manifest["nodes"])
-    if status.billable_s is None and (ran_s := cap.measured_s(status)) is not None:  # without a cap's margin
-        attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
-    used = cap.spent([attempt], lambda plan: _limit(plan, home))
+    used = cap.spent([attempt], lambda plan: replace(_limit(plan, home), after_end_s=0.0))  # without a cap's margin
     labels, price = plan.job.get("labels") or {}, plan.price or {}
     target, month = plan.target or plan.backend, attempt.created_at[:7]
-    whole_limit = attempt.status.state is State.LOST and attempt.status.billable_s is None and used.seconds > 0
+    known = status.billable_s is not None or cap.measured_s(status) is not None
+    whole_limit = status.state is State.LOST and not known and used.seconds > 0
     return Share(
         attempt.run_id, target, labels, month, used.seconds * nodes, used.usd, bool(price.get("estimate")), whole_limit
     )
@@ -137,19 +137,17 @@ def shares(store: Store, since: str = "", until: str = "") -> list[Share]:
     return [*(share_of(attempt, store.home, store.clock) for attempt in attempts), *deleted]
 
 
-def committed(store: Store, since: str) -> list[Share]:
-    """Return what live runs that were started since a time may cost beyond what they have spent; none where nothing bounds it.
+def committed(store: Store) -> list[Share]:
+    """Return what live runs may cost beyond what they have spent, whenever they were started; none where nothing bounds it.
 
     Blocking.
     """
-    runs: dict[str, list[AttemptRecord]] = {}
-    for attempt in store.attempts_since(since):
-        runs.setdefault(attempt.run_id, []).append(attempt)
     found = []
-    for attempts in runs.values():
-        last = max(attempts, key=lambda attempt: attempt.number)
-        most = (last.plan.at_most or {}).get("usd")
-        if most is not None and not last.status.state.final:
+    for run in store.runs(limit=MOST_LIVE, states=[state for state in State if not state.final]):
+        attempts = store.attempts(run.run_id)
+        last = max(attempts, key=lambda attempt: attempt.number, default=None)
+        most = (last.plan.at_most or {}).get("usd") if last else None
+        if last and most is not None and not last.status.state.final:
             used = sum(share_of(attempt, store.home, store.clock).usd or 0.0 for attempt in attempts)
             own = share_of(last, store.home, store.clock)
             found.append(replace(own, node_s=0.0, usd=max(0.0, float(most) - used)))
@@ -264,6 +262,8 @@ def describe_cap(attempts: Sequence[AttemptRecord], home: Path) -> str:
         left_s = max(0.0, units.duration_s(runtime) - used.seconds)
         parts.append(f"{runtime} (limits.max_total_runtime), {units.format_duration(left_s)} left")
     extra = cap.describe_after_end(attempts, lambda plan: _limit(plan, home))
+    if extra and cost and used.usd is not None:  # spent, this and what is left are the cap
+        extra += f": {used.usd - total(attempts, home).usd:.2f} USD"
     return "; ".join(parts) + (f" ({extra})" if extra else "")
 
 
