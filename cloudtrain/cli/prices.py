@@ -152,7 +152,7 @@ def _offers(home: Path, names: tuple[str, ...], target: str | None) -> Iterator[
         names = (*names, *found)
     defaults = [f"{name}/{region}" for name in registry.names() if (region := registry.traits(name).prices)]
     for name in _wanted(home, names, defaults):
-        known = registry.traits(name.split("/")[0]).prices or name in prices.shipped()[0]
+        known = registry.traits(name.split("/")[0]).prices or prices.machines_of(name)
         if not known and prices.load(home, name) is None:
             raise BadRequest(f"the list {name} is not stored", f"run cloudtrain prices refresh {name}")
         yield from offers.of_list(home, name)

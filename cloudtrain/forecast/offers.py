@@ -44,7 +44,7 @@ def of_list(home: Path, name: str) -> Iterator[MachineOffer]:
     kind = registry.priced_by(provider)
     known = machines_of(provider)
     stored = prices.load(home, name)
-    listed = (set(stored.usd_per_hour) if stored else set()) | set(prices.shipped()[0].get(name, ())) - {"*"}
+    listed = prices.machines_of(name) | (set(stored.usd_per_hour) if stored else set())
     shipped = kind is not None and kind.name == provider
     for machine in sorted(listed | set(known) if shipped else listed):
         yield _offer(home, name, machine, known.get(machine), shipped)

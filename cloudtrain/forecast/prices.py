@@ -96,6 +96,13 @@ def built_in(name: str, machine: str) -> Shipped | None:
     return found._replace(usd_per_hour=usd, spot=None, note="; ".join(filter(None, (found.note, about))))
 
 
+def machines_of(name: str) -> set[str]:
+    """Return the machines that the shipped list of provider/region has a price or a reason for; empty without a list."""
+    lists, homes = shipped()
+    provider = name.partition("/")[0]
+    return {*lists[name], *lists[f"{provider}/{homes[provider]}"]} - {"*"} if name in lists else set()
+
+
 def describe_none(backend: Backend, plan: Plan) -> str:
     """Return for which machine no price is known, and why; "" where the machines are one's own."""
     named = backend.machine(plan) if plan.request else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from cloudtrain.backends import machines
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.vertex.prices import FACTOR
+from cloudtrain.cli import main
 from cloudtrain.forecast import prices
 from cloudtrain.forecast.prices import Shipped
 
@@ -143,6 +145,15 @@ def test_other_regions_have_the_factor_of_the_list(lists):
     factor, home = lists["vertex/us-east4"]["*"].usd_per_hour, lists["vertex/us-central1"]["g2-standard-4"].usd_per_hour
     assert found and factor and home and found.usd_per_hour == pytest.approx(factor * home) and found.spot is None
     assert found.note == f"{FACTOR} x Compute Engine; {factor:g} x the price of us-central1"
+
+
+def test_the_machines_of_a_list_that_is_not_stored_can_be_listed(home: Path, capsys):
+    for region, usd in (("us-central1", "0.707"), ("us-east4", "0.796")):
+        assert main(["prices", "list", f"gcp/{region}", "--gpus", "L4"]) == 0
+        head, first, *_ = capsys.readouterr().out.splitlines()
+        assert first.startswith("g2-standard-4 ") and f" {usd} " in first
+        assert ("spot" in head) == (region == "us-central1")
+    assert main(["prices", "list", "gcp/mars-1"]) == 2
 
 
 def test_each_source_has_a_date_a_licence_and_an_address(lists):
