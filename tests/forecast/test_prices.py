@@ -61,7 +61,7 @@ def test_the_shipped_table_is_the_floor(plan):
     assert SHIPPED is not None and SHIPPED.usd_per_hour is not None
     line, price = plan(on_sagemaker("us-east-1"))
     assert price["usd_per_hour"] == 2 * SHIPPED.usd_per_hour and not price.get("estimate")
-    assert line.startswith(f"{price['usd_per_hour']} USD an hour (2 x ml.g5.2xlarge, us-east-1; AWS; ")
+    assert line.startswith(f"{price['usd_per_hour']} USD an hour (2 x ml.g5.2xlarge, us-east-1; aws; ")
     assert f"{prices.age_days(SHIPPED.price_date)} days old" in line
 
 
@@ -247,7 +247,7 @@ def test_list_shows_machines_with_their_prices_the_cheapest_first(home: Path, tm
     assert head.split()[:2] == ["machine", "GPUs"] and "ml.g5.12xlarge" in "".join(lines)
     for words, wrong in (
         (["list", "-t", "local"], "has no price list"),
-        (["list", "aws/us-east-1"], "cloudtrain prices refresh aws/us-east-1"),
+        (["list", "aws/mars-1"], "cloudtrain prices refresh aws/mars-1"),
         (["list", "--gpus", "K8"], "no machine"),
         (["refresh", "--gpus", "T4"], "--gpus"),
     ):
@@ -258,7 +258,8 @@ def test_machines_rented_by_hand_have_the_facts_of_the_platforms_types(home: Pat
     store(home, "aws/us-east-1", {"g5.12xlarge": 5.67})
     store(home, "gcp/us-central1", {"n1-standard-8+NVIDIA_TESLA_T4:1": 0.73})
     assert main(["prices", "list", "aws/us-east-1", "gcp/us-central1", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)
+    rows = {row["machine"]: row for row in json.loads(capsys.readouterr().out)}
+    first, second = rows["n1-standard-8+NVIDIA_TESLA_T4:1"], rows["g5.12xlarge"]
     assert (first["gpu"], first["gpus"], second["gpu"], second["gpus"]) == ("T4", 1, "A10G", 4)
 
 
