@@ -193,10 +193,10 @@ def test_a_node_has_the_price_of_the_type_that_the_job_names(plan, tmp_path: Pat
 
 
 def test_machines_of_several_types_have_their_own_sum(plan):
-    groups = "[{name: a, instance_type: ml.g5.2xlarge, count: 1}, {name: b, instance_type: ml.m5.large, count: 1}]"
+    groups = "[{name: a, instance_type: ml.g5.2xlarge, count: 1}, {name: b, instance_type: ml.g5.4xlarge, count: 1}]"
     options = OPTIONS.format(region="us-east-1").replace("}", f", instance_groups: {groups}}}")
     _, price = plan(f"target: sagemaker\nnum_nodes: 2\noptions: {{sagemaker: {options}}}")
-    assert price and price["usd_per_hour"] == 1.63
+    assert price and price["usd_per_hour"] == 3.545
 
 
 def test_a_name_of_no_list_is_refused(tmp_path: Path, monkeypatch, capsys):
