@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class MachineOffer:
     as_of: str
     source: str
     estimate: str  # what an estimated price is derived from; "" for an exact one
-    spot: list[float] | None = None  # lowest and highest of 30 days
+    spot: Sequence[float] | None = None  # lowest and highest of 30 days
 
 
 def machines_of(provider: str) -> dict[str, Machine]:

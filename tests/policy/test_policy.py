@@ -273,8 +273,12 @@ def test_a_job_cannot_state_less_than_the_known_price(project: Path):
             Planner("sagemaker").plan("job.yaml", sets=[*sets, cheap])
         (text,) = map(str, error.value.problems)
         assert cheap.partition("=")[0] in text and "a job cannot state less" in text, text
-    with pytest.raises(Refused, match="the price is not known"):
-        Planner("sagemaker").plan("job.yaml", sets=[*sets, "resources.priced_as=aws/us-east-1/g4dn.xlarge"])
+    for other, why in (
+        ("x9.xlarge", "the price is not known"),
+        ("g4dn.xlarge", r"makes 0\.53 USD an hour, the known price"),
+    ):
+        with pytest.raises(Refused, match=why):
+            Planner("sagemaker").plan("job.yaml", sets=[*sets, f"resources.priced_as=aws/us-east-1/{other}"])
     Planner("sagemaker").plan("job.yaml", sets=[*sets, "resources.usd_per_hour=2"])
     assert Planner("own").plan("job.yaml", sets=sets).price["usd_per_hour"] == 0.5, "the target may"
 
