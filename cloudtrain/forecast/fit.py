@@ -99,8 +99,8 @@ def _changes(found: Training, high: int, half: str) -> Iterator[tuple[str, int, 
     if step.lora and "dtype" in names and step.precision in ("no", "bf16", "fp16"):
         tried.append((_named(found, "dtype", half), replace(step, precision=f"pure {half}")))
     if step.batch > 1:
-        half = replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)
-        tried.append((f"{names['batch']}: {half.batch}, twice the accumulation", half))
+        smaller = replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)
+        tried.append((f"{names['batch']}: {smaller.batch}, twice the accumulation", smaller))
     if not step.checkpointing:
         tried.append((names["checkpointing"], replace(step, checkpointing=True)))
     if step.strategy in ("ddp", "zero1", "zero2") and found.ranks > 1:
