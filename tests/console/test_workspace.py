@@ -70,6 +70,7 @@ def test_the_loss_is_first_and_charts_are_closed_pinned_moved_and_hidden(console
     handle.drag_to(page.get_by_role("group", name="curve of train/loss"))
     page.wait_for_function("document.querySelector('.ct-chart')?.ariaLabel === 'curve of train/acc'")
     page.get_by_role("button", name="Hide eval/loss").press("Enter")
+    expect(sections).to_have_text(["train (2)", "layers (1)", "throughput (1)"])  # each press draws all buttons anew
     page.get_by_role("button", name="Pin throughput/tokens_per_s").press("Enter")
     expect(sections).to_have_text(["Pinned (1)", "train (2)", "layers (1)"])
     page.wait_for_function(f"{CHARTS}.length === 3")
@@ -79,9 +80,11 @@ def test_the_loss_is_first_and_charts_are_closed_pinned_moved_and_hidden(console
     page.wait_for_function(f"{CHARTS}.length === 3")
     assert titles(page) == ["throughput/tokens_per_s", "train/acc", "train/loss"]
     page.get_by_role("button", name="Show eval/loss").press("Enter")
+    expect(sections).to_have_text(["Pinned (1)", "train (2)", "eval (1)", "layers (1)"])
     page.get_by_role("button", name="Unpin throughput/tokens_per_s").press("Enter")
-    page.get_by_role("button", name="Move up train/loss").press("Enter")
     expect(sections).to_have_text(["train (2)", "eval (1)", "layers (1)", "throughput (1)"])
+    page.get_by_role("button", name="Move up train/loss").press("Enter")
+    page.wait_for_function("document.querySelector('.ct-chart')?.ariaLabel === 'curve of train/loss'")
     sections.nth(2).press("Enter")
     page.wait_for_function(f"{CHARTS}.length === 5")
 
