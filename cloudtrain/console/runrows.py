@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -61,6 +61,7 @@ class Shown:
     lines: tuple[Line, ...]
     total: int
     rows: int = 0
+    sweeps: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the runs of each sweep that is a row
     outages: str = ""
     live: bool = False
 
@@ -79,6 +80,7 @@ def read(store: Store, query: Query, offset: int) -> Shown:
     if refreshed:
         entries, total, count = _page(store, wanted, offset, folded=folded)
     rows = [entry for entry in entries if not isinstance(entry, Fold)]
+    folds = [entry.sweep_id for entry in entries if isinstance(entry, Fold)]
     ids = [row.record.run_id for row in rows]
     differing = {} if query.names else _differing(table.values_of(store, ids), ids)
     losses = {} if query.names else store.curves.last(ids)
@@ -98,13 +100,14 @@ def read(store: Store, query: Query, offset: int) -> Shown:
         lines.append(Line(key, box, (*first, *cells)))
     named = {loss.name for loss in losses.values()}  # of one name, it is a column
     sorts = {"eta": "", "loss": f"metric.{named.pop()}" if len(named) == 1 else ""}
-    best = {"loss": "loss/best"} if len(rows) < len(entries) else {}
+    best = {"loss": "loss/best"} if folds else {}
     heads = [
         Head("choose", "ct-pick"), Head("run", "", "run"), Head("state", "", "state"),
         *(Head(best.get(name, name), looks[name], sorts.get(name, name)) for name in shown),
     ]  # fmt: skip
     live = any(not record.status.state.final for record in records)
-    return Shown(tuple(heads), tuple(lines), total, count, _outages(store, records), live)
+    sweeps = overview.runs_of_sweeps(store, folds) if folds else {}
+    return Shown(tuple(heads), tuple(lines), total, count, sweeps, _outages(store, records), live)
 
 
 def _run(record: RunRecord, values: Mapping[str, Any]) -> tuple[Cell, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from cloudtrain.console.pages.compare import MAX_RUNS
 from cloudtrain.console.polling import poll
 from cloudtrain.console.runrows import PAGE_SIZE
 from cloudtrain.errors import BadRequest, CloudtrainError
-from cloudtrain.history import marks, overview, table
+from cloudtrain.history import marks, table
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.job.units import format_count
@@ -154,9 +154,9 @@ class Listing:
     def _columns_shown(self) -> list[str]:
         return [head.column for head in self._shown.heads if head.column not in ("", "run", "state")]
 
-    async def _change_columns(self, names: Sequence[str]) -> None:
-        if self._query.names or list(names) != self._columns_shown():
-            await self._change(columns=",".join(names))
+    def _change_columns(self, names: Sequence[str]) -> Awaitable[None] | None:
+        shown = not self._query.names and list(names) == self._columns_shown()
+        return None if shown else self._change(columns=",".join(names))
 
     def _direction(self, column: str) -> str:
         return {column: "ascending", f"-{column}": "descending"}.get(self._query.sort, "none")
@@ -272,13 +272,13 @@ class Listing:
             return False
         return True
 
-    async def _choose(self, keys: Sequence[str], chosen: bool) -> None:
+    def _choose(self, keys: Sequence[str], chosen: bool) -> None:
         """Choose rows, or no longer; the row of a sweep stands for its runs."""
-        sweeps = await history.current().query(lambda store: overview.runs_of_sweeps(store, keys))
+        sweeps = self._shown.sweeps
         for run_id in (run_ids := [run_id for key in keys for run_id in sweeps.get(key, [key])]):
             self._chosen.pop(run_id, None)
         self._chosen |= dict.fromkeys(run_ids) if chosen else {}
-        self._sweeps = self._sweeps | {*sweeps} if chosen else self._sweeps - {*sweeps}
+        self._sweeps = self._sweeps | {key for key in keys if key in sweeps} if chosen else self._sweeps - {*keys}
         self._show_chosen()
 
     async def _choose_all(self) -> None:
@@ -286,7 +286,7 @@ class Listing:
         query = self._query
         found = await history.current().query(lambda store: table.run_ids(store, query, limit=runrows.LONGEST_CSV))
         self._chosen = dict.fromkeys(found)
-        self._sweeps = {line.key for line in self._shown.lines} - self._chosen.keys()
+        self._sweeps = {*self._shown.sweeps}
         self._show_chosen()
 
     def _show_chosen(self) -> None:
