@@ -109,7 +109,7 @@ class Function(Generic[P, R]):
             TypeError: The function does not take these arguments.
         """
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            submitter, plan, bundle = self._planned(Path(folder), args, kwargs, begins=True)
+            submitter, plan, bundle = self._planned(Path(folder), args, kwargs)
             run = submitter.adopt_or_send(plan, bundle)
         run.acknowledge()
         return run
@@ -165,20 +165,14 @@ class Function(Generic[P, R]):
             }
             return begin(document, Path.cwd(), target=self.target, home=self.home, key=key, extra=packed.files)
 
-    def _planned(
-        self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any], *, begins: bool = False
-    ) -> tuple[Submitter, Plan, Bundle]:
-        """Return what submits a single call, its plan and its bundle; where it `begins`, its watcher starts meanwhile."""
-        job, packed, [data] = self._packed(folder, [(tuple(args), dict(kwargs))])
-        more = ["--arguments", base64.b64encode(data).decode()] if packing.is_short(data) else []
-        from cloudtrain.runs.sending import handover
+    def _planned(self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Submitter, Plan, Bundle]:
+        """Return what submits a single call, its plan and its bundle."""
+        from cloudtrain.functions import packages
         from cloudtrain.runs.submit import Submitter
 
+        job, packed, [data] = self._packed(folder, [(tuple(args), dict(kwargs))])
+        more = ["--arguments", base64.b64encode(data).decode()] if packing.is_short(data) else []
         submitter = Submitter(self.target, home=self.home)
-        if begins and submitter.watch:
-            handover.prepare(submitter.store)
-        from cloudtrain.functions import packages
-
         plan, bundle = submitter.plan_job({**job, "args": [*job["args"], *more]}, extra=packed.files)
         if missing := packages.note(self.__wrapped__, packed, plan, submitter.home):
             plan = replace(plan, notes=(missing, *plan.notes))

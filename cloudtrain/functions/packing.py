@@ -86,6 +86,8 @@ def pack(
         BadRequest: something cannot travel.
         TypeError: the function does not take the arguments of a call.
     """
+    import cloudpickle
+
     with suppress(ValueError):  # a function of C may have no signature
         signature = inspect.signature(function)
         for args, kwargs in calls:
@@ -102,7 +104,8 @@ def pack(
             _dumps(call, function, folder / str(at), f" of call {at}" if len(calls) > 1 else "")
             for at, call in enumerate(calls)
         ]
-    sent = cloudpickle_files() | {
+    sent = {f"{FOLDER}/cloudpickle/{path.name}": path for path in Path(cloudpickle.__file__).parent.glob("*.py")}
+    sent |= {
         f"{FOLDER}/{PICKLES}/{path.name}": path for path in (node_code.folder() / "trainer" / "pickles").glob("*.py")
     }
     sent |= {f"{FOLDER}/{path.name}": path for path in folder.glob("*.arrays")}
@@ -122,13 +125,6 @@ def pack(
         sent[f"{FOLDER}/{name}"] = folder / name
     has_code = any(b"cloudpickle.cloudpickle" in data for data in (code, *pickles))  # the module of its constructors
     return Packed(source, named, has_code, hashlib.sha256(code).hexdigest(), sent), pickles
-
-
-def cloudpickle_files() -> dict[str, Path]:
-    """Return the files of the very cloudpickle that writes here, for nodes: path in the bundle, file here."""
-    import cloudpickle
-
-    return {f"{FOLDER}/cloudpickle/{path.name}": path for path in Path(cloudpickle.__file__).parent.glob("*.py")}
 
 
 def is_short(arguments: bytes) -> bool:

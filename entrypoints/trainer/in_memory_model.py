@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import collectives, pretrained
-from .data.mapped import Files
-from .pickles.mapped import Unpickler
+from .data.mapped import Files, PartsUnpickler
 from .weights import Recorder, Weights
 
 
@@ -19,11 +19,12 @@ def unpickled(folder: Path, seed: int) -> dict[str, Any]:
 
     The pickle was made on the user's machine and belongs to the job's source.
     """
-    files = Files(folder)
     with open(folder / "parts.pkl", "rb") as stream:
-        parts: dict[str, Any] = Unpickler(stream, files).load()
-    if files.stored:
-        parts["model"].initial_weights = Weights.of(parts["model"], Recorder(), seed, files.stored)
+        parts: dict[str, Any] = PartsUnpickler(stream, Files(folder)).load()
+    if (weights := folder / "weights").is_dir():
+        model, files = parts["model"], pretrained.find(str(weights))
+        stored = {id(parameter): partial(files.slice, name) for name, parameter in model.named_parameters()}
+        model.initial_weights = Weights.of(model, Recorder(), seed, stored)
     return parts
 
 

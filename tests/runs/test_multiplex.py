@@ -111,18 +111,6 @@ class Marked(Listing):
         return {handle: self.attempts[handle].status.state for handle in handles}
 
 
-class Ended(Marked):
-    """The same, whose files have the final status too, and which may be called twice."""
-
-    name = "ended"
-    group = "ended"
-    calls_per_s = 1e-9
-
-    def ended(self, handles: Sequence[str]) -> dict[str, Status]:
-        found = {handle: MemoryBackend.status(self, handle) for handle in handles}
-        return {handle: status for handle, status in found.items() if status.state.final}
-
-
 class Draining(MemoryBackend):
     """A platform where the log of an attempt that has ended is complete when the test says so."""
 
@@ -146,7 +134,7 @@ def clock() -> VirtualClock:
 def submit(home, tmp_path, monkeypatch, clock) -> Callable[[str], Run]:
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
     MemoryBackend.install()
-    for kind in (Hanging, Listing, Draining, Marked, Ended):
+    for kind in (Hanging, Listing, Draining, Marked):
         registry.BUILT_IN[kind.name] = (f"{kind.__module__}:{kind.__name__}", None)
     for calls in (Listing.lists, Listing.singles, Listing.logs_read, Listing.made, Hanging.held):
         calls.clear()
@@ -279,25 +267,6 @@ def test_ends_that_files_show_are_asked_for_at_once_and_together(submit, home, c
     turn_until(runs, lambda: not runs.runs, "their ends")
     assert clock.monotonic() - began < 2.0
     assert len(Listing.lists) <= 2 and not Listing.singles
-
-
-def test_ends_that_files_have_need_no_call(submit, home, clock):
-    """Runs that wait for a call do not keep an end from being stored."""
-    submitted = [submit("ended") for _ in range(10)]
-    runs = Multiplexer(home, Process.here(), clock=clock)
-    for run in submitted:
-        runs.add(run.run_id, None)
-    turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.RUNNING}, "their states")
-    for run in submitted:
-        runs.look_now(run.run_id)
-    Listing.singles.clear()
-    Listing.lists.clear()
-    for run in submitted:
-        MemoryBackend.finish(run.attempts[-1].handle, State.SUCCEEDED, 0)
-    began = clock.monotonic()
-    turn_until(runs, lambda: not runs.runs, "their ends")
-    assert clock.monotonic() - began < 2.0
-    assert len(Listing.singles) + len(Listing.lists) <= 2
 
 
 def test_a_platform_that_is_not_reached_keeps_its_client_and_is_asked_rarely(submit, home, clock):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.sending import handover
 from cloudtrain.runs.watching import watch_all, workers
 from cloudtrain.runs.watching.watch import LEASE_S
-from cloudtrain.runs.watching.watch_all import LINGER_S, ORPHANS_S, PLAN_S, HomeWatcher
+from cloudtrain.runs.watching.watch_all import LINGER_S, ORPHANS_S, HomeWatcher
 from cloudtrain.runs.watching.workers import HANGS_S
 from tests.runs.world import Mail
 
@@ -115,23 +112,3 @@ def test_a_process_is_let_go_when_its_runs_have_ended_and_so_is_the_watcher(watc
     watcher.store.release(watcher.run_id, other)
     assert not live_for(watcher, 3 * (ORPHANS_S + LINGER_S))
     assert watcher._environs == {} and Child.started == [child]
-
-
-def test_a_watcher_that_is_started_before_its_run_waits_for_the_plan(home, clock, monkeypatch):
-    monkeypatch.setattr(watch_all, "Mailbox", Mail)
-    started: list[dict[str, Any]] = []
-
-    def start(home: Path, message: dict[str, Any]) -> None:
-        started.append(message)
-        (home / handover.STARTING).touch()
-
-    monkeypatch.setattr(handover, "_start_process", start)
-    store = Store(home)
-    for _ in range(2):
-        handover.prepare(store)
-    assert len(started) == 1, "one that was started a moment ago takes the run"
-    watcher = HomeWatcher(home, {}, clock)
-    assert watcher.win(started) and live_for(watcher, PLAN_S)
-    handover.prepare(Store(home, clock))
-    assert len(started) == 1
-    assert not live_for(watcher, LINGER_S + 1)

@@ -206,8 +206,8 @@ class SlurmBackend(FolderBackend):
             if "job" not in files:
                 return Status(State.LOST, None, f"the attempt's folder {handle} no longer exists")
             nodes_status = status.merge_nodes(files)
-            if ended := _ended({handle: files}):
-                return ended[handle]
+            if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
+                return nodes_status
             queue_entry = queue_entry or client.query_job(self._run, files["job"].strip())
             if queue_entry is not None and not queue_entry.ended:
                 break
@@ -218,13 +218,15 @@ class SlurmBackend(FolderBackend):
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         """Return the statuses of attempts from one squeue; left out is what `status` has to look at more closely."""
+        found: dict[str, Status] = {}
+        jobs: dict[str, str] = {}
         all_files = self._all_files(handles)
-        found = _ended(all_files)
-        jobs = {
-            handle: files["job"].strip()
-            for handle, files in all_files.items()
-            if handle not in found and "job" in files
-        }
+        for handle, files in all_files.items():
+            nodes_status = status.merge_nodes(files)
+            if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
+                found[handle] = nodes_status
+            elif "job" in files:
+                jobs[handle] = files["job"].strip()
         entries = client.query_jobs(self._run, list(dict.fromkeys(jobs.values())))
         queued = {handle: entries[job] for handle, job in jobs.items() if job in entries}
         all_files |= self._all_files(
@@ -241,9 +243,6 @@ class SlurmBackend(FolderBackend):
     def marks(self, handles: Sequence[str]) -> dict[str, Any]:
         names = ("state", "node-0/status.json")  # of the batch script and of the first launcher, as status.FILES
         return {handle: [modified_at(f"{handle}/{name}") for name in names] for handle in handles}
-
-    def ended(self, handles: Sequence[str]) -> dict[str, Status]:
-        return _ended(self._all_files(handles))
 
     def _all_files(self, handles: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the files of several attempts' folders, from one request; those that cannot be read are left out."""
@@ -390,13 +389,3 @@ class SlurmBackend(FolderBackend):
         from cloudtrain.backends.slurm import doctor
 
         return doctor.discover_options()
-
-
-def _ended(all_files: Mapping[str, Mapping[str, str]]) -> dict[str, Status]:
-    """Return the final statuses of attempts whose files have one that Slurm cannot change."""
-    merged = {handle: status.merge_nodes(files) for handle, files in all_files.items()}
-    return {
-        handle: found
-        for handle, found in merged.items()
-        if found is not None and found.state.final and found.state is not State.PREEMPTED
-    }

@@ -22,10 +22,9 @@ def name_origins(ranks: Sequence[tuple[int, int]], roles: Sequence[str]) -> list
 
 
 class RunLog:
-    """A log panel of one page; `number` counts those beside each other."""
+    """The log panel of one page."""
 
-    def __init__(self, run_id: str, roles: Sequence[str], number: int = 1) -> None:
-        self._name = f"Log {number}" if number > 1 else "Log"
+    def __init__(self, run_id: str, roles: Sequence[str]) -> None:
         self._roles = roles  # by node; none in a job without
         self._logbook = logbook.open_logbook(run_id)
         self._run_id = run_id
@@ -42,7 +41,7 @@ class RunLog:
         """Draw the log."""
         from nicegui import ui
 
-        with widgets.card(self._name):
+        with widgets.card("Log"):
             with ui.element("div").classes("ct-row ct-tools"):
                 search = ui.input(label="Search", on_change=self._on_search).props(
                     "outlined dense clearable debounce=300"
@@ -58,8 +57,7 @@ class RunLog:
                 widgets.button("Later", lambda: self._move(self._first + WINDOW))
                 self._end = widgets.button("Newest", self._follow)
                 self._status_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
-            name = self._name.lower() if self._name != "Log" else "the log"
-            self._lines = lists.log_window().props(f'tabindex="0" role="region" aria-label="Lines of {name}"')
+            self._lines = lists.log_window().props('tabindex="0" role="region" aria-label="Lines of the log"')
             self._lines.on("go", lambda event: self.go(int(event.args)))
 
     async def refresh(self) -> None:

@@ -71,14 +71,6 @@ def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
     _start_process(store.home, message)
 
 
-def prepare(store: Store) -> None:
-    """Start the watcher where there is none, for a run that is sent next; returns at once. Without a run it soon ends."""
-    if not ((holder := store.watcher()) and holder.is_valid(store.clock)) and not _is_fresh(
-        store.home / STARTING, store.clock
-    ):
-        _start_process(store.home, {"do": "wait", "environ": dict(os.environ), "sources": []})
-
-
 def look_now(store: Store, run_id: str) -> None:
     """Tell the watcher that something has happened to a run, such as a cancel; blocks for a moment."""
     if (holder := store.watcher()) and holder.is_valid(store.clock):

@@ -192,27 +192,16 @@ class Multiplexer:
 
     def _read_marks(self, group: Group, asks: Backend, entries: list[Entry]) -> None:
         found: Mapping[str, object] = {}
-        ended: Mapping[str, Status] = {}
         try:
             found = asks.marks([entry.handle for entry in entries if entry.handle])
-            changed = [entry.handle for entry in entries if entry.handle and entry.mark != found.get(entry.handle)]
-            ended = asks.ended(changed) if changed else {}
         finally:
-            self.post(lambda: self._marks_read(group, entries, found, ended))
+            self.post(lambda: self._marks_read(group, entries, found))
 
-    def _marks_read(
-        self, group: Group, entries: list[Entry], found: Mapping[str, object], ended: Mapping[str, Status]
-    ) -> None:
+    def _marks_read(self, group: Group, entries: list[Entry], found: Mapping[str, object]) -> None:
         group.reading_marks = False
         for entry in entries:
             before, entry.mark = entry.mark, found.get(entry.handle or "")
-            if status := ended.get(entry.handle or ""):
-                if entry.busy:
-                    entry.arrived = status
-                else:
-                    entry.given, entry.log_only = status, False
-                    self._start(group, entry)
-            elif before not in (None, entry.mark) and entry.pace:
+            if before not in (None, entry.mark) and entry.pace:
                 entry.pace.expect_change()
                 group.schedule(entry, 0.0)
 
@@ -232,14 +221,10 @@ class Multiplexer:
             group.budget.take(1 + len(known) // 100)
             group.lane.submit(self._ask, group, group.asks, known)
         while entry := group.take_waiting():
-            self._start(group, entry)
-
-    def _start(self, group: Group, entry: Entry) -> None:
-        """Let a thread look at a run, unless one does, or nobody watches it here any more."""
-        if self.runs.get(entry.run_id) is entry and entry.leased and not entry.busy:
-            entry.busy, entry.again = True, False
-            group.running += 1
-            group.pool.submit(self._look, group, entry, entry.given)
+            if self.runs.get(entry.run_id) is entry and entry.leased:
+                entry.busy, entry.again = True, False
+                group.running += 1
+                group.pool.submit(self._look, group, entry, entry.given)
 
     def _ask(self, group: Group, asks: Backend, entries: list[Entry]) -> None:
         """Ask for the states of many runs, in the group's own thread."""

@@ -146,8 +146,6 @@ class Watcher(AttemptEnds):
         except BackendError as error:
             note_contact(self.store.home, self.run_id, backend, error, self.store.clock)
             raise
-        if moved and self._is_over(self._newest()[0]):
-            return Look.ENDED  # and no look more, which would count as a call
         return Look.MOVED if moved else Look.SEND if self.send_due else Look.SAME
 
     def pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:

@@ -33,7 +33,7 @@ from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.watch import LEASE_S, send_next
 from cloudtrain.runs.watching.workers import Worker, patterns_of
 
-LINGER_S, PLAN_S = 2.0, 10.0  # without a live run; longer for the first, which is still planned
+LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
 LAST_S = 0.1  # how long a watcher that ends waits for a last run
@@ -96,15 +96,12 @@ class HomeWatcher:
                 self._elected_at = self._live_at = self.store.clock.monotonic()
                 (self.home / handover.STARTING).unlink(missing_ok=True)
                 for message in messages:
-                    if message["do"] == "watch":
-                        self._watch(message)
-                    else:
-                        self._live_at += PLAN_S
+                    self._watch(message)
                 return True
             self._mailbox.close()
             if handover.is_newer(handover.own_version(), holder.version):
                 answer = handover.call(holder.address, {"do": "stop"}) or {}
-                known = {message.get("run") for message in messages}
+                known = {message["run"] for message in messages}
                 messages += [message for message in answer.get("runs", ()) if message["run"] not in known]
             else:
                 messages = [one for one in messages if handover.call(holder.address, one) is None]
