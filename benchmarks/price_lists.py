@@ -98,12 +98,7 @@ def of_google(google: Google) -> Iterator[Row]:
     for at, region in enumerate(REGIONS):
         for machine in machines.load("vertex"):
             name, gpu = machines.priced_name(machine), machine.accelerator.partition("-")[0]
-            usd, spot, source, base = (
-                google.usd(machine.name, region),
-                google.spot(machine.name, region),
-                "gcosts",
-                None,
-            )
+            usd, spot, source = google.usd(machine.name, region), google.spot(machine.name, region), "gcosts"
             if name != machine.name:  # N1 with GPUs
                 each = ATTACHED[gpu][at]
                 usd, spot, source = (usd + each * machine.accelerators if usd and each else None), None, "terra"

@@ -279,7 +279,7 @@ class Backend(ABC):
         return {}
 
     def marks(self, handles: Sequence[str]) -> Mapping[str, Any]:
-        """Return what changes when an attempt's state does, read from files here: nobody is asked."""
+        """Return what changes when an attempt's state does, read from files here, without a call of the platform."""
         return {}
 
     def images(self, handle: str) -> dict[int, str]:

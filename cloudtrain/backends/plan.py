@@ -36,9 +36,8 @@ class Plan:
     job: Mapping[str, Any]  # the resolved job, from which the same bundle can be built again
     target: str = ""
     retries: str = "client"  # who starts the next attempt: client or platform
-    price: Mapping[str, Any] | None = (
-        None  # {"usd_per_hour", "as_of", "source", ...}: forecast/prices.py; None: not known
-    )
+    # {"usd_per_hour", "as_of", "source", ...}, as forecast/prices.py makes it; None where it is not known
+    price: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
     time: Mapping[str, Any] | None = None  # how long it takes: cloudtrain.forecast.duration.forecast
@@ -73,7 +72,7 @@ class Plan:
 
     @cached_property
     def stored_job(self) -> Job:
-        """The job as it was planned, with the defaults of fields that are new since; nobody may change it."""
+        """The job as it was planned, with the defaults of fields that are new since; it is not to be changed."""
         from cloudtrain.job.job import Job
 
         return Job.from_dict(self.job)

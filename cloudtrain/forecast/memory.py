@@ -57,9 +57,8 @@ class Estimate:
 
     terms: Mapping[str, int]
     where: str
-    least: int = (
-        0  # weights, gradients and optimizer, which are on the GPU together at the update, as far as it is known
-    )
+    # Weights, gradients and optimizer, which are on the GPU together at the update, as far as it is known.
+    least: int = 0
 
     @property
     def total(self) -> int:

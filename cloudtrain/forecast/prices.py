@@ -165,7 +165,7 @@ def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[
     elif resources.priced_as:
         price = listed(resources.priced_as, None, nodes, home)
     else:
-        return known or _of_node(job, home)
+        return known or (None if backend.traits.prices else _of_node(job, home))
     if price and known and known["usd_per_hour"] > price["usd_per_hour"]:
         price["known_usd_per_hour"] = known["usd_per_hour"]
     return price

@@ -111,7 +111,7 @@ def run_from_row(row: sqlite3.Row) -> RunRecord:
 
 @lru_cache(KEPT)
 def _plan(text: str) -> Plan:
-    """Return a stored plan, which nobody may change: most of a look at a run was to parse it anew."""
+    """Return a stored plan, which is shared between readers: most of a look at a run was to parse it anew."""
     return Plan.from_json(text)
 
 

@@ -31,7 +31,7 @@ JOB = {
 SSH = '[targets.lab]\nbackend = "ssh"\nhosts = [{address = "10.0.0.5"}]\n'
 
 
-OF_NODES = {job_checks.refusals, job_checks.notes_of_nodes}  # the node's own code, which is told where the source is
+OF_NODES = {job_checks.refusals, job_checks.notes_of_nodes}  # the node's own code, which gets the source's folder
 
 
 class Unread:

@@ -65,7 +65,7 @@ def plan_attempt(
     plan = make(None)
     limit, used = limit_of(backend, plan), spent(earlier, lambda old: limit_of(backend, old))
     if job.limits.capped:
-        _check_cap(job, plan, limit, prices.describe_none(backend, plan))
+        _check_cap(job, plan, limit, backend)
         most_s = seconds_left(job.limits, plan.price, used)  # infinite where nodes are free
         if limit.seconds is not None and limit.seconds > most_s:
             left_s = int(most_s)
@@ -110,8 +110,8 @@ def _longest_s(longest: Callable[[int], int], max_runtime_s: int, left_s: int) -
     return seconds
 
 
-def _check_cap(job: Job, plan: Plan, limit: TimeLimit, why: str) -> None:
-    """Raise BadJob where a cap cannot be held; `why` says why a machine has no price."""
+def _check_cap(job: Job, plan: Plan, limit: TimeLimit, backend: Backend) -> None:
+    """Raise BadJob where a cap cannot be held."""
     problems = []
     key = "limits.max_cost" if job.limits.max_cost else "limits.max_total_runtime"
     if limit.seconds is None:
@@ -124,6 +124,7 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit, why: str) -> None:
                 f"usd_per_hour in section [targets.{job.target}] of cloudtrain.toml",
             )
         )
+        why = prices.describe_none(backend, plan)
         message = f"needs the price of a node, which is unknown{f': {why}' if why else ''}"
         problems.append(Problem(message, "limits.max_cost", here, candidate_hint=there))
     if problems:
