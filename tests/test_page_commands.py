@@ -68,7 +68,6 @@ def test_most_commands_are_seen():
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("cloudtrain fetch RUN", "Missing option"),
         ("cloudtrain costs --by team", "--by"),
         ("cloudtrain logs --taill 3", "No such option"),
         ("cloudtrain metrics --plot --over day", "Invalid value"),

@@ -26,9 +26,8 @@ RESULT_VARIABLES = {  # where a script writes its results
     "-o",
     "--output",
     metavar="DIR",
-    required=True,
     type=click.Path(),
-    help="Folder that gets model/, outputs/ and checkpoints/.",
+    help="Folder that gets model/, outputs/ and checkpoints/; by default one with the run's id as its name, here.",
 )
 @click.option(
     "--what",
@@ -37,7 +36,7 @@ RESULT_VARIABLES = {  # where a script writes its results
     help="Copy only this part; may be repeated. workdir: the script's working directory, of runs on the backend local.",
 )
 @options.json_option
-def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
+def command(run_id: str | None, output: str | None, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
     The folder gets model/, outputs/ and checkpoints/, or the parts that --what names. It then belongs to this run:
@@ -47,13 +46,13 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     it. The exit code is 1 when an ended run has no files.
 
     \b
-    cloudtrain fetch -o out/
+    cloudtrain fetch
     cloudtrain fetch tiny-lm-261125 -o out/ --what model
     """
-    destination = Path(output)
-    if destination.exists() and not destination.is_dir():
-        raise BadRequest(f"{destination} is not a folder", "choose another folder with -o")
+    if output and os.path.lexists(output) and not Path(output).is_dir():
+        raise BadRequest(f"{output} is not a folder", "choose another folder with -o")
     run = runs.find(run_id)
+    destination = Path(output or run.run_id)
     status = run.refresh()
     run.fetch(destination, what or FETCHABLE)
     fetched = {name: _count_files(destination / name) for name in (what or FETCHABLE)}

@@ -294,7 +294,7 @@ BAD = [
     (["cancel", "nothing"], "no run has", "cloudtrain ls"),
     (["resume", "nothing"], "no run has", "cloudtrain ls"),
     (["rerun", "nothing"], "no run has", "cloudtrain ls"),
-    (["fetch"], "missing option '-o'", "cloudtrain fetch --help"),
+    (["fetch"], "there are no runs yet", "cloudtrain submit"),
     (["fetch", "-o", "train.py"], "train.py is not a folder", "-o"),
     (["ls", "--state", "HAPPY"], "HAPPY", "cloudtrain ls --help"),
     (["ls", "-n", "0"], "0", "cloudtrain ls --help"),

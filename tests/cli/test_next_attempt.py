@@ -42,7 +42,7 @@ def test_resume_says_where_the_attempt_begins(shell, project, words, says, check
     assert "--set 'keep=[out]'" in " ".join(ended.out.split()) and "output_dir" not in ended.out
     shown = shell("show", run_id).out
     for text in (ended.out, shown):
-        assert f"cloudtrain fetch {run_id} -o {run_id}/ --what workdir" in " ".join(text.split())
+        assert f"cloudtrain fetch {run_id} --what workdir" in " ".join(text.split())
         assert (f"cloudtrain resume {run_id}" in text) is bool(words)
     assert shown.count("  checkpoint ") == checkpoints and "written=" not in shown
     assert ("state.json was written into the checkpoint folder" in shown) is (checkpoints == 1)

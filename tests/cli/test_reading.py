@@ -396,6 +396,12 @@ def test_fetch_puts_the_model_below_the_folder(cli, ids, tmp_path):
     assert data["model"] == {"files": 1, "size_bytes": 5} and "outputs" not in data
 
 
+def test_fetch_makes_a_folder_of_the_runs_name(cli, ids, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli("fetch", ids["two"][:-1]).code == 0
+    assert (tmp_path / ids["two"] / "model" / "weights").read_text() == "12345"
+
+
 def test_fetch_of_nothing_says_so(cli, ids, tmp_path):
     shown = cli("fetch", ids["odd"], "-o", tmp_path / "out")
     assert shown.code == 1

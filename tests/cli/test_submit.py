@@ -64,7 +64,7 @@ def test_follow_prints_lines_then_the_end(shell, project, home):
     end = [line for line in lines[lines.index("done") + 1 :] if line]
     assert end[0].startswith(f"{run_id}  SUCCEEDED")
     assert str(home / "runs" / run_id / "model") in end[1]
-    assert [line.split(maxsplit=1) for line in end[2:]] == [["next", f"cloudtrain fetch {run_id} -o {run_id}/"]]
+    assert [line.split(maxsplit=1) for line in end[2:]] == [["next", f"cloudtrain fetch {run_id}"]]
 
 
 def test_an_end_names_no_model_that_the_script_did_not_write(shell, project, tmp_path):

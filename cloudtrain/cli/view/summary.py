@@ -41,7 +41,7 @@ def next_rows(run_id: str, *names: str, options: str = "") -> list[tuple[str, st
         "logs": f"cloudtrain logs {run_id}",
         "show": f"cloudtrain show {run_id}",
         "cancel": f"cloudtrain cancel {run_id}",
-        "fetch": f"cloudtrain fetch {run_id} -o {run_id}/",
+        "fetch": f"cloudtrain fetch {run_id}",
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
         "rerun": f"cloudtrain rerun {run_id}",
@@ -184,7 +184,7 @@ def workdir_command(run: Run) -> list[str]:
 
     if run.record.attached or not registry.traits(run.record.backend).workdir:
         return []
-    return [f"cloudtrain fetch {run.run_id} -o {run.run_id}/ --what workdir copies the script's working directory"]
+    return [f"cloudtrain fetch {run.run_id} --what workdir copies the script's working directory"]
 
 
 def _samples_location(run: Run) -> str:

@@ -57,9 +57,7 @@ class Results:
             cells = [(_link(self._run_id, file.path), format_size(file.size_bytes)) for file in files[:MAX_ROWS]]
             widgets.table(("file", "size"), cells, caption="Files", looks={"size": "ct-number"})
             if len(files) > MAX_ROWS:
-                ui.label(
-                    f"and {len(files) - MAX_ROWS} more: cloudtrain fetch {self._run_id} -o {self._run_id}/"
-                ).classes("ct-dim")
+                ui.label(f"and {len(files) - MAX_ROWS} more: cloudtrain fetch {self._run_id}").classes("ct-dim")
 
     async def _fetch(self) -> None:
         from nicegui import ui
