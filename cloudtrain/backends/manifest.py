@@ -22,6 +22,7 @@ from cloudtrain.job import placeholders, roles
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
+    from cloudtrain.job.model import JobModel
 
 MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's value
 MAX_BYTES = 64 * 1024  # encoded
@@ -106,7 +107,7 @@ class Manifest:
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
             health="" if job.health == "auto" else job.health,
-            roles=tuple(roles.to_manifest(job)),
+            roles=tuple(roles.to_manifest(job)) if job.roles else (),
             version=ROLES if job.roles else MOVED if job.checkpoint.folder else EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
@@ -247,10 +248,19 @@ def sent_record(values: Mapping[str, str], prefix: str = VARIABLE) -> dict[str, 
 # -- GPUs of machines that no scheduler shares out: this one, and those behind SSH ----------------------------------------------
 
 
+def gpus_of_nodes(job: JobModel) -> list[int | None]:
+    """Return the GPUs that each node asks for, by its rank; None where it takes those that are there."""
+    own = job.resources.gpus if job.resources.accelerators is not None else None
+    gpus: list[int | None] = [own] * job.main_nodes
+    for role in (role for name, role in job.roles.items() if name != job.main_role):
+        gpus += [role.resources.gpus if role.resources else own] * role.num_nodes
+    return gpus
+
+
 def chosen_gpus(asked: int | None, before: Iterable[int | None] = ()) -> str:
     """Return CLOUDTRAIN_GPUS of a node on this machine: numbers, "" for none, "all" for those that are there.
 
-    `asked` is of cloudtrain.job.roles.gpus_of_nodes; `before`: what the nodes before it on this machine ask for.
+    `asked` is of gpus_of_nodes; `before`: what the nodes before it on this machine ask for.
     """
     first = sum(count or 0 for count in before)
     return "all" if asked is None else ",".join(str(first + number) for number in range(asked))

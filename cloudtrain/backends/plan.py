@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 PLAN_VERSION = 1
 ATTEMPT_ID = re.compile(r"[a-z][a-z0-9-]*-a[1-9][0-9]{0,3}")
 ATTACHED = "attached:"  # prefix of the identity and handles of a run that was submitted elsewhere; no backend uses it
+_ASIDE = ("labels", "source", "after")  # not part of what a job is: the source's digest is
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ class Plan:
     @property
     def attempt_id(self) -> str:
         return f"{self.run_id}-a{self.attempt}"
+
+    @property
+    def identity(self) -> str:
+        """What makes two submits the same one: the job, the user's own files, the target.
+
+        Not the whole bundle: it holds our launcher too, and the job is the same after an upgrade of this package.
+        """
+        own = [job_on(self.job, self.backend), self.bundle.get("source_sha256"), self.backend, self.target]
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def stored_job(self) -> Job:
@@ -134,6 +145,12 @@ class Plan:
                 "make the plan again: cloudtrain plan job.yaml -o plan.json",
             )
         return cls(**data | {name: tuple(data.get(name, ())) for name in ("notes", "candidates", "policies")})
+
+
+def job_on(job: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """Return what a job is on a backend; options of others, which count after a move alone, do not belong to it."""
+    options = {name: value for name, value in (job.get("options") or {}).items() if name == backend}
+    return {name: value for name, value in job.items() if name not in _ASIDE} | {"options": options}
 
 
 @dataclass(frozen=True)

@@ -76,19 +76,10 @@ def services(job: JobModel) -> list[str]:
     return [name for name in job.roles if name != job.main_role]
 
 
-def gpus_of_nodes(job: JobModel) -> list[int | None]:
-    """Return the GPUs that each node asks for, by its rank; None where it takes those that are there."""
-    own = job.resources.gpus if job.resources.accelerators is not None else None
-    gpus: list[int | None] = [own] * job.main_nodes
-    for role in (job.roles[name] for name in services(job)):
-        gpus += [role.resources.gpus if role.resources else own] * role.num_nodes
-    return gpus
-
-
 def to_manifest(job: JobModel) -> list[dict[str, Any]]:
-    """Return the roles as the launcher reads them, the main one first; of it only what the job itself does not say."""
+    """Return a job's roles as the launcher reads them, the main one first; of it only what the job itself does not say."""
     made: list[dict[str, Any]] = []
-    for name in (job.main_role, *services(job)) if job.roles else ():
+    for name in (job.main_role, *services(job)):
         role = job.roles[name]
         entry: dict[str, Any] = {"name": name, "nodes": role.num_nodes, "after": role.after, "ports": role.all_ports}
         if made:

@@ -259,7 +259,8 @@ def find_keys(job: JobModel) -> list[Problem]:
     """
     from cloudtrain.source.ignore import matches
 
-    programs = [("", job), *((f"roles.{name}.", program(job, name)) for name in services(job))]
+    own = services(job) if job.roles else ()
+    programs = [("", job), *((f"roles.{name}.", program(job, name)) for name in own)]
     return [
         Problem(f"looks like a credential: {kind}", before + path, _hint(path))
         for before, one in programs

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
 from cloudtrain.policy import apply
-from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.planning.plan import Resolved
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending.exactly_once import ExactlyOnce, Submitted
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
 
-__all__ = ["Submitter", "identity", "submit"]
+__all__ = ["Submitter", "submit"]
 
 
 class Submitter(ExactlyOnce):

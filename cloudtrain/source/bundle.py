@@ -2,6 +2,7 @@
 
     <folder>/<sha256>.tar.gz     the user's files, and under .cloudtrain/ the files that run them
     <folder>/<sha256>.json       its facts: digests, size, files, commit
+    <folder>/<sha256>.<commit>.patch   what a tree had changed when it was packaged, JSON (provenance.py)
     <folder>/.cache/             digests of files from earlier runs (digests.py); of each set of files its bundle
 
 The digest is that of the tar before compression, since compressors differ between machines. The same files give the
@@ -15,14 +16,16 @@ import json
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.__about__ import __version__
 from cloudtrain.errors import BadSource, StoreError
 from cloudtrain.job.homes import explained, new_file, temporary
 from cloudtrain.job.units import format_size
@@ -44,6 +47,14 @@ _IN_MEMORY = tuple(  # of the trainer, for a model in memory alone
 _HERE = tuple(f"{RESERVED}/trainer/{name}" for name in ("preview.py", "pickles/array_file.py", "pickles/pickler.py"))
 MOST_SCRIPT = 1 << 20  # bytes of a shell script that are looked at
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What a tree changed since its commit; `left_out` says in sentences what of it is not here, and why."""
+
+    text: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,37 @@ class Bundle:
             "files": len(self.files),
             "commit": self.commit,
             "dirty": self.dirty,
+        }
+
+    @property
+    def patch(self) -> Patch:
+        """What of a dirty tree's patch is kept."""
+        if not (self.commit and self.dirty):
+            return Patch()
+        try:
+            data = json.loads(self.patch_file.read_bytes())
+            return Patch(str(data["text"]), tuple(data["left_out"]))
+        except (OSError, ValueError, KeyError):
+            return Patch("", ("it was not stored when the source was packaged",))
+
+    @property
+    def patch_file(self) -> Path:
+        return self.path.with_name(f"{self.sha256}.{str(self.commit)[:16]}.patch")
+
+    def origin(self) -> dict[str, Any]:
+        """Return what is kept of a run's origin, as JSON: its source, its commit and patch, this machine."""
+        system = os.uname()
+        about = ("source", "source_sha256", "commit", "dirty")
+        return {
+            "bundle": self.sha256,
+            **{name: getattr(self, name) for name in about},
+            **asdict(self.patch),
+            "client": {
+                "host": system.nodename,
+                "system": f"{system.sysname} {system.release} {system.machine}",
+                "python": sys.version.split()[0],
+                "cloudtrain": __version__,
+            },
         }
 
     def extract(self, into: Path) -> None:

@@ -1,6 +1,4 @@
-"""Where a run came from: its commit, the patch of a dirty tree, the machine that submitted it.
-
-    <home>/bundles/<sha256>.<commit>.patch     what a tree had changed when it was packaged, JSON
+"""Where a run came from: the patch of a dirty tree, kept beside its bundle, and what of it travels with an attempt.
 
 The patch covers what is packaged: tracked files that have changed, and untracked ones, which it makes anew. Each of them
 is searched for credentials as it is and as it was, with the guard's own rules, and left out whole where one is found: a
@@ -14,18 +12,17 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.__about__ import __version__
 from cloudtrain.errors import BadSource
 from cloudtrain.job.homes import new_file
 from cloudtrain.job.targets import HOME_LABEL
 from cloudtrain.source import git
 from cloudtrain.source import secrets as secret_guard
+from cloudtrain.source.bundle import Patch
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -44,48 +41,21 @@ _FILE = re.compile(rb"^diff --git ", re.MULTILINE)
 _MARGIN = re.compile(rb"^[-+ ]", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Patch:
-    """What a tree changed since its commit; `left_out` says in sentences what of it is not here, and why."""
-
-    text: str = ""
-    left_out: tuple[str, ...] = ()
-
-
 def keep(bundle: Bundle, secrets: Collection[str] = ()) -> None:
     """Keep the patch of a bundle that was just packaged beside it, once; nothing for a clean tree. Blocking.
 
     `secrets` are values that it must not hold either, in any form. Raises StoreError when the folder cannot be written.
     """
-    if not (bundle.commit and bundle.dirty) or (path := _path(bundle)).exists():
+    if not (bundle.commit and bundle.dirty) or (path := bundle.patch_file).exists():
         return
     patch = changes(Path(bundle.source), {file.path for file in bundle.files}, secrets)
     with new_file(path) as stream:
         stream.write(json.dumps(asdict(patch)).encode())
 
 
-def of(bundle: Bundle) -> dict[str, Any]:
-    """Return what is kept of a run's origin, as JSON: its source, its commit and patch, this machine."""
-    system = os.uname()
-    return {
-        "source": bundle.source,
-        "bundle": bundle.sha256,
-        "source_sha256": bundle.source_sha256,
-        "commit": bundle.commit,
-        "dirty": bundle.dirty,
-        **asdict(_kept(bundle)),
-        "client": {
-            "host": system.nodename,
-            "system": f"{system.sysname} {system.release} {system.machine}",
-            "python": sys.version.split()[0],
-            "cloudtrain": __version__,
-        },
-    }
-
-
 def about(backend: str, job: Job, bundle: Bundle) -> dict[str, Any]:
     """Return what travels with an attempt for those who attach to its run, as JSON; `patch` where it is short."""
-    patch = _kept(bundle)
+    patch = bundle.patch
     travels = len(patch.text) <= MAX_TRAVELLING
     left_out = [*patch.left_out, *([] if travels else [f"the patch: it is longer than {MAX_TRAVELLING >> 10} KiB"])]
     return {
@@ -263,17 +233,3 @@ def _git(root: Path, arguments: Sequence[str]) -> bytes:
     if process.returncode:
         raise _NoPatch(f"git diff ended with {process.returncode}")
     return output
-
-
-def _kept(bundle: Bundle) -> Patch:
-    if not (bundle.commit and bundle.dirty):
-        return Patch()
-    try:
-        data = json.loads(_path(bundle).read_bytes())
-        return Patch(str(data["text"]), tuple(data["left_out"]))
-    except (OSError, ValueError, KeyError):
-        return Patch("", ("it was not stored when the source was packaged",))
-
-
-def _path(bundle: Bundle) -> Path:
-    return bundle.path.with_name(f"{bundle.sha256}.{str(bundle.commit)[:16]}.patch")

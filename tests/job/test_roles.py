@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest, gpus_of_nodes
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.job import rules
 from cloudtrain.job.job import Job
 from cloudtrain.job.model import RAY
-from cloudtrain.job.roles import find_shared_ports, gpus_of_nodes
+from cloudtrain.job.roles import find_shared_ports
 from cloudtrain.job.rules import find_keys
 from cloudtrain.nodes.paths import check_shared_output
 from cloudtrain.runs.inside import Inside

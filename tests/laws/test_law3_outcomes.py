@@ -26,7 +26,7 @@ from cloudtrain.job import targets
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import retry
-from cloudtrain.runs.submit import Submitter, identity
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.simulators import http
 from cloudtrain.simulators.sagemaker import server
@@ -419,7 +419,7 @@ def test_a_dead_intent_without_credentials_is_in_nobodys_way(user: User, monkeyp
     resolved = submitter.resolve(str(user.source / "job.yaml"))
     plan = submitter.plan_of(resolved, submitter.package(resolved))
     dead = replace(Process.here(), started="0")
-    assert submitter.store.intend(plan, identity=identity(plan), owner=dead)
+    assert submitter.store.intend(plan, identity=plan.identity, owner=dead)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

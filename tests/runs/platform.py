@@ -10,7 +10,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.submit import Submitter, identity
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
 
@@ -68,7 +68,7 @@ def interrupted(submitter: Submitter, job: Job, *, age: timedelta = timedelta(),
     """Leave what a submit leaves that was killed before it sent anything."""
     resolved = submitter.resolve(job)
     plan = submitter.plan_of(resolved, submitter.package(resolved), key)
-    assert submitter.store.intend(plan, identity=identity(plan), owner=dead(), key=key)
+    assert submitter.store.intend(plan, identity=plan.identity, owner=dead(), key=key)
     made = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     with submitter.store.database.write() as db:
         db.execute("UPDATE attempts SET created_at = ? WHERE attempt_id = ?", (made, plan.attempt_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.submit import identity
 from cloudtrain.runs.watching.watch import Watcher
 
 
@@ -21,7 +20,7 @@ def killed(submitter, job, dead, *, accepted: bool = False, sent: bool = False, 
     resolved = submitter.resolve(job)
     bundle = submitter.package(resolved)
     plan = submitter.plan_of(resolved, bundle, key)
-    assert submitter.store.intend(plan, identity=identity(plan), owner=dead, key=key)
+    assert submitter.store.intend(plan, identity=plan.identity, owner=dead, key=key)
     if sent:
         handle = submitter.backend(resolved).submit(plan, bundle)
         if accepted:

@@ -16,7 +16,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job import targets
 from cloudtrain.runs.planning import attempts, candidates
-from cloudtrain.runs.submit import Submitter, identity
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
 from tests.runs.platform import dead
 
@@ -202,7 +202,7 @@ def test_an_interrupted_submit_of_candidates_is_taken_up(project):
     file = write_job(project, "target: [prod, gke]\n")
     submitter = Submitter(watch=False)
     plan, _ = submitter.plan_job(file)
-    assert submitter.store.intend(plan, identity=identity(plan), owner=dead())
+    assert submitter.store.intend(plan, identity=plan.identity, owner=dead())
     run = submitter.submit(file)
     assert (run.run_id, run.adopted, run.record.target) == (plan.run_id, True, "gke")
     assert [attempt.handle for attempt in run.attempts] == [f"{plan.run_id}-a1"]

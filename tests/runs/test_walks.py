@@ -14,7 +14,6 @@ from cloudtrain.events import State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import attempts
-from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.sending.resume import plan_next
 from cloudtrain.runs.submit import Submitter
@@ -116,7 +115,7 @@ def test_each_attempt_of_a_walk_is_planned_as_a_first_one_is_there(project):
             assert "problem" in str(error), error
             continue
         store = submitter.store
-        assert store.intend(plan, identity=identity(plan), owner=Process.here())
+        assert store.intend(plan, identity=plan.identity, owner=Process.here())
         visited = [first]
         for _ in range(draw.randint(1, MOVES)):
             store.record(plan.attempt_id, status=Status(State.FAILED, 1))

@@ -34,7 +34,6 @@ from cloudtrain.history.store import Store
 from cloudtrain.job import units
 from cloudtrain.nodes.process import Process
 from cloudtrain.policy import apply
-from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import handover, outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
@@ -423,7 +422,7 @@ class World(Fleet):
                 if open_ and outcomes.is_free(newest[0], self.clock):
                     send.send_again(store, newest[0], backend)
                 elif not newest:
-                    intent = lambda: store.intend(plan, identity=identity(plan), owner=process)  # noqa: E731
+                    intent = lambda: store.intend(plan, identity=plan.identity, owner=process)  # noqa: E731
                     send.send_attempt(store, plan, backend, bundle, intent)
                 if not store.find(run_id).status.state.final:
                     handover.start(store, store.attempts(run_id)[-1].plan)

@@ -88,7 +88,7 @@ class LocalBackend(FolderBackend):
             about = provenance.about(self.name, job, bundle)
         manifest = manifests.Manifest.of(job, run_id, attempt, about)
         output: str | None = None
-        problems = list(roles.find_shared_ports(job))
+        problems = list(roles.find_shared_ports(job)) if job.roles else []
         if job.output or job.inputs:
             from cloudtrain.nodes import paths
 
@@ -96,7 +96,7 @@ class LocalBackend(FolderBackend):
             problems += wrong + paths.check_inputs(job)
         if problems:
             raise BadJob(problems)
-        folder, gpus = self.workdir / run_id / f"a{attempt}", roles.gpus_of_nodes(job)
+        folder, gpus = self.workdir / run_id / f"a{attempt}", manifests.gpus_of_nodes(job)
         common_env = manifest.environment() | {
             "CLOUDTRAIN_HOST": "127.0.0.1",
             "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),

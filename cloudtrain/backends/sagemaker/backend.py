@@ -31,7 +31,7 @@ from cloudtrain.backends.api import (
     Traits,
 )
 from cloudtrain.backends.aws import Aws, AwsError
-from cloudtrain.backends.sagemaker import client, fields, limits, listing, logs, queue, request, status, submission
+from cloudtrain.backends.sagemaker import client, fields, limits, listing, queue, request, status, submission
 from cloudtrain.backends.sagemaker.machine import seen_types
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem, before_sending, first_request
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LOOK_S = 5.0  # between two requests for a log that is followed
+# A read of one node is a DescribeLogStreams and two GetLogEvents: the last page repeats its token. An account and region may
+# make 25 of each a second (https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html, 2026-11-23);
+# this is less than half of that.
+LOGS_PER_S = 5.0
 
 
 class SagemakerBackend(Backend):
@@ -79,7 +83,7 @@ class SagemakerBackend(Backend):
         self._list = listing.JobList(self.aws, self._jobs.describe, lambda: clock.sleep(pause_s))
         account = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
         self.group, self.calls_per_s = f"sagemaker {'/'.join(account)}", listing.CALLS_PER_S
-        self.logs_per_s = logs.NODES_PER_S
+        self.logs_per_s = LOGS_PER_S
         if options.get("endpoint"):  # a simulator: fast and without quotas
             self.poll_s, self.follow_s, self.calls_per_s, self.logs_per_s = 5.0, 0.2, 100.0, 100.0
 
@@ -218,6 +222,8 @@ class SagemakerBackend(Backend):
         return listed
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        from cloudtrain.backends.sagemaker import logs
+
         if queue.is_service_job(handle):
             while (arn := self._queue.training_job(handle)) is None:
                 if not follow or self.status(handle).state.final:

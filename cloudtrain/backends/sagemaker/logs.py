@@ -21,10 +21,6 @@ from cloudtrain.events import LogLine, State
 from cloudtrain.job.units import format_time
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-# A read of one node is a DescribeLogStreams and two GetLogEvents: the last page repeats its token. An account and region may
-# make 25 of each a second (https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html, 2026-11-23);
-# this is less than half of that.
-NODES_PER_S = 5.0
 LATE_S = 120.0  # a job's last lines may reach CloudWatch this long after the job has ended
 DRAIN_S = 30.0  # how long `follow` waits for these late lines
 GAP_MS = 60_000  # a missing line is given up once a line this much newer has come

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.folder import FOLLOW_S, FolderBackend
-from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes
+from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, gpus_of_nodes
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
 from cloudtrain.backends.ssh.machines import Machine, attempt_nodes, collect_reports, make_handle
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable, raise_first
 from cloudtrain.events import Status
-from cloudtrain.job.roles import gpus_of_nodes
 from cloudtrain.nodes import common_folder, directory, paths
 from cloudtrain.nodes.agents import Agent, Node, call_all
 from cloudtrain.nodes.ssh_command import client_argv, python_line

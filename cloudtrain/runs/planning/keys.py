@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from cloudtrain.backends import registry
+from cloudtrain.backends.plan import job_on
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest, StoreError
 from cloudtrain.runs.planning import candidates
@@ -25,23 +26,11 @@ if TYPE_CHECKING:
 JOB_LABEL, SOURCE_LABEL = "job-digest", "source-digest"  # of a run with a key: known without a history
 DIGITS = 16  # hexadecimal, of a sha256
 _SHOWN = 6  # differing values that a message names
-_ASIDE = ("labels", "source", "after")  # not part of what a job is: the source's digest is
-
-
-def identity(plan: Plan) -> str:
-    """Return what makes two submits the same one: the job, the user's own files, the target.
-
-    Not the whole bundle: it holds our launcher too, and the job is the same after an upgrade of this package.
-    """
-    text = json.dumps(
-        [_job(plan.job, plan.backend), plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True
-    )
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def same(stored: Plan, plan: Plan) -> bool:
     """Return whether a stored plan, which an older version may have made, is of the same job as a new one."""
-    if identity(stored) == identity(plan):
+    if stored.identity == plan.identity:
         return True
     from cloudtrain.job.job import Job
 
@@ -49,12 +38,12 @@ def same(stored: Plan, plan: Plan) -> bool:
         job = Job.from_dict(stored.job).to_dict()  # with the fields that are new since
     except BadRequest:
         return False
-    return identity(replace(stored, job=job)) == identity(plan)
+    return replace(stored, job=job).identity == plan.identity
 
 
 def labels(job: Mapping[str, Any], source_sha256: str, backend: str, target: str) -> dict[str, str]:
     """Return the labels by which a platform itself can tell what the run of a key was made of."""
-    text = json.dumps([_job(job, backend), backend, target], sort_keys=True)
+    text = json.dumps([job_on(job, backend), backend, target], sort_keys=True)
     return {JOB_LABEL: hashlib.sha256(text.encode()).hexdigest()[:DIGITS], SOURCE_LABEL: source_sha256[:DIGITS]}
 
 
@@ -63,7 +52,7 @@ def refuse(record: RunRecord, first: Plan, plan: Plan, bundles: Path) -> NoRetur
 
     `bundles` is the folder of packaged sources: files that differ are named where both packages are still there.
     """
-    old, new = (dict(_leaves(_job(each.job, each.backend))) for each in (first, plan))
+    old, new = (dict(_leaves(job_on(each.job, each.backend))) for each in (first, plan))
     paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
     differing = [*paths[:_SHOWN], *([f"{len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])]
     if first.bundle.get("source_sha256") != plan.bundle.get("source_sha256"):
@@ -105,12 +94,6 @@ def _differing_files(first: Plan, second: Plan, bundles: Path) -> list[str]:
         return list(differences.find(old, new)) if old and new else []
     except StoreError:
         return []
-
-
-def _job(job: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    """Return what a job is on a backend; options of others, which count after a move alone, do not belong to it."""
-    options = {name: value for name, value in (job.get("options") or {}).items() if name == backend}
-    return {name: value for name, value in job.items() if name not in _ASIDE} | {"options": options}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

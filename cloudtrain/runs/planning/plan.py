@@ -307,7 +307,7 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     ]
     problems += [
         Problem(f"the backend {kind.name} does not offer {rules.describe_key(key)}", f"roles.{name}.{key}")
-        for name in roles.services(job)
+        for name in (roles.services(job) if job.roles else ())
         if job.roles[name].resources
         for key in rules.keys_in_use(roles.program(job, name))
         if key.startswith("resources.") and key not in kind.traits.keys

@@ -16,11 +16,9 @@ from cloudtrain.history.store import UNASKED
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import attempts, budgets, environment, keys, upstream
-from cloudtrain.runs.planning.keys import identity
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.sending import handover, outcomes, send
 from cloudtrain.runs.sending.outcomes import Accepted, Outcome, Refused
-from cloudtrain.source import provenance
 from cloudtrain.source.bundle import Bundle
 
 ASKED_S = 120.0  # for so long a submit waits for another process that asks the platform about the same run
@@ -60,7 +58,7 @@ class ExactlyOnce(Planner):
         send.preflight(plan, backend)
         files = self.config_files
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
-        origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
+        origin = {**bundle.origin(), "configuration": [str(path) for path in files]}
         held = upstream.waits_for(self.store, plan) if plan.job.get("after") else ""
         unasked = self._unasked[1] if self._unasked and self._unasked[0] == plan.run_id else None
         if unasked and held:
@@ -70,7 +68,7 @@ class ExactlyOnce(Planner):
             owner = upstream.HELD if held else Process.here()
             about: dict[str, Any] = {"key": key, "parent": parent, "provenance": origin}
             event = UNASKED if unasked else ""
-            return self.store.intend(plan, identity=identity(plan), owner=owner, event=event, **about)
+            return self.store.intend(plan, identity=plan.identity, owner=owner, event=event, **about)
 
         if unasked:
             if not intent():
@@ -201,7 +199,7 @@ class ExactlyOnce(Planner):
             at, handle = hit or (0, None)
             backend = found.clients[at]
             made = plan if (at, number) == (0, 1) else attempts.replan(found.bases[at], number, backend, self.home)[0]
-            if number == 1 and not self.store.intend(made, identity=identity(plan), owner=Process.here(), key=key):
+            if number == 1 and not self.store.intend(made, identity=plan.identity, owner=Process.here(), key=key):
                 return self.existing(plan)
             if number > 1 and not self.store.next_attempt(made, owner=Process.here()):
                 break
