@@ -282,6 +282,10 @@ class Backend(ABC):
         """Return what changes when an attempt's state does, read from files here, without a call of the platform."""
         return {}
 
+    def ended(self, handles: Sequence[str]) -> Mapping[str, Status]:
+        """Return the final statuses that files here have, of attempts whose mark has changed: nobody is asked."""
+        return {}
+
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> container image as `cloudtrain.backends.images.pinned_image` returns it, for the nodes that are
         known; called when an attempt starts to run and at its end."""

@@ -111,6 +111,18 @@ class Marked(Listing):
         return {handle: self.attempts[handle].status.state for handle in handles}
 
 
+class Ended(Marked):
+    """The same, whose files have the final status too, and which may be called twice."""
+
+    name = "ended"
+    group = "ended"
+    calls_per_s = 1e-9
+
+    def ended(self, handles: Sequence[str]) -> dict[str, Status]:
+        found = {handle: MemoryBackend.status(self, handle) for handle in handles}
+        return {handle: status for handle, status in found.items() if status.state.final}
+
+
 class Draining(MemoryBackend):
     """A platform where the log of an attempt that has ended is complete when the test says so."""
 
@@ -134,7 +146,7 @@ def clock() -> VirtualClock:
 def submit(home, tmp_path, monkeypatch, clock) -> Callable[[str], Run]:
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
     MemoryBackend.install()
-    for kind in (Hanging, Listing, Draining, Marked):
+    for kind in (Hanging, Listing, Draining, Marked, Ended):
         registry.BUILT_IN[kind.name] = (f"{kind.__module__}:{kind.__name__}", None)
     for calls in (Listing.lists, Listing.singles, Listing.logs_read, Listing.made, Hanging.held):
         calls.clear()
@@ -267,6 +279,58 @@ def test_ends_that_files_show_are_asked_for_at_once_and_together(submit, home, c
     turn_until(runs, lambda: not runs.runs, "their ends")
     assert clock.monotonic() - began < 2.0
     assert len(Listing.lists) <= 2 and not Listing.singles
+
+
+def test_ends_that_files_have_need_no_call(submit, home, clock):
+    """Runs that wait for a call do not keep an end from being stored."""
+    submitted = [submit("ended") for _ in range(10)]
+    runs = Multiplexer(home, Process.here(), clock=clock)
+    for run in submitted:
+        runs.add(run.run_id, None)
+    turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.RUNNING}, "their states")
+    for run in submitted:
+        runs.look_now(run.run_id)
+    Listing.singles.clear()
+    Listing.lists.clear()
+    for run in submitted:
+        MemoryBackend.finish(run.attempts[-1].handle, State.SUCCEEDED, 0)
+    began = clock.monotonic()
+    turn_until(runs, lambda: not runs.runs, "their ends")
+    assert clock.monotonic() - began < 2.0
+    assert len(Listing.singles) + len(Listing.lists) <= 2
+
+
+def test_the_files_of_an_attempt_do_not_end_the_next_one(submit, home, clock, monkeypatch):
+    """The batch script writes after the launcher; what it wrote is read when the next attempt has just been sent."""
+
+    class Late(Multiplexer):
+        def _sent(self, entry: Entry, code: int) -> None:
+            super()._sent(entry, code)
+            assert entry.group and entry.group.asks and entry.handle == first
+            self._marks_read(entry.group, [entry], {first: "more"}, entry.group.asks.ended([first]))
+
+    def send(home: Path, run_id: str, me: Process, *_: object) -> int:
+        store = Store(home, clock)
+        looks = Watcher(store, run_id, me)
+        while looks.look() is Look.MOVED and store.attempts(run_id)[-1].handle is None:
+            pass
+        return 0
+
+    monkeypatch.setattr(scheduler, "run_sender", send)
+    monkeypatch.setattr(Ended, "calls_per_s", 1000.0)
+    run = submit("ended")
+    first = run.attempts[-1].handle
+    runs = Late(home, Process.here(), clock=clock)
+    runs.add(run.run_id, None)
+    turn_until(runs, lambda: run.record.status.state is State.RUNNING, "its state")
+    MemoryBackend.attempts[first].status = Status(State.PREEMPTED)
+    turn_until(
+        runs, lambda: len(run.attempts) == 2 and run.attempts[-1].status.state is not State.QUEUED, "a look at the next"
+    )
+    assert [attempt.status.state for attempt in run.attempts] == [State.PREEMPTED, State.RUNNING]
+    MemoryBackend.finish(run.attempts[-1].handle, State.SUCCEEDED, 0)
+    turn_until(runs, lambda: not runs.runs, "its end")
+    assert run.record.status.state is State.SUCCEEDED
 
 
 def test_a_platform_that_is_not_reached_keeps_its_client_and_is_asked_rarely(submit, home, clock):

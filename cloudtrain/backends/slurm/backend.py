@@ -205,9 +205,9 @@ class SlurmBackend(FolderBackend):
             files = self._files(handle)
             if "job" not in files:
                 return Status(State.LOST, None, f"the attempt's folder {handle} no longer exists")
+            if ended := status.end_of(files):
+                return ended
             nodes_status = status.merge_nodes(files)
-            if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
-                return nodes_status
             queue_entry = queue_entry or client.query_job(self._run, files["job"].strip())
             if queue_entry is not None and not queue_entry.ended:
                 break
@@ -218,15 +218,13 @@ class SlurmBackend(FolderBackend):
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         """Return the statuses of attempts from one squeue; left out is what `status` has to look at more closely."""
-        found: dict[str, Status] = {}
-        jobs: dict[str, str] = {}
         all_files = self._all_files(handles)
-        for handle, files in all_files.items():
-            nodes_status = status.merge_nodes(files)
-            if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
-                found[handle] = nodes_status
-            elif "job" in files:
-                jobs[handle] = files["job"].strip()
+        found = {handle: ended for handle, files in all_files.items() if (ended := status.end_of(files))}
+        jobs = {
+            handle: files["job"].strip()
+            for handle, files in all_files.items()
+            if handle not in found and "job" in files
+        }
         entries = client.query_jobs(self._run, list(dict.fromkeys(jobs.values())))
         queued = {handle: entries[job] for handle, job in jobs.items() if job in entries}
         all_files |= self._all_files(
@@ -243,6 +241,10 @@ class SlurmBackend(FolderBackend):
     def marks(self, handles: Sequence[str]) -> dict[str, Any]:
         names = ("state", "node-0/status.json")  # of the batch script and of the first launcher, as status.FILES
         return {handle: [modified_at(f"{handle}/{name}") for name in names] for handle in handles}
+
+    def ended(self, handles: Sequence[str]) -> dict[str, Status]:
+        found = self._all_files(handles)
+        return {handle: ended for handle, files in found.items() if (ended := status.end_of(files))}
 
     def _all_files(self, handles: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the files of several attempts' folders, from one request; those that cannot be read are left out."""

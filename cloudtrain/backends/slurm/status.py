@@ -66,6 +66,17 @@ def merge_nodes(files: Mapping[str, str]) -> Status | None:
     return replace(status, started_at=begun_at(files) or status.started_at)
 
 
+def end_of(files: Mapping[str, str]) -> Status | None:
+    """Return the end that an attempt's files have and that Slurm cannot change; None where Slurm is to be asked.
+
+    A job that starts again moves the files of its nodes away one by one: those that are left do not speak for all.
+    """
+    found = merge_nodes(files)
+    if found is None or not found.state.final or found.state is State.PREEMPTED:
+        return None
+    return None if ScriptState.of(files).name in ("", "REQUEUED") and found.state is not State.LOST else found
+
+
 def begun_at(files: Mapping[str, str]) -> str | None:
     """Return when the job got its nodes, which Slurm counts from; None before that. The launcher starts after the setup."""
     text = files.get("begun", "").strip()

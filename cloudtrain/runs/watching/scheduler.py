@@ -192,16 +192,27 @@ class Multiplexer:
 
     def _read_marks(self, group: Group, asks: Backend, entries: list[Entry]) -> None:
         found: Mapping[str, object] = {}
+        ended: Mapping[str, Status] = {}
         try:
             found = asks.marks([entry.handle for entry in entries if entry.handle])
+            changed = [entry.handle for entry in entries if entry.handle and entry.mark != found.get(entry.handle)]
+            ended = asks.ended(changed) if changed else {}
         finally:
-            self.post(lambda: self._marks_read(group, entries, found))
+            self.post(lambda: self._marks_read(group, entries, found, ended))
 
-    def _marks_read(self, group: Group, entries: list[Entry], found: Mapping[str, object]) -> None:
+    def _marks_read(
+        self, group: Group, entries: list[Entry], found: Mapping[str, object], ended: Mapping[str, Status]
+    ) -> None:
         group.reading_marks = False
         for entry in entries:
             before, entry.mark = entry.mark, found.get(entry.handle or "")
-            if before not in (None, entry.mark) and entry.pace:
+            if status := ended.get(entry.handle or ""):
+                if entry.busy:
+                    entry.arrived = status
+                else:
+                    entry.given, entry.log_only = status, False
+                    self._start(group, entry)
+            elif before not in (None, entry.mark) and entry.pace:
                 entry.pace.expect_change()
                 group.schedule(entry, 0.0)
 
@@ -221,10 +232,14 @@ class Multiplexer:
             group.budget.take(1 + len(known) // 100)
             group.lane.submit(self._ask, group, group.asks, known)
         while entry := group.take_waiting():
-            if self.runs.get(entry.run_id) is entry and entry.leased:
-                entry.busy, entry.again = True, False
-                group.running += 1
-                group.pool.submit(self._look, group, entry, entry.given)
+            self._start(group, entry)
+
+    def _start(self, group: Group, entry: Entry) -> None:
+        """Let a thread look at a run, unless one does, or nobody watches it here any more."""
+        if self.runs.get(entry.run_id) is entry and entry.leased and not entry.busy:
+            entry.busy, entry.again = True, False
+            group.running += 1
+            group.pool.submit(self._look, group, entry, entry.given, entry.handle)
 
     def _ask(self, group: Group, asks: Backend, entries: list[Entry]) -> None:
         """Ask for the states of many runs, in the group's own thread."""
@@ -265,15 +280,17 @@ class Multiplexer:
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
-    def _look(self, group: Group, entry: Entry, given: Status | None) -> None:
-        """Look at a run, with the status that its platform has just reported; blocking, in a thread of its group."""
+    def _look(self, group: Group, entry: Entry, given: Status | None, handle: str | None) -> None:
+        """Look at a run, with the status that its platform has just reported of an attempt; blocking, in a thread of its
+        group."""
         found = Look.SAME
         attempt: AttemptRecord | None = None
         error: Exception | None = None
         try:
             watcher = self._watcher_of(entry)
             watcher.store = store = self._own_store()
-            found = watcher.look(given, log_only=entry.log_only, ended=lambda: self.post(lambda: group.note_end(entry)))
+            ended = lambda: self.post(lambda: group.note_end(entry))  # noqa: E731
+            found = watcher.look(given, of=handle, log_only=entry.log_only, ended=ended)
             attempt = store.attempts(entry.run_id)[-1]
             entry.pace = watcher.pace(attempt, self._clients.get(attempt.plan))
         except Exception as problem:

@@ -107,6 +107,7 @@ class Watcher(AttemptEnds):
         self,
         status: Status | None = None,
         *,
+        of: str | None = None,
         log_only: bool = False,
         log_is_complete: bool = False,
         ended: Callable[[], None] = lambda: None,
@@ -114,7 +115,8 @@ class Watcher(AttemptEnds):
         """Bring the store up to date with the newest attempt once, for who watches many runs; blocking.
 
         Args:
-            status: what the platform has just reported of the newest attempt, None to ask it here.
+            status: what the platform has just reported, None to ask it here.
+            of: the handle of the attempt that it is of; None for the newest. Of an older attempt it does not count.
             log_only: only read the log, which somebody follows.
             log_is_complete: the rest of the attempt's log was read when it ended.
             ended: called when the attempt has ended, before the rest of its log is read: that may take long.
@@ -142,10 +144,12 @@ class Watcher(AttemptEnds):
                 return Look.SAME
             self.send_due, self.end, self._ended = False, None, ended
             self._log_is_complete = log_is_complete
-            moved = self._ask(run, attempt, backend, status)
+            moved = self._ask(run, attempt, backend, status if of in (None, attempt.handle) else None)
         except BackendError as error:
             note_contact(self.store.home, self.run_id, backend, error, self.store.clock)
             raise
+        if moved and self._is_over(self._newest()[0]):
+            return Look.ENDED  # and no look more, which would count as a call
         return Look.MOVED if moved else Look.SEND if self.send_due else Look.SAME
 
     def pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:

@@ -10,7 +10,7 @@ import pytest
 from cloudtrain.backends.slurm import partitions, reasons
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.slurm.client import QueueEntry
-from cloudtrain.backends.slurm.status import attempt_status, merge_nodes
+from cloudtrain.backends.slurm.status import attempt_status, end_of, merge_nodes
 from cloudtrain.events import REASON_CHARS, State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -117,3 +117,25 @@ def test_a_job_that_the_cgroup_has_killed_says_so(reported: bool):
     assert (status.state, status.exit_code) == (State.FAILED, 137)
     assert status.reason.endswith("the job used more memory than it requested (resources.memory)")
     assert ("rank 3 was killed" in status.reason) is reported
+
+
+@pytest.mark.parametrize(
+    ("script", "nodes", "end"),
+    [
+        ("STARTED 0 - 2", ["SUCCEEDED", "SUCCEEDED"], State.SUCCEEDED),
+        ("STARTED 0 - 2", ["FAILED", "CANCELLED"], State.CANCELLED),
+        ("STARTED 0 - 2", ["SUCCEEDED"], None),  # the other one has not begun, or its file was just moved away
+        ("STARTED 0 - 2", ["FAILED", "RUNNING"], None),
+        ("STARTED 0 - 2", ["PREEMPTED", "PREEMPTED"], None),  # the script is about to requeue the job
+        ("STARTED 0 - 2", ["LOST", "RUNNING"], State.LOST),  # for the client to go on from
+        ("REQUEUED 0 75 again", ["SUCCEEDED"], None),  # node 0 was preempted, and its file is moved away first
+        ("REQUEUED 0 75 again", ["FAILED"], None),
+        ("REQUEUED 0 75 again", ["LOST", "FAILED"], None),
+        ("", ["SUCCEEDED"], None),  # of how many nodes is not known
+        ("ENDED 0 0 RUNNING", ["SUCCEEDED", "SUCCEEDED"], State.SUCCEEDED),
+    ],
+)
+def test_an_end_is_taken_from_files_only_where_slurm_cannot_change_it(script: str, nodes: list[str], end: State | None):
+    files = {f"node-{2 - len(nodes) + at}/status.json": json.dumps({"state": state}) for at, state in enumerate(nodes)}
+    found = end_of({"job": "7", "state": script, **files} if script else files)
+    assert (found.state if found else None) is end
