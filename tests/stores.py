@@ -1,12 +1,16 @@
-"""Object stores on loopback for tests: moto's server for s3, gcp-storage-emulator for gs, and the order of what they get."""
+"""Object stores on loopback for tests: moto for s3, gcp-storage-emulator for gs, ours for az; the order of what they get."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
+
+from cloudtrain.backends.http import ask
+from cloudtrain.source.node_code import module
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -120,8 +124,58 @@ class GCS:
         self._server.stop()
 
 
+AZURITE = os.environ.get("CLOUDTRAIN_AZURITE", "")  # the address of an Azurite, to be asked instead of the simulator
+AZURITE_ACCOUNT = "devstoreaccount1"  # it and its key stand in Azurite's README
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+class AZ:
+    """One container, `bucket`, of the simulated account, or of Azurite where CLOUDTRAIN_AZURITE names its address."""
+
+    scheme = "az"
+
+    def __init__(self, page: int = 5000) -> None:
+        from cloudtrain.simulators.blob import BlobService
+        from cloudtrain.simulators.http import Server
+
+        self.server = None if AZURITE else Server((service := BlobService(page)).routes)
+        if self.server is not None:
+            connection = service.connection(self.server.url)
+        else:
+            connection = (
+                f"AccountName={AZURITE_ACCOUNT};AccountKey={AZURITE_KEY};BlobEndpoint={AZURITE}/{AZURITE_ACCOUNT}"
+            )
+        self.environ = {"AZURE_STORAGE_CONNECTION_STRING": connection}
+        self._send("PUT", "bucket?restype=container", accept=(409,))
+        for name in self.objects():
+            self._send("DELETE", f"bucket/{quote(name)}")
+
+    def put(self, key: str, data: bytes) -> None:
+        self._send("PUT", f"bucket/{quote(key)}", data)
+
+    def objects(self) -> dict[str, bytes]:
+        node = module("launcher.output.blob")
+        found, marker = [], ""
+        while True:
+            page, _, marker = node.listing(self._send("GET", node.list_path("bucket", "", marker)))
+            found += [one["name"] for one in page]
+            if not marker:
+                return {name: self._send("GET", f"bucket/{quote(name)}") for name in found}
+
+    def _send(self, method: str, path: str, data: bytes | None = None, accept: tuple[int, ...] = ()) -> bytes:
+        url, headers = module("launcher.output.blob").Access("bucket", self.environ).request(path)
+        kind = {"x-ms-blob-type": "BlockBlob", "Content-Type": "application/octet-stream"}
+        answer = ask(method, url, b"" if method == "PUT" and data is None else data, {**headers, **kind}, 60)
+        assert answer.status < 300 or answer.status in accept, answer
+        return answer.data
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+
+
 @contextmanager
-def running(kind: type[S3] | type[GCS]) -> Iterator[S3 | GCS]:
+def running(kind: type[S3] | type[GCS] | type[AZ]) -> Iterator[S3 | GCS | AZ]:
     store = kind()
     try:
         yield store

@@ -10,7 +10,9 @@ from cloudtrain.job.units import format_count
 
 @options.command()
 @options.argument(
-    "uri", "URI", "The folder of the run in its job's output (with --all the whole output): a path, s3:// or gs://."
+    "uri",
+    "URI",
+    "The folder of the run in its job's output (with --all the whole output): a path, s3://, gs:// or az://.",
 )
 @click.option("--all", "everything", is_flag=True, help="Add all runs below URI, a team's output.")
 @click.option(

@@ -15,7 +15,11 @@ BUILT_IN: dict[str, tuple[str, str | None]] = {
     "vertex-local": ("cloudtrain.backends.vertex.local:VertexLocalBackend", None),
 }
 DEFAULT_TARGET = "local"  # of a job that names none
-EXTRAS = {"boto3": "sagemaker", "google-auth": "vertex"}  # a package that several backends use -> what installs it
+EXTRAS = {
+    "boto3": "sagemaker",
+    "google-auth": "vertex",
+    "azure-identity": "azure",
+}  # a package that several backends use -> what installs it
 JOB_FILES = {"sbatch": "cloudtrain.backends.slurm.sbatch"}  # as cloudtrain.job.forms describes
 EXAMPLE = "sagemaker"  # the backend that help texts show
 WHERE = f"a backend ({DEFAULT_TARGET}, {EXAMPLE}, ...) or a target of cloudtrain.toml"

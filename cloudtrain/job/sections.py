@@ -282,7 +282,7 @@ class Checkpoint(Spec):
 class Input(Spec):
     """Data that every node sees in a folder of its own: a place, or what a run has left; a text is short for {uri: text}."""
 
-    uri: Place = Field(default="", description="s3://, gs:// or a path. With run: filled in at submit.")
+    uri: Place = Field(default="", description="s3://, gs://, az:// or a path. With run: filled in at submit.")
     mode: Literal["copy", "mount", "stream"] = Field(default="copy", description="How the data reaches the node.")
     run: str | None = Field(default=None, min_length=1, description="Id of a run whose results are the input.")
     what: str | None = Field(
@@ -314,7 +314,7 @@ class Input(Spec):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
         made = handler.resolve_ref_schema(handler(core))
-        return {"anyOf": [{"type": "string", "description": "s3://, gs:// or a path."}, made]}
+        return {"anyOf": [{"type": "string", "description": "s3://, gs://, az:// or a path."}, made]}
 
 
 class Retry(Spec):

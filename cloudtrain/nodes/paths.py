@@ -11,7 +11,7 @@ from cloudtrain.errors import Problem
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
-OBJECT_STORE = re.compile(r"(s3|gs)://[^/]+(/|$)")
+OBJECT_STORE = re.compile(r"(s3|gs|az)://[^/]+(/|$)")
 SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")  # every rank writes a shard of the checkpoint
 
 
@@ -31,7 +31,9 @@ def output_path(output: str | None) -> tuple[str | None, list[Problem]]:
         return None, []
     text = output.removeprefix("file://")
     if "://" in text or not PurePosixPath(text).is_absolute():
-        message = f"{output!r} is neither an absolute path nor s3://bucket/... or gs://bucket/..."
+        message = (
+            f"{output!r} is neither an absolute path nor s3://bucket/..., gs://bucket/... or az://container@account/..."
+        )
         return None, [Problem(message, "output")]
     return text, []
 
@@ -47,7 +49,7 @@ def check_inputs(job: Job) -> list[Problem]:
             problems.append(Problem(message, f"inputs.{name}.mode", "write copy or stream"))
         elif not OBJECT_STORE.match(item.uri):
             message = f"{item.uri!r} is not a bucket that cloudtrain can copy from"
-            problems.append(Problem(message, f"inputs.{name}.uri", "s3:// or gs://"))
+            problems.append(Problem(message, f"inputs.{name}.uri", "s3://, gs:// or az://"))
     return problems
 
 
@@ -60,5 +62,7 @@ def check_shared_output(job: Job) -> list[Problem]:
     message = (
         f"{feature} over {job.main_nodes} nodes writes a part of every checkpoint on each, and they share no folder"
     )
-    hint = "set output: to a path that all nodes see, or to s3://bucket/... or gs://bucket/..."
+    hint = (
+        "set output: to a path that all nodes see, or to s3://bucket/..., gs://bucket/... or az://container@account/..."
+    )
     return [Problem(message, "parallelism.strategy" if job.parallelism.strategy in SHARDED else "parallelism", hint)]

@@ -51,7 +51,7 @@ def attach_all(
     run are copied when it is shown.
 
     Args:
-        uri: the folder, s3:// or gs:// that the jobs name as `output`.
+        uri: the folder, s3://, gs:// or az:// that the jobs name as `output`.
         again: read runs that had ended, too: they may have been resumed.
         progress: gets how many runs were read, of how many.
 
@@ -115,7 +115,7 @@ def attach(uri: str, home: Path | None = None) -> Run:
     A second call copies what is new. A run that was submitted from this machine does not change.
 
     Args:
-        uri: The run's folder in its job's output, <output>/<run id>: a path, s3:// or gs://.
+        uri: The run's folder in its job's output, <output>/<run id>: a path, s3://, gs:// or az://.
         home: Folder of the history; None for CLOUDTRAIN_HOME or ~/.local/share/cloudtrain.
 
     Returns:

@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(response)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
     def _body(self) -> bytes:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
@@ -222,8 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
         headers = {
             "Content-Type": "application/json; charset=UTF-8",
-            **response.headers,
             "Content-Length": str(len(data)),
+            **response.headers,  # the answer to a HEAD says how long that to a GET is
         }
         if response.serve is not None:
             headers = dict(response.headers)

@@ -23,17 +23,19 @@ import cloudtrain
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.store import download, gcs
+from cloudtrain.backends.store.blob import Blob
 from cloudtrain.backends.store.files import Objects
 from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.store.s3 import S3 as S3Objects
 from cloudtrain.cli import main
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, DiskError
 from cloudtrain.simulators.gcs import Storage
 from cloudtrain.simulators.http import Server
 from cloudtrain.testing.clock import VirtualClock
 from tests import disks
 from tests.conftest import WAIT_S
-from tests.stores import KEYS, S3
+from tests.stores import AZ, KEYS, S3
 
 DATA = random.Random(1).randbytes(8 << 20)
 PART = 1 << 20
@@ -95,7 +97,7 @@ class Proxy:
 class Place:
     """One bucket behind a proxy: how objects get there, and how a client fetches them."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, patch: pytest.MonkeyPatch | None = None) -> None:
         self.kind = kind
         if kind == "s3":
             self._s3 = S3()
@@ -104,6 +106,15 @@ class Place:
             self.proxy = Proxy(self._s3.url)
             aws = Aws("sagemaker", "us-east-1", None, self.proxy.url, VirtualClock())
             self.objects: Objects = S3Objects(aws, "s3://bucket")
+        elif kind == "az":
+            az = AZ()
+            assert az.server is not None and patch is not None, "the proxy stands before our own server"
+            self.put, self._close = az.put, az.close
+            self.delete = lambda name: az._send("DELETE", f"bucket/{quote(name)}", accept=(404,)) and None
+            self.proxy = Proxy(az.server.url)
+            connection = az.environ["AZURE_STORAGE_CONNECTION_STRING"].replace(az.server.url, self.proxy.url)
+            patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+            self.objects = Blob("az://bucket", clock=VirtualClock(SYSTEM.now()))
         else:
             storage = Storage(folder / "storage")
             storage.create_bucket("bucket")
@@ -126,12 +137,12 @@ class Place:
         self._close()
 
 
-@pytest.fixture(params=["s3", "gs"])
+@pytest.fixture(params=["s3", "gs", "az"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(download, "PART_BYTES", PART)
-    made = Place(request.param, tmp_path)
+    made = Place(request.param, tmp_path, monkeypatch)
     yield made
     made.close()
 
@@ -377,12 +388,15 @@ def test_a_limit_of_file_sizes_is_reported_alike(place: Place, tmp_path: Path):
     fetch = (
         f"S3(Aws('sagemaker', 'us-east-1', None, {place.proxy.url!r}), 's3://bucket/run/').bring('', into)"
         if place.kind == "s3"
+        else "Blob('az://bucket/run').bring('', into)"
+        if place.kind == "az"
         else f"Gcs(GoogleApi('r', lambda: {place.proxy.url!r}), 'gs://bucket/run').bring('', into)"
     )
     script = f"""
 import pathlib, resource, signal
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.store.blob import Blob
 from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import DiskError

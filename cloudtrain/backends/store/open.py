@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 
 from cloudtrain.backends.aws import Aws
+from cloudtrain.backends.azure import Tokens
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.store.files import Files, Objects
 from cloudtrain.backends.store.folder import Folder
 from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.store.s3 import S3
 from cloudtrain.errors import BadRequest
+
+STORES = "s3://bucket/..., gs://bucket/... or az://container@account/..."
 
 
 class Clients:
@@ -26,6 +29,7 @@ class Clients:
         self._aws = aws or Aws("", region, None, s3_endpoint())
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
         self._google = GoogleApi("", (lambda: emulator) if emulator else None)
+        self._azure = Tokens()
 
     def bucket(self, uri: str) -> Objects:
         """Return the objects of a bucket, or below a prefix in it; nothing is asked yet. Raises BadRequest."""
@@ -34,11 +38,15 @@ class Clients:
             return S3(self._aws, uri)
         if scheme == "gs" and rest.partition("/")[0]:
             return Gcs(self._google, uri)
-        raise BadRequest(f"{uri} is not a folder, s3://bucket/... or gs://bucket/...")
+        if scheme == "az" and rest.partition("/")[0]:
+            from cloudtrain.backends.store.blob import Blob
+
+            return Blob(uri, self._azure)
+        raise BadRequest(f"{uri} is not a folder, {STORES}")
 
 
 def opened(uri: str, aws: Aws | None = None, *, may_be_link: bool = True) -> Files:
-    """Return the files of a path, file://, s3:// or gs://; nothing is asked yet. Raises BadRequest.
+    """Return the files of a path, file://, s3://, gs:// or az://; nothing is asked yet. Raises BadRequest.
 
     Args:
         aws: reads s3://, see `Clients`.
@@ -48,7 +56,7 @@ def opened(uri: str, aws: Aws | None = None, *, may_be_link: bool = True) -> Fil
     if not mark or scheme == "file":
         return Folder(Path(rest if mark else uri).expanduser().absolute(), may_be_link)
     if not rest.rstrip("/").partition("/")[2]:
-        raise BadRequest(f"{uri} is not a folder, s3://bucket/... or gs://bucket/...")
+        raise BadRequest(f"{uri} is not a folder, {STORES}")
     return Clients(aws).bucket(uri)
 
 

@@ -1,4 +1,4 @@
-"""Object store client (s3://, gs://) on fsspec: list, fetch, put and delete objects below one prefix.
+"""Object store client (s3://, gs:// on fsspec, az://): list, fetch, put and delete objects below one prefix.
 
 Credentials and endpoints are found by the platform's own means (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST and so on).
 """
@@ -17,9 +17,9 @@ TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}  # scheme -> module that fsspec needs for it
+CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": ""}  # scheme -> module that fsspec needs for it; "": none is needed
 HINT = "pip install 'cloudtrain[storage]'"
-OWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")  # what the clients read from the environment
+OWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_", "AZURE_")  # what the clients read from the environment
 AT_ONCE = 4  # transfers
 UNCONDITIONAL = ("NotImplemented", "unexpected keyword")  # in the error of a store or client without conditional writes
 PARTIAL = ".cloudtrain-part-"  # begins the name of a file that is being fetched
@@ -31,7 +31,7 @@ class Failed(Exception):
 
 
 def scheme(uri: str) -> str:
-    """Return s3, gs, or whatever stands before ://; file for a path."""
+    """Return s3, gs, az, or whatever stands before ://; file for a path."""
     return uri.partition("://")[0].lower() if "://" in uri else "file"
 
 
@@ -47,7 +47,9 @@ class _Absent(Failed):
 
 
 class Store:
-    """Objects below s3://bucket/prefix or gs://bucket/prefix, by names relative to it. Every call blocks.
+    """Objects below s3://bucket/prefix, gs://bucket/prefix or az://container@account/prefix, by names relative to it.
+
+    Every call blocks.
 
     Raises Refused where the client is absent, Failed when the store does not answer as it should.
     """
@@ -58,12 +60,20 @@ class Store:
         self._path = self.uri.partition("://")[2]
         if not self._path.partition("/")[0]:
             raise Refused(f"{purpose} is not the URI of a bucket: {uri}")
+        if kind == "az":
+            from .blob import Files as Blobs
+
+            try:
+                self._files: Any = Blobs(self._path.partition("/")[0], clock)
+            except ValueError as error:
+                raise Refused(f"{purpose}: {error}") from None
+            return
         own = os.environ.get("CLUSTER_SPEC") or os.environ.get("JOB_COMPLETION_INDEX")
         if kind == "gs" and own and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             # On Vertex AI, and in pods that have a workload identity, images need not bring a client.
             from .gcs import Files
 
-            self._files: Any = Files(clock)
+            self._files = Files(clock)
             return
         try:
             import fsspec

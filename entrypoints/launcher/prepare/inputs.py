@@ -48,7 +48,9 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
             elif kind in store.CLIENTS:
                 paths[name] = _copy(name, uri, into, log)
             else:
-                problems.append(f"the input {name} is at {uri}, and a node can read only folders, s3:// and gs://")
+                problems.append(
+                    f"the input {name} is at {uri}, and a node can read only folders, s3://, gs:// and az://"
+                )
             if item.get("run") and uri.endswith(ARCHIVE) and mode != "stream" and name in paths:
                 paths[name] = _unpack(name, paths[name], into, log)
         except (Refused, store.Failed) as problem:

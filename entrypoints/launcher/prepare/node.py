@@ -201,7 +201,7 @@ def check_output(output: str | None) -> None:
     from ..output.store import CLIENTS, scheme  # only here: it costs every job some milliseconds
 
     if scheme(str(output)) not in CLIENTS:
-        raise Refused(f"output {output} cannot be reached from this node; use s3:// or gs://")
+        raise Refused(f"output {output} cannot be reached from this node; use s3://, gs:// or az://")
 
 
 def check_script(argv: list[str], source: str) -> None:

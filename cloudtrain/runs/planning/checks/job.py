@@ -70,7 +70,7 @@ def audit_elsewhere(case: Case) -> Iterator[Problem]:
     job, plan = case.job, case.plan
     if job.audit and "://" not in str(job.output) and not audit.output_is_here(plan.backend, job):
         message = f"is written from this machine, and {job.output} is on the machines of {job.target}"
-        yield Problem(message, "audit", "use an output in s3:// or gs://, or leave audit out")
+        yield Problem(message, "audit", "use an output in s3://, gs:// or az://, or leave audit out")
 
 
 def too_long(case: Case) -> Iterator[Problem]:

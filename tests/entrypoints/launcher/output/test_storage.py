@@ -14,7 +14,7 @@ from launcher.output.store import check_names
 
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
-from tests.stores import GCS, S3, running
+from tests.stores import AZ, GCS, S3, running
 
 READ = """
 import os, pathlib
@@ -24,8 +24,8 @@ for path in [top] if top.is_file() else sorted(item for item in top.rglob("*") i
 """
 
 
-@pytest.fixture(params=[S3, GCS], ids=["s3", "gs"])
-def store(request: pytest.FixtureRequest) -> Iterator[S3 | GCS]:
+@pytest.fixture(params=[S3, GCS, AZ], ids=["s3", "gs", "az"])
+def store(request: pytest.FixtureRequest) -> Iterator[S3 | GCS | AZ]:
     with running(request.param) as started:
         yield started
 
@@ -97,7 +97,7 @@ def test_what_is_missing_is_said_in_one_sentence_each(store, tmp_path: Path):
         assert attempt.run() == [78]
         assert attempt.status()["reason"].split("; ") == [
             f"the input bucketless cannot be read: {store.scheme}://no-such-bucket/data: the bucket or object does not exist",
-            "the input elsewhere is at ftp://host/x, and a node can read only folders, s3:// and gs://",
+            "the input elsewhere is at ftp://host/x, and a node can read only folders, s3://, gs:// and az://",
             f"the input empty does not exist: no files at {store.scheme}://bucket/nothing/",
             f"the input mounted cannot be mounted on this node ({store.scheme}://bucket/data/): set its mode to copy or stream",
         ]

@@ -21,7 +21,7 @@ from tests.entrypoints.launching import Attempt
 from tests.entrypoints.trainer.checkpoints.test_files import write as commit
 from tests.entrypoints.trainer.checkpoints.test_state import manager, steps, training
 from tests.entrypoints.training import ENTRYPOINTS
-from tests.stores import S3, running
+from tests.stores import AZ, S3, running
 
 from trainer.checkpoints import files  # isort: skip
 from trainer.checkpoints import epochs  # isort: skip
@@ -92,11 +92,13 @@ def test_each_start_gets_a_number_of_its_own(tmp_path: Path):
     assert sorted(os.listdir(tmp_path / "epochs")) == [f"{number:08d}.json" for number in range(1, 25)]
 
 
-@pytest.fixture(params=["s3", "gs through gcsfs", "gs through our own client"])
+@pytest.fixture(params=["s3", "az", "gs through gcsfs", "gs through our own client"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     with ExitStack() as stack:
         if request.param == "s3":
             environ, scheme = stack.enter_context(running(S3)).environ, "s3"
+        elif request.param == "az":
+            environ, scheme = stack.enter_context(running(AZ)).environ, "az"
         else:
             simulator = stack.enter_context(Simulator(tmp_path / "simulator", bucket="bucket"))
             environ, scheme = {"STORAGE_EMULATOR_HOST": simulator.url}, "gs"
