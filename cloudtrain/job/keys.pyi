@@ -47,7 +47,7 @@ class FitKeys(TypedDict, total=False):
 
 class InputKeys(TypedDict, total=False):
     uri: str
-    """s3://, gs:// or a path. With run: filled in at submit."""
+    """s3://, gs://, az:// or a path. With run: filled in at submit."""
     mode: Literal["copy", "mount", "stream"]
     """How the data reaches the node."""
     run: str | None

@@ -274,7 +274,7 @@ def test_errors_are_sentences_with_what_to_do(az: AZ, monkeypatch: pytest.Monkey
     with pytest.raises(PermissionError, match="403"):
         there().pipe_file("bucket/x", b"")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", wrong.replace(KEY, "k"))
-    with pytest.raises(BackendError, match="AZURE_STORAGE_KEY is no key"):
+    with pytest.raises(BackendError, match="AZURE_STORAGE_KEY is not the key"):
         here().read("x", 9)
 
 

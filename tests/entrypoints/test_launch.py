@@ -259,11 +259,11 @@ REFUSED = {
     "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were requested, but this machine has none (nvidia-smi)"),
     "cloud output": (
         {"output": "ftp://b/p"},
-        "output ftp://b/p cannot be reached from this node; use s3:// or gs://",
+        "output ftp://b/p cannot be reached from this node; use s3://, gs:// or az://",
     ),
     "cloud input": (
         {"inputs": {"x": {"uri": "ftp://b/x", "mode": "copy"}}},
-        "the input x is at ftp://b/x, and a node can read only folders, s3:// and gs://",
+        "the input x is at ftp://b/x, and a node can read only folders, s3://, gs:// and az://",
     ),
     "cloud secret": (
         {"secrets": {"T": ["gcp-secretmanager:t"]}},

@@ -63,11 +63,11 @@ class Blob(Objects):
         """A large file is uploaded in blocks; it is there when all have come."""
         failure, path = f"az://{self.bucket}/{self.key(name)} cannot be written", self._path(name)
         size = data.stat().st_size if isinstance(data, Path) else len(data)
+        if isinstance(data, Path) and self.look_up(name) is not None:
+            return False
         if isinstance(data, bytes) or size <= self._node.PIECE:
             content = data if isinstance(data, bytes) else data.read_bytes()
             return self._put(path, failure, content, {"x-ms-blob-type": "BlockBlob"})
-        if self.look_up(name) is not None:
-            return False
         ids = []
         with open(data, "rb") as file:
             for block, at, length in self._node.block_ids(size):
@@ -167,7 +167,7 @@ class Blob(Objects):
             url, headers = self._access.request(path)
         except ValueError:
             raise BackendError(
-                "AZURE_STORAGE_KEY is no key of a storage account", "copy it from the portal: Access keys"
+                "AZURE_STORAGE_KEY is not the key of a storage account", "copy it from the portal: Access keys"
             ) from None
         return url, headers
 

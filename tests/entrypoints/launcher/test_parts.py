@@ -122,7 +122,7 @@ def test_inputs_that_are_missing_are_told_all_at_once(tmp_path: Path):
         )
     assert str(refused.value) == (
         "the input b does not exist on this node: /absent/b; "
-        "the input c is at hdfs://x/y, and a node can read only folders, s3:// and gs://"
+        "the input c is at hdfs://x/y, and a node can read only folders, s3://, gs:// and az://"
     )
 
 
