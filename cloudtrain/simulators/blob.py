@@ -93,7 +93,9 @@ class BlobService:
         _authorize(request)
         query = request.query
         prefix, delimiter, after = query.get("prefix", ""), query.get("delimiter", ""), query.get("marker", "")
-        rows, folders, last = [], set(), ""
+        rows: list[str] = []
+        folders: set[str] = set()
+        last = ""
         with self._lock:
             for name, one in sorted(self._container(container).items()):
                 if not name.startswith(prefix) or name <= after:
