@@ -62,7 +62,7 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
             )
         if isinstance(known, str):
             raise BadRequest(known, f"name a folder with a config.json, or a model of {page('fit')}")
-        found[gpus] = fit.answer(known, job.resources.accelerator or "GPU")
+        found[gpus] = fit.answer(known, job.resources.accelerator or "GPU", max(job.processes, job.resources.gpus))
     if as_json:
         terminal.print_json({gpus: answer.to_dict() for gpus, answer in found.items()})
         return 0

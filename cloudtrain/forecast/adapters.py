@@ -17,19 +17,24 @@ ALL = "all-linear"
 _ATTENTION = "q_proj h q, k_proj h k, v_proj h k, o_proj q h"
 _GATED = f"{_ATTENTION}, gate_proj h f, up_proj h f, down_proj f h"
 _FUSED = "query_key_value h x, dense q h, dense_h_to_4h h f, dense_4h_to_h f h"
+_T5 = "q h q, k h k, v h k, o q h"
 _BERT = "query h q, key h k, value h k, attention.output.dense q h, intermediate.dense h f, output.dense f h"
 _MODULES: Mapping[str, str] = {
     "phi3": "qkv_proj h x, o_proj q h, gate_up_proj h g, down_proj f h",
     "phi": "q_proj h q, k_proj h k, v_proj h k, dense q h, fc1 h f, fc2 f h",
     "gpt2": "c_attn h x, attn.c_proj q h, c_fc h f, mlp.c_proj f h",
     "distilbert": "q_lin h q, k_lin h k, v_lin h k, out_lin q h, lin1 h f, lin2 f h",
-    **dict.fromkeys(("gpt_neox", "falcon", "falcon_new"), _FUSED),
+    "t5": ", ".join(3 * [_T5] + 2 * ["wi h f, wo f h"]),
+    "t5_gated": ", ".join(3 * [_T5] + 2 * ["wi_0 h f, wi_1 h f, wo f h"]),
+    "vit": f"{_ATTENTION}, fc1 h f, fc2 f h",
+    **dict.fromkeys(("gpt_neox", "falcon", "falcon_new", "bloom"), _FUSED),
     **dict.fromkeys(("bert", "roberta"), _BERT),
 }
 _DEFAULT: Mapping[str, tuple[str, ...]] = {
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     "gpt2": ("c_attn",),
-    **dict.fromkeys(("gpt_neox", "falcon", "falcon_new"), ("query_key_value",)),
+    **dict.fromkeys(("gpt_neox", "falcon", "falcon_new", "bloom"), ("query_key_value",)),
+    **dict.fromkeys(("t5", "t5_gated"), ("q", "v")),
     **dict.fromkeys(("bert", "roberta"), ("query", "value")),
     **dict.fromkeys(
         ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "stablelm"), ("q_proj", "v_proj")

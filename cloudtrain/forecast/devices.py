@@ -60,7 +60,7 @@ _DEVICES = {
 
 
 def peak_flops(accelerator: str, precision: str) -> float | None:
-    """Return the FLOP/s that a GPU promises for no (TF32), bf16, fp16 or pure bf16; None where it is not known."""
-    kind = {"no": "tf32", "pure bf16": "bf16"}.get(precision, precision)
+    """Return the FLOP/s that a GPU promises for no (TF32), and for bf16 and fp16, mixed or pure; None where it is not known."""
+    kind = "tf32" if precision == "no" else precision.removeprefix("pure ")
     found: float | None = module("trainer.peaks").peak(_DEVICES.get(accelerator, accelerator), kind)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.forecast import adapters, devices, speed
+from cloudtrain.forecast.models import FAMILIES
 from cloudtrain.forecast.network import GB, Band, pool
 from cloudtrain.forecast.training import Length
 from cloudtrain.job.units import HOUR_S, format_duration
@@ -74,13 +75,16 @@ def _unknown(found: Training, gpu: str | None) -> Iterator[str]:
         yield found.length
     if gpu is None:
         yield "cloudtrain has no reference trainings on this GPU"
-    if step.precision not in ("bf16", "pure bf16"):
-        yield "cloudtrain has reference trainings in bf16 only"
+    half = "bf16" if gpu is None or devices.has_bf16(gpu) else "fp16"
+    if step.precision.removeprefix("pure ") != half:
+        yield f"cloudtrain has reference trainings in {half} only"
     silent = (
         (step.offload, "offload"),
         (step.eager_attention, "eager attention"),
         (step.quantized == "8bit", "8-bit weights"),
         (step.optimizer == "muon", "Muon"),
+        (FAMILIES[found.shape.family].attentions > 1, "an encoder and a decoder"),
+        (found.shape.family == "vit", "images"),
     )
     for named, text in silent:
         if named:

@@ -10,21 +10,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cloudtrain.forecast import adapters
-from cloudtrain.forecast.models import Shape
+from cloudtrain.forecast.models import FAMILIES, Shape
 
 CHUNK = 1 << 25  # logits of a chunk at most: LOGITS of entrypoints/trainer/chunked_loss.py
 
 # Bytes that a layer keeps of a token for the backward pass, as multiples of h, q, k and f; by precision.
 _USUAL = {"no": (24, 8, 8, 16), "mixed": (26, 4, 4, 8), "bf16": (16, 4, 4, 8)}
-_PLAIN = {"no": (20, 8, 4, 20), "mixed": (14, 4, 2, 10), "bf16": (10, 4, 2, 10)}
+_FALCON = {"no": (12, 16, 4, 8), "mixed": (8, 8, 2, 4), "bf16": (6, 8, 2, 4)}
+_BERT = {"no": (16, 8, 8, 8), "mixed": (16, 4, 4, 4), "bf16": (8, 4, 4, 4)}
 _KEPT: Mapping[str, Mapping[str, tuple[int, int, int, int]]] = {
     "qwen3": {"no": (24, 16, 16, 16), "mixed": (26, 10, 10, 8), "bf16": (16, 10, 10, 8)},
     "gemma": _USUAL | {"bf16": (20, 4, 4, 8)},
     "phi3": {"no": (24, 16, 8, 16), "mixed": (24, 4, 6, 8), "bf16": (20, 4, 6, 8)},
     "olmo": {"no": (16, 8, 8, 16), "mixed": (18, 4, 4, 8), "bf16": (12, 4, 4, 8)},
     "olmo2": {"no": (24, 16, 16, 16), "mixed": (26, 12, 12, 8), "bf16": (20, 12, 12, 8)},
-    **dict.fromkeys(("gpt2", "bert", "roberta", "distilbert", "phi", "gpt_neox", "falcon", "falcon_new"), _PLAIN),
+    "gpt2": {"no": (20, 8, 4, 20), "mixed": (14, 4, 2, 10), "bf16": (10, 4, 2, 10)},
+    "gemma2": {"no": (40, 8, 8, 16), "mixed": (42, 4, 4, 8), "bf16": (36, 4, 4, 8)},
+    "gemma3_text": {"no": (40, 16, 16, 16), "mixed": (42, 12, 12, 8), "bf16": (36, 12, 12, 8)},
+    "phi": {"no": (8, 8, 8, 20), "mixed": (12, 4, 6, 10), "bf16": (4, 4, 6, 10)},
+    "gpt_neox": {"no": (12, 12, 12, 8), "mixed": (8, 6, 8, 4), "bf16": (6, 6, 8, 4)},
+    "stablelm": {"no": (16, 8, 8, 16), "mixed": (18, 4, 6, 8), "bf16": (8, 4, 6, 8)},
+    "bloom": {"no": (20, 4, 8, 8), "mixed": (14, 2, 4, 4), "bf16": (10, 2, 4, 4)},
+    # both layers of a pair, with masks of dropout as a GPU keeps them
+    "t5": {"no": (65, 24, 24, 18), "mixed": (67, 12, 12, 10), "bf16": (55, 12, 12, 10)},
+    "t5_gated": {"no": (65, 24, 24, 58), "mixed": (71, 12, 12, 30), "bf16": (55, 12, 12, 30)},
+    **dict.fromkeys(("falcon", "falcon_new"), _FALCON),
+    **dict.fromkeys(("bert", "roberta", "distilbert", "vit"), _BERT),
 }
+# Bytes of a score of attention, in float32 and else: families that transformers has no other attention for.
+_SCORES: Mapping[str, tuple[int, int]] = {"bloom": (4, 6), "gemma2": (8, 8)}
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,7 @@ class Estimate:
     where: str
     # Weights, gradients and optimizer, which are on the GPU together at the update, as far as it is known.
     least: int = 0
+    host: int = 0  # bytes that offload keeps in the node's memory for this rank, at least
 
     @property
     def total(self) -> int:
@@ -78,7 +93,7 @@ def estimate(shape: Shape, step: Step) -> Estimate:
     known = not step.offload and step.strategy in ("none", "ddp", "fsdp", "hsdp")
     whole = sizes.whole if step.strategy in ("zero1", "zero2") else 0
     least = sizes.weights + sizes.moments + sizes.gradients if known else whole
-    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where, int(least))
+    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where, int(least), int(sizes.host))
 
 
 class _Sizes:
@@ -108,7 +123,13 @@ class _Sizes:
         self.moments = kept / (step.shards if step.strategy != "ddp" else 1)
         self.gradients = learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
         self.whole = self.weights if step.lora else self.computed * count  # what each rank of ZeRO-1 and 2 has
+        self.host = 0.0
         if step.offload:  # FSDP and ZeRO-3 keep all on the CPU, ZeRO-1 and 2 the optimizer with its float32 weights
+            # In the node, as deepspeed 0.19 has it (runtime/zero/stage3.py, stage_1_and_2.py): float32 weights, for ZeRO-3
+            # their copies of 16 bits too.
+            copies = 2 * count / parts if step.strategy == "zero3" and self.computed == 2 and not step.lora else 0
+            own = self.weights + copies if sharded else 4 * (adapter or count) / step.shards
+            self.host = own + self.moments + (0 if step.strategy == "zero1" else self.gradients)
             self.moments = 0
             self.weights = 0 if sharded else self.whole
             self.gradients = self.gradients if step.strategy == "zero1" else 0
@@ -117,27 +138,27 @@ class _Sizes:
         self.head = shape.embedding
         self.learns = not step.lora
         # activations
-        each_width = _KEPT.get(shape.family, _USUAL)[kind]
+        each_width, kind_of = _KEPT.get(shape.family, _USUAL)[kind], FAMILIES[shape.family]
         if step.lora:  # frozen matrices and norms keep no inputs
             h, q, k, f = each_width
             less = self.computed if shape.family == "qwen3" else 0
-            each_width = (min(h, 8), q - less, k - less, f * 3 // 4)
+            each_width = (min(h, 8 * kind_of.feeds), q - less, k - less, f * 3 // 4)
         widths = (shape.hidden, shape.queries / step.tensor, shape.keys / step.tensor,
                   shape.active * shape.inner / step.tensor)  # fmt: skip
-        heads = shape.heads / step.tensor
-        small = (
-            4 * heads
-            + 8
-            + (4 * (shape.heads + shape.keys * shape.heads / shape.queries) if shape.family == "qwen3" else 0)
-        )
+        heads, normed = shape.heads / step.tensor, shape.family in ("qwen3", "gemma3_text")
+        small = 4 * heads + 8 + (4 * (shape.heads + shape.keys * shape.heads / shape.queries) if normed else 0)
         attention = 2 * self.computed * heads * step.sequence if step.eager_attention else 0
+        if shape.family in _SCORES:
+            attention = _SCORES[shape.family][self.computed == 2] * heads * step.sequence
         each = sum(bytes_ * width for bytes_, width in zip(each_width, widths, strict=True)) + small + attention
         each += self._adapted(kind)
         cast = (shape.layer_matrices - shape.linear_matrices * bool(step.quantized)) / step.tensor
         cast += adapter / shape.layers
         self.casts = 2 * cast if kind == "mixed" else 0
-        self.layer_kept = self.tokens * each + self.casts
-        self.between = self.tokens * self.residual * shape.hidden if step.checkpointing else self.layer_kept
+        relative = 2 * self.computed * heads * step.sequence**2 if kind_of.attentions > 1 else 0  # one for all samples
+        self.layer_kept = self.tokens * each + self.casts + relative
+        states = self.tokens * self.residual * shape.hidden * kind_of.feeds
+        self.between = states if step.checkpointing else self.layer_kept
         rotary = 0 if shape.positions else 2 * self.residual * (shape.queries // shape.heads) * step.sequence
         self.inputs = 16 * self.tokens + rotary
         rest = {"no": 8, "mixed": 8, "bf16": 6}[kind]

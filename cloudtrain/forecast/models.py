@@ -1,4 +1,4 @@
-"""Sizes of a language model: from a config.json, from the hub's cache, or from the table of named models (models.csv)."""
+"""Sizes of a model: from a config.json, from the hub's cache, or from the table of named models (models.csv)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _USUAL = {
 }  # fmt: skip
 _GPT2 = {"hidden": "n_embd", "inner": "n_inner", "layers": "n_layer", "heads": "n_head", "positions": "n_positions"}
 _DISTILBERT = _USUAL | {"hidden": "dim", "inner": "hidden_dim", "layers": "n_layers", "heads": "n_heads"}
+_BLOOM = _USUAL | {"layers": "n_layer", "heads": "n_head"}
+_T5 = {"hidden": "d_model", "inner": "d_ff", "layers": "num_layers", "heads": "num_heads", "positions": ""}
 _SPECIAL = ("quantization_config", "mlp_only_layers", "use_qkv_bias", "qk_layernorm", "alibi", "bias")  # not counted
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout_prob",
-             "attention_probs_dropout_prob", "dropout")  # fmt: skip
+             "attention_probs_dropout_prob", "dropout", "hidden_dropout", "dropout_rate")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,13 @@ class Family:
     head_dim: int | None = None  # None: width over heads
     head_bias: bool = False
     names: Mapping[str, str] | None = None
+    attentions: int = (
+        1  # of a layer: an encoder's and its decoder's are one layer with three, and two feed-forward parts
+    )
+    feeds: int = 1
 
 
+_PAIR = (5, 0, 0, 0, 0)  # norms of an encoder's layer and of its decoder's
 _PLAIN = (9, 1, 0, 0, 0)  # two layer norms, a bias for each matrix
 _FALCON = _USUAL | {"inner": "ffn_hidden_size"}
 # What the shared trainer builds from its arguments alone.
@@ -69,6 +76,10 @@ FAMILIES: Mapping[str, Family] = {
     "stablelm": Family((4, 0, 0, 0, 0), last=2),
     "falcon": Family((2, 0, 0, 0, 0), False, 2, True, names=_FALCON),
     "falcon_new": Family((4, 0, 0, 0, 0), False, 2, True, names=_FALCON),  # new_decoder_architecture
+    "bloom": Family(_PLAIN, False, 4, True, names=_BLOOM),
+    "t5": Family(_PAIR, False, 2, True, dropout=0.1, names=_T5, attentions=3, feeds=2),
+    "t5_gated": Family(_PAIR, True, 2, True, dropout=0.1, names=_T5, attentions=3, feeds=2),  # v1.1, Flan, mT5
+    "vit": Family(_PLAIN, False, 3, True, True),
 }
 
 _SUFFIXES = ("-instruct", "-chat", "-it", "-hf", "-base")
@@ -93,6 +104,7 @@ class Shape:
     special: str = ""  # a part of the configuration that is not counted
     experts: int = 0  # feed-forward parts of a layer, with a router; 0: one part without
     active: int = 1  # that a token takes
+    extra: int = 0  # parameters outside the layers that no other size says
 
     @property
     def layer_matrices(self) -> int:
@@ -110,8 +122,9 @@ class Shape:
         return 2 * self.hidden * (self.queries + self.keys) if self.experts else self.layer_matrices
 
     def _matrices(self, experts: int) -> int:
-        inner = (3 if FAMILIES[self.family].gated else 2) * self.hidden * self.inner * max(1, experts)
-        return self.hidden * (2 * self.queries + 2 * self.keys + self.experts) + inner
+        kind = FAMILIES[self.family]
+        inner = (3 if kind.gated else 2) * self.hidden * self.inner * max(1, experts) * kind.feeds
+        return self.hidden * (2 * (self.queries + self.keys) * kind.attentions + self.experts) + inner
 
     @property
     def layer(self) -> int:
@@ -130,7 +143,7 @@ class Shape:
         """Parameters outside the layers."""
         vectors = (FAMILIES[self.family].last + self.positions) * self.hidden
         bias = self.vocabulary if FAMILIES[self.family].head_bias else 0
-        return self.embedding * (1 if self.tied else 2) + vectors + bias
+        return self.embedding * (1 if self.tied else 2) + vectors + bias + self.extra
 
     @property
     def parameters(self) -> int:
@@ -174,11 +187,10 @@ def named() -> Mapping[str, Shape]:
 def _shape(row: Mapping[str, str]) -> Shape:
     kind = FAMILIES[row["family"]]
     heads, width = int(row["heads"]), int(row["head_dim"])
-    positions = {"gpt2": 1024, "bert": 512}.get(row["family"], 0)
     return Shape(
         row["family"], int(row["hidden"]), int(row["inner"]), int(row["layers"]), heads, heads * width,
-        int(row["key_heads"]) * width, int(row["vocabulary"]), row["tied"] == "1", positions, kind.dropout,
-        special=row["without"], experts=int(row["experts"] or 0), active=int(row["active"] or 1),
+        int(row["key_heads"]) * width, int(row["vocabulary"]), row["tied"] == "1", int(row["positions"] or 0), kind.dropout,
+        special=row["without"], experts=int(row["experts"] or 0), active=int(row["active"] or 1), extra=int(row["extra"] or 0),
     )  # fmt: skip
 
 
@@ -190,31 +202,49 @@ def from_config(config: Mapping[str, Any]) -> Shape | str:
         return text if isinstance(text, str) else replace(text, special="the vision tower")
     if family == "falcon" and config.get("new_decoder_architecture"):
         family = "falcon_new"
+    if family in ("t5", "mt5"):
+        family = "t5_gated" if str(config.get("feed_forward_proj", family)).startswith(("gated", "mt5")) else "t5"
     if family not in FAMILIES:
         return f"models of type {family} are not supported"
     kind = FAMILIES[family]
     names = kind.names or _USUAL
     hidden, layers, heads = (int(config[names[key]]) for key in ("hidden", "layers", "heads"))
-    width = int(config.get("head_dim") or kind.head_dim or hidden // heads)
+    width = int(config.get("head_dim") or config.get("d_kv") or kind.head_dim or hidden // heads)
     inner = config.get(names["inner"]) or (4 * hidden if not kind.gated else None)
     moe = family in ("mixtral", "qwen3_moe")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else 0
     given = [float(config[name]) for name in _DROPOUTS if isinstance(config.get(name), int | float)]
     experts = int(config["num_local_experts"] if family == "mixtral" else config["num_experts"] if moe else 0)
     special = next((name for name in _SPECIAL if config.get(name)), "")
+    if config.get("num_decoder_layers") not in (None, layers):
+        special = "num_decoder_layers"
     if (config.get("attention_bias") and family != "gpt_neox") or config.get("mlp_bias"):
         special = "attention_bias"
     key_heads = int(config.get("num_key_value_heads") or config.get("num_kv_heads") or heads)
     if family == "falcon":
         key_heads = 1 if config.get("multi_query", True) else heads
+    positions, extra = _positions(family, config, hidden, heads)
     return Shape(
         family, hidden, int(inner or 0) or int(config[names["inner"]]), layers, heads, heads * width,
-        key_heads * width, int(config["vocab_size"]),
-        bool(config.get("tie_word_embeddings", kind.tied)),
-        int(config.get(names["positions"]) or 512) if kind.learned_positions else 0,
+        key_heads * width, 0 if family == "vit" else int(config["vocab_size"]),
+        bool(config.get("tie_word_embeddings", kind.tied)) or family == "vit", positions,
         max(given, default=kind.dropout), int(window or 0), special, experts,
-        int(config["num_experts_per_tok"]) if moe else 1,
+        int(config["num_experts_per_tok"]) if moe else 1, extra,
     )  # fmt: skip
+
+
+def _positions(family: str, config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+    """Return the learned positions of a model, and its parameters outside the layers that no other size says."""
+    kind = FAMILIES[family]
+    if family == "vit":  # the matrix of a patch, and that of the classes
+        image, patch = int(config["image_size"]), int(config["patch_size"])
+        classes = int(config.get("num_labels") or len(config.get("id2label") or (0, 1)))
+        pixels = patch**2 * int(config.get("num_channels") or 3)
+        return (image // patch) ** 2 + 1, (pixels + 1) * hidden + classes * (hidden + 1)
+    if kind.attentions > 1:  # relative positions of the encoder and of the decoder
+        return 0, 2 * heads * int(config.get("relative_attention_num_buckets") or 32)
+    places = (kind.names or _USUAL)["positions"]
+    return (int(config.get(places) or 512) if kind.learned_positions else 0), 0
 
 
 def _cached(name: str) -> list[Path]:

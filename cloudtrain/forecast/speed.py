@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cloudtrain.forecast import adapters
 from cloudtrain.forecast.devices import peak_flops
 from cloudtrain.forecast.memory import Step
-from cloudtrain.forecast.models import Shape
+from cloudtrain.forecast.models import FAMILIES, Shape
 from cloudtrain.forecast.network import Band, Pool
 
 # Share of a GPU's peak (MFU) of which 10, 50 and 90 % of published bf16 trainings had less. Source: mosaicml/llm-foundry,
@@ -22,6 +22,10 @@ MFU = {
     "H100": _H100,
     "H200": _H100,  # no bf16 row was found; its cores are H100's
     "B200": _H100,  # no bf16 row was found
+    # In fp16: BERT-large, 42 rows of one node (8 V100 of 16 GB; 8 and 16 of 32 GB). Source: NVIDIA/DeepLearningExamples,
+    # PyTorch/LanguageModeling/BERT/README.md at 23a6382c (2020-03), read 2026-11-30.
+    "V100-16GB": (0.178, 0.242, 0.356),
+    "V100-32GB": (0.178, 0.242, 0.356),
 }
 # Those are tuned programs. What is slower in transformers' eager layers is an opinion until a GPU has measured it.
 _EAGER = (0.6, 0.75, 1.0)
@@ -52,7 +56,7 @@ class Speed:
 def flops_per_token(shape: Shape, sequence: int) -> float:
     """Return the FLOPs that a model's training does for a token, forward and backward."""
     matrices = shape.layers * shape.active_matrices + shape.embedding
-    return 6 * matrices + 12 * shape.layers * shape.queries * sequence
+    return 6 * matrices + 12 * shape.layers * shape.queries * sequence * FAMILIES[shape.family].attentions
 
 
 def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None = None) -> Speed | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.forecast.memory import Step
-from cloudtrain.forecast.models import FROM_SCRATCH, Shape, find
+from cloudtrain.forecast.models import FAMILIES, FROM_SCRATCH, Shape, find
 from cloudtrain.source.node_code import module
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     shape = _pretrained(arguments.model, job) if arguments.model else _from_scratch(arguments, job)
     if isinstance(shape, str):
         return shape
+    if FAMILIES[shape.family].attentions > 1 or shape.family == "vit":  # only scripts train them
+        return f"models of type {shape.family} are not supported"
     sizes = [value for value in vars(arguments).values() if isinstance(value, int)]
     if max(*sizes, shape.parameters) > MOST:
         return "a number of the arguments is too large for a forecast"

@@ -136,6 +136,40 @@ def test_what_is_offloaded_is_not_on_the_gpu(strategy: str, left: int):
     assert memory.estimate(shape, dataclasses.replace(step, offload=True)).total < memory.estimate(shape, step).total
 
 
+@pytest.mark.parametrize("strategy, each", [("fsdp", 16), ("hsdp", 16), ("zero3", 18), ("zero2", 16), ("zero1", 12)])
+def test_what_is_offloaded_is_in_the_node(strategy: str, each: int):
+    """Bytes of a parameter in one node of two; DeepSpeed's own estimate is 18 with ZeRO-3 and 16 with ZeRO-2."""
+    shape = models.find("llama-2-7b", Path("/"))
+    assert isinstance(shape, models.Shape)
+    found = memory.estimate(shape, memory.Step(1, 16, "bf16", True, strategy, 16, offload=True))
+    assert found.host * 8 == pytest.approx(each * shape.parameters / 2, rel=1e-6)
+    assert memory.estimate(shape, memory.Step(1, 16, "bf16", True, strategy, 16)).host == 0
+
+
+@pytest.mark.parametrize(
+    "said, answer, words",
+    [
+        (
+            {"instance_type": "a2-ultragpu-1g"},
+            fit.NOT,
+            "offload keeps 218.2 GiB or more in each node's memory of 170.0 GiB",
+        ),
+        ({"instance_type": "a2-ultragpu-2g"}, fit.PROBABLY, "each node's memory of 340.0 GiB"),
+        ({"gpus": "A100-80GB:1"}, fit.PROBABLY, "whose size is not known"),
+    ],
+)
+def test_a_plan_says_whether_the_node_has_room_for_what_is_offloaded(
+    said: dict, answer: str, words: str, tmp_path: Path
+):
+    fields = {"model": "llama-2-13b", "batch": 1, "sequence": 2048, "checkpointing": True}
+    job = {"fit": fields, "parallelism": {"strategy": "zero3", "offload": True}}
+    found = planned(said | job, tmp_path / "0").fit
+    assert found["answer"] == answer and words in found["line"]
+    fits = [text for text, _, _ in found["changes"] if text.startswith("fits: ")]
+    assert bool(fits) == (answer == fit.NOT) and all("parallelism.offload: false" in text for text in fits)
+    assert "offload keeps" not in planned(said | {"fit": fields}, tmp_path / "1").fit["line"]
+
+
 def test_a_gpu_without_bfloat16_is_named_and_gets_fp16(tmp_path: Path):
     said = {"gpus": "T4:1", "fit": {"model": "llama-3.2-1b", "batch": 8, "sequence": 2048, "precision": "fp32"}}
     hints = [text for text, _, _ in planned(said, tmp_path / "0").fit["changes"]]

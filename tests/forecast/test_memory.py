@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.forecast import memory
+from cloudtrain.forecast import fit, memory
 from cloudtrain.forecast.training import MEASURED
 from tests.forecast import cases
 from tests.forecast.cases import COUNTED
@@ -21,3 +21,4 @@ def test_there_are_enough_cases_and_the_oracle_counted_each():
 def test_the_arithmetic_is_within_3_percent_of_the_oracle(name: str):
     case = cases.CASES[name]
     assert memory.estimate(case.shape, case.step).total == pytest.approx(COUNTED[name], rel=0.03)
+    assert fit.LOW * memory.estimate(case.shape, case.step).total <= COUNTED[name], "no less is needed"

@@ -27,6 +27,16 @@ PUBLISHED = {  # the parameters that each model's page on huggingface.co names (
     "allenai/OLMo-2-1124-7B": 7_298_617_344,
     "gpt2": 124_439_808,
     "openai-community/gpt2-xl": 1_557_611_200,
+    # keras-team/keras-hub bloom_presets.py at 1f5bf552; 7b1: https://openllmlist.com/bloom-7b1-by-bigscience
+    "bigscience/bloom-560m": 559_214_592,
+    "bigscience/bloomz-1b1": 1_065_314_304,
+    "bigscience/bloom-1b7": 1_722_408_960,
+    "bigscience/bloom-3b": 3_002_557_440,
+    "bigscience/bloomz-7b1": 7_069_016_064,
+    # the same, vit_presets.py at 1ec4b723, without classes: 1000 of them have 1000 vectors and numbers
+    "google/vit-base-patch16-224": 85_798_656 + 1000 * 769,
+    "google/vit-base-patch32-384": 87_528_192 + 1000 * 769,
+    "google/vit-large-patch16-384": 303_690_752 + 1000 * 1025,
 }
 
 
@@ -64,6 +74,8 @@ def test_what_is_not_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 MORE = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+T5 = {"d_model": 64, "d_ff": 96, "d_kv": 24, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2}
+WHOLE = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration", "vit": "ViTForImageClassification"}
 CONFIGS = [
     {"model_type": "gemma2", "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32},
     {"model_type": "gemma3_text", "intermediate_size": 96, "num_key_value_heads": 1, "head_dim": 32},
@@ -79,22 +91,38 @@ CONFIGS = [
     *({"model_type": name, "intermediate_size": 96, "num_key_value_heads": 2}
       for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")),
     {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+    {"model_type": "bloom", "n_layer": 2, "n_head": 4},
+    {"model_type": "t5", **T5},
+    {"model_type": "t5", **T5, "feed_forward_proj": "gated-gelu"},
+    {"model_type": "mt5", **T5},
+    {"model_type": "vit", "intermediate_size": 96, "image_size": 64, "patch_size": 8, "num_labels": 11},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config['model_type']}{len(config)}")
 def test_a_family_has_the_parameters_that_transformers_builds(config: dict):
     torch = pytest.importorskip("torch")
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
-    given = {**MORE, **config} if config["model_type"] != "gpt2" else {"vocab_size": 1000, **config}
+    family = config["model_type"]
+    given = {"vocab_size": 1000, **({} if family in ("gpt2", "t5", "mt5") else MORE), **config}
     words = {name: value for name, value in given.items() if name != "model_type"}
-    made = AutoConfig.for_model(config["model_type"], pad_token_id=0, **words)
+    made = transformers.AutoConfig.for_model(family, pad_token_id=0, **words)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(made)
-    shape = models.from_config(given | {"tie_word_embeddings": made.tie_word_embeddings} | made.to_dict() | given)
+        if family in WHOLE:
+            model = getattr(transformers, WHOLE[family])(made)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(made)
+    shape = models.from_config(
+        given | {"tie_word_embeddings": getattr(made, "tie_word_embeddings", True)} | made.to_dict() | given
+    )
     assert isinstance(shape, models.Shape), shape
     assert shape.parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_decoders_of_another_depth_are_not_counted():
+    shape = models.from_config({"model_type": "t5", **T5, "num_decoder_layers": 1, "vocab_size": 50})
+    assert isinstance(shape, models.Shape) and shape.special == "num_decoder_layers"
 
 
 def test_the_table_names_200_models_and_the_source_of_each():
@@ -114,6 +142,12 @@ def test_the_table_names_200_models_and_the_source_of_each():
         ("google/gemma-2-9b-it", 9.24, 9.24),
         ("microsoft/phi-2", 2.78, 2.78),
         ("tiiuae/falcon-40b", 41.3, 41.3),
+        # README.md and released_checkpoints.md of google-research/text-to-text-transfer-transformer at 03c94165, and
+        # https://github.com/KwangryeolPark/Model.Summary legacy/docs/image_model_info/t5-large.md
+        ("google-t5/t5-small", 0.060, 0.060),
+        ("google-t5/t5-base", 0.22, 0.22),
+        ("google-t5/t5-large", 0.73767, 0.73767),
+        ("google/t5-v1_1-small", 0.077, 0.077),
     ],
 )
 def test_all_and_active_parameters(tmp_path: Path, name: str, billions: float, active: float):

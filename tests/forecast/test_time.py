@@ -109,6 +109,27 @@ def test_the_network_of_the_machine_counts(planned):
     assert network.network("sagemaker/us-east-1/ml.nothing") is None
 
 
+@pytest.mark.parametrize(
+    "gpus, model, precision, why",
+    [
+        ("V100-16GB:1", "bert-large-uncased", "fp16", ""),
+        ("V100-16GB:1", "bert-large-uncased", "bf16", "in fp16 only"),
+        ("A100-80GB:1", "bert-large-uncased", "fp16", "in bf16 only"),
+        ("A100-80GB:1", "t5-large", "bf16", "an encoder and a decoder"),
+        ("A100-80GB:1", "vit-large-patch16-224", "bf16", "images"),
+    ],
+)
+def test_of_scripts_the_gpu_and_the_kind_of_model_decide(
+    gpus: str, model: str, precision: str, why: str, tmp_path: Path
+):
+    fields = {"model": model, "batch": 8, "sequence": 197, "precision": precision, "steps": 100}
+    job = {"name": "s", "entrypoint": "t.py", "source": str(tmp_path), "image": "i:1", "output": "s3://b/x",
+           "resources": {"accelerators": gpus}, "fit": fields}  # fmt: skip
+    (tmp_path / "t.py").write_text("")
+    found = Planner("kubernetes", home=tmp_path / "home").plan(job).time
+    assert found is not None and ("seconds" in found) == (not why) and why in found["line"]
+
+
 def test_communication_is_what_the_ring_passes_on():
     """Figures by hand, without overlap: 8 GPUs of one node, 100 GB/s each."""
     rate = network.Band(1e11, 1e11, 1e11)

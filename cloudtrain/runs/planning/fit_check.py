@@ -38,7 +38,9 @@ def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan,
     if isinstance(found, str):
         unknown = {"line": f"unknown: {found}"}
         return replace(plan, fit={"answer": "", **unknown}, time=unknown), []
-    answer, problems = fit.answer(found, job.resources.accelerator or "GPU"), []
+    ranks = max(int(plan.manifest["processes_per_node"]), job.resources.gpus)
+    memory = job.resources.memory_bytes or (int(machine.memory_gb * fit.GIB) if machine else None)
+    answer, problems = fit.answer(found, job.resources.accelerator or "GPU", ranks, memory), []
     if answer.answer == fit.NOT and job.trainer and not force:
         hint = "; ".join(text for text in (answer.hint, "use --force to submit it anyway") if text)
         problems.append(Problem(answer.line, "resources.accelerators", hint))
