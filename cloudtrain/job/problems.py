@@ -175,12 +175,23 @@ def fit_name(text: str) -> str:
     return fit[:30].rstrip("-")
 
 
+_NOT_OF_A_ROLE = {  # keys that people look for in a role: what is so, and what to do
+    "min_nodes": ("is not there for roles: all nodes of all roles start, or none", "remove it"),
+    "colocate": (
+        "is not there: each role has nodes of its own",
+        "remove it, or start this program from the other role's entrypoint",
+    ),
+}
+
+
 def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     here: type[BaseModel] | None = model
     for part in loc[:-1]:
         here = _inner(here, part) if here is not None else None
     keys = {field.alias or name for name, field in here.model_fields.items()} if here else set()
     key = str(loc[-1])
+    if loc[0] == "roles" and key in _NOT_OF_A_ROLE:
+        return _NOT_OF_A_ROLE[key]
     meant = SYNONYMS.get(key, key)
     elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == meant and meant not in keys]
     if near := "" if elsewhere else nearest(key, keys):

@@ -150,6 +150,12 @@ def test_checkpoints_of_one_main_node_need_no_shared_output():
             "    secrets: [TOKEN]",
             "11: roles.server.secrets names TOKEN, which the job does not have",
         ),
+        (
+            "    restart: 0",
+            "    colocate: trainer",
+            "13: roles.server.colocate is not there: each role has nodes of its",
+        ),
+        ("    num_nodes: 2", "    min_nodes: 1", "7: roles.trainer.min_nodes is not there for roles: all nodes of"),
         ("    after: [server]", "    ready: tcp://:1", "8: roles.trainer.ready is for services"),
         ("    after: [server]", "    grace: 5s", "8: roles.trainer.grace is for services"),
         ("    restart: 0", "    grace: 1m", "13: roles.server.grace is longer than limits.grace (30s)"),

@@ -299,7 +299,7 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     problems = [
         Problem(
             f"the backend {kind.name} does not offer {rules.describe_key(key)}",
-            key.partition(".")[0] if key.startswith(("secrets.", "roles.")) else key,
+            _path(job, key),
             _instead(key, kind),
         )
         for key in rules.keys_in_use(job)
@@ -321,6 +321,15 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     return problems
 
 
+def _path(job: Job, key: str) -> str:
+    """Return where a job says a platform key: of `roles` at the first service that has its own value."""
+    section, _, name = key.partition(".")
+    if section == "roles":
+        own = (each for each in roles.services(job) if getattr(job.roles[each], name) not in (None, getattr(job, name)))
+        return f"roles.{next(own, job.main_role)}.{name}"
+    return section if section == "secrets" else key
+
+
 def _instead(key: str, kind: type[Backend]) -> str:
     """Return what to write where a backend does not take a key; "" where there is no replacement."""
     if key == "secrets.k8s":
@@ -331,6 +340,9 @@ def _instead(key: str, kind: type[Backend]) -> str:
         if "secrets.file" in kind.traits.keys:
             return "put it into a file with mode 600 on the node and write file:PATH"
         return "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+    if key.startswith("roles."):
+        name = key.removeprefix("roles.")
+        return f"write one {name} for all roles at the top of the job, or choose another target (-t)"
     if key == "resources.use_spot":
         return "add --set resources.use_spot=false, or choose another target (-t)"
     return ""

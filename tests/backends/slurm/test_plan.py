@@ -166,6 +166,20 @@ def test_jobs_that_are_refused(planned, tmp_path: Path, home: Path) -> None:
     assert plan.manifest["secrets"] == {"TOKEN": ["file:~/token"]}
 
 
+@pytest.mark.parametrize(("key", "value"), [("resources", {"cpus": 2}), ("image", "serve:1")])
+def test_a_role_with_its_own_hardware_or_image_is_refused_at_its_key(planned, tmp_path, home, key: str, value) -> None:
+    """A heterogeneous job of Slurm is not made: all nodes are of one allocation."""
+    planned({"folder": "/s"}, {"resources": {"cpus": 4}})  # writes the source
+    roles = {"trainer": {}, "judge": {"run": "judge"}, "server": {"run": "serve", key: value}}
+    job = {"source": str(tmp_path / "source"), "entrypoint": "train.py", "resources": {"cpus": 4}, "roles": roles}
+    with pytest.raises(BadJob) as caught:
+        Submitter("slurm", home=home, folder="/s").plan(job)
+    [problem] = caught.value.problems
+    assert problem.path == f"roles.server.{key}" and f"write one {key} for all roles at the top" in problem.hint
+    del roles["server"][key]
+    assert Submitter("slurm", home=home, folder="/s").plan(job).manifest["nodes"] == 3
+
+
 def test_what_slurm_says_is_understood() -> None:
     def site(**answers):
         def run(argv):
