@@ -139,7 +139,11 @@ def test_a_package_that_is_installed_can_read_job_files_of_its_own(tmp_path: Pat
     reader.is_job_file = lambda text: "#QSUB" in text  # type: ignore[attr-defined]
     reader.read = lambda text, file: Document.of({"name": "mine", "run": "true"}, file)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_form_of_jobs", reader)
-    monkeypatch.setattr(forms, "_plugins", lambda: ["a_form_of_jobs"])
+    package = tmp_path / "site" / "far-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: far\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[cloudtrain.job_files]\nfar = a_form_of_jobs\n")
+    monkeypatch.syspath_prepend(package.parent)
     (tmp_path / "job.qsub").write_text("#!/bin/sh\n#QSUB -l nodes=1\ntrue\n")
     assert Job.load(tmp_path / "job.qsub").run == "true"
     (tmp_path / "job.sbatch").write_text("#!/bin/sh\n#SBATCH -N1\ntrue\n")

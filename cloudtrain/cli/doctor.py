@@ -179,7 +179,7 @@ def _check_policies() -> Iterator[Finding]:
         else:
             yield Finding("policy", True, f"{path}: {format_count(len(policy.rules), 'rule')}")
             yield from unknown(policy)
-    for point in apply.entry_points():
+    for point in apply.installed(apply.GROUP):
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 
 

@@ -5,12 +5,12 @@ An installed package adds a form of its own by an entry point of the group `clou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
 from cloudtrain.job.document import Document
-from cloudtrain.job.providers import JOB_FILES
+from cloudtrain.job.providers import JOB_FILES, installed
 
 GROUP = "cloudtrain.job_files"
 
@@ -35,7 +35,8 @@ def of_text(text: str) -> Form | None:
     """Return the form of a file's text, None where it is in none."""
     if not text.startswith("#!"):
         return None
-    return next((form for form in map(_load, [*JOB_FILES.values(), *_plugins()]) if form.is_job_file(text)), None)
+    modules = [*JOB_FILES.values(), *(point.value for point in installed(GROUP))]
+    return next((form for form in map(_load, modules) if form.is_job_file(text)), None)
 
 
 def of_compat(compat: object) -> Form | None:
@@ -46,9 +47,3 @@ def of_compat(compat: object) -> Form | None:
 
 def _load(module: str) -> Form:
     return cast("Form", import_module(module))
-
-
-def _plugins() -> Iterator[str]:
-    from importlib.metadata import entry_points
-
-    return (point.value for point in entry_points(group=GROUP))

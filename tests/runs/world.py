@@ -219,7 +219,7 @@ class World(Fleet):
         patch.setattr(workers.subprocess, "Popen", lambda *_, **__: Pipe(self))
         patch.setattr(Database, "write", self._mortal(lab.begin, after=False))
         patch.setattr(Spool, "append", self._mortal(Spool.append))
-        patch.setattr(apply, "entry_points", list)  # policies of installed packages
+        patch.setattr(apply, "installed", lambda _: [])  # policies of installed packages
         patch.setattr(watch_all, "LAST_S", 0.0)
         patch.setattr(groups, "ThreadPoolExecutor", AtOnce)
         patch.setattr(pace, "SHARE", FOREVER)

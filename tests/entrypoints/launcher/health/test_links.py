@@ -33,7 +33,7 @@ def test_a_slow_link_is_named(lab):
         return [(node, text) for node, _, text in judge(nodes) if text.startswith(("network", "all-reduce"))]
 
     assert look(29501) == []
-    shaped = ("dev", "eth0", "root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "400ms")
+    shaped = ("dev", "eth0", "root", "tbf", "rate", "25mbit", "burst", "64kb", "latency", "400ms")
     hosts[1].run(["tc", "qdisc", "add", *shaped])
     try:
         [(node, text)] = look(29502)
