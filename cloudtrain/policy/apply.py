@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.registry import installed
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.job import configfile, targets
-from cloudtrain.job.providers import installed
 from cloudtrain.policy import changes, checks
 from cloudtrain.policy.files import POLICY_FILE, BadPolicy, Policy, read
 
