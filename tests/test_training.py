@@ -402,7 +402,7 @@ REFUSED = {
     "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "needs both dictionaries"),
     "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no option layers"),
     "not a number": ({"model_name": "a"}, {"samples": "many"}, "samples must be a whole number above 0"),
-    "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 4 GiB"),
+    "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 1 GiB"),
     "no pickle": (
         locked(),
         [(torch.ones(1), torch.ones(1))],

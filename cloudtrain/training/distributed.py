@@ -111,21 +111,17 @@ class DistributedTraining:
         _torch()
         sets, job = divide(options, own=signature(self.train_distributed).parameters.keys() - {"options"})
         synthetic = isinstance(model, Mapping) or isinstance(data, Mapping)
+        name = type(model).__name__
         if synthetic:
-            name, model, size = make_synthetic(model, data)
-        else:
-            name, size = type(model).__name__, sizes_of(model, loss)
+            name, model, data = make_synthetic(model, data, seed)
         functions = {"loss": loss, "optimizer": optimizer, "collate": collate}
-        if not synthetic:
-            reason = check(model, data, eval_data, functions, nodes, use_gpus, batch_size, options)
-            if reason:
-                self.log(f"the first batch is tried on the nodes only: {reason}")
+        if reason := check(model, data, eval_data, functions, nodes, use_gpus, batch_size, options):
+            self.log(f"the first batch is tried on the nodes only: {reason}")
         parts = {**functions, "communication_hook": self.communication_hook()}
         addresses = {key: given for key, given in (("data", data), ("eval_data", eval_data)) if isinstance(given, str)}
         job["inputs"] = {**job.get("inputs", {}), **addresses}
-        datasets = {"data": None if synthetic else data, "eval_data": eval_data}
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            sent = {key: each for key, each in datasets.items() if key not in addresses}
+            sent = {"data": data, "eval_data": eval_data} | dict.fromkeys(addresses)
             for note in ship(Path(folder), model, sent, parts):
                 self.log(note)
             settings = {
@@ -136,8 +132,8 @@ class DistributedTraining:
                 "seed": seed,
                 "python": f"{sys.version_info.major}.{sys.version_info.minor}",
                 "hook": parts["communication_hook"] is not None,
-                "streaming": not (synthetic or addresses or hasattr(data, "__len__")),
-                **size,
+                "streaming": not (addresses or hasattr(data, "__len__")),
+                **sizes_of(model, loss),
                 **sets,
             }
             self.log(f"distributed training of {name} begins: {nodes} nodes")
@@ -145,9 +141,12 @@ class DistributedTraining:
         self.log(f"{run.run_id} is submitted to {run.record.backend}")
         follow(run, self.log, self.recover)
         load(run, model)
+        nodes_used, world_size, device = read_world(run)
         result: TrainingResult = {
             "model_name": name,
-            **read_world(run),
+            "nodes_used": nodes_used,
+            "world_size": world_size,
+            "device": device,
             "status": "distributed_trained",
             "final_loss": run.metrics("loss")[-1].value,
             "run_id": run.run_id,
@@ -155,8 +154,7 @@ class DistributedTraining:
             "model": model,
         }
         self.log(
-            f"distributed training of {name} ends: {result['nodes_used']} nodes, {result['device']}, "
-            f"final loss {result['final_loss']:.4f}"
+            f"distributed training of {name} ends: {nodes_used} nodes, {device}, final loss {result['final_loss']:.4f}"
         )
         return result
 

@@ -1,7 +1,7 @@
 """Pickle a model, its data and the user's functions as functions are: modules of the user's own by value, arrays in a file.
 
-Parameters, tables and lists of samples are files too. A parameter is written beside the pickle tensor by tensor (shipping.py);
-on a rank it is on the meta device until the strategy reads this rank's part (entrypoints/trainer/in_memory_model.py).
+Tables and lists of samples are files too. A parameter is in the file of arrays; on a rank it is on the meta device until the
+strategy reads this rank's part (entrypoints/trainer/in_memory_model.py).
 The object itself is pickled, with its code: what it draws at random for a sample is still drawn on the rank.
 A reference is a name and its arguments, a method of `Files` in entrypoints/trainer/data/mapped.py.
 """
@@ -24,53 +24,33 @@ DATA = ("data", "eval_data")
 Pickler: Any = module("trainer.pickles.pickler").Pickler
 
 
-def stored_parameters(model: Any) -> tuple[dict[str, Any], str]:
-    """Return the parameters that are written as files, by name, and why they are pickled instead where they are.
-
-    Either all or none of a model's parameters are written.
-    """
+def own_kind(model: Any) -> str:
+    """Return which parameter of a model is no plain one, so that all are pickled with their values; "" where none is."""
     import torch
 
-    kinds = module("trainer.tensor_files").DTYPES
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         if type(parameter) is not torch.nn.Parameter or parameter.layout != torch.strided:
-            return {}, f"{name} is a {type(parameter).__name__} of its own kind"
-        if parameter.dtype not in kinds:
-            return {}, f"safetensors files have no {str(parameter.dtype).removeprefix('torch.')}, the type of {name}"
-    memory = [each.untyped_storage().data_ptr() for each in parameters.values() if each.numel()]
-    if len(set(memory)) < len(memory):
-        return {}, "several of its parameters share memory"
-    return parameters, ""
+            return f"{name} is a {type(parameter).__name__} of its own kind"
+    return ""
 
 
-def dump(parts: Mapping[str, Any], folder: Path, stored: Mapping[str, Any]) -> int:
+def dump(parts: Mapping[str, Any], folder: Path) -> int:
     """Pickle the parts; return how many bytes of the pickle each rank holds in memory.
 
     Args:
         parts: what is pickled, by name.
         folder: where `parts.pkl` is written, and beside it the memory of large tensors and arrays.
-        stored: parameters of the model, by name, of which only name, shape and type are pickled.
 
     Raises:
         BadRequest: a part cannot be pickled, or there is no room for it.
     """
-    path, whole = folder / "parts.pkl", _pickled_parameters(parts.get("model"), stored)
+    path, model = folder / "parts.pkl", parts.get("model")
+    own = [] if model is None or own_kind(model) else model.parameters()
     lists = {key: each for name in DATA for key, each in lists_of_samples(parts.get(name)).items()}
-    files = Files(folder, {id(each): name for name, each in stored.items()}, frozenset(whole), lists)
+    files = Files(folder, frozenset(map(id, own)), lists)
     with by_value(), open(path, "wb") as stream:
         write(parts, stream, folder / "arrays", lambda *to: PartsPickler(to[0], to[1], files), lambda: parts)
-    return path.stat().st_size - sum(whole.values())
-
-
-def _pickled_parameters(model: Any, stored: Mapping[str, Any]) -> dict[int, int]:
-    """Return the sizes of the parameters that are pickled with their values, by the address of their memory."""
-    import torch
-
-    if model is None or stored:
-        return {}
-    own = [each for each in model.parameters() if each.layout == torch.strided]
-    return {each.untyped_storage().data_ptr(): each.nbytes for each in own}
+    return path.stat().st_size
 
 
 @dataclass(frozen=True)
@@ -78,8 +58,7 @@ class Files:
     """What is in files beside a pickle."""
 
     folder: Path  # where they are written
-    parameters: Mapping[int, str]  # of the model whose values are in files of their own: `id` -> name
-    whole: frozenset[int]  # the memory of parameters that are pickled, by address: no other may share it on a rank
+    parameters: frozenset[int]  # of the model whose values are beside the pickle, by `id`
     lists: Mapping[int, Sequence[Any]]  # whose samples are read one by one, by `id`
 
     def new_path(self, kind: str, suffix: str) -> tuple[int, Path]:
@@ -96,17 +75,20 @@ class PartsPickler(Pickler):  # type: ignore[misc]
     SMALL = 1024
 
     def __init__(self, stream: Any, arrays: Any, files: Files) -> None:
-        super().__init__(stream, arrays, files.whole)
+        super().__init__(stream, arrays)
         self._files = files
         if tables := sys.modules.get("datasets.table"):
             self.refer[tables.MemoryMappedTable] = self._table
         if files.lists:
             self.refer |= {list: self._list, tuple: self._list}
+        if files.parameters:
+            self.refer[sys.modules["torch"].nn.Parameter] = self._parameter
 
-    def persistent_id(self, obj: Any) -> Any:
-        if (name := self._files.parameters.get(id(obj))) is not None:
-            return name, tuple(obj.shape), obj.dtype, obj.requires_grad
-        return super().persistent_id(obj)
+    def _parameter(self, obj: Any) -> Any:
+        """Refer to the values of a parameter of the model: each by itself, also where several share memory here."""
+        if id(obj) not in self._files.parameters:
+            return None
+        return "parameter", self.arrays.add_values(obj), obj.dtype, tuple(obj.shape), obj.requires_grad
 
     def _table(self, obj: Any) -> Any:
         import pyarrow  # type: ignore[import-untyped]

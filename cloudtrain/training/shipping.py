@@ -1,9 +1,8 @@
 """Model and data in memory become files of a job's source, and the trained model is loaded from what comes back.
 
 A transformers model that its configuration makes again, and a `datasets.Dataset`, are saved as files of their own kinds.
-Of any other model the parameters are written as safetensors, tensor by tensor, and the rest is pickled on the user's machine,
-with the classes of the script, notebook and own modules in it (pickling.py; entrypoints/trainer/pickled.py reads it).
-Large tensors and arrays of data are files beside the pickle, which a rank maps.
+All else is pickled on the user's machine, with the classes of the script, notebook and own modules in it (pickling.py;
+entrypoints/trainer/pickled.py reads it). Parameters, large tensors and arrays are in a file beside it, which a rank maps.
 What comes back is safetensors: nothing that a node wrote is unpickled.
 """
 
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 1 << 30  # of what is sent: more gets a line, every node receives its own copy
 HELD_BYTES = 1 << 28  # of what each rank holds in memory: more gets a line
-MAX_SYNTHETIC = 1 << 32  # of made-up numbers, which every rank holds in memory
 HIDDEN = 64  # width of a synthetic model
 
 
-def make_synthetic(model: Any, data: Any) -> tuple[str, Any, dict[str, int]]:
-    """Return name, module and hyperparameters of what two dictionaries ask for; raises BadRequest."""
+def make_synthetic(model: Any, data: Any, seed: int) -> tuple[str, Any, Any]:
+    """Return name, module and data of two classes that a plane parts, all but some; raises BadRequest."""
     import torch
 
     if not (isinstance(model, Mapping) and isinstance(data, Mapping)):
@@ -42,21 +40,23 @@ def make_synthetic(model: Any, data: Any) -> tuple[str, Any, dict[str, int]]:
         )
     if strange := [*(model.keys() - {"model_name"}), *(data.keys() - {"samples", "features"})]:
         raise BadRequest(f"a synthetic training has no option {strange[0]}", "use model_name, samples and features")
-    sizes = {"samples": data.get("samples", 1000), "features": data.get("features", 16)}
-    for name, value in sizes.items():
+    samples, features = data.get("samples", 1000), data.get("features", 16)
+    for name, value in (("samples", samples), ("features", features)):
         if not isinstance(value, int) or value < 1:
             raise BadRequest(f"{name} must be a whole number above 0, not {value!r}")
-    if sizes["samples"] * sizes["features"] * 4 > MAX_SYNTHETIC:
+    if samples * features * 4 > LARGE_BYTES:
         raise BadRequest(
-            f"{sizes['samples']:,} samples of {sizes['features']:,} features are over {MAX_SYNTHETIC >> 30} GiB",
-            "use fewer samples",
+            f"{samples:,} samples of {features:,} features are over {LARGE_BYTES >> 30} GiB, the most that is made up",
+            "lower samples or features, or give data of your own, which has no limit",
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = torch.nn.Sequential(
-            torch.nn.Linear(sizes["features"], HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 2)
-        )
-    return str(model.get("model_name", "synthetic")), made, sizes
+        made = torch.nn.Sequential(torch.nn.Linear(features, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 2))
+        torch.manual_seed(seed)
+        inputs, plane = torch.randn(samples, features), torch.randn(features)
+        classes = inputs @ plane + torch.randn(samples) * features**0.5 * 0.1 > 0
+    name = str(model.get("model_name", "synthetic"))
+    return name, made, torch.utils.data.TensorDataset(inputs, classes.long())
 
 
 def sizes_of(model: Any, loss: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[s
 
     shipped = folder / "shipped"
     shipped.mkdir()
-    notes, stored = [], dict[str, Any]()
+    notes = []
     rest = {name: part for name, part in parts.items() if part is not None}
     try:
         if rebuilds(model):
@@ -96,40 +96,28 @@ def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[s
                 (shipped / "frozen.json").write_text(json.dumps(frozen), "utf-8")
         else:
             rest["model"] = model
-            stored, reason = pickling.stored_parameters(model)
-            if reason:
+            if reason := pickling.own_kind(model):
                 notes.append(f"each rank loads the whole model: {reason}")
-            else:
-                _write_parameters(shipped / "weights", stored)
         for name, data in datasets.items():
-            if (
-                type(data).__module__.startswith("datasets.")
-                and hasattr(data, "save_to_disk")
-                and not _transforms(data)
-            ):
+            listed = type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk")
+            if listed and "transform" not in data.format["format_kwargs"]:  # a function, which its files cannot have
                 data.save_to_disk(shipped / name)
             elif data is not None:
                 rest[name] = data
         if rest:
-            if (held := pickling.dump(rest, shipped, stored)) > HELD_BYTES:
+            if (held := pickling.dump(rest, shipped)) > HELD_BYTES:
                 notes.append(
                     f"each rank holds {held / 1e9:,.1f} GB of objects in memory, such as texts: tensors, arrays and "
                     "lists of samples are read from files instead"
                 )
-            shutil.copytree(
-                Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
-            )
+            own, ignore = Path(cloudpickle.__file__).parent, shutil.ignore_patterns("__pycache__")
+            shutil.copytree(own, folder / "cloudpickle", ignore=ignore)
     except OSError as error:
         raise BadRequest(f"model and data cannot be written in {folder.parent}: {error}", "set TMPDIR") from error
     size = sum(file.stat().st_size for file in shipped.rglob("*") if file.is_file())
     if size > LARGE_BYTES:
         notes.append(f"model and data take {size / 1e9:,.1f} GB of the bundle, of which every node receives a copy")
     return notes
-
-
-def _transforms(data: Any) -> bool:
-    """Return whether a dataset of the library `datasets` has a function of the user's, which its files cannot have."""
-    return "transform" in data.format["format_kwargs"]
 
 
 def rebuilds(model: Any) -> bool:
@@ -158,29 +146,17 @@ def rebuilds(model: Any) -> bool:
     return classes == [type(each) for each in again.modules()] and outline(model) == outline(again)
 
 
-def _write_parameters(folder: Path, stored: Mapping[str, Any]) -> None:
-    """Write parameters as safetensors files, one after the other."""
-    files = module("trainer.tensor_files")
-    folder.mkdir()
-    formats = {name: files.TensorFormat(tuple(each.shape), each.dtype) for name, each in stored.items()}
-    files.write(folder, formats, ((name, each.detach().cpu()) for name, each in stored.items()))
-
-
 def load(run: Run, model: Any) -> None:
     """Put what the run has trained into the model, one tensor after the other."""
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-        put(run.fetch(Path(folder) / "run", ["model"]) / "model", model)
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as place:
+        folder = run.fetch(Path(place) / "run", ["model"]) / "model"
+        if (adapter := folder / "adapter_model.safetensors").exists():
+            from peft import set_peft_model_state_dict
+            from safetensors.torch import load_file
 
-
-def put(folder: Path, model: Any) -> None:
-    """Put what is in a trained model's folder into the model."""
-    if (adapter := folder / "adapter_model.safetensors").exists():
-        from peft import set_peft_model_state_dict
-        from safetensors.torch import load_file
-
-        set_peft_model_state_dict(model, load_file(adapter))
-    elif not read_values(model, folder):  # transformers gives the tensors of some models other names in files
-        model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+            set_peft_model_state_dict(model, load_file(adapter))
+        elif not read_values(model, folder):  # transformers gives the tensors of some models other names in files
+            model.load_state_dict(type(model).from_pretrained(folder).state_dict())
 
 
 def read_values(model: Any, folder: Path) -> bool:

@@ -33,8 +33,8 @@ def _is(default: Any, help: str) -> Any:
 class InMemoryArguments(Arguments):
     """The arguments of the training of one model in memory."""
 
-    samples: int = _is(0, "Samples of synthetic data; 0: the data came with the job.")
-    features: int = _is(0, "Features of synthetic data.")
+    samples: int = _is(0, "Of runs of older versions, whose own code makes up the data.")
+    features: int = _is(0, "As samples.")
     python: str = _is("", "Python version that pickled, such as 3.12.")
     language_model: bool = _is(False, "A language model of transformers is trained on its labels.")
     hook: bool = _is(False, "A communication hook came with the job.")

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import collectives, pretrained
-from .data.mapped import Files, PartsUnpickler
+from .data.mapped import Files
+from .errors import Unsupported
+from .pickles.mapped import Unpickler
 from .weights import Recorder, Weights
 
 
 def unpickled(folder: Path, seed: int) -> dict[str, Any]:
-    """Return what was pickled, by name; the model has its parameters on the meta device and their values in `weights`.
+    """Return what was pickled, by name; the model's parameters are on the meta device, their values in a file.
 
     The pickle was made on the user's machine and belongs to the job's source.
     """
+    if (folder / "weights").exists():
+        raise Unsupported(
+            "an older version of cloudtrain has sent this model, and this one does not read it: resume the run on the machine "
+            "that submitted it, or call train_distributed again"
+        )
+    files = Files(folder)
     with open(folder / "parts.pkl", "rb") as stream:
-        parts: dict[str, Any] = PartsUnpickler(stream, Files(folder)).load()
-    if (weights := folder / "weights").is_dir():
-        model, files = parts["model"], pretrained.find(str(weights))
-        stored = {id(parameter): partial(files.slice, name) for name, parameter in model.named_parameters()}
-        model.initial_weights = Weights.of(model, Recorder(), seed, stored)
+        parts: dict[str, Any] = Unpickler(stream, files).load()
+    if files.stored:
+        parts["model"].initial_weights = Weights.of(parts["model"], Recorder(), seed, files.stored)
     return parts
 
 

@@ -1,9 +1,8 @@
 """Train a pickled model: the script of `cloudtrain.DistributedTraining`.
 
     shipped/model/      a transformers model as save_pretrained wrote it; frozen.json names what is not trained
-    shipped/weights/    the parameters of any other model, safetensors
     shipped/data/       a dataset of the library datasets as save_to_disk wrote it; eval_data/ likewise
-    shipped/arrays      the memory of large tensors and arrays of what is in parts.pkl; tables/ and lists/ likewise
+    shipped/arrays      the memory of parameters, large tensors and arrays of what is in parts.pkl; tables/, lists/ likewise
     shipped/parts.pkl   everything else, by cloudpickle: module, datasets, loss, optimizer, collate, communication hook
     cloudpickle/        the very version that wrote it
 
@@ -68,20 +67,7 @@ def unpacked(folder: Path, arguments: InMemoryArguments, inputs: Mapping[str, st
 
             dataset = datasets.load_from_disk(str(path))
             parts[name] = dataset if dataset.format["type"] else dataset.with_format("torch")
-    if arguments.samples:
-        parts["data"] = synthetic(arguments.samples, arguments.features, arguments.seed)
     return parts
-
-
-def synthetic(samples: int, features: int, seed: int) -> Any:
-    """Return made-up data of two classes that a plane parts, all but some; equal on every rank."""
-    import torch
-
-    draw = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(samples, features, generator=draw)
-    plane = torch.randn(features, generator=draw)
-    noise = torch.randn(samples, generator=draw) * features**0.5 * 0.1
-    return torch.utils.data.TensorDataset(inputs, (inputs @ plane + noise > 0).long())
 
 
 if __name__ == "__main__":

@@ -321,4 +321,4 @@ def test_ranks_learn_from_mapped_data_and_single_samples_what_one_process_learns
     for name, value in alone.state_dict().items():
         assert torch.allclose(model.state_dict()[name], value, atol=1e-5), name
     shipped = run.store.home / "runs" / run.run_id / "a1" / "node-0" / "source" / "shipped"
-    assert sorted(each.name for each in shipped.iterdir()) == ["arrays", "lists", "parts.pkl", "weights"]
+    assert sorted(each.name for each in shipped.iterdir()) == ["arrays", "lists", "parts.pkl"]

@@ -16,6 +16,7 @@ from cloudtrain.training import pickling, shipping
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer import in_memory_model  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.weights import fill  # isort: skip
 
 assert ENTRYPOINTS
@@ -48,7 +49,7 @@ def test_parameters_of_any_module_are_files_and_a_rank_has_them_without_values(t
     assert shipping.ship(tmp_path, model, {}, {}) == []
     size = sum(each.numel() * 4 for each in model.parameters())
     assert (tmp_path / "shipped" / "parts.pkl").stat().st_size < 8000
-    assert 0 < (tmp_path / "shipped" / "weights" / "model.safetensors").stat().st_size - size < 1000
+    assert 0 < (tmp_path / "shipped" / "arrays").stat().st_size - size < 1000
     again = on_a_rank(tmp_path)
     assert all(parameter.is_meta for parameter in again.parameters())
     assert again.last.weight is again.first.weight and not again.first.bias.requires_grad
@@ -89,14 +90,39 @@ def test_a_changed_model_of_transformers_travels_as_it_is(tmp_path: Path):
     assert torch.equal(again.eval()(ids).logits, model.eval()(ids).logits)
 
 
+def test_parameters_on_one_memory_are_trained_each_by_itself(tmp_path: Path):
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
+    model[1].weight = torch.nn.Parameter(model[0].weight.detach())
+    model.register_parameter("empty", torch.nn.Parameter(torch.empty(0, 3)))
+    model.register_parameter("scalar", torch.nn.Parameter(torch.tensor(1 + 2j)))
+    assert shipping.ship(tmp_path, model, {}, {}) == []
+    again = on_a_rank(tmp_path)
+    fill(again, torch.device("cpu"))
+    assert torch.equal(again[1].weight, model[0].weight) and again.scalar.item() == 1 + 2j
+    assert again[0].weight.data_ptr() != again[1].weight.data_ptr()
+
+
+def test_what_an_older_version_has_sent_is_refused_by_its_name(tmp_path: Path):
+    """An attached run has the source of the version that submitted it, and the trainer of the one that resumes it."""
+    assert shipping.ship(tmp_path, Tied(None), {}, {}) == []
+    (tmp_path / "shipped" / "weights").mkdir()
+    with pytest.raises(
+        Unsupported, match="an older version of cloudtrain has sent this model.* call train_distributed again"
+    ):
+        on_a_rank(tmp_path)
+
+
+class Own(torch.nn.Parameter):
+    pass
+
+
 def test_a_model_that_is_pickled_whole_says_so_and_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
-    model[1].weight = torch.nn.Parameter(model[0].weight.detach())  # another parameter on the same memory
+    model[1].weight = Own(model[0].weight.detach())
     [note] = shipping.ship(tmp_path, model, {}, {})
-    assert note == "each rank loads the whole model: several of its parameters share memory"
+    assert note == "each rank loads the whole model: 1.weight is a Own of its own kind"
     again = on_a_rank(tmp_path)
-    assert torch.equal(again[1].weight, model[0].weight)
-    assert again[0].weight.data_ptr() != again[1].weight.data_ptr(), "a rank trains each by itself"
+    assert torch.equal(again[1].weight, model[0].weight) and not again[0].weight.is_meta
     monkeypatch.setattr(shipping, "LARGE_BYTES", 10_000)
     (tmp_path / "more").mkdir()
     assert shipping.ship(tmp_path / "more", model, {}, {})[1].startswith("model and data take 0.0 GB of the bundle")
@@ -134,6 +160,6 @@ def test_an_open_file_and_the_attribute_that_cannot_be_pickled_are_named(tmp_pat
         ({"model": Locked()}, "the attribute lock of model cannot be sent: it is a lock"),
     ):
         with pytest.raises(BadRequest, match=sentence):
-            pickling.dump(part, tmp_path, {})
+            pickling.dump(part, tmp_path)
     handle.close()
-    pickling.dump({"data": io.BytesIO(b"1"), "loss": print}, tmp_path, {})
+    pickling.dump({"data": io.BytesIO(b"1"), "loss": print}, tmp_path)

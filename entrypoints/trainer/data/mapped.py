@@ -1,4 +1,4 @@
-"""Read what came with a training: a pickle with files beside it, whose parameters, tables and lists are files too.
+"""Read what came with a training: a pickle with files beside it, whose tables and lists are files too.
 
 arrays                      the memory of tensors and arrays (trainer/pickles)
 tables/<number>.arrow       memory-mapped tables of the library datasets
@@ -11,8 +11,9 @@ import io
 import mmap
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,34 +21,24 @@ from torch import nn
 from ..pickles.mapped import Arrays, Unpickler, mapped
 
 
-class PartsUnpickler(Unpickler):
-    """Makes what the pickle refers to, and parameters of the model without their values."""
-
-    def __init__(self, stream: IO[bytes], files: Files) -> None:
-        super().__init__(stream, files)
-        self._parameters: dict[str, nn.Parameter] = {}
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._parameter(*pid) if isinstance(pid[1], tuple) else super().persistent_load(pid)
-
-    def _parameter(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, learns: bool) -> nn.Parameter:
-        """Return a parameter of the model without its values."""
-        if name not in self._parameters:
-            self._parameters[name] = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), learns)
-        return self._parameters[name]
-
-
 class Files(Arrays):
     """The files beside a pickle. Each public method makes what a reference of its name refers to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.stored: dict[int, Callable[[], Any]] = {}  # what maps the values of a parameter, by its `id`
         path = folder / "arrays"
         if path.exists():
             with open(path, "rb") as stream:
                 super().__init__(stream)
         else:
             super().__init__(None)
+
+    def parameter(self, entry: int, dtype: torch.dtype, shape: tuple[int, ...], learns: bool) -> nn.Parameter:
+        """Return a parameter of the model without its values."""
+        made = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), learns)
+        self.stored[id(made)] = partial(self.tensor, entry, dtype, shape, None, False)
+        return made
 
     def table(self, number: int) -> Any:
         from datasets.table import MemoryMappedTable
@@ -74,7 +65,7 @@ class SampleList(Sequence[Any]):
             return [self[at] for at in range(*index.indices(len(self)))]
         at = range(len(self))[operator.index(index)]
         begin = self._ends[at - 1] if at else 0
-        return PartsUnpickler(io.BytesIO(self._samples[begin : self._ends[at]]), self._files).load()  # type: ignore[index]
+        return Unpickler(io.BytesIO(self._samples[begin : self._ends[at]]), self._files).load()  # type: ignore[index]
 
     def __reduce__(
         self,

@@ -84,6 +84,8 @@ class Arrays:
     def _bytes(self, entry: int, size: int) -> Any:
         import torch
 
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._memory, dtype=torch.uint8, offset=self._places[entry], count=size)
 
 

@@ -25,14 +25,13 @@ class Pickler(cloudpickle.Pickler):
     Args:
         stream: where the pickle is written.
         arrays: the file beside it.
-        whole: addresses of memory that stays in the pickle.
     """
 
     SMALL = 1 << 16  # bytes; what has fewer is in the pickle
 
-    def __init__(self, stream: Any, arrays: ArrayFile, whole: frozenset[int] = frozenset()) -> None:
+    def __init__(self, stream: Any, arrays: ArrayFile) -> None:
         super().__init__(stream)
-        self.arrays, self._whole = arrays, whole
+        self.arrays = arrays
         self._made: dict[int, int] = {}  # the number of each reference, by the `id` of its object
         self._kept: list[Any] = []  # those objects: an `id` is one object's as long as that lives
         self.refer: dict[type, Callable[[Any], Any]] = {}
@@ -76,7 +75,7 @@ class Pickler(cloudpickle.Pickler):
             return None
         shape, strides = tuple(obj.shape), obj.stride()
         span = (sum((size - 1) * stride for size, stride in zip(shape, strides)) + 1) * obj.itemsize  # noqa: B905 - Python 3.9
-        if max(obj.nbytes, span) < self.SMALL or not obj.nbytes or obj.untyped_storage().data_ptr() in self._whole:
+        if max(obj.nbytes, span) < self.SMALL or not obj.nbytes:
             return "values", bytes(bytes_of(obj)), obj.dtype, shape, obj.requires_grad
         if obj.device.type == "cpu" and span <= 2 * obj.nbytes:
             entry = self.arrays.add_span(obj.data_ptr(), span, obj)
@@ -86,7 +85,7 @@ class Pickler(cloudpickle.Pickler):
     def _storage(self, obj: Any) -> Any:
         """Refer to the memory of a tensor of another kind, such as a subclass; torch pickles the rest of it."""
         memory = obj._untyped_storage
-        if memory.device.type != "cpu" or memory.nbytes() < self.SMALL or memory.data_ptr() in self._whole:
+        if memory.device.type != "cpu" or memory.nbytes() < self.SMALL:
             return None
         entry = self.arrays.add_span(memory.data_ptr(), memory.nbytes(), memory)
         return "storage", entry, memory.nbytes(), obj.dtype
