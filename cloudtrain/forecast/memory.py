@@ -144,7 +144,7 @@ class _Sizes:
             less = self.computed if shape.family == "qwen3" else 0
             each_width = (min(h, 8 * kind_of.feeds), q - less, k - less, f * 3 // 4)
         widths = (shape.hidden, shape.queries / step.tensor, shape.keys / step.tensor,
-                  shape.active * shape.inner / step.tensor)  # fmt: skip
+                  (shape.active * shape.inner + shape.shared) / step.tensor)  # fmt: skip
         heads, normed = shape.heads / step.tensor, shape.family in ("qwen3", "gemma3_text")
         small = 4 * heads + 8 + (4 * (shape.heads + shape.keys * shape.heads / shape.queries) if normed else 0)
         attention = 2 * self.computed * heads * step.sequence if step.eager_attention else 0

@@ -71,6 +71,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": Family((4, 0, 0, 0, 2), tied=True, head_dim=256),
     "mixtral": Family(),
     "qwen3_moe": Family((2, 0, 0, 0, 2), names=_USUAL | {"inner": "moe_intermediate_size"}),
+    "qwen2_moe": Family((2, 0, 1, 2, 0), names=_USUAL | {"inner": "moe_intermediate_size"}),
     "phi": Family((4, 1, 1, 2, 0), False, 2, head_bias=True),
     "gpt_neox": Family(_PLAIN, False, 2),
     "stablelm": Family((4, 0, 0, 0, 0), last=2),
@@ -104,6 +105,7 @@ class Shape:
     special: str = ""  # a part of the configuration that is not counted
     experts: int = 0  # feed-forward parts of a layer, with a router; 0: one part without
     active: int = 1  # that a token takes
+    shared: int = 0  # width of a part beside the experts that every token takes, with a gate
     extra: int = 0  # parameters outside the layers that no other size says
 
     @property
@@ -119,12 +121,14 @@ class Shape:
     @property
     def linear_matrices(self) -> int:
         """Parameters of a layer's linear modules: in transformers 5 experts and their router are none."""
-        return 2 * self.hidden * (self.queries + self.keys) if self.experts else self.layer_matrices
+        beside = 2 * (self.queries + self.keys) + 3 * self.shared + bool(self.shared)
+        return self.hidden * beside if self.experts else self.layer_matrices
 
     def _matrices(self, experts: int) -> int:
         kind = FAMILIES[self.family]
         inner = (3 if kind.gated else 2) * self.hidden * self.inner * max(1, experts) * kind.feeds
-        return self.hidden * (2 * (self.queries + self.keys) * kind.attentions + self.experts) + inner
+        beside = 3 * self.shared + bool(self.shared)
+        return self.hidden * (2 * (self.queries + self.keys) * kind.attentions + self.experts + beside) + inner
 
     @property
     def layer(self) -> int:
@@ -190,7 +194,8 @@ def _shape(row: Mapping[str, str]) -> Shape:
     return Shape(
         row["family"], int(row["hidden"]), int(row["inner"]), int(row["layers"]), heads, heads * width,
         int(row["key_heads"]) * width, int(row["vocabulary"]), row["tied"] == "1", int(row["positions"] or 0), kind.dropout,
-        special=row["without"], experts=int(row["experts"] or 0), active=int(row["active"] or 1), extra=int(row["extra"] or 0),
+        special=row["without"], experts=int(row["experts"] or 0), active=int(row["active"] or 1),
+        shared=int(row["shared"] or 0), extra=int(row["extra"] or 0),
     )  # fmt: skip
 
 
@@ -211,13 +216,13 @@ def from_config(config: Mapping[str, Any]) -> Shape | str:
     hidden, layers, heads = (int(config[names[key]]) for key in ("hidden", "layers", "heads"))
     width = int(config.get("head_dim") or config.get("d_kv") or kind.head_dim or hidden // heads)
     inner = config.get(names["inner"]) or (4 * hidden if not kind.gated else None)
-    moe = family in ("mixtral", "qwen3_moe")
+    moe = family in ("mixtral", "qwen2_moe", "qwen3_moe")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else 0
     given = [float(config[name]) for name in _DROPOUTS if isinstance(config.get(name), int | float)]
     experts = int(config["num_local_experts"] if family == "mixtral" else config["num_experts"] if moe else 0)
     special = next((name for name in _SPECIAL if config.get(name)), "")
-    if config.get("num_decoder_layers") not in (None, layers):
-        special = "num_decoder_layers"
+    usual = {"num_decoder_layers": layers, "decoder_sparse_step": 1}
+    special = next((name for name, value in usual.items() if config.get(name, value) not in (None, value)), special)
     if (config.get("attention_bias") and family != "gpt_neox") or config.get("mlp_bias"):
         special = "attention_bias"
     key_heads = int(config.get("num_key_value_heads") or config.get("num_kv_heads") or heads)
@@ -229,7 +234,7 @@ def from_config(config: Mapping[str, Any]) -> Shape | str:
         key_heads * width, 0 if family == "vit" else int(config["vocab_size"]),
         bool(config.get("tie_word_embeddings", kind.tied)) or family == "vit", positions,
         max(given, default=kind.dropout), int(window or 0), special, experts,
-        int(config["num_experts_per_tok"]) if moe else 1, extra,
+        int(config["num_experts_per_tok"]) if moe else 1, int(config.get("shared_expert_intermediate_size") or 0), extra,
     )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_states_of_other_optimizers_are_torchs(optimizer: str):
     )
 
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "phi3", "phi", "gpt2", "gpt_neox", "falcon")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "phi3", "phi", "gpt2", "gpt_neox", "falcon", "bloom", "t5")
 
 
 @pytest.mark.train
@@ -107,7 +107,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "phi3", "phi", "gpt2", "gpt_neo
 def test_adapters_have_pefts_parameters(family: str, named: tuple[str, ...], tmp_path: Path):
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     if not named and family not in adapters._DEFAULT:
         pytest.skip("peft has no default for it")
@@ -115,13 +115,21 @@ def test_adapters_have_pefts_parameters(family: str, named: tuple[str, ...], tmp
     more = {"num_key_value_heads": 2, "vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if family == "gpt2":
         sizes = {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4}
+    if family == "bloom":
+        sizes = {"hidden_size": 64, "n_layer": 2, "n_head": 4}
+    if family == "t5":
+        sizes = {"d_model": 64, "d_ff": 96, "d_kv": 24, "num_layers": 2, "num_heads": 4}
+    pair = family == "t5"
     config = AutoConfig.for_model(
-        family, **sizes, **(more if family not in ("gpt2", "gpt_neox") else {"vocab_size": 1000})
+        family, **sizes, **(more if family not in ("gpt2", "gpt_neox", "bloom", "t5") else {"vocab_size": 1000})
     )
     shape = models.from_config(config.to_dict())
     assert isinstance(shape, models.Shape), shape
     with torch.device("meta"):
-        lora = LoraConfig(r=4, target_modules=named[0] if named else None, task_type="CAUSAL_LM")
-        model = get_peft_model(AutoModelForCausalLM.from_config(config), lora)
+        lora = LoraConfig(
+            r=4, target_modules=named[0] if named else None, task_type="SEQ_2_SEQ_LM" if pair else "CAUSAL_LM"
+        )
+        auto = AutoModelForSeq2SeqLM if pair else AutoModelForCausalLM
+        model = get_peft_model(auto.from_config(config), lora)
     counted = sum(each.numel() for each in model.parameters() if each.requires_grad)
     assert adapters.parameters(shape, 4, named) == counted

@@ -83,6 +83,8 @@ CONFIGS = [
      "num_experts_per_tok": 2},
     {"model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 4,
      "num_experts_per_tok": 2},
+    {"model_type": "qwen2_moe", "moe_intermediate_size": 32, "num_key_value_heads": 2, "num_experts": 4,
+     "num_experts_per_tok": 2, "shared_expert_intermediate_size": 48},
     {"model_type": "phi", "intermediate_size": 96, "num_key_value_heads": 4},
     {"model_type": "gpt_neox", "intermediate_size": 96},
     {"model_type": "stablelm", "intermediate_size": 96, "num_key_value_heads": 4},
@@ -120,9 +122,14 @@ def test_a_family_has_the_parameters_that_transformers_builds(config: dict):
     assert shape.parameters == sum(each.numel() for each in model.parameters())
 
 
-def test_decoders_of_another_depth_are_not_counted():
-    shape = models.from_config({"model_type": "t5", **T5, "num_decoder_layers": 1, "vocab_size": 50})
-    assert isinstance(shape, models.Shape) and shape.special == "num_decoder_layers"
+@pytest.mark.parametrize("name, config", [
+    ("num_decoder_layers", {"model_type": "t5", **T5, "vocab_size": 50}),
+    ("decoder_sparse_step", next(each for each in CONFIGS if each["model_type"] == "qwen2_moe") | MORE),
+])  # fmt: skip
+def test_layers_that_differ_are_not_counted(name: str, config: dict):
+    plain, shape = models.from_config(config), models.from_config({**config, name: 3})
+    assert isinstance(plain, models.Shape) and isinstance(shape, models.Shape)
+    assert (plain.special, shape.special) == ("", name)
 
 
 def test_the_table_names_200_models_and_the_source_of_each():
@@ -139,6 +146,11 @@ def test_the_table_names_200_models_and_the_source_of_each():
         ("Qwen/Qwen3-235B-A22B", 235, 22),
         ("mistralai/Mixtral-8x7B-v0.1", 46.7, 12.9),
         ("EleutherAI/pythia-6.9b", 6.9, 6.9),
+        (
+            "Qwen/Qwen1.5-MoE-A2.7B",
+            14.3,
+            2.7,
+        ),  # docs.nvidia.com/nemo/automodel/latest/model-coverage/llm/qwen/qwen2-moe.html
         ("google/gemma-2-9b-it", 9.24, 9.24),
         ("microsoft/phi-2", 2.78, 2.78),
         ("tiiuae/falcon-40b", 41.3, 41.3),

@@ -92,6 +92,18 @@ def test_a_cap_does_not_change_the_order_and_no_total_is_above_it(project, cli):
     assert "USD in all: one attempt of 2h (limits.max_runtime), but not more than 20 USD (limits.max_cost)" in out
 
 
+def test_with_a_forecast_what_is_expected_stands_beside_what_is_paid_at_most(project, cli):
+    fit = "fit: {model: llama-3.2-1b, batch: 4, sequence: 2048, precision: bf16, steps: 200}"
+    file = write_job(project, f"target: [gke, prod]\nresources: {{accelerators: 'H100:1'}}\n{fit}")
+    plan = Submitter(watch=False).plan(file)
+    assert [row["of"] for row in plan.candidates] == ["forecast", "forecast"]
+    _, out, _ = cli("plan", str(file))
+    row = next(line.split() for line in out.splitlines() if line.split()[:1] == ["prod"])
+    found = plan.candidates[1]
+    assert row[-2:] == [f"{found['total_usd']:.2f}", f"{found['at_most']['usd']:.2f}"], out
+    assert found["total_usd"] < found["at_most"]["usd"] and "USD in all: the forecast" in out and "at most" in out
+
+
 def test_a_wait_is_no_matter_of_the_platform_where_there_are_candidates(project):
     """Slurm does not end a wait: cloudtrain moves the run, and the plan says so."""
     for target in ("[gke, grid]", "[grid, gke]", "[grid, prod]"):

@@ -83,23 +83,26 @@ def _print_candidates(plan: Plan) -> None:
     """Print where a run may go, in the order in which it is tried."""
     head = ("candidate", "backend", "GPUs", "fit", "time", "USD an hour", "USD in all", "why not")
     cap = _usd(str(plan.job["limits"].get("max_cost") or "")) if plan.job["limits"].get("max_cost") else 0.0
-    head = (*head[:7], *(("cap lasts",) if cap else ()), head[7])
+    expected = plan.candidates[0]["of"] == "forecast"
+    head = (*head[:7], *(("at most",) if expected else ()), *(("cap lasts",) if cap else ()), head[7])
     rows = []
     for row in plan.candidates:
-        usd = [f"{row[name]:.2f}" if row.get(name) is not None else "?" for name in ("usd_per_hour", "total_usd")]
+        most = [(row.get("at_most") or {}).get("usd")] if expected else []
+        usd = [f"{each:.2f}" if each is not None else "?"
+               for each in (row.get("usd_per_hour"), row.get("total_usd"), *most)]  # fmt: skip
         texts = [str(row.get(name) or "") for name in ("target", "backend", "accelerators", "fit")]
         took = format_duration(row["time_s"]) if row.get("time_s") else ""
         per_hour = row.get("usd_per_hour") or 0
         lasts = [format_duration(cap / per_hour * 3600) if per_hour and not row["why_not"] else ""] if cap else []
-        rows.append((*texts, took, *(usd if row["why_not"] == "" else ("", "")), *lasts, str(row["why_not"])))
+        rows.append((*texts, took, *(usd if row["why_not"] == "" else [""] * len(usd)), *lasts, str(row["why_not"])))
     terminal.print_lines("")
     unknown = [at for at, name in enumerate(head) if name in ("fit", "time") and not any(row[at] for row in rows)]
     head, *rows = [tuple(cell for at, cell in enumerate(row) if at not in unknown) for row in (head, *rows)]
-    terminal.print_table(head, rows, right=("USD an hour", "USD in all", "cap lasts"), spare=("backend",))
+    terminal.print_table(head, rows, right=("USD an hour", "USD in all", "at most", "cap lasts"), spare=("backend",))
     limits, prefer = plan.job["limits"], plan.job.get("prefer", "cost")
     order = {"time": "fastest first", "order": "as written"}.get(prefer, "cheapest first") + f" (prefer: {prefer})"
     whole = f"one attempt of {limits['max_runtime']} (limits.max_runtime)"
-    if plan.candidates[0]["of"] == "forecast":
+    if expected:
         whole = "the forecast"
     if limits.get("max_cost"):
         order += ", which limits.max_cost does not change"
