@@ -176,7 +176,7 @@ def _resolve_source(words: options.JobWords) -> tuple[Path, bool, dict[str, list
 def describe_refusal(plan: Plan) -> str:
     """Return why a submit from this machine would refuse a plan, as it would say it; "" where it would not, and on a platform."""
     from cloudtrain.backends import registry
-    from cloudtrain.errors import BadJob, BadRequest
+    from cloudtrain.errors import BadJob
     from cloudtrain.job import targets
 
     backend = registry.create_for(plan, targets.home())

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from cloudtrain.job.keys import JobKeys
-    from cloudtrain.job.model import JobModel
 
 
 __all__ = [

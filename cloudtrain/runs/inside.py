@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import socket
@@ -96,16 +95,12 @@ class Inside:
         """Add the event of a use to the run: by whom, and what, with secrets masked."""
         if self.run.store.database.read_only:
             return
-        try:
-            who = f"{getpass.getuser()}@{socket.gethostname()}"
-        except (OSError, KeyError):  # a container's user without a name
-            who = socket.gethostname()
         node = f"node {data['on']}" if "on" in data else ""  # what was run is in the run's event, masked
         home, target = self.run.store.home, self.attempt.plan.target or self.attempt.plan.backend
         row = audit.append(home, kind, self.run.run_id, attempt=self.attempt.number, target=target, detail=node)
         with audit.copied(home, self.attempt.plan.job, row):
             pass
-        self.run.store.add_event(self.attempt.attempt_id, kind, {"by": who, **data})
+        self.run.store.add_event(self.attempt.attempt_id, kind, {"by": row["who"], **data})
 
     def masked(self, argv: Sequence[str]) -> list[str]:
         """Return a command without the values of the job's secrets, and without what looks like a credential."""

@@ -255,8 +255,6 @@ def test_the_command_compares_candidates(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_band_below_the_memory_is_not_said_to_be_too_large():
-    from cloudtrain.forecast import fit
-
     gib = 1 << 30
     small = fit.Fit(fit.PROBABLY, "A10G", 22 * gib, 2 * gib, 8 * gib, {}, "", ("LoRA",))
     assert small.line.startswith("probably fits: needs 2.0 to 8.0 GiB of each A10G (22.0 GiB); not certain")

@@ -54,7 +54,7 @@ def watcher(submitter, job, memory, home, clock, monkeypatch) -> HomeWatcher:
     monkeypatch.setattr(workers.subprocess, "Popen", Child)
     monkeypatch.setattr(watch_all, "Worker", Quiet)
     monkeypatch.setattr(watch_all, "Mailbox", Mail)
-    monkeypatch.setattr(watch_all, "patterns_of", lambda backend: ("AWS_*",))
+    monkeypatch.setattr(watch_all.environment, "patterns_of", lambda backend: ("AWS_*",))
     run = submitter.submit(job)
     watcher = HomeWatcher(home, {}, clock)
     message = {"do": "watch", "run": run.run_id, "environ": {"AWS_PROFILE": "other"}, "own": True, "sources": []}

@@ -38,7 +38,6 @@ class Finding(NamedTuple):
 
 def check_machine() -> Iterator[Finding]:
     from cloudtrain.__about__ import __version__
-    from cloudtrain.job import targets
 
     yield Finding("cloudtrain", True, f"{__version__}, in {Path(__file__).parents[2]}")
     fits = sys.version_info >= (3, 11)

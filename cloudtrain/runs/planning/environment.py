@@ -48,6 +48,12 @@ def credentials() -> tuple[str, ...]:
     return tuple(patterns)
 
 
+def patterns_of(backend: str) -> tuple[str, ...]:
+    """Return the patterns of the variables that a backend's calls read."""
+    patterns = registry.backend_class(backend).variables
+    return CALLS if patterns is None else patterns
+
+
 def select(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """Return the variables whose names match a pattern."""
     patterns = tuple(patterns)

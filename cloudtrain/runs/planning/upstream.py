@@ -19,9 +19,6 @@ from cloudtrain.events import State
 from cloudtrain.runs.planning import attempts, fetched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from cloudtrain.backends.plan import Plan
     from cloudtrain.history.records import AttemptRecord, RunRecord
     from cloudtrain.history.store import Store

@@ -86,8 +86,7 @@ def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
         return record_refused(
             store, plan, NotReached(f"{error.message}; nothing was sent", error.hint, waits=error.waits)
         )
-    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
-    reason = f"not sent yet{tries}: {error.message}"
+    reason = f"not sent yet{_tries(attempt)}: {error.message}"
     # Another machine may submit the same key meanwhile: its platforms are asked again before the next try.
     keyed = plan.attempt == 1 and store.find(plan.run_id).key is not None
     store.record_unanswered(plan.attempt_id, reason, event=UNASKED if keyed else UNSENT)
@@ -97,9 +96,8 @@ def record_not_reached(store: Store, plan: Plan, error: NotReached) -> Outcome:
 def record_unasked(store: Store, plan: Plan, error: Unreachable) -> Unknown:
     """Record that the platforms of a key's run could not be asked for it, so that nothing was sent."""
     attempt = store.attempts(plan.run_id)[0]
-    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
     asked = "with --key nothing is sent before all targets were asked for the key's run"
-    store.record_unanswered(plan.attempt_id, f"not sent yet{tries}: {error.message} ({asked})", event=UNASKED)
+    store.record_unanswered(plan.attempt_id, f"not sent yet{_tries(attempt)}: {error.message} ({asked})", event=UNASKED)
     return Unknown(error)
 
 
@@ -133,8 +131,11 @@ def end_attempt(store: Store, plan: Plan, status: Status) -> None:
 
 def unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
     since = attempt.unanswered_since or attempt.created_at
-    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
-    return f"unknown since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
+    return f"unknown since {since[:19]}Z whether {name} has accepted it{_tries(attempt)}: {error.message}"
+
+
+def _tries(attempt: AttemptRecord) -> str:
+    return f", tried {attempt.tries + 1} times" if attempt.tries else ""
 
 
 def interrupted(attempt: AttemptRecord, name: str) -> str:

@@ -58,9 +58,7 @@ def _end(store: Store, attempt: AttemptRecord, status: Status) -> bool:
     """End a held run; False where another process has just begun to send it."""
     if not store.change_owner(attempt.attempt_id, old=upstream.HELD, new=Process.here()):
         return False
-    status = Status(status.state, None, status.reason, ended_at=now(store.clock))
-    store.record(attempt.attempt_id, status=status)
-    store.set_status(attempt.run_id, status)
+    outcomes.end_attempt(store, attempt.plan, replace(status, ended_at=now(store.clock)))
     return True
 
 

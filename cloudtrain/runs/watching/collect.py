@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudtrain import events
 from cloudtrain.backends.api import Backend
@@ -21,10 +20,6 @@ from cloudtrain.metrics.parser import MetricParser
 from cloudtrain.runs.planning import advice
 from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching.spool import Spool, SpoolTaken
-
-if TYPE_CHECKING:
-    from cloudtrain.history.records import AttemptRecord
-    from cloudtrain.history.store import Store
 
 BATCH = 2000  # lines in one transaction
 RANK = "_rank"  # in a metric event: the rank that logged it, where several print through one process

@@ -19,11 +19,12 @@ from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.policy import apply
 from cloudtrain.runs.planning import spend
-from cloudtrain.runs.planning.attempts import backend_of, replan
+from cloudtrain.runs.planning.attempts import replan
 from cloudtrain.runs.sending import outcomes, retry, send, watch_log
 from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching.collect import Collector
 from cloudtrain.runs.watching.spool import Spool
+from cloudtrain.runs.watching.workers import Clients
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
@@ -32,30 +33,18 @@ LATE_NODES = re.compile(r"\d+ of \d+ nodes joined within .*missing: ")  # entryp
 
 
 class AttemptEnds:
-    """The part of `Watcher` (runs/watching/watch.py) that ends the attempts of a run and starts the next ones.
+    """The part of `Watcher` (watch.py, which sets what is declared here) that ends attempts and starts the next ones."""
 
-    Args:
-        complain: what is done where a platform cannot be asked; None to log it.
-        may_send: False where it starts no attempt itself; `send_due` then says that one is due, and `end` after which end.
-        environ: the environment of the shell that submitted the run, for notifications; None for this process's.
-        lease: renews the run's lease and returns whether it is still held.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        run_id: str,
-        complain: Callable[[CloudtrainError], None] | None,
-        *,
-        may_send: bool,
-        environ: Mapping[str, str] | None,
-        lease: Callable[[], bool],
-    ) -> None:
-        self.store, self.run_id, self.environ = store, run_id, environ
-        self._complain, self._may_send, self._lease = complain or self._log, may_send, lease
-        self.collector = Collector(lease, self._log)
-        self.send_due = False
-        self.end: tuple[str, Status] | None = None  # of the newest attempt
+    store: Store
+    run_id: str
+    environ: Mapping[str, str] | None
+    clients: Clients
+    collector: Collector
+    _complain: Callable[[CloudtrainError], None]
+    _lease: Callable[[], bool]
+    _may_send: bool
+    send_due = False  # an attempt is due, where it may not send one itself
+    end: tuple[str, Status] | None = None  # of the newest attempt: after which end
 
     def follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
@@ -145,7 +134,7 @@ class AttemptEnds:
 
     def _plan_next(self, attempt: AttemptRecord, backend: Backend, base: Plan) -> tuple[Backend, Plan, Bundle]:
         """Return the next attempt's backend, plan and bundle; raises BackendError, BadRequest, CapReached."""
-        client = backend if base is attempt.plan else backend_of(base, self.store.home, clock=self.store.clock)
+        client = backend if base is attempt.plan else self.clients.get(base)
         earlier = self.store.attempts(self.run_id)
         plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
         plan = retry.plan_after(self.store, client, apply.check_stored(plan, client, self.store.home))
@@ -188,10 +177,8 @@ class AttemptEnds:
                 node: text for node, image in backend.images(attempt.handle).items() if (text := pinned_image(image))
             }:
                 self.store.keep_images(attempt.attempt_id, images)
-        except BackendError as error:
-            self._log(error)
         except Exception as error:
-            self._log(f"no images: {error!r}")
+            self._log(error if isinstance(error, BackendError) else f"no images: {error!r}")
 
     def _notify(self, attempt: AttemptRecord, status: Status | str, *, final: bool) -> None:
         """Send the notifications that cloudtrain.toml asks for, of a status or an event; an error is only logged."""

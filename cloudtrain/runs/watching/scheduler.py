@@ -21,11 +21,10 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import watch_log
 from cloudtrain.runs.watching import pace
-from cloudtrain.runs.watching.clients import Clients
 from cloudtrain.runs.watching.groups import Entry, Group
 from cloudtrain.runs.watching.pace import NOTICE_S
 from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher
-from cloudtrain.runs.watching.workers import run_sender
+from cloudtrain.runs.watching.workers import Clients, run_sender
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
@@ -262,9 +261,7 @@ class Multiplexer:
     def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
         group.asking = False
         if error is not None:
-            self._complain(group.name, error)
-            if isinstance(error, BackendError) and not isinstance(error, Unreachable):
-                self._renew_client(entries[0])
+            self._failed(group.name, entries[0], error)
         for entry in entries:
             if entry.pace:
                 entry.pace.answered(error is None)
@@ -305,7 +302,7 @@ class Multiplexer:
                 entry.run_id,
                 self.me,
                 may_send=False,
-                backend=lambda attempt: self._clients.get(attempt.plan),
+                clients=self._clients,
                 environ=entry.environ,
                 lease=lambda: True,
             )
@@ -326,9 +323,7 @@ class Multiplexer:
             return
         if error is not None or attempt is None:
             entry.failures += not (entry.watch and entry.watch.log_was_read)
-            self._complain(entry.run_id, error)
-            if isinstance(error, BackendError) and not isinstance(error, Unreachable):
-                self._renew_client(entry)
+            self._failed(entry.run_id, entry, error)
         else:
             entry.failures = 0
             if attempt.attempt_id != entry.attempt_id or attempt.handle != entry.handle:
@@ -368,10 +363,13 @@ class Multiplexer:
         if entry.group:
             entry.group.schedule(entry, entry.group.pause_s(entry) if code else 0.0)
 
-    def _renew_client(self, entry: Entry) -> None:
-        backend = self._clients.renew(self.store.attempts(entry.run_id)[-1].plan)
-        if backend and entry.group and entry.group.asks:
-            entry.group.renew(backend)
+    def _failed(self, whom: str, entry: Entry, error: Exception | None) -> None:
+        """Log an error; after a refusal ask through a new client from now on, since credentials may have been renewed."""
+        self._complain(whom, error)
+        if isinstance(error, BackendError) and not isinstance(error, Unreachable):
+            backend = self._clients.renew(self.store.attempts(entry.run_id)[-1].plan)
+            if backend and entry.group and entry.group.asks:
+                entry.group.renew(backend)
 
     def _complain(self, whom: str, error: Exception | None) -> None:
         if error is not None:

@@ -18,11 +18,12 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import upstream
-from cloudtrain.runs.planning.attempts import backend_of
 from cloudtrain.runs.sending import handover, outcomes, retry, send, waiting
+from cloudtrain.runs.watching.collect import Collector
 from cloudtrain.runs.watching.ending import AttemptEnds
 from cloudtrain.runs.watching.pace import NOTICE_S, Pace, note_contact
 from cloudtrain.runs.watching.spool import Spool
+from cloudtrain.runs.watching.workers import Clients
 
 LEASE_S = 30.0
 REST_S = 1.0  # how long a state waits for the log: of a live run it is asked again, an end is stored before the rest
@@ -43,8 +44,9 @@ class Watcher(AttemptEnds):
     """Watches one run until it is final.
 
     Args:
-        may_send: False where it only reads: it starts no attempt.
-        backend: returns the backend of an attempt, where several runs share one.
+        complain: what is done where a platform cannot be asked; None to log it.
+        may_send: False where it starts no attempt itself: `look` then says that one is due.
+        clients: those of several runs; None for its own.
         environ: the environment of the shell that submitted the run, for notifications; None for this process's.
         lease: renews the lease meanwhile and returns whether it is still held, where somebody else does that.
     """
@@ -57,17 +59,17 @@ class Watcher(AttemptEnds):
         complain: Callable[[CloudtrainError], None] | None = None,
         *,
         may_send: bool = True,
-        backend: Callable[[AttemptRecord], Backend] | None = None,
+        clients: Clients | None = None,
         environ: Mapping[str, str] | None = None,
         lease: Callable[[], bool] | None = None,
     ) -> None:
-        super().__init__(store, run_id, complain, may_send=may_send, environ=environ, lease=lease or self._own_lease)
-        self._backend = backend or self._own_backend
-        self.me = me or Process.here()
+        self.store, self.run_id, self.environ, self.me = store, run_id, environ, me or Process.here()
+        self.clients = clients or Clients(store.home, store.clock)
+        self._complain, self._may_send, self._lease = complain or self._log, may_send, lease or self._own_lease
+        self.collector = Collector(self._lease, self._log)
         self._cancelled: set[str] = set()
         self._ended: Callable[[], None] = lambda: None
         self._leased_at = 0.0
-        self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
         self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
         self._noted_at = -NOTED_S
         self._log_is_complete = False
@@ -85,14 +87,14 @@ class Watcher(AttemptEnds):
             if self._is_over(run):
                 self.store.release(self.run_id, self.me)
                 return run.status
-            backend = self._backend(attempt)
+            backend = self.clients.get(attempt.plan)
             try:
                 moved = self._step_when_due(run, attempt, backend)
             except BackendError as error:
                 note_contact(self.store.home, self.run_id, backend, error, self.store.clock)
                 moved = False
                 if not isinstance(error, Unreachable):
-                    self._cached_backend = None  # a new client next time: credentials may be renewed
+                    self.clients.renew(attempt.plan)
                 self._complain(error)
             if moved:
                 continue
@@ -137,7 +139,7 @@ class Watcher(AttemptEnds):
             clock = self.store.clock
             due = outcomes.is_free(attempt, clock) and retry.outage_is_over(attempt, clock)
             return Look.SEND if due else Look.SAME
-        backend = self._backend(attempt)
+        backend = self.clients.get(attempt.plan)
         try:
             if log_only and attempt.handle is not None:
                 self._read_log(attempt, backend)
@@ -159,14 +161,6 @@ class Watcher(AttemptEnds):
             followed = Spool(self.store.home, self.run_id, attempt.number, clock).is_followed
             self._paces = {attempt.handle: Pace(backend, followed, outcomes.age_s(attempt, clock), clock)}
         return self._paces[attempt.handle]
-
-    def _own_backend(self, attempt: AttemptRecord) -> Backend:
-        if self._cached_backend is None or self._cached_backend[0] != attempt.attempt_id:
-            self._cached_backend = (
-                attempt.attempt_id,
-                backend_of(attempt.plan, self.store.home, clock=self.store.clock),
-            )
-        return self._cached_backend[1]
 
     def _step_when_due(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Look at the newest attempt as often as its platform may be asked, and at its log as often as it is followed."""

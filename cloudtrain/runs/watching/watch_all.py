@@ -22,6 +22,7 @@ from pathlib import Path
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import CloudtrainError, StoreError
 from cloudtrain.events import State, Status
+from cloudtrain.history.file import identity
 from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
@@ -31,7 +32,7 @@ from cloudtrain.runs.sending import handover, watch_log
 from cloudtrain.runs.sending.handover import Mailbox, Message
 from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.watch import LEASE_S, send_next
-from cloudtrain.runs.watching.workers import Worker, patterns_of
+from cloudtrain.runs.watching.workers import Worker
 
 LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
@@ -56,7 +57,7 @@ class HomeWatcher:
         self._sweeps = SweepHistory(home, clock)
         self._sweeping = False
         self._elected_at = self._live_at = self._orphans_at = 0.0
-        self._history = _identity(self.store.database.path)
+        self._history = identity(self.store.database.path)
 
     def run(self, messages: Sequence[Message]) -> None:
         """Watch until no run is live, another process is elected, or the history is gone; blocking."""
@@ -141,7 +142,7 @@ class HomeWatcher:
 
     def _is_gone(self) -> bool:
         """Return whether the history is no longer there: SQLite would go on with a file that was removed."""
-        return _identity(self.store.database.path) != self._history
+        return identity(self.store.database.path) != self._history
 
     def _take_orphans(self) -> None:
         if self.store.clock.monotonic() - self._orphans_at < ORPHANS_S:
@@ -195,7 +196,7 @@ class HomeWatcher:
     def _place(self, run_id: str, environ: Environ) -> None:
         """Let a run be watched by a process whose calls have the run's credentials."""
         try:
-            patterns = patterns_of(self.store.find(run_id).backend)
+            patterns = environment.patterns_of(self.store.find(run_id).backend)
         except (CloudtrainError, ImportError):
             patterns = ()  # a backend that is not installed: the multiplexer says so
         worker = None
@@ -279,13 +280,6 @@ class HomeWatcher:
             lacking = tuple(name for name in record.lacking if name not in found)
             self.store.keep_environments({run_id: EnvironmentRecord(record.pointers, record.hidden, lacking)})
             self._add(run_id, self._environs[run_id] | found)
-
-
-def _identity(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
 
 
 def serve(home: Path) -> int:
