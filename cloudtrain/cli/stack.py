@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from cloudtrain.cli.view import options, runs, terminal
@@ -40,14 +43,21 @@ def command(run_id: str | None, rank: int | None, role: str | None, as_json: boo
             if as_json:
                 terminal.print_json({"node": node, **row})
                 continue
-            head = f"node {node}  {f'role {roles[node]}  ' if roles else ''}rank {row['rank']}  pid {row['pid']}  {row['state']}"
+            head, *stack = lines(node, roles[node] if roles else "", row)
             if seen > 1:
                 terminal.print_lines("")
-            terminal.print_lines(f"{head}  {row['command']}", style="bold")
-            terminal.print_lines(*(f"  {line}" for line in (row["stack"].splitlines() or [f"no stack: {row['why']}"])))
+            terminal.print_lines(head, style="bold")
+            terminal.print_lines(*stack)
         if why:
             silent += 1
             terminal.note(f"node {node}: {why}")
     if not seen and not silent:
         terminal.note("no rank runs" if rank is None else f"rank {rank} does not run")
     return 1 if silent or not seen else 0
+
+
+def lines(node: int, role: str, row: Mapping[str, Any]) -> list[str]:
+    """Return a line about a rank, and those of its stacks, of what `Inside.stacks` yields."""
+    head = f"node {node}  {f'role {role}  ' if role else ''}rank {row['rank']}  pid {row['pid']}  {row['state']}"
+    stack = row["stack"].splitlines() or [f"no stack: {row['why']}"]
+    return [f"{head}  {row['command']}", *(f"  {line}" for line in stack)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 EVERY_S = 2.0  # a launcher measures every 10 s
+HEADS = ("node", "host", "cpu", "memory", "processes", "gpus", "gpu", "least", "gpu memory", "age")
 BEGIN, END, CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"  # the terminal's other screen
 
 
@@ -71,13 +72,17 @@ def _print(run: Run, as_json: bool) -> None:
     if not rows:
         terminal.note("no node has reported yet; a node reports every 10 s while it runs: try again in some seconds")
         return
-    headers = ("node", "host", "cpu", "memory", "processes", "gpus", "gpu", "least", "gpu memory", "age")
     terminal.print_table(
-        headers,
+        HEADS,
         [_cells(row) for row in rows],
         right=("cpu", "memory", "processes", "gpus", "gpu", "least", "gpu memory", "age"),
         spare=("host", "processes"),
     )
+
+
+def cells(run: Run) -> list[list[str]]:
+    """Return the rows of the table, for other views of it."""
+    return [_cells(row) for row in _rows(run)]
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:

@@ -20,10 +20,12 @@ from cloudtrain.console.form import JOB_FILE, Form, lean
 from cloudtrain.console.jobtext import Table
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
 from cloudtrain.job.document import Document
+from cloudtrain.job.fields import main_role
 from cloudtrain.job.problems import dotted
 from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.planning.checks.job import find_refusals
 from cloudtrain.source.bundle import Bundle, File, list_files
+from cloudtrain.source.node_code import CALL
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -204,6 +206,30 @@ class Draft:
                 run.acknowledge()
                 self._submitted[name] = run
             return self._submitted[name]
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the job is the call of a Python function."""
+        return self.form.get(("entrypoint",)) == CALL
+
+    def roles(self) -> list[tuple[str, str, str]]:
+        """Return name, nodes and program of each role as they are written; what belongs to the main one may be at the top."""
+        try:
+            job = self.form.document()[0].value or {}
+        except BadJob:
+            return []
+        roles, main, found = job.get("roles"), main_role(job.get("roles")), []
+        for name, role in roles.items() if isinstance(roles, Mapping) else ():
+            own = {**(job if name == main else {}), **(role if isinstance(role, Mapping) else {})}
+            nodes = role.get("num_nodes", 1) if isinstance(role, Mapping) else 1
+            found.append(
+                (
+                    f"{name} (main)" if name == main else name,
+                    str(nodes),
+                    str(own.get("entrypoint") or own.get("run") or ""),
+                )
+            )
+        return found
 
     def hyperparameters(self) -> list[str]:
         """Return the names of the job's hyperparameters."""

@@ -1,12 +1,14 @@
-"""Charts of what the nodes of one run or of several used (plotly), updated while runs are active."""
+"""What the nodes of one run or of several used, as charts (plotly), updated while runs are active; stacks of a live one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudtrain.console import history, text, widgets
+from cloudtrain.console import history, lists, shell, text, widgets
 from cloudtrain.console.charts import MANY_RUNS, style_figure
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.events import State
 from cloudtrain.report import use
 from cloudtrain.report.nodecheck import NodeCheck, node_check
 from cloudtrain.runs.run import Run
@@ -55,6 +57,81 @@ def _use(run: Run, previous_count: int) -> tuple[int, dict[str, dict[str, Any]]]
             hovermode="closest" if many else "x unified",
         )  # fmt: skip
     return count, figures
+
+
+class Now:
+    """What a live run does: the table of `cloudtrain top`, and at a click the stacks of `cloudtrain stack`."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    async def show(self) -> None:
+        """Draw the table and the button, while the run runs."""
+        from nicegui import ui
+
+        from cloudtrain.cli import top
+
+        with widgets.card("Now") as self._card:
+            with ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Nodes now"'):
+                self._table = lists.runs_table()
+            self._table.props["heads"] = tuple(
+                (head, "ct-number" * (at > 1), "", "none") for at, head in enumerate(top.HEADS)
+            )
+            with ui.element("div").classes("ct-row ct-foot"):
+                self._button = widgets.button("Show stacks", self._show_stacks)
+                ui.label("Where each rank is in its Python code; the run continues.").classes("ct-dim ct-small")
+            self._stacks = ui.element("div").classes("ct-foot")
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Show what the nodes have reported last."""
+        rows = await history.current().query_run(self._run_id, _now)
+        self._card.set_visibility(rows is not None)
+        looks = ["ct-number" * (at > 1) for at in range(len(rows[0]))] if rows else []
+        self._table.props["rows"] = tuple(
+            (
+                row[0],
+                "",
+                False,
+                tuple((look, text.clean(cell), "", "", ()) for look, cell in zip(looks, row, strict=True)),
+            )
+            for row in rows or ()
+        )
+
+    async def _show_stacks(self) -> None:
+        self._button.props("loading")
+        try:
+            found = await history.current().query_run(self._run_id, _stacks)
+        except CloudtrainError as error:
+            shell.notify_error(error)
+        else:
+            self._stacks.clear()
+            with self._stacks:
+                widgets.preformatted(found, name="Stacks")
+        finally:
+            self._button.props(remove="loading")
+
+
+def _now(run: Run) -> list[list[str]] | None:
+    """Return the table of `cloudtrain top` for a run that runs here, else None."""
+    from cloudtrain.cli import top
+
+    record = run.record
+    runs = not record.status.state.final and record.status.state is not State.QUEUED and not record.attached
+    return top.cells(run) if runs else None
+
+
+def _stacks(run: Run) -> str:
+    from cloudtrain.cli import stack
+    from cloudtrain.runs.inside import Inside
+
+    inside = Inside.of(run)
+    inside.record("stack")
+    roles, found = inside.attempt.plan.node_roles, list[str]()
+    for node, rows, why in inside.stacks():
+        found += [line for row in rows for line in stack.lines(node, roles[node] if roles else "", row)]
+        found += [f"node {node}: {why}"] if why else []
+    return "\n".join(found) or "no rank runs"
 
 
 class Check:

@@ -13,6 +13,7 @@ from cloudtrain.console import fields
 from cloudtrain.console.draft import Draft
 from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.events import State
+from cloudtrain.history import table
 from cloudtrain.runs.submit import Submitter
 
 FIELDS = {field.name: field for field in fields.job_fields()}
@@ -155,13 +156,24 @@ def test_a_run_opens_as_the_short_job_that_it_was(root, home):
     assert again.review().plan.job == run.attempts[0].plan.job
 
 
-def test_labels_that_are_internal_to_a_run_are_not_offered(root, home):
+def test_what_is_internal_to_a_run_is_not_offered(root, home):
     job = {"name": "tiny", "source": str(root), "entrypoint": "train.py",
            "labels": {"team": "nlp", "sweep": "tune-1", "trial": "3"}, "env": {"SWEEP_TRIAL": "{}"}}  # fmt: skip
     run = Submitter(home=home, watch=False).submit(job)
     run.cancel(60)
     assert "cloudtrain_home" in run.record.job["labels"]
-    assert Draft.of_run(run.run_id, home, root, watch=False).form.rows(("labels",)) == [("team", "nlp")]
+    draft = Draft.of_run(run.run_id, home, root, watch=False)
+    assert draft.form.rows(("labels",)) == [("team", "nlp")]
+    assert "label.cloudtrain_home" not in table.names(run.store) and "label.team" in table.names(run.store)
+    assert not draft.is_call and draft.roles() == []
+
+
+def test_the_roles_of_a_job_are_what_it_says(root, home):
+    (root / "job.yaml").write_text(
+        "name: rl\nroles:\n  trainer: {entrypoint: train.py, num_nodes: 2}\n  server: {run: python serve.py}\n"
+    )
+    draft = Draft.of_file("job.yaml", home, root, watch=False)
+    assert draft.roles() == [("trainer (main)", "2", "train.py"), ("server", "1", "python serve.py")]
 
 
 def test_a_rerun_with_a_change_keeps_its_parent_and_its_source(root, home):

@@ -90,6 +90,40 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     assert len(Store(console.home).attempts(run.run_id)) == 2
 
 
+def test_several_live_runs_are_cancelled_and_resumed_together(console, page, orders, tmp_path):
+    """From the list; and the page of one of them shows where its ranks are."""
+    runs = [submit(console, tmp_path / "project", LIVE, str(orders), name="both") for _ in range(2)]
+    page.goto(f"{console.root}/?filter=name:both")
+    states = page.locator("tbody .ct-state")
+    expect(states).to_have_text(["RUNNING"] * 2)
+    page.get_by_role("checkbox", name="choose all rows").check()
+    page.get_by_role("button", name="Cancel runs").click()
+    page.get_by_role("button", name="Keep them running").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(states).to_have_text(["RUNNING"] * 2)
+    page.get_by_role("button", name="Cancel runs").click()
+    page.get_by_role("button", name="Cancel them").click()
+    expect(page.get_by_text("2 runs cancelled")).to_be_visible()
+    expect(states).to_have_text(["CANCELLED"] * 2)
+    page.get_by_role("button", name="Resume runs").click()
+    expect(page.get_by_text("2 runs resumed")).to_be_visible()
+    expect(states).to_have_text(["RUNNING"] * 2)
+    assert [len(run.attempts) for run in runs] == [2, 2]
+    page.goto(f"{console.root}/runs/{runs[0].run_id}")
+    expect(page.locator(".ct-log")).to_contain_text("rank 0 of 1 is here")
+    page.get_by_role("button", name="Add a log beside").click()
+    beside = page.get_by_role("region", name="Lines of log 2")
+    expect(beside).to_contain_text("rank 0 of 1 is here")
+    page.get_by_label("Search").last.fill("no such text")
+    expect(beside).not_to_contain_text("is here")
+    expect(page.locator(".ct-log").first).to_contain_text("rank 0 of 1 is here")
+    page.get_by_role("button", name="Show stacks").click()
+    expect(page.get_by_role("region", name="Stacks")).to_contain_text("train.py")
+    (orders / "end").touch()
+    expect(page.locator(".ct-state").first).to_have_text("SUCCEEDED")
+    expect(page.get_by_role("button", name="Show stacks")).to_be_hidden()
+
+
 def test_elapsed_step_and_time_to_go_tick(console, page, orders, tmp_path):
     """In the list and on the run's page, without a change of state."""
     run = submit(console, tmp_path / "project", LIVE, str(orders), fit={"steps": 1000})

@@ -6,17 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from cloudtrain.events import State
+from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.source.node_code import CALL
 from tests.conftest import wait_for
+from tests.console.test_history import plan as plan_of
 
 SCRIPT = "import sys\nprint('given', sys.argv[1:])\n"
 HOSTILE = "<img src=x onerror=document.title=1>"
@@ -274,6 +278,31 @@ def test_a_job_file_opens_and_hostile_text_stays_text(page, console, project):
     expect(page.get_by_role("region", name="Job file")).to_contain_text(HOSTILE)
     assert page.title() != "1" and page.locator("img").count() == 0
     (project / "odd.yaml").unlink()
+
+
+def test_roles_and_the_call_of_a_function_are_shown_as_what_they_are(page, console, project, seemly):
+    (project / "rl.yaml").write_text(
+        "name: rl # kept\nroles:\n  trainer: {entrypoint: train.py, num_nodes: 2}\n  server: {run: python serve.py}\n"
+    )
+    opened(page, console, "?job=rl.yaml")
+    roles = page.get_by_role("region", name="Roles of the job")
+    expect(roles.locator("tbody td")).to_have_text(
+        ["trainer (main)", "2", "train.py", "server", "1", "python serve.py"]
+    )
+    field(page, "name").fill("rl2")
+    turn(page, "review")
+    expect(page.get_by_role("region", name="Job file")).to_contain_text("name: rl2 # kept")
+    (project / "rl.yaml").unlink()
+    store, job = Store(console.home), {"name": "square", "source": ".", "entrypoint": CALL, "args": ["--digest", "f00"]}
+    assert store.intend(replace(plan_of("square-1"), job=job), identity="i", owner=Process.here())
+    store.accept("square-1-a1", "h")
+    store.set_status("square-1", Status(State.SUCCEEDED, 0, "", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"))
+    store.acknowledge("square-1")
+    opened(page, console, "?run=square-1")
+    expect(page.get_by_role("region", name="Function")).to_contain_text("call the function in Python again")
+    expect(field(page, "name")).to_have_value("square")
+    expect(field(page, "args")).to_have_count(0)
+    seemly(page)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", HOSTILE])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import fields, history, shell, text, trainer
+from cloudtrain.console import fields, history, shell, text, trainer, widgets
 from cloudtrain.console.controls import Controls, format_problem
 from cloudtrain.console.draft import Draft
 from cloudtrain.console.fields import Field, Step
@@ -137,6 +137,16 @@ class NewJob:
 
         general_fields = [field for field in self.fields.values() if field.step is Step.GENERAL]
         self.controls.draw_card("Job", [field for field in general_fields if field.group == "Job"])
+        if rows := self.draft.roles():
+            with widgets.card("Roles"):
+                widgets.element("p", "The run ends with the main role. Change the others in Roles, above, as YAML.")
+                widgets.table(("role", "nodes", "runs"), rows, caption="Roles of the job")
+        if self.draft.is_call:
+            with widgets.card("Function"):
+                widgets.element("p", "This run is the call of a Python function. Both are in the packaged source.")
+                widgets.element(
+                    "p", "Change where it runs here. For other arguments, call the function in Python again."
+                )
         script = ui.element("div").classes("ct-stack")
         other_fields = [field for field in general_fields if field.group in ("Parallelism", "Checkpoints")]
 
@@ -187,7 +197,8 @@ class NewJob:
 
             chosen.on_value_change(turn)
 
-        draw(self.draft.form.field_text(self.fields["trainer"]) != "true")
+        if not self.draft.is_call:
+            draw(self.draft.form.field_text(self.fields["trainer"]) != "true")
         self.controls.draw_groups(other_fields)
 
     def _draw_trainer(self) -> None:

@@ -50,7 +50,8 @@ async def show(
         with actions:
             _actions(run_id, details)
 
-    log_panel = RunLog(run_id, await history.current().query_run(run_id, lambda run: run.attempts[-1].plan.node_roles))
+    roles = await history.current().query_run(run_id, lambda run: run.attempts[-1].plan.node_roles)
+    log_panel = RunLog(run_id, roles)
     overview = Overview(run_id, draw_heading, log_panel.open_line)
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]
@@ -65,13 +66,25 @@ async def show(
     with widgets.card("Use of each node"):
         used = nodeuse.Use(run_id)
         await used.show()
-    check = nodeuse.Check(run_id)
+    now, check = nodeuse.Now(run_id), nodeuse.Check(run_id)
+    await now.show()
     await check.show()
-    live += [curves.refresh, used.refresh, check.refresh]
+    live += [curves.refresh, used.refresh, now.refresh, check.refresh]
     objects = logged.LoggedObjects(run_id)
     await objects.show()
     live.append(objects.refresh)
-    log_panel.show()
+    with ui.element("div").classes("ct-logs") as logs:
+        log_panel.show()
+
+    async def add_log() -> None:
+        """Draw one more log beside the others, to follow several ranks."""
+        with logs:
+            panel = RunLog(run_id, roles, len(list(logs)) + 1)
+            panel.show()
+        live.append(panel.refresh)
+        await panel.refresh()
+
+    widgets.button("Add a log beside", add_log)
     results = Results(run_id)
     await results.show()
     await marks.show(run_id, headline)

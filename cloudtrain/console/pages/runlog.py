@@ -22,9 +22,10 @@ def name_origins(ranks: Sequence[tuple[int, int]], roles: Sequence[str]) -> list
 
 
 class RunLog:
-    """The log panel of one page."""
+    """A log panel of one page; `number` counts those beside each other."""
 
-    def __init__(self, run_id: str, roles: Sequence[str]) -> None:
+    def __init__(self, run_id: str, roles: Sequence[str], number: int = 1) -> None:
+        self._name = f"Log {number}" if number > 1 else "Log"
         self._roles = roles  # by node; none in a job without
         self._logbook = logbook.open_logbook(run_id)
         self._run_id = run_id
@@ -41,7 +42,7 @@ class RunLog:
         """Draw the log."""
         from nicegui import ui
 
-        with widgets.card("Log"):
+        with widgets.card(self._name):
             with ui.element("div").classes("ct-row ct-tools"):
                 search = ui.input(label="Search", on_change=self._on_search).props(
                     "outlined dense clearable debounce=300"
@@ -57,7 +58,8 @@ class RunLog:
                 widgets.button("Later", lambda: self._move(self._first + WINDOW))
                 self._end = widgets.button("Newest", self._follow)
                 self._status_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
-            self._lines = lists.log_window().props('tabindex="0" role="region" aria-label="Lines of the log"')
+            name = self._name.lower() if self._name != "Log" else "the log"
+            self._lines = lists.log_window().props(f'tabindex="0" role="region" aria-label="Lines of {name}"')
             self._lines.on("go", lambda event: self.go(int(event.args)))
 
     async def refresh(self) -> None:
