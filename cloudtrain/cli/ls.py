@@ -140,7 +140,7 @@ def command(
     if ids and (query.group or as_json):
         raise click.UsageError("--ids prints ids alone: give it without --group and --json")
     if ids:
-        terminal.print_lines(*(row.record.run_id for row in table.first_rows(store, query, limit=limit)))
+        terminal.print_lines(*table.run_ids(store, query, limit=limit))
     elif query.group:
         _print_groups(table.groups(store, query), query, as_json)
     else:
@@ -194,12 +194,6 @@ def _print_rows(store: Store, query: Query, limit: int, as_json: bool) -> None:
     return None
 
 
-def _rows(entry: Row | Fold) -> Sequence[Row]:
-    from cloudtrain.history.overview import Fold
-
-    return entry.live if isinstance(entry, Fold) else (entry,)
-
-
 def _name(row: Row, usual: bool = True) -> str:
     """Return the short name of a run where that was read, else its id."""
     return str((usual and row.values[0]) or row.record.run_id)
@@ -209,8 +203,10 @@ def _refreshed(
     store: Store, read: Callable[[], Sequence[Row | Fold]], names: Sequence[str], limit: int
 ) -> list[Row | Fold]:
     """Return rows with live runs as they are now. Of the usual columns, costs of ended runs are as they were stored."""
+    from cloudtrain.history.overview import runs_of
+
     entries = read()
-    if live := [row.record for entry in entries[:limit] for row in _rows(entry) if not row.record.status.state.final]:
+    if live := [row.record for entry in entries[:limit] for row in runs_of(entry) if not row.record.status.state.final]:
         _refresh_live(store, live)
         entries = read()
     if not {"cost", "eta"} & set(names) or (tuple(names) == USUAL and not live):
@@ -321,13 +317,9 @@ def _row(row: Row, loss: Summary | None) -> tuple[str, ...]:
 
 def _fold(fold: Fold) -> tuple[str, ...]:
     """Return the row of a sweep: its states are counted, and it has the best value instead of a loss."""
-    failed = sum(count for state, count in fold.states.items() if state.final) - fold.states[State.CANCELLED]
-    failed -= fold.states[State.SUCCEEDED]
-    states = f"{fold.states[State.SUCCEEDED]}/{fold.states.total()} ok"
-    states += (f", {failed} failed" if failed else "") + (f", {len(fold.live)} live" if fold.live else "")
     costs = [usd for usd in (fold.usd, *(row.values[2] for row in fold.live)) if usd is not None]
     best = "" if fold.best is None else format_number(fold.best)
-    return fold.sweep_id, states, "", _usd(sum(costs) if costs else None), best, runs.elapsed(fold.created_at), ""
+    return fold.sweep_id, fold.counts, "", _usd(sum(costs) if costs else None), best, runs.elapsed(fold.created_at), ""
 
 
 def _usd(usd: float | None) -> str:

@@ -14,6 +14,7 @@ from cloudtrain.report import nearest, plots
 from cloudtrain.report.sections import Chart, Section
 from cloudtrain.runs.run import Run
 
+HEIGHT_PX = 250
 MAX_POINTS = 600  # of a curve: about the width of a chart in pixels
 MAX_CHARTS = 24  # on a page, before a click shows all
 MANY_RUNS = 12  # more have fewer charts and points, no bands, and a tooltip for the nearest run alone
@@ -24,7 +25,7 @@ _LAYOUT = {
     "template": None,
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
-    "height": 250,
+    "height": HEIGHT_PX,
     "margin": {"l": 48, "r": 12, "t": 34, "b": 44},
     "uirevision": "kept",  # keeps the zoom when points are added
     "font": {"size": 12, "family": "system-ui, sans-serif"},
@@ -42,6 +43,30 @@ _AXIS = {
 
 _DRAG = "(event) => event.dataTransfer.setData('text/plain', event.target.dataset.chart)"
 _DROP = "(event) => { event.preventDefault(); emit(event.dataTransfer.getData('text/plain')); }"
+_RESIZE = """(event) => {
+  const chart = event.target.closest('.ct-chart'), plot = chart.querySelector('.js-plotly-plot'), grid = chart.parentElement;
+  const several = getComputedStyle(grid).gridTemplateColumns.includes(' '), whole = grid.clientWidth;
+  const tell = (x, y) => emit([height + y, several ? width + x > whole * 0.75 : null]);
+  const [width, height] = [chart.clientWidth, plot.clientHeight];
+  if (event.type === 'keydown') {
+    const by = {ArrowLeft: [-whole, 0], ArrowRight: [whole, 0], ArrowUp: [0, -40], ArrowDown: [0, 40]}[event.key];
+    if (by) { event.preventDefault(); tell(...by); }
+    return;
+  }
+  event.preventDefault();
+  event.target.setPointerCapture(event.pointerId);
+  event.target.onpointermove = (now) => { plot.style.height = `${height + now.clientY - event.clientY}px`; };
+  event.target.onpointerup = (now) => {
+    event.target.onpointermove = event.target.onpointerup = null;
+    plot.style.height = '';
+    tell(now.clientX - event.clientX, now.clientY - event.clientY);
+  };
+}"""
+_PICK = """() => {
+  const pick = Object.assign(document.createElement('input'), {type: 'file', accept: '.json'});
+  pick.onchange = async () => emit((await pick.files[0].text()).slice(0, 200000));
+  pick.click();
+}"""
 
 _NEAREST = """(event) => {
   const chart = event.event.target.closest('.js-plotly-plot'), axis = chart._fullLayout.yaxis;
@@ -91,6 +116,8 @@ class Curves:
             self._count_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
             self._more = widgets.button("Show all", self._show_all)
             self._hidden = ui.element("div").classes("ct-row")
+            widgets.button("Save layout", self._save_layout)
+            widgets.button("Load layout", None).on("click", self._load_layout, js_handler=_PICK)
         self._draw_hidden()
         await self.refresh()
 
@@ -131,6 +158,22 @@ class Curves:
         self._draw_hidden()
         await history.current().query(lambda store: layout.write(store, self._project, self._layout))
         await self.refresh(at_once=True)
+
+    def _save_layout(self) -> None:
+        from nicegui import ui
+
+        ui.download.content(layout.to_json(self._layout), "layout.json", "application/json")
+
+    async def _load_layout(self, event: Any) -> None:
+        from nicegui import ui
+
+        if (given := layout.of_json(str(event.args))) == layout.Layout():
+            ui.notify("this file has no layout of charts", type="negative")
+            return
+        self._layout = given
+        self._area.clear()
+        self._sections.clear()
+        await self._arrange(lambda _: None)
 
     async def _show_all(self) -> None:
         self._most = 10_000
@@ -212,11 +255,14 @@ class Curves:
             drawn.grid.clear()
             drawn.charts.clear()
         for title in titles:
+            figures[title]["layout"]["height"] = self._layout.heights.get(title, HEIGHT_PX)
             if title in drawn.charts:
                 drawn.charts[title].update_figure(figures[title])
             else:
                 with drawn.grid:
                     drawn.charts[title] = self._draw_chart(title, figures[title], titles)
+            wide = title in self._layout.wide
+            drawn.charts[title].parent_slot.parent.classes(add="ct-spread" * wide, remove="ct-spread" * (not wide))
 
     def _draw_chart(self, title: str, figure: dict[str, Any], titles: Sequence[str]) -> Any:
         """Draw a chart that is dragged to the place of another one, with its buttons."""
@@ -231,6 +277,12 @@ class Curves:
 
         async def drop(event: Any) -> None:
             await self._arrange(lambda layout: layout.move(str(event.args), title, titles))
+
+        async def resize(event: Any) -> None:
+            height, wide = event.args
+            await self._arrange(
+                lambda layout: layout.resize(title, height, title in layout.wide if wide is None else wide)
+            )
 
         with ui.element("div").classes("ct-plot ct-chart").props('role="group"') as around:
             around.props["aria-label"] = f"curve of {name}"
@@ -249,6 +301,10 @@ class Curves:
                 if at:
                     button("Move up", lambda layout: layout.move(title, titles[at - 1], titles))
                 button("Hide", lambda layout: layout.toggle("hidden", title))
+                size = widgets.element("button", "Resize").classes("ct-sort ct-resize")
+                size.props('type=button title="Drag, or press the arrow keys"').props["aria-label"] = f"Resize {name}"
+                for kind in ("pointerdown", "keydown"):
+                    size.on(kind, resize, js_handler=_RESIZE)
         return chart
 
     def _draw_hidden(self) -> None:

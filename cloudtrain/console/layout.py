@@ -1,4 +1,4 @@
-"""Which charts a person has pinned, hidden, moved or closed; kept for each project (a job's name) in the home."""
+"""Which charts a person has pinned, hidden, moved, resized or closed; kept for each project (a job's name) in the home."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cloudtrain.report.sections import Chart, Section, arrange
 
 PINNED = "Pinned"
 MOST = 1000  # names that a layout keeps of each kind
+LEAST_PX, MOST_PX = 160, 1200  # height of a chart
 
 
 @dataclass
@@ -22,6 +23,8 @@ class Layout:
     order: list[str] = field(default_factory=list)  # of charts that were moved
     opened: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    wide: list[str] = field(default_factory=list)  # charts over the whole width
+    heights: dict[str, int] = field(default_factory=dict)  # chart -> its height in pixels
 
     def arrange(self, names: Collection[str], wanted: Collection[str]) -> list[Section]:
         """Return the sections of metrics: first the pinned charts, without the hidden ones, moved ones in their order."""
@@ -55,6 +58,12 @@ class Layout:
         for of, wanted in ((self.opened, is_open), (self.closed, not is_open)):
             if wanted != (prefix in of):
                 of.append(prefix) if wanted else of.remove(prefix)
+
+    def resize(self, title: str, height: float, wide: bool) -> None:
+        """Give a chart another height, and the whole width or one column."""
+        self.heights[title] = round(min(max(height, LEAST_PX), MOST_PX))
+        if wide != (title in self.wide):
+            self.toggle("wide", title)
 
     def move(self, title: str, before: str, section: Sequence[str]) -> None:
         """Move a chart to the place of another one of its section."""
@@ -93,20 +102,29 @@ def read(store: Store, project: str) -> Layout:
 def write(store: Store, project: str, layout: Layout) -> None:
     """Keep the layout of a project."""
     with store.database.translated_errors(), store.database.write() as db:
-        db.execute("INSERT OR REPLACE INTO layouts VALUES (?, ?)", (project, json.dumps(asdict(layout))))
+        db.execute("INSERT OR REPLACE INTO layouts VALUES (?, ?)", (project, to_json(layout)))
+
+
+def to_json(layout: Layout) -> str:
+    """Return a layout as the home keeps it, and as people share it."""
+    return json.dumps(asdict(layout), indent=1)
 
 
 def of_json(text: str) -> Layout:
     """Return the layout of its JSON; what is no list of names is left out."""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Layout()
     data = data if isinstance(data, dict) else {}
-    lists = {each.name: data.get(each.name) for each in fields(Layout)}
-    return Layout(
-        **{name: [t for t in of if isinstance(t, str)][:MOST] for name, of in lists.items() if isinstance(of, list)}
+    given = {each.name: data.get(each.name) for each in fields(Layout)}
+    layout = Layout(
+        **{name: [t for t in of if isinstance(t, str)][:MOST] for name, of in given.items() if isinstance(of, list)}
     )
+    heights = given["heights"] if isinstance(given["heights"], dict) else {}
+    known = [(title, height) for title, height in heights.items() if type(height) is int][:MOST]
+    layout.heights = {title: min(max(height, LEAST_PX), MOST_PX) for title, height in known}
+    return layout
 
 
 def _moved(titles: Sequence[str], title: str, before: str) -> list[str]:

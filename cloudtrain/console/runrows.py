@@ -6,14 +6,16 @@ import csv
 import io
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.console import history, text, widgets
 from cloudtrain.events import State
-from cloudtrain.history import table
+from cloudtrain.history import overview, table
 from cloudtrain.history.columns import find_column, format_cell
+from cloudtrain.history.overview import Fold, runs_of
 from cloudtrain.history.records import RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
@@ -44,20 +46,22 @@ class Head:
 
 @dataclass(frozen=True)
 class Line:
-    """A row: the run's id, None for a group; its cells as in runs.js."""
+    """A row: the id of a run or a sweep, or the number of a group; the name of its box, "" for none; its cells as in runs.js."""
 
     key: str
-    run_id: str | None
+    box: str
     cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the table shows; `total` counts all runs that the filter selects."""
+    """What the table shows; `total` counts all runs that the filter selects, `rows` the rows of all pages."""
 
     heads: tuple[Head, ...]
     lines: tuple[Line, ...]
     total: int
+    rows: int = 0
+    sweeps: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the runs of each sweep that is a row
     outages: str = ""
     live: bool = False
 
@@ -68,44 +72,60 @@ def read(store: Store, query: Query, offset: int) -> Shown:
         return _groups(store, query)
     names = query.names or [*(name for name in USUAL if name != "loss"), "user"]
     wanted = replace(query, columns=",".join([*names, *(name for name in _HIDDEN if name not in names)]))
-    rows, total = _page(store, wanted, offset)
-    records = [row.record for row in rows]
+    folded = query == Query()  # as `ls` does
+    entries, total, count = _page(store, wanted, offset, folded=folded)
+    records = [row.record for entry in entries for row in runs_of(entry)]
     unwatched = [each.run_id for each in records if not each.status.state.final and not store.watched(each.run_id)]
     refreshed = [run_id for run_id in unwatched if history.refresh(Run(run_id, store))]
     if refreshed:
-        rows, total = _page(store, wanted, offset)
+        entries, total, count = _page(store, wanted, offset, folded=folded)
+    rows = [entry for entry in entries if not isinstance(entry, Fold)]
+    folds = [entry.sweep_id for entry in entries if isinstance(entry, Fold)]
     ids = [row.record.run_id for row in rows]
     differing = {} if query.names else _differing(table.values_of(store, ids), ids)
-    losses = {} if query.names else store.curves.last([row.record.run_id for row in rows])
+    losses = {} if query.names else store.curves.last(ids)
     usual = (*USUAL[:-1], *differing, USUAL[-1], *(("user",) if any(record.attached for record in records) else ()))
     shown = query.names or usual
+    looks = {name: _look(name, bool(query.names)) for name in shown}
     lines = []
-    for row in rows:
-        record, values = row.record, dict(zip(wanted.names, row.values, strict=True))
-        loss = losses.get(record.run_id)
-        values["loss"] = format_number(loss.last) if loss else ""
-        values |= {name: of.get(record.run_id) for name, of in differing.items()}
-        title = ("★ " if values["star"] else "") + text.clean(values["title"] or record.run_id, 120)
-        tags = tuple(text.clean(tag, 60) for tag in json.loads(values["tags"] or "[]"))
-        cells: list[Cell] = [
-            ("", title, run_link(record.run_id), "", tags, text.clean(values["short"] or "", 80)),
-            (
-                "",
-                record.status.state.value,
-                "",
-                widgets.state_class(record.status.state) or "ct-other",
-                (),
-                _reason(record),
-            ),
-            *((_look(name, bool(query.names)), _text(name, values[name]), "", "", (), "") for name in shown),
-        ]
-        lines.append(Line(record.run_id, record.run_id, tuple(cells)))
+    for entry in entries:
+        if isinstance(entry, Fold):
+            key, box, first, values = _sweep(entry)
+        else:
+            key, values = entry.record.run_id, dict(zip(wanted.names, entry.values, strict=True))
+            values["loss"] = format_number(losses[key].last) if key in losses else ""
+            values |= {name: of.get(key) for name, of in differing.items()}
+            box, first = f"compare {key}", _run(entry.record, values)
+        cells = ((looks[name], _text(name, values.get(name)), "", "", (), "") for name in shown)
+        lines.append(Line(key, box, (*first, *cells)))
+    named = {loss.name for loss in losses.values()}  # of one name, it is a column
+    sorts = {"eta": "", "loss": f"metric.{named.pop()}" if len(named) == 1 else ""}
+    best = {"loss": "loss/best"} if folds else {}
     heads = [
         Head("choose", "ct-pick"), Head("run", "", "run"), Head("state", "", "state"),
-        *(Head(name, _look(name, bool(query.names)), "" if name in ("loss", "eta") else name) for name in shown),
+        *(Head(best.get(name, name), looks[name], sorts.get(name, name)) for name in shown),
     ]  # fmt: skip
-    live = any(not row.record.status.state.final for row in rows)
-    return Shown(tuple(heads), tuple(lines), total, _outages(store, rows), live)
+    live = any(not record.status.state.final for record in records)
+    sweeps = overview.runs_of_sweeps(store, folds) if folds else {}
+    return Shown(tuple(heads), tuple(lines), total, count, sweeps, _outages(store, records), live)
+
+
+def _run(record: RunRecord, values: Mapping[str, Any]) -> tuple[Cell, ...]:
+    """Return the cells of a run's name and state."""
+    title = ("★ " if values["star"] else "") + text.clean(values["title"] or record.run_id, 120)
+    tags, state = tuple(text.clean(tag, 60) for tag in json.loads(values["tags"] or "[]")), record.status.state
+    return (
+        ("", title, run_link(record.run_id), "", tags, text.clean(values["short"] or "", 80)),
+        ("", state.value, "", widgets.state_class(state) or "ct-other", (), _reason(record)),
+    )
+
+
+def _sweep(fold: Fold) -> tuple[str, str, tuple[Cell, ...], dict[str, Any]]:
+    """Return the key of a sweep's row, the name of its box, its first cells, and its values: the best one is its loss."""
+    values = {"created": fold.created_at, "loss": "" if fold.best is None else format_number(fold.best)}
+    link, name = f"/sweeps/{quote(fold.sweep_id, safe='')}", text.clean(fold.sweep_id, 120)
+    return (fold.sweep_id, f"choose the runs of {name}",
+            (("", name, link, "", (), ""), ("", fold.counts, "", "", (), "")), values)  # fmt: skip
 
 
 def _differing(values: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> dict[str, Mapping[str, str]]:
@@ -116,15 +136,21 @@ def _differing(values: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> d
     )
 
 
-def _page(store: Store, query: Query, offset: int) -> tuple[list[table.Row], int]:
-    """Return one page of runs and the count of all; on the first one the starred runs are on top."""
-    rows, total = listing.read(store, query, limit=PAGE_SIZE, offset=offset)
+def _page(store: Store, query: Query, offset: int, *, folded: bool) -> tuple[Sequence[table.Row | Fold], int, int]:
+    """Return one page, the count of all runs and that of all rows; on the first page the starred runs are on top."""
+    rows: Sequence[table.Row | Fold]
+    if folded:
+        rows = overview.newest(store, query.names, limit=PAGE_SIZE, offset=offset)
+        total, count = table.count(store, query), overview.count(store)
+    else:
+        rows, total = listing.read(store, query, limit=PAGE_SIZE, offset=offset)
+        count = total
     if offset:
-        return rows, total
+        return rows, total, count
     starred = replace(query, filter=f"{query.filter} is:starred".strip())
     top = listing.with_live(store, table.first_rows(store, starred, limit=MOST_STARRED), query.names)
     ids = {row.record.run_id for row in top}
-    return [*top, *(row for row in rows if row.record.run_id not in ids)], total
+    return [*top, *(row for row in rows if isinstance(row, Fold) or row.record.run_id not in ids)], total, count
 
 
 def _reason(record: RunRecord) -> str:
@@ -146,16 +172,17 @@ def _groups(store: Store, query: Query) -> Shown:
         ]
         look = "ct-number"
         cells = [("", name, link, "", (), ""), (look, f"{group.count:,}", "", "", (), "")]
-        lines.append(Line(str(number), None, (*cells, *((look, value, "", "", (), "") for value in values))))
+        lines.append(Line(str(number), "", (*cells, *((look, value, "", "", (), "") for value in values))))
     means = (Head(f"{name}: mean (min to max)", "ct-number") for name in query.names)
     heads = (Head(query.group), Head("runs", "ct-number"), *means)
     return Shown(heads, tuple(lines), sum(group.count for group in groups))
 
 
-def to_csv(store: Store, query: Query) -> str:
-    """Return the runs that a query selects as CSV, with its columns."""
+def to_csv(store: Store, query: Query, chosen: Sequence[str] = ()) -> str:
+    """Return the chosen runs, or all that a query selects, as CSV, with its columns."""
     names = query.names or [name for name in USUAL if name != "loss"]
-    rows, _ = listing.read(store, replace(query, columns=",".join(names)), limit=LONGEST_CSV)
+    ids = chosen or table.run_ids(store, query, limit=LONGEST_CSV)
+    rows = listing.with_live(store, table.rows_of(store, ids, names), names)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("run", "state", *names))
@@ -185,9 +212,7 @@ def run_link(run_id: str) -> str:
 
 def selects(lines: Sequence[Line], chosen: Container[str]) -> tuple[object, ...]:
     """Return the prop `rows` of runs.js."""
-    return tuple(
-        (line.key, f"compare {line.run_id}" if line.run_id else "", line.run_id in chosen, line.cells) for line in lines
-    )
+    return tuple((line.key, line.box, line.key in chosen, line.cells) for line in lines)
 
 
 def _filterable(name: str, key: object) -> bool:
@@ -209,10 +234,10 @@ def _text(name: str, value: object) -> str:
     return text.clean(value if name == "loss" else format_cell(name, value), 120)
 
 
-def _outages(store: Store, rows: Sequence[table.Row]) -> str:
+def _outages(store: Store, records: Sequence[RunRecord]) -> str:
     """Return a sentence for each target that does not answer, for the runs of a page."""
     outages: dict[str, str] = {}
-    for record in (row.record for row in rows):
+    for record in records:
         if (
             not record.status.state.final
             and (answer := pace.last_contact(store.home, record.run_id, store.clock))

@@ -12,12 +12,14 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.history import filters
 from cloudtrain.history.columns import FACTS, PARTS, Column, find_column
 from cloudtrain.history.records import RUNS, RunRecord, run_from_row
+from cloudtrain.job.targets import HOME_LABEL
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
 
 MOST_NAMES = 500  # of labels, hyperparameters or metrics that are completed
 MOST_GROUPS = 1000
+_INTERNAL = f"label.{HOME_LABEL}"  # is not offered
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,28 @@ class Group:
 
 def page(store: Store, query: Query, *, limit: int = 50, offset: int = 0) -> tuple[list[Row], int]:
     """Return one page of the runs that a query selects, and the count of all. Raises BadRequest."""
+    return first_rows(store, query, limit=limit, offset=offset), count(store, query)
+
+
+def count(store: Store, query: Query) -> int:
+    """Return how many runs a query selects."""
     where, values = filters.where(query.filter)
-    count = store.select(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0]
-    return first_rows(store, query, limit=limit, offset=offset), count
+    return int(store.select(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])
 
 
 def first_rows(store: Store, query: Query, *, limit: int = 50, offset: int = 0) -> list[Row]:
     """Return one page of the runs that a query selects, without the count: in a long history it takes as long again."""
+    return rows_of(
+        store, run_ids(store, query, limit=limit, offset=offset), query.names
+    )  # ids first: whole rows hold jobs
+
+
+def run_ids(store: Store, query: Query, *, limit: int, offset: int = 0) -> list[str]:
+    """Return the ids of the runs that a query selects, from an index."""
     where, values = filters.where(query.filter)
     order, order_values = _order(query.sort)
-    # Ids first, of an index: whole rows hold jobs.
     ids = f"SELECT run_id FROM runs WHERE {where} ORDER BY {order} LIMIT {int(limit)} OFFSET {int(offset)}"
-    return rows_of(store, [row[0] for row in store.select(ids, [*values, *order_values])], query.names)
+    return [row[0] for row in store.select(ids, [*values, *order_values])]
 
 
 def values_of(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -130,7 +142,9 @@ def names(store: Store, prefix: str = "") -> list[str]:
         " WHERE name > leap.name) FROM leap WHERE leap.name IS NOT NULL) SELECT name FROM leap WHERE name IS NOT NULL"
         f" LIMIT {MOST_NAMES}"
     )
-    given = [row[0] for row in store.select(leap.format("run_values"), (prefix.partition(".")[0],))]
+    given = [
+        row[0] for row in store.select(leap.format("run_values"), (prefix.partition(".")[0],)) if row[0] != _INTERNAL
+    ]
     metrics = [f"metric.{row[0]}" for row in store.select(leap.format("run_metrics"), ("",))]
     used = [f"system.{row[0]}" for row in store.select(leap.format("run_usage"), ("",))]
     parts = [f"{name}.{part}" for name in metrics for part in PARTS if part != "last"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from playwright.sync_api import expect
 
@@ -60,6 +61,24 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     page.keyboard.press("/")
     expect(search).to_be_focused()
     seemly(page)
+
+
+def test_all_runs_that_a_filter_selects_are_chosen_tagged_and_exported(console, page):
+    page.goto(f"{console.root}/?filter=run:old-*+state:succeeded")
+    page.get_by_role("checkbox", name="choose all rows").check()
+    expect(page.get_by_text("50 runs chosen")).to_be_visible()
+    page.get_by_role("button", name="Choose all 82").click()
+    expect(page.get_by_text("82 runs chosen")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV of 82 runs").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert len(lines) == 1 + 82 and all(",SUCCEEDED," in line for line in lines[1:])
+    page.get_by_label("Tag", exact=True).fill("good")
+    page.get_by_role("button", name="Add tag").click()
+    page.get_by_role("button", name="Choose none").click()
+    expect(page.get_by_role("checkbox", name="choose all rows")).not_to_be_checked()
+    page.get_by_label("Filter", exact=True).fill("tag:good")
+    expect(page.get_by_text("1 to 50 of 82")).to_be_visible()
 
 
 def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path):

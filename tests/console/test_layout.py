@@ -43,6 +43,16 @@ def test_a_layout_is_kept_and_one_that_is_damaged_is_empty(tmp_path):
     assert layout.read(store, "lm") == Layout(pinned=["a"]) and layout.read(store, "other") == Layout()
     assert layout.of_json('{"pinned": 3, "hidden": ["b", 7], "new": []}') == Layout(hidden=["b"])
     assert layout.of_json("[") == Layout()
+    assert layout.of_json('{"heights": {"a": 300, "b": 9000000, "c": "x"}}') == Layout(heights={"a": 300, "b": 1200})
+
+
+def test_a_chart_has_another_size_and_its_layout_is_shared():
+    of = Layout()
+    of.resize("a", 10, True)
+    of.resize("b", 420.4, False)
+    assert of.heights == {"a": layout.LEAST_PX, "b": 420} and of.wide == ["a"]
+    of.resize("a", 300, False)
+    assert of.wide == [] and layout.of_json(layout.to_json(of)) == of
 
 
 def test_curves_become_differences_from_those_of_one_run():

@@ -126,7 +126,17 @@ def test_runs_are_filtered_sorted_grouped_and_marked(console, page, story, seeml
     expect(links).to_have_text([ids[1]])
     field.fill("least-squares")
     expect(rows).to_have_count(3)
+    heads, columns = page.locator("thead th"), page.locator(".q-select").filter(has=page.get_by_label("Columns"))
     page.get_by_label("Columns").click()
+    page.keyboard.type("metric.loss.min")
+    page.get_by_role("option", name="metric.loss.min", exact=True).click()
+    usual = ["", "run", "state", "created", "took", "hp.learning_rate", "metric.loss", "target"]
+    expect(heads).to_have_text([*usual, "metric.loss.min"])  # it is added to what is shown
+    page.keyboard.press("Escape")
+    columns.locator(".q-field__focusable-action").click()
+    expect(heads).to_have_text([*usual[:6], "loss", "target"])
+    page.get_by_label("Columns").click()
+    columns.locator(".q-field__focusable-action").click()
     for column in ("hp.learning_rate", "metric.loss.min", "took"):
         page.keyboard.type(column)
         page.get_by_role("option", name=column, exact=True).click()

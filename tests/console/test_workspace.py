@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
-from cloudtrain.events import Row, State, Status
+from cloudtrain.events import Event, Row, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory
 from cloudtrain.nodes.process import Process
+from cloudtrain.runs.run import Run
 from tests.console.test_history import plan
 
 METRICS = (
@@ -195,7 +197,64 @@ def test_axes_of_the_parallel_coordinates_are_chosen_and_dragged(console, page, 
     expect(names).to_have_text(["metric.train/loss", "hp.lr"])  # where it was dragged
 
 
-def test_the_trials_of_a_sweep_are_sorted(console, page, ids, seemly):
+def test_charts_are_resized_and_the_layout_is_shared_as_a_file(console, page, ids, tmp_path):
+    page.goto(f"{console.root}/runs/{ids[0]}")
+    page.wait_for_function(f"{CHARTS}.length === 5")
+    chart, handle = (
+        page.get_by_role("group", name="curve of train/loss"),
+        page.get_by_role("button", name="Resize train/loss"),
+    )
+    page.get_by_role("group", name="curve of train/loss").hover()
+    before, place = chart.bounding_box(), handle.bounding_box()
+    page.mouse.move(place["x"] + 5, place["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(place["x"] + before["width"], place["y"] + 105, steps=8)
+    page.mouse.up()
+    height = "document.querySelector('[aria-label=\"curve of train/loss\"] .main-svg')?.getBoundingClientRect().height"
+    page.wait_for_function(f"{height} === 350")
+    page.wait_for_function("document.querySelector('.ct-chart.ct-spread')?.ariaLabel === 'curve of train/loss'")
+    assert chart.bounding_box()["width"] > 1.8 * before["width"]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save layout").click()
+    download.value.save_as(tmp_path / "layout.json")
+    handle.press("ArrowUp")
+    page.wait_for_function(f"{height} === 310")
+    handle.press("ArrowLeft")
+    page.wait_for_function("!document.querySelector('.ct-spread')")
+    page.goto(f"{console.root}/runs/{ids[1]}")  # another run of the project
+    page.wait_for_function(f"{height} === 310")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Load layout").press("Enter")
+    chooser.value.set_files(tmp_path / "layout.json")
+    page.wait_for_function(f"{height} === 350 && document.querySelector('.ct-spread')")
+    (tmp_path / "other.json").write_text("[1]")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Load layout").click()
+    chooser.value.set_files(tmp_path / "other.json")
+    expect(page.get_by_text("this file has no layout of charts")).to_be_visible()
+
+
+def test_a_live_run_shows_what_its_nodes_use_now(console, page, ids):
+    store = Store(console.home)
+    base = plan("live-1")
+    assert store.intend(replace(base, job={**base.job, "name": "live"}), identity="live", owner=Process.here())
+    store.accept("live-1-a1", "h")
+    assert store.lease("live-1", Process.here(), 600)  # nobody asks its platform
+    store.set_status("live-1", Status(State.RUNNING, started_at="2026-01-01T00:00:00Z"))
+    used = {"cpu_percent": 250.0, "rss_bytes": 2e9, "gpus": [{"index": 0, "percent": 50.0}]}
+    store.record("live-1-a1", events=[Event("live-1-a1", 0, 1, "2026-01-01T00:00:10Z", "usage", used)])
+    page.goto(f"{console.root}/runs/live-1")
+    expect(page.get_by_role("region", name="Nodes now").locator("tbody td").nth(2)).to_have_text("250%")
+    ended = Status(State.SUCCEEDED, 0, "", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")
+    store.record("live-1-a1", status=ended)
+    store.set_status("live-1", ended)
+    expect(page.get_by_role("region", name="Nodes now")).to_be_hidden()
+    Run("live-1", store).mark(archive=True)
+
+
+@pytest.fixture(scope="module")
+def sweep(console, ids) -> str:
+    """A sweep whose trials are all runs but the oldest."""
     sweeps = SweepHistory(console.home)
     keys = {"job": {"name": "lm", "source": ".", "entrypoint": "train.py"}, "method": "grid", "metric": {"name": "loss"},
             "parameters": {"lr": {"values": [0.1, 0.2, 0.3]}}}  # fmt: skip
@@ -207,7 +266,49 @@ def test_the_trials_of_a_sweep_are_sorted(console, page, ids, seemly):
         sweeps.submitted("lm-sweep-1", number, ids[number])
         sweeps.end_trial("lm-sweep-1", number, [loss])
     assert sweeps.set_state("lm-sweep-1", "SUCCEEDED")
-    page.goto(f"{console.root}/sweeps/lm-sweep-1")
+    return "lm-sweep-1"
+
+
+def test_a_sweep_is_one_row_that_stands_for_its_runs(console, page, ids, sweep, seemly, picture):
+    Run(ids[0], Store(console.home)).mark(star=True)
+    page.goto(console.root)
+    rows, names = page.locator("tbody tr"), page.locator("tbody td:nth-child(2) a")
+    expect(names).to_have_text([f"★ {ids[0]}", sweep])
+    expect(rows.nth(1)).to_contain_text("3/3 ok")
+    expect(page.get_by_role("columnheader", name="loss/best")).to_be_visible()
+    expect(rows.nth(1).get_by_role("cell", name="0.1", exact=True)).to_be_visible()
+    expect(page.get_by_text("1 to 2 of 2, 4 runs")).to_be_visible()
+    page.get_by_role("checkbox", name=f"choose the runs of {sweep}").check()
+    expect(page.get_by_text("3 runs chosen")).to_be_visible()
+    page.get_by_label("Tag", exact=True).fill("tuned")
+    page.get_by_role("button", name="Add tag").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV of 3 runs").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert {line.split(",")[0] for line in lines} == {"run", *ids[1:]}
+    heads, first = (line.split(",") for line in lines[:2])
+    assert float(first[heads.index("metric.train/loss")]) > 0  # what is shown
+    picture(page, "workspace-sweep-row")
+    seemly(page)
+    page.get_by_role("button", name="Archive").click()
+    expect(names).to_have_text([f"★ {ids[0]}"])
+    page.get_by_label("Filter", exact=True).fill("is:archived tag:tuned")
+    expect(rows).to_have_count(3)
+    page.get_by_role("checkbox", name="choose all rows").check()
+    page.get_by_role("button", name="Restore").click()
+    expect(rows).to_have_count(0)
+    page.get_by_label("Filter", exact=True).fill("")
+    expect(names).to_have_text([f"★ {ids[0]}", sweep])
+    page.get_by_role("checkbox", name=f"choose the runs of {sweep}").check()
+    page.get_by_role("button", name="Compare 3 runs").click()
+    expect(page.locator(".ct-legend a")).to_have_count(3)
+    page.go_back()
+    names.nth(1).click()
+    page.wait_for_url(f"**/sweeps/{sweep}")
+
+
+def test_the_trials_of_a_sweep_are_sorted(console, page, sweep, seemly):
+    page.goto(f"{console.root}/sweeps/{sweep}")
     trials = page.get_by_role("region", name="All trials")
     first = trials.locator("tbody td:first-child")
     expect(first).to_have_text(["3", "2", "1"])

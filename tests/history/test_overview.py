@@ -111,6 +111,17 @@ def test_runs_behind_a_long_sweep_are_found(store, monkeypatch):
     assert [type(row) for row in overview.newest(store, [], limit=2)] == [overview.Fold, table.Row]
 
 
+def test_rows_are_paged_and_counted_and_a_sweep_stands_for_its_runs(store):
+    add(store, "old-a")
+    add_sweep(store, [OK, FAILED, RUNNING], [0.9, None, None], "loss")
+    add(store, "new-a")
+    pages = [overview.newest(store, [], limit=1, offset=at) for at in range(4)]
+    assert [len(page) for page in pages] == [1, 1, 1, 0] and overview.count(store) == 3
+    fold = pages[1][0]
+    assert isinstance(fold, overview.Fold) and fold.counts == "1/3 ok, 1 failed, 1 live"
+    assert overview.runs_of_sweeps(store, ["new-a", SWEEP]) == {SWEEP: [f"{SWEEP}-{number}" for number in range(3)]}
+
+
 def test_archived_trials_and_those_of_deleted_runs_are_not_counted(store):
     add_sweep(store, [OK, FAILED], [0.3, None], "loss")
     with store.database.write() as db:
@@ -118,10 +129,11 @@ def test_archived_trials_and_those_of_deleted_runs_are_not_counted(store):
         db.execute("UPDATE trials SET run_id = 'gone', result = '[0.2]' WHERE number = 0")
         db.execute("UPDATE trials SET run_id = ? WHERE number = 0", (f"{SWEEP}-0",))
     [row] = overview.newest(store, [], limit=5)
-    assert row.states == {OK: 1} and row.best == 0.2
+    assert row.states == {OK: 1} and row.best == 0.2 and overview.count(store) == 1
     with store.database.write() as db:
         db.execute("INSERT INTO marks (run_id, archived) VALUES (?, 1)", (f"{SWEEP}-0",))
-    assert overview.newest(store, [], limit=5) == []
+    assert overview.newest(store, [], limit=5) == [] and overview.count(store) == 0
+    assert overview.runs_of_sweeps(store, [SWEEP]) == {}
 
 
 def test_ls_fits_80_columns_and_a_filter_opens_a_sweep(store, cli, monkeypatch):  # noqa: F811

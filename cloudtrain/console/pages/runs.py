@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ class Listing:
     def __init__(self, query: Query, offset: int) -> None:
         self._query, self._offset = query, offset
         self._chosen: dict[str, None] = {}  # run ids in the order of their selection
+        self._sweeps: set[str] = set()  # whose runs were chosen by their row
         self._shown = runrows.Shown((), (), -1)
         self._known: tuple[object, ...] | None = None
 
@@ -58,7 +59,7 @@ class Listing:
             with ui.element("div").classes("ct-row ct-foot"):
                 self._columns = ui.select(
                     columns, value=self._query.names, label="Columns", multiple=True, with_input=True,
-                    on_change=lambda e: self._change(columns=",".join(e.value or ())),
+                    on_change=lambda e: self._change_columns(e.value or ()),
                 ).props("outlined dense clearable").classes("ct-grow")  # fmt: skip
                 self._group = ui.select(
                     columns, value=self._query.group or None, label="Group by", with_input=True,
@@ -67,8 +68,11 @@ class Listing:
                 self._views = ui.select(list(views), label="View", on_change=self._open_view)
                 self._views.props("outlined dense").classes("ct-choice")
                 widgets.button("Save view", self._save_view)
-                widgets.button("CSV", self._export)
+                self._csv = widgets.button("CSV", self._export)
             with ui.element("div").classes("ct-row ct-foot") as marking:
+                self._count_label = ui.label("").props('role="status"')
+                self._all = widgets.button("Choose all", self._choose_all)
+                widgets.button("Choose none", lambda: self._choose([*self._chosen, *self._sweeps], False))
                 tag = ui.input(label="Tag").props("outlined dense").classes("ct-choice")
                 widgets.button("Add tag", lambda: self._mark(lambda: {"tag": [tag.value or ""]}))
                 widgets.button("Remove tag", lambda: self._mark(lambda: {"untag": [(tag.value or "").strip()]}))
@@ -95,7 +99,7 @@ class Listing:
                 self._newer = widgets.button("Newer", lambda: self._change_page(-PAGE_SIZE))
                 self._older = widgets.button("Older", lambda: self._change_page(PAGE_SIZE))
                 self._range_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
-        self._choose()
+        self._show_chosen()
         await self.refresh()
 
     async def refresh(self) -> None:
@@ -133,16 +137,26 @@ class Listing:
         self._table.props["heads"] = tuple(
             (head.text, head.look, head.column, self._direction(head.column)) for head in shown.heads
         )
-        self._table.props["rows"] = runrows.selects(shown.lines, self._chosen)
+        self._show_chosen()
+        if not self._query.names and not self._query.group:
+            self._columns.set_value(self._columns_shown())  # a chosen one is added to them
         begin, end = self._offset + 1, self._offset + len(shown.lines)
         counted = (
             f"{format_count(shown.total, 'run')} in {format_count(len(shown.lines), 'group')}"
             if self._query.group
             else ""
         )
-        self._range_label.text = counted or (f"{begin:,} to {end:,} of {shown.total:,}" if shown.lines else "")
+        runs = f", {format_count(shown.total, 'run')}" if shown.rows != shown.total else ""
+        self._range_label.text = counted or (f"{begin:,} to {end:,} of {shown.rows:,}{runs}" if shown.lines else "")
         self._newer.set_visibility(self._offset > 0 and not self._query.group)
-        self._older.set_visibility(end < shown.total and not self._query.group)
+        self._older.set_visibility(end < shown.rows and not self._query.group)
+
+    def _columns_shown(self) -> list[str]:
+        return [head.column for head in self._shown.heads if head.column not in ("", "run", "state")]
+
+    def _change_columns(self, names: Sequence[str]) -> Awaitable[None] | None:
+        shown = not self._query.names and list(names) == self._columns_shown()
+        return None if shown else self._change(columns=",".join(names))
 
     def _direction(self, column: str) -> str:
         return {column: "ascending", f"-{column}": "descending"}.get(self._query.sort, "none")
@@ -199,9 +213,9 @@ class Listing:
     async def _export(self) -> None:
         from nicegui import ui
 
-        shown = [head.column for head in self._shown.heads if head.column not in ("", "run", "state")]
-        query = self._query if self._query.group else replace(self._query, columns=",".join(shown))
-        content = await history.current().query(lambda store: runrows.to_csv(store, query))
+        query = self._query if self._query.group else replace(self._query, columns=",".join(self._columns_shown()))
+        chosen = list(self._chosen)
+        content = await history.current().query(lambda store: runrows.to_csv(store, query, chosen))
         ui.download.content(content, "runs.csv", "text/csv")
 
     async def _mark(self, changes: Callable[[], dict[str, Any]]) -> None:
@@ -209,7 +223,8 @@ class Listing:
         if await self._try(lambda store: [marks.write(store, run_id, **given) for run_id in chosen]):
             if "archive" in given:  # their rows leave the list
                 self._chosen.clear()
-                self._choose()
+                self._sweeps.clear()
+                self._show_chosen()
             self._known = None
             await self.refresh()
 
@@ -257,13 +272,30 @@ class Listing:
             return False
         return True
 
-    def _choose(self, run_ids: Sequence[str] = (), chosen: bool = False) -> None:
-        for run_id in run_ids:
+    def _choose(self, keys: Sequence[str], chosen: bool) -> None:
+        """Choose rows, or no longer; the row of a sweep stands for its runs."""
+        sweeps = self._shown.sweeps
+        for run_id in (run_ids := [run_id for key in keys for run_id in sweeps.get(key, [key])]):
             self._chosen.pop(run_id, None)
         self._chosen |= dict.fromkeys(run_ids) if chosen else {}
-        if run_ids:
-            self._table.props["rows"] = runrows.selects(self._shown.lines, self._chosen)
+        self._sweeps = self._sweeps | {key for key in keys if key in sweeps} if chosen else self._sweeps - {*keys}
+        self._show_chosen()
+
+    async def _choose_all(self) -> None:
+        """Choose all runs that the filter selects, those of other pages too."""
+        query = self._query
+        found = await history.current().query(lambda store: table.run_ids(store, query, limit=runrows.LONGEST_CSV))
+        self._chosen = dict.fromkeys(found)
+        self._sweeps = {*self._shown.sweeps}
+        self._show_chosen()
+
+    def _show_chosen(self) -> None:
+        self._table.props["rows"] = runrows.selects(self._shown.lines, self._chosen.keys() | self._sweeps)
         count = len(self._chosen)
+        self._count_label.text = f"{format_count(count, 'run')} chosen"
+        self._all.text = f"Choose all {self._shown.total:,}"
+        self._all.set_visibility(count < self._shown.total)
+        self._csv.text = f"CSV of {format_count(count, 'run')}" if count else "CSV"
         self._compare.text = f"Compare {count} runs" if count > 1 else "Compare"
         self._compare.set_enabled(1 < count <= MAX_RUNS)
         self._marking.set_visibility(count > 0)
