@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.console import curvestyle, history, layout, text, widgets
+from cloudtrain.console import curvestyle, history, layout, lists, text, widgets
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.history.store import Store
 from cloudtrain.report import nearest, plots
@@ -20,7 +20,7 @@ MAX_CHARTS = 24  # on a page, before a click shows all
 MANY_RUNS = 12  # more have fewer charts and points, no bands, and a tooltip for the nearest run alone
 # No nested lists: plotly.js (as of NiceGUI 3.18) takes them for a change at every update and redraws in a loop.
 # Its buttons that upload a figure are off by default.
-_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
+_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
 _LAYOUT = {
     "template": None,
     "paper_bgcolor": "rgba(0,0,0,0)",
@@ -288,7 +288,7 @@ class Curves:
             around.props["aria-label"] = f"curve of {name}"
             around.on("dragover", js_handler="(event) => event.preventDefault()")
             around.on("drop", drop, js_handler=_DROP)
-            chart = ui.plotly(figure)
+            chart = lists.chart(figure)
             if len(self._ids) > 1:
                 chart.on("plotly_click", self._open_run, js_handler=_NEAREST)
             with ui.element("div").classes("ct-chart-tools ct-small ct-dim"):

@@ -1,10 +1,11 @@
-"""Long lists drawn by the browser from data: one NiceGUI element for a list, because one for each cell is slow.
+"""Lists and charts drawn by the browser from data: one NiceGUI element for a list, because one for each cell is slow.
 
     runs.js     the table of runs
     lines.js    a window of a log
     legend.js   the runs of a comparison
+    chart.js    a chart of plotly
 
-The scripts use Vue's `h`: every text becomes a text node, never markup.
+The lists' scripts use Vue's `h`: every text becomes a text node, never markup.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+
+def chart(figure: dict[str, Any]) -> Any:
+    """Draw a figure of plotly; its `update_figure` draws another one. Emits `plotly_click`."""
+    from nicegui import ui
+
+    return _element_class("chart", ui.plotly)(figure)
 
 
 def runs_table() -> Any:
@@ -36,10 +44,12 @@ def log_window() -> Any:
 
 
 @cache
-def _element_class(name: str) -> type[Any]:
+def _element_class(name: str, base: type[Any] | None = None) -> type[Any]:
     from nicegui.element import Element
 
-    class Drawn(Element, component=Path(__file__).parent / f"{name}.js"):
+    kind: Any = base or Element
+
+    class Drawn(kind, component=Path(__file__).parent / f"{name}.js"):
         """An element of one of our scripts; its URL changes with the file, so that browsers may cache it."""
 
     return Drawn

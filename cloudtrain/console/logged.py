@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.console import charts, history, shell, text, widgets
+from cloudtrain.console import charts, history, lists, shell, text, widgets
 from cloudtrain.events import Event
 from cloudtrain.history.store import Store
 from cloudtrain.report import plots
@@ -219,9 +219,8 @@ def _histogram(content: Mapping[str, Any], name: str) -> Callable[[], None] | No
         return None
 
     def draw() -> None:
-        from nicegui import ui
 
-        ui.plotly(charts.style_figure(plots.histogram(counts, edges)))
+        lists.chart(charts.style_figure(plots.histogram(counts, edges)))
 
     return draw
 

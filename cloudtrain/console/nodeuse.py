@@ -41,7 +41,7 @@ class Use:
                 self._drawn[title].update_figure(figure)
                 continue
             with self._area, ui.element("div").classes("ct-plot"):
-                self._drawn[title] = ui.plotly(figure)
+                self._drawn[title] = lists.chart(figure)
 
 
 def _use(run: Run, previous_count: int) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -215,4 +215,4 @@ class UseOfRuns:
                 continue
             with self._area, ui.element("div").classes("ct-plot").props('role="group"') as around:
                 around.props["aria-label"] = title
-                self._drawn[title] = ui.plotly(styled)
+                self._drawn[title] = lists.chart(styled)

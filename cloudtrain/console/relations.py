@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.console import charts, text, widgets
+from cloudtrain.console import charts, lists, text, widgets
 from cloudtrain.errors import BadRequest
 from cloudtrain.report import relations
 
@@ -59,7 +59,7 @@ class Relations:
             self._lines = _chart("parallel coordinates", figure).style(f"min-width: {width:.0f}px")
 
     def update(self, labels: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
-        """Draw other runs, in the same charts: plotly.js complains about charts that were removed."""
+        """Draw other runs, in the same charts."""
         self._labels, self._columns = [text.clean(label, 120) for label in labels], columns
         self._axes = self._choose_axes() | {axis: name for axis, name in self._axes.items() if name in columns}
         for choice in self._choices:
@@ -142,4 +142,4 @@ def _chart(name: str, figure: dict[str, Any]) -> Any:
 
     with ui.element("div").classes("ct-plot ct-scroll").props('role="group" tabindex="0"') as around:
         around.props["aria-label"] = name
-        return ui.plotly(figure)
+        return lists.chart(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ from playwright.sync_api import expect
 
 from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
-from tests.conftest import wait_for
 from tests.console.conftest import console_of, submit
 
 LIVE = """
@@ -33,11 +33,10 @@ while not (folder / "end").exists():
 """
 
 
-def steps_of(page) -> list:
-    """Return the steps that the first picture of the page draws."""
-    return page.evaluate(
-        "[...document.querySelectorAll('.ct-plots .js-plotly-plot')].map(plot => plot.data && plot.data.at(-1).x)[0]"
-    )
+def wait_for_steps(page, *steps: int) -> None:
+    """Wait until the first chart of the page draws these steps."""
+    drawn = "document.querySelector('.ct-plots .js-plotly-plot')?.data?.at(-1).x"
+    page.wait_for_function(f"JSON.stringify({drawn}) === '{json.dumps(steps, separators=(',', ':'))}'")
 
 
 @pytest.fixture
@@ -59,9 +58,9 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     (orders / "steps").write_text("3")  # points that are emitted while the page is open
     page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 2")
     expect(page.locator(".ct-log")).to_contain_text("rank 1 has done step 2")
-    wait_for(lambda: steps_of(page) == [0, 1, 2])
+    wait_for_steps(page, 0, 1, 2)
     (orders / "steps").write_text("5")
-    wait_for(lambda: page.wait_for_timeout(50) or steps_of(page) == [0, 1, 2, 3, 4])
+    wait_for_steps(page, 0, 1, 2, 3, 4)
     assert page.evaluate("document.querySelectorAll('.ct-plots .js-plotly-plot').length") == 2
     seemly(page)
     events = page.locator("details").filter(has=page.locator("summary", has_text=" events"))

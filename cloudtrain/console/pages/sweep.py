@@ -256,10 +256,9 @@ def _cells(trial: Trial, metrics: int) -> tuple[tuple[str, str, str, str, tuple[
 
 def _draw_chart(chart: Any, figure: dict[str, Any], area: Any) -> Any:
     """Return the chart with another figure; without one it is made in an area."""
-    from nicegui import ui
 
     if chart is not None:
         chart.update_figure(figure)
         return chart
     with area:
-        return ui.plotly(figure).classes("ct-plot")
+        return lists.chart(figure).classes("ct-plot")
