@@ -156,6 +156,22 @@ def button(label: str, on_click: Any, look: str = "ct-plain", icon: str = "") ->
     return ui.button(label, on_click=on_click, color=None, icon=icon or None).props("unelevated no-caps").classes(look)
 
 
+async def confirm(title: str, lines: Sequence[str], yes: str, no: str) -> bool:
+    """Ask with a dialog, and return whether the person is sure."""
+    from nicegui import ui
+
+    with ui.dialog() as dialog, ui.card():
+        dialog.props["aria-label"] = title
+        for line in lines:
+            ui.label(line)
+        with ui.element("div").classes("ct-row"):
+            button(yes, lambda: dialog.submit(True), "ct-danger")
+            button(no, lambda: dialog.submit(False))
+    sure = bool(await dialog)
+    dialog.delete()
+    return sure
+
+
 def slider(label: str, value: float, most: float, on_change: Callable[[float], Awaitable[None]]) -> None:
     """Draw a slider from 0 to `most` in steps of a hundredth, with its value beside it."""
     from nicegui import ui

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from cloudtrain.cli.view import planned
-from cloudtrain.console import fields, shell, text
+from cloudtrain.console import fields, shell, text, widgets
 from cloudtrain.console.controls import format_problem
 from cloudtrain.console.draft import Draft, Review, resolve_below
 from cloudtrain.console.fields import Step
@@ -183,11 +183,11 @@ class ReviewStep:
         ui.navigate.to(f"/runs/{quote(run_id)}")
 
     async def _save(self) -> None:
-
         name = str(self.name.value or "")
         try:
             exists = await asyncio.to_thread(lambda: resolve_below(self.draft.root, name).is_file())
-            if exists and not await self._confirm_overwrite(name):
+            question = f"{text.clean(name)} already exists. Overwrite it?"
+            if exists and not await widgets.confirm("Overwrite the file", [question], "Overwrite it", "Leave it"):
                 return
             path = await asyncio.to_thread(lambda: self.draft.save(name, overwrite=exists))
         except CloudtrainError as error:
@@ -196,18 +196,6 @@ class ReviewStep:
             return
         self.saved.set_text(f"Written to {text.clean(str(path))}.")
         self.name.set_value(self.draft.name)
-
-    async def _confirm_overwrite(self, name: str) -> bool:
-        from nicegui import ui
-
-        with ui.dialog().props('aria-label="Overwrite the file"') as dialog, ui.card():
-            ui.label(f"{text.clean(name)} already exists. Overwrite it?")
-            with ui.element("div").classes("ct-row"):
-                ui.button("Overwrite it", on_click=lambda: dialog.submit(True), color=None).classes("ct-danger")
-                ui.button("Leave it", on_click=lambda: dialog.submit(False), color=None).classes("ct-plain")
-        answer = bool(await dialog)
-        dialog.delete()
-        return answer
 
 
 def _clean_lines(content: str) -> str:

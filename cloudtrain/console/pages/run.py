@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -127,24 +127,23 @@ async def _download_report(run_id: str) -> None:
 
 
 async def _cancel(run_id: str) -> None:
-    from nicegui import ui
+    if await sure_to_cancel([run_id]):
+        await _run_action(run_id, lambda run: run.cancel(), "cancelling")
 
+
+async def sure_to_cancel(run_ids: Sequence[str]) -> bool:
+    """Ask whether to cancel runs, naming those that wait for them, and return whether the person is sure."""
     try:
-        waiting = await history.current().query(lambda store: upstream.waiting(store, [run_id]))
+        waiting = await history.current().query(lambda store: upstream.waiting(store, run_ids))
     except CloudtrainError as error:
         shell.notify_error(error)
-        return
-    with ui.dialog().props('aria-label="Cancel the run"') as dialog, ui.card():
-        ui.label(f"Cancel {text.clean(run_id)}? This stops all its processes.")
-        if waiting:
-            ui.label(f"Runs that wait for it will be cancelled too: {text.clean(', '.join(waiting), 500)}")
-        with ui.element("div").classes("ct-row"):
-            widgets.button("Cancel the run", lambda: dialog.submit(True), "ct-danger")
-            widgets.button("Keep it running", lambda: dialog.submit(False))
-    sure = await dialog
-    dialog.delete()
-    if sure:
-        await _run_action(run_id, lambda run: run.cancel(), "cancelling")
+        return False
+    one = len(run_ids) == 1
+    what, whose, it = (text.clean(run_ids[0]), "its", "it") if one else (f"{len(run_ids)} runs", "their", "them")
+    lines = [f"Cancel {what}? This stops all {whose} processes."]
+    if waiting:
+        lines.append(f"Runs that wait for {it} will be cancelled too: {text.clean(', '.join(waiting), 500)}")
+    return await widgets.confirm("Cancel runs", lines, f"Cancel {'the run' if one else it}", f"Keep {it} running")
 
 
 async def _run_action(run_id: str, action: Callable[[Run], Any], message: str) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from cloudtrain.console import history, lists, runrows, shell, widgets
 from cloudtrain.console.pages.compare import MAX_RUNS
+from cloudtrain.console.pages.run import sure_to_cancel
 from cloudtrain.console.polling import poll
 from cloudtrain.console.runrows import PAGE_SIZE
 from cloudtrain.errors import BadRequest, CloudtrainError
@@ -230,16 +231,7 @@ class Listing:
 
     async def _cancel(self) -> None:
         """Cancel the chosen runs, when the person is sure."""
-        from nicegui import ui
-
-        with ui.dialog().props('aria-label="Cancel runs"') as dialog, ui.card():
-            ui.label(f"Cancel {format_count(len(self._chosen), 'run')}? This stops all their processes.")
-            with ui.element("div").classes("ct-row"):
-                widgets.button("Cancel them", lambda: dialog.submit(True), "ct-danger")
-                widgets.button("Keep them running", lambda: dialog.submit(False))
-        sure = await dialog
-        dialog.delete()
-        if sure:
+        if await sure_to_cancel([*self._chosen]):
             await self._each("cancelled", lambda run: run.cancel())
 
     async def _each(self, done: str, action: Callable[[Run], object]) -> None:
