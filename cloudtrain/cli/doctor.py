@@ -142,6 +142,7 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 
 def _check_policies() -> Iterator[Finding]:
     """Fetch and pin the organisation's policies that the configuration here names, and read those beside it."""
+    from cloudtrain.backends.registry import installed
     from cloudtrain.job import targets
     from cloudtrain.policy import apply, files, names, pin
 
@@ -179,7 +180,7 @@ def _check_policies() -> Iterator[Finding]:
         else:
             yield Finding("policy", True, f"{path}: {format_count(len(policy.rules), 'rule')}")
             yield from unknown(policy)
-    for point in apply.installed(apply.GROUP):
+    for point in installed(apply.GROUP):
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
 
 

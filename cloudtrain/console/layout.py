@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from cloudtrain.history.store import Store
 from cloudtrain.report.sections import Chart, Section, arrange
@@ -118,9 +119,10 @@ def of_json(text: str) -> Layout:
         return Layout()
     data = data if isinstance(data, dict) else {}
     given = {each.name: data.get(each.name) for each in fields(Layout)}
-    layout = Layout(
-        **{name: [t for t in of if isinstance(t, str)][:MOST] for name, of in given.items() if isinstance(of, list)}
-    )
+    lists: dict[str, Any] = {
+        name: [t for t in of if isinstance(t, str)][:MOST] for name, of in given.items() if isinstance(of, list)
+    }
+    layout = Layout(**lists)
     heights = given["heights"] if isinstance(given["heights"], dict) else {}
     known = [(title, height) for title, height in heights.items() if type(height) is int][:MOST]
     layout.heights = {title: min(max(height, LEAST_PX), MOST_PX) for title, height in known}

@@ -49,7 +49,7 @@ def _element_class(name: str, base: type[Any] | None = None) -> type[Any]:
 
     kind: Any = base or Element
 
-    class Drawn(kind, component=Path(__file__).parent / f"{name}.js"):
+    class Drawn(kind, component=Path(__file__).parent / f"{name}.js"):  # type: ignore[misc, call-arg]
         """An element of one of our scripts; its URL changes with the file, so that browsers may cache it."""
 
     return Drawn

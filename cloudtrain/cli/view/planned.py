@@ -81,7 +81,7 @@ def _forecast_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _print_candidates(plan: Plan) -> None:
     """Print where a run may go, in the order in which it is tried."""
-    head = ("candidate", "backend", "GPUs", "fit", "time", "USD an hour", "USD in all", "why not")
+    head: tuple[str, ...] = ("candidate", "backend", "GPUs", "fit", "time", "USD an hour", "USD in all", "why not")
     cap = _usd(str(plan.job["limits"].get("max_cost") or "")) if plan.job["limits"].get("max_cost") else 0.0
     expected = plan.candidates[0]["of"] == "forecast"
     head = (*head[:7], *(("at most",) if expected else ()), *(("cap lasts",) if cap else ()), head[7])
