@@ -1,0 +1,56 @@
+"""Write what azure-ai-ml renders of the shapes: `python tests/backends/azureml/with_the_sdk.py` where 1.35.2 is installed.
+
+It imports nothing of ours, so that it runs in an environment of the SDK's alone. `_to_job` and `_to_rest_object` are private:
+the version is fixed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+logging.disable()
+
+from azure.ai.ml import Input, PyTorchDistribution, command  # noqa: E402
+from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder  # noqa: E402
+from azure.ai.ml.entities import ManagedIdentityConfiguration, UserIdentityConfiguration  # noqa: E402
+from shapes import SHAPES, WORKSPACE  # noqa: E402
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "azureml"
+ENVIRONMENT = f"{WORKSPACE}/environments/cloudtrain/versions/VERSION"
+OURS = {"cloudtrain_run": "run", "cloudtrain_attempt": "run-a1"}
+
+
+def rendering(arguments: dict) -> dict:
+    """Return the body of the PUT for the arguments of a shape."""
+    given = dict(arguments)
+    if who := given.pop("identity", ""):
+        given["identity"] = UserIdentityConfiguration() if who == "user" else ManagedIdentityConfiguration(client_id=who)
+    if processes := given.pop("distribution", 0):
+        given["distribution"] = PyTorchDistribution(process_count_per_instance=processes)
+    common = {
+        "name": "run-a1",
+        "display_name": "run-a1",
+        "experiment_name": "cloudtrain",
+        "environment": ENVIRONMENT,
+        "instance_count": 1,
+        "command": "COMMAND ${{inputs.source}}",
+        "environment_variables": {"NAME": "VALUE"},
+        "inputs": {"source": Input(type="uri_file", path="https://place/SOURCE", mode="download")},
+    }
+    job = command(**{**common, **given, "tags": {**given.get("tags", {}), **OURS}})
+    body = json.loads(json.dumps(job._to_job()._to_rest_object(), cls=SdkJSONEncoder))
+    return {"properties": body["properties"]}
+
+
+if __name__ == "__main__":
+    assert version("azure-ai-ml") == "1.35.2", version("azure-ai-ml")
+    GOLDEN.mkdir(exist_ok=True)
+    for name, (_, _, arguments) in SHAPES.items():
+        text = json.dumps(rendering(arguments), indent=1, sort_keys=True) + "\n"
+        (GOLDEN / f"{name}.json").write_text(text)
+    print(f"{len(SHAPES)} renderings of azure-ai-ml {version('azure-ai-ml')} are in {GOLDEN}")
