@@ -18,15 +18,23 @@ class AzuremlOptions(BaseModel):
 
     subscription: str = Field(pattern=r"^[0-9a-fA-F-]{36}$", description="Subscription id that pays.")
     resource_group: str = Field(min_length=1, max_length=90, description="Resource group of the workspace.")
-    workspace: str = Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]{2,32}$", description="Workspace of Azure Machine Learning.")
+    workspace: str = Field(
+        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]{2,32}$", description="Workspace of Azure Machine Learning."
+    )
     store: str = Field(
         pattern=f"^{STORE}$",
         description="az://CONTAINER@ACCOUNT or a folder there: bundles, and results of jobs without `output`.",
     )
     compute: str = Field("", pattern=r"^(|[a-zA-Z][a-zA-Z0-9-]{1,31})$", description="Cluster; without: serverless.")
-    environment: str = Field("", description="Environment instead of `image`: azureml:NAME:VERSION, azureml:NAME@latest or an id.")
-    experiment: str = Field("cloudtrain", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]{0,254}$", description="Experiment of the jobs.")
-    identity: Literal["", "managed", "user"] = Field("", description="What a job's nodes are: a managed identity, or you.")
+    environment: str = Field(
+        "", description="Environment instead of `image`: azureml:NAME:VERSION, azureml:NAME@latest or an id."
+    )
+    experiment: str = Field(
+        "cloudtrain", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]{0,254}$", description="Experiment of the jobs."
+    )
+    identity: Literal["", "managed", "user"] = Field(
+        "", description="What a job's nodes are: a managed identity, or you."
+    )
     client_id: str = Field("", description="The user-assigned identity among several; with identity: managed.")
     priority: Literal["", "low", "medium", "high"] = Field("", description="Priority in the serverless queue.")
     shm_gb: int | None = Field(None, ge=1, le=2048, description="Shared memory of a container, in GiB.")

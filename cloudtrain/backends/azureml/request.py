@@ -53,9 +53,13 @@ def build(job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[
         "job": {"properties": _properties(job, manifest, bundle, options, instance_type, source)},
     }
     if options.get("compute") and (job.resources.accelerators or job.resources.cpus or job.resources.memory):
-        notes.append(f"the machines are those of the cluster {options['compute']}: what resources asks for is not compared")
+        notes.append(
+            f"the machines are those of the cluster {options['compute']}: what resources asks for is not compared"
+        )
     if job.resources.use_spot and attempt == 1:
-        notes.append("Azure may start a job again whose spot machines were taken; it then continues from its checkpoints")
+        notes.append(
+            "Azure may start a job again whose spot machines were taken; it then continues from its checkpoints"
+        )
     notes += manifest.notes()
     return Plan.of(NAME, job, bundle, manifest.to_dict(), request, notes)
 
@@ -76,7 +80,9 @@ def _problems(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
             hint = "az://CONTAINER@ACCOUNT/PATH; the studio shows the address of a datastore's container"
             yield Problem(f"{item.uri!r} is not in a store that nodes can read", f"inputs.{name}.uri", hint)
     if job.output and not job.output.startswith(("az://", "s3://", "gs://")):
-        yield Problem(f"{job.output!r} is not in a store that nodes can write to", "output", "write az://CONTAINER@ACCOUNT/PATH")
+        yield Problem(
+            f"{job.output!r} is not in a store that nodes can write to", "output", "write az://CONTAINER@ACCOUNT/PATH"
+        )
     for name, value in job.labels.items():
         if len(value) > TAG_CHARS:
             yield Problem(f"has {len(value)} characters; a tag has at most {TAG_CHARS}", f"labels.{name}", "shorten it")

@@ -6,7 +6,12 @@ SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
 WORKSPACE = (
     f"/subscriptions/{SUBSCRIPTION}/resourceGroups/group/providers/Microsoft.MachineLearningServices/workspaces/space"
 )
-OPTIONS = {"subscription": SUBSCRIPTION, "resource_group": "group", "workspace": "space", "store": "az://jobs@account/home"}
+OPTIONS = {
+    "subscription": SUBSCRIPTION,
+    "resource_group": "group",
+    "workspace": "space",
+    "store": "az://jobs@account/home",
+}
 IMAGE = {"image": "registry.azurecr.io/train:1"}
 COMPUTE = f"{WORKSPACE}/computes/gpus"
 CURATED = "azureml:acpt-pytorch@latest"
@@ -29,7 +34,11 @@ SHAPES: dict[str, tuple[dict, dict, dict]] = {
         {},
         {"instance_type": "Standard_NC4as_T4_v3", "job_tier": "spot", "timeout": 87330},
     ),
-    "cluster": ({"num_nodes": 3}, {"compute": "gpus"}, {"compute": COMPUTE, "instance_count": 3, "distribution": 1, "timeout": 87330}),
+    "cluster": (
+        {"num_nodes": 3},
+        {"compute": "gpus"},
+        {"compute": COMPUTE, "instance_count": 3, "distribution": 1, "timeout": 87330},
+    ),
     "identity": (
         {"resources": {"instance_type": "Standard_E8s_v5"}},
         {"identity": "managed", "client_id": "99999999-1111-2222-3333-444444444444"},

@@ -82,7 +82,11 @@ def test_an_output_of_the_job_is_used(tmp_path: Path):
         ({"resources": {"accelerators": "H100:3"}}, {}, {"resources.accelerators"}),
         ({"output": "/data"}, {}, {"output"}),
         ({"labels": {"x": "y" * 257, "cloudtrain_run": "z"}}, {}, {"labels.x", "labels.cloudtrain_run"}),
-        ({"inputs": {"d": "/data", "e": {"uri": "az://c@a/x", "mode": "mount"}}}, {}, {"inputs.d.uri", "inputs.e.mode"}),
+        (
+            {"inputs": {"d": "/data", "e": {"uri": "az://c@a/x", "mode": "mount"}}},
+            {},
+            {"inputs.d.uri", "inputs.e.mode"},
+        ),
         ({"inputs": {"d": "azureml://datastores/x/paths/y"}}, {}, {"inputs.d.uri"}),
     ],
 )
@@ -109,6 +113,8 @@ def test_options_that_azure_would_refuse_are_refused(options: dict):
         AzuremlOptions(**{**OPTIONS, **options})
 
 
-@pytest.mark.parametrize("seconds,text", [(1, "PT1S"), (3600, "PT1H"), (90061, "P1DT1H1M1S"), (172800, "P2D"), (60, "PT1M")])
+@pytest.mark.parametrize(
+    "seconds,text", [(1, "PT1S"), (3600, "PT1H"), (90061, "P1DT1H1M1S"), (172800, "P2D"), (60, "PT1M")]
+)
 def test_durations_are_iso_8601(seconds: int, text: str):
     assert request.iso(seconds) == text

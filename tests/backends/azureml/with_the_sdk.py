@@ -29,7 +29,9 @@ def rendering(arguments: dict) -> dict:
     """Return the body of the PUT for the arguments of a shape."""
     given = dict(arguments)
     if who := given.pop("identity", ""):
-        given["identity"] = UserIdentityConfiguration() if who == "user" else ManagedIdentityConfiguration(client_id=who)
+        given["identity"] = (
+            UserIdentityConfiguration() if who == "user" else ManagedIdentityConfiguration(client_id=who)
+        )
     if processes := given.pop("distribution", 0):
         given["distribution"] = PyTorchDistribution(process_count_per_instance=processes)
     common = {

@@ -1,0 +1,160 @@
+"""Jobs of a workspace: create once, find, cancel, their states and logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cloudtrain import events
+from cloudtrain.backends.azureml.client import AzureError, Workspace
+from cloudtrain.backends.azureml.request import ATTEMPT_TAG, ENVIRONMENT, RUN_TAG
+from cloudtrain.backends.manifest import sent_record
+from cloudtrain.backends.plan import FoundAttempt, Plan
+from cloudtrain.clock import SYSTEM, Clock
+from cloudtrain.errors import BackendError, NoCapacity, before_sending, first_request
+from cloudtrain.events import LogLine, State, Status, short_reason
+from cloudtrain.nodes.logs import merge
+
+# JobStatus of azure-rest-api-specs (2024-10-01) -> ours; what is final is decided by the launcher's own last line too
+STATES = {
+    "NotStarted": State.QUEUED, "Queued": State.QUEUED, "Starting": State.STARTING, "Provisioning": State.STARTING,
+    "Preparing": State.STARTING, "Running": State.RUNNING, "Finalizing": State.RUNNING, "CancelRequested": State.STOPPING,
+    "Completed": State.SUCCEEDED, "Failed": State.FAILED, "Canceled": State.CANCELLED, "NotResponding": State.RUNNING,
+    "Paused": State.QUEUED, "Unknown": State.STARTING, "Scheduled": State.QUEUED,
+}  # fmt: skip
+# azure-ai-ml 1.35.2, constants/_job/job.py: COMMON_RUNTIME_ALL_USER_LOG_PATTERN; with a distribution one file a process
+_LOG = re.compile(r"user_logs/std_log(?:_process_(\d+)(?:_\w+)?)?\.txt")
+TAIL_BYTES = 64 << 10  # of a log, in which the launcher's last state is
+
+
+class Jobs:
+    """The jobs of one workspace. Every call blocks; raises AzureError, Unreachable."""
+
+    def __init__(self, workspace: Workspace, follow_s: float, clock: Clock = SYSTEM) -> None:
+        self._workspace, self._follow_s, self._clock = workspace, follow_s, clock
+        self._ends: dict[str, Status] = {}  # of ended jobs, whose logs need not be read again
+
+    def create(self, plan: Plan) -> str:
+        """Create the job of a plan under its attempt's name, which is its handle; one that is there already is the same."""
+        environment = plan.request["environment"]
+        with before_sending():
+            if environment:
+                path = f"/environments/{ENVIRONMENT}/versions/{environment['version']}"
+                failure = "the environment of the image was not made"
+                if self._workspace.call("GET", path, failure, accept=(404,)).status == 404:
+                    self._workspace.call("PUT", path, failure, environment["body"], accept=(409,))
+            if self.read(plan.attempt_id) is not None:
+                return plan.attempt_id
+        with first_request():
+            self._workspace.call(
+                "PUT", f"/jobs/{plan.attempt_id}", "the job was not created", plan.request["job"], accept=(409,)
+            )
+        return plan.attempt_id
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a job, None where the workspace has none of that name."""
+        try:
+            answer = self._workspace.call("GET", f"/jobs/{name}", f"the job {name} cannot be read")
+        except AzureError as error:
+            if error.status == 404 and not _elsewhere(error):
+                return None
+            raise
+        return dict(answer.json)
+
+    def status(self, name: str) -> Status:
+        if name in self._ends:
+            return self._ends[name]
+        job = self.read(name)
+        if job is None:
+            return Status(State.LOST, reason="the workspace has no such job")
+        own = job["properties"]
+        state = STATES.get(str(own.get("status")), State.STARTING)
+        url = (own.get("services") or {}).get("Studio", {}).get("endpoint")
+        if not state.final:
+            return Status(state, None, url=url, started_at=self._started(name) if state is State.RUNNING else None)
+        status = self._end(name, own, state, url)
+        self._ends[name] = status
+        return status
+
+    def _started(self, name: str) -> str | None:
+        lines = self.logs(name)
+        return next((line.at for line in lines), None)
+
+    def _end(self, name: str, own: Mapping[str, Any], state: State, url: str | None) -> Status:
+        """Return the state of a job that has ended: what the launcher of node 0 wrote last, else Azure's word."""
+        first, last, result = None, None, None
+        for line in self.logs(name):
+            first, last = first or line.at, line.at
+            event = events.parse(line.text) if line.rank == -1 else None
+            if event and event[0] == "result" and (result is None or line.node == 0):
+                result = event[1]
+        error = own.get("error") or {}
+        told = short_reason(str(error.get("message") or ""))
+        if result is None:
+            if state is State.CANCELLED:
+                return Status(state, None, "", first, last, url)
+            if error and re.search(r"preempt|evict|low.?priority|spot", told, re.IGNORECASE):
+                return Status(State.PREEMPTED, None, told, first, last, url)
+            lost = State.LOST if state is State.SUCCEEDED or first else State.FAILED
+            return Status(lost, None, told or "the job ended before its launcher did", first, last, url)
+        ours, code = State(result["state"]), result.get("code")
+        if state is State.CANCELLED and ours is State.PREEMPTED:
+            return Status(State.CANCELLED, None, "", first, last, url)
+        known = isinstance(code, int) and ours in (State.SUCCEEDED, State.FAILED)
+        return Status(ours, code if known else None, str(result.get("reason") or ""), first, last, url)
+
+    def logs(self, name: str, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        job = self.read(name)
+        nodes = int(((job or {}).get("properties", {}).get("resources") or {}).get("instanceCount") or 1)
+
+        def read(offsets: Sequence[int]) -> list[Iterable[bytes] | None]:
+            found = self._files(name)
+            return [
+                [self._workspace.log(found[node], offsets[node])] if node in found else None for node in range(nodes)
+            ]
+
+        def ended() -> bool:
+            now = self.read(name)
+            return now is None or STATES.get(str(now["properties"].get("status")), State.STARTING).final
+
+        return merge(read, nodes, after=after, follow=follow, ended=ended, pause_s=self._follow_s, clock=self._clock)
+
+    def _files(self, name: str) -> dict[int, str]:
+        """Return node -> address of its log."""
+        matches = ((_LOG.fullmatch(file), url) for file, url in self._workspace.log_files(name).items())
+        return {int(found[1] or 0): url for found, url in matches if found}
+
+    def cancel(self, name: str) -> None:
+        job = self.read(name)
+        if job is not None and not STATES.get(str(job["properties"].get("status")), State.STARTING).final:
+            self._workspace.call(
+                "POST", f"/jobs/{name}/cancel", f"the job {name} cannot be cancelled", accept=(400, 404, 409)
+            )
+
+    def tagged(self, name: str, value: str) -> Iterator[FoundAttempt]:
+        """Yield the attempts with a tag, newest first."""
+        for job in self._workspace.pages(
+            "/jobs", "jobs cannot be listed", {"tag": f"{name}={value}", "jobType": "Command"}
+        ):
+            own = job["properties"]
+            tags = own.get("tags") or {}
+            if tags.get(name) == value and ATTEMPT_TAG in tags:
+                record = sent_record(own.get("environmentVariables") or {})
+                created = str((job.get("systemData") or {}).get("createdAt") or "") or None
+                yield FoundAttempt(tags[ATTEMPT_TAG], str(job["name"]), record, created)
+
+
+def labels_of(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels among a job's tags."""
+    tags = job["properties"].get("tags") or {}
+    return {name: value for name, value in tags.items() if name not in (RUN_TAG, ATTEMPT_TAG)}
+
+
+def _elsewhere(error: AzureError) -> bool:
+    """Return whether what does not exist is more than the job: its workspace, group or subscription."""
+    return (
+        error.code in ("SubscriptionNotFound", "ResourceGroupNotFound")
+        or "workspaces/" in error.message.partition("jobs/")[0]
+        and "jobs" not in error.message
+    )
