@@ -5,6 +5,7 @@ from __future__ import annotations
 # name -> "module:class", and the pip extra that installs what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
     "akash": ("cloudtrain.backends.akash.backend:AkashBackend", "akash"),
+    "azureml": ("cloudtrain.backends.azureml.backend:AzuremlBackend", None),
     "kubernetes": ("cloudtrain.backends.kubernetes.backend:KubernetesBackend", None),
     "local": ("cloudtrain.backends.local.backend:LocalBackend", None),
     "sagemaker": ("cloudtrain.backends.sagemaker.backend:SagemakerBackend", "sagemaker"),

@@ -136,7 +136,7 @@ def list_containers(job: Mapping[str, Any], storage_url: str) -> list[tuple[str,
         "STORAGE_EMULATOR_HOST": storage_url,
         "WORLD_SIZE": str(len(replicas)),  # Vertex counts nodes in WORLD_SIZE and RANK, not processes
         "MASTER_ADDR": hosts[0],
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
     }
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(replicas))))
     if base := spec.get("baseOutputDirectory", {}).get("outputUriPrefix"):
@@ -186,7 +186,7 @@ def pick_addresses(count: int) -> list[str]:
         return [f"{net}.{number}" for number in range(1, count + 1)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port below the ephemeral range that is free on all addresses, because rank 0 listens on all."""
     while True:
         port = random.randint(20000, 29000)

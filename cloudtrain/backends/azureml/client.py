@@ -18,7 +18,7 @@ from cloudtrain.backends.azure import LOGIN, Tokens
 from cloudtrain.backends.azureml.request import workspace_id
 from cloudtrain.backends.http import RETRYABLE, Answer, Http, HttpError
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, NoCapacity, Unreachable
+from cloudtrain.errors import NoCapacity, Unreachable
 
 MANAGEMENT = "https://management.azure.com"
 SCOPES = {MANAGEMENT: "https://management.azure.com/.default", "": "https://ml.azure.com/.default"}

@@ -12,7 +12,7 @@ from cloudtrain.backends.azureml.request import ATTEMPT_TAG, ENVIRONMENT, RUN_TA
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import FoundAttempt, Plan
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import BackendError, NoCapacity, before_sending, first_request
+from cloudtrain.errors import before_sending, first_request
 from cloudtrain.events import LogLine, State, Status, short_reason
 from cloudtrain.nodes.logs import merge
 
@@ -25,7 +25,8 @@ STATES = {
 }  # fmt: skip
 # azure-ai-ml 1.35.2, constants/_job/job.py: COMMON_RUNTIME_ALL_USER_LOG_PATTERN; with a distribution one file a process
 _LOG = re.compile(r"user_logs/std_log(?:_process_(\d+)(?:_\w+)?)?\.txt")
-TAIL_BYTES = 64 << 10  # of a log, in which the launcher's last state is
+# What Resource Manager says where more than the job does not exist: then it is not known whether there is such a job.
+NO_WORKSPACE = ("SubscriptionNotFound", "ResourceGroupNotFound", "ResourceNotFound", "ParentResourceNotFound")
 
 
 class Jobs:
@@ -57,7 +58,7 @@ class Jobs:
         try:
             answer = self._workspace.call("GET", f"/jobs/{name}", f"the job {name} cannot be read")
         except AzureError as error:
-            if error.status == 404 and not _elsewhere(error):
+            if error.status == 404 and error.code not in NO_WORKSPACE:
                 return None
             raise
         return dict(answer.json)
@@ -149,12 +150,3 @@ def labels_of(job: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels among a job's tags."""
     tags = job["properties"].get("tags") or {}
     return {name: value for name, value in tags.items() if name not in (RUN_TAG, ATTEMPT_TAG)}
-
-
-def _elsewhere(error: AzureError) -> bool:
-    """Return whether what does not exist is more than the job: its workspace, group or subscription."""
-    return (
-        error.code in ("SubscriptionNotFound", "ResourceGroupNotFound")
-        or "workspaces/" in error.message.partition("jobs/")[0]
-        and "jobs" not in error.message
-    )

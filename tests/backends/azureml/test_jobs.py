@@ -1,0 +1,281 @@
+"""Jobs of a workspace without running them: sent once, found, read, cancelled; errors and what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.azure import Tokens
+from cloudtrain.backends.azureml import client, jobs
+from cloudtrain.backends.azureml.backend import AzuremlBackend
+from cloudtrain.backends.azureml.options import AzuremlOptions
+from cloudtrain.backends.plan import Plan
+from cloudtrain.errors import BackendError, NoCapacity, NotReached, Unreachable
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.simulators.azureml.jobs import Behavior
+from cloudtrain.simulators.azureml.server import ID, AzureApiError, Simulator
+from cloudtrain.simulators.http import Fault
+from cloudtrain.source.bundle import Bundle
+
+
+class Paper:
+    """A workspace that takes jobs and never runs them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.simulator, self.folder = Simulator(folder / "simulator", behavior=Behavior(execute=False, page=2)), folder
+        source = folder / "source"
+        source.mkdir()
+        (source / "script.py").write_text("print(1)")
+        self.bundle = Bundle.make(source, folder / "bundles")
+
+    def backend(self, **options: Any) -> AzuremlBackend:
+        return AzuremlBackend({**self.simulator.options, **options}, self.folder / "runs")
+
+    def plan(self, run_id: str = "run", **changes: Any) -> Plan:
+        data = {"name": "a", "source": str(self.folder / "source"), "entrypoint": "script.py", "image": "any:1"}
+        job = Job.from_dict({**data, "environment": {"requirements": "none"}, **changes})
+        return self.backend().plan(job, self.bundle, run_id)
+
+    def sent(self) -> list[dict[str, Any]]:
+        bodies = self.simulator.server.request_bodies
+        return [
+            json.loads(body) for method, path, body in bodies if method == "PUT" and "/jobs/" in path and ID in path
+        ]
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.0)
+    made = Paper(tmp_path)
+    for name, value in made.simulator.environ.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.simulator.close()
+
+
+def test_the_workspace_receives_what_the_plan_printed(paper: Paper, capfd):
+    plan, backend = paper.plan(labels={"team": "nlp"}), paper.backend()
+    AzuremlOptions(**paper.simulator.options)
+    handle = backend.submit(plan, paper.bundle)
+    assert capfd.readouterr() == ("", "")
+    assert paper.sent() == [json.loads(json.dumps(Plan.from_json(plan.to_json()).request["job"]))]
+    assert backend.submit(plan, paper.bundle) == handle == backend.find("run-a1") and len(paper.sent()) == 1
+    assert backend.find("run-a2") is None and backend.labels(handle) == {"team": "nlp"}
+    assert list(paper.simulator.blobs.objects("jobs")) == [f"bundles/{paper.bundle.sha256}.tar.gz"]
+    assert backend.status(handle).state is State.QUEUED and list(backend.logs(handle)) == []
+
+
+@pytest.mark.parametrize("status", [0, 500, 503, 429])
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("path", [r"/jobs/run-a1", r"/versions/", r"/bundles/"])
+def test_lost_answers_make_no_second_job(paper: Paper, status: int, after: bool, path: str):
+    plan, backend = paper.plan(), paper.backend()
+    paper.simulator.server.faults.append(Fault("PUT", path, status, after=after))
+    assert backend.submit(plan, paper.bundle) == "run-a1" == backend.find("run-a1")
+    assert list(paper.simulator.jobs) == ["run-a1"] and paper.simulator.server.faults[0].times == 0
+
+
+def test_without_an_answer_the_attempt_stays_open(paper: Paper):
+    plan, backend = paper.plan(), paper.backend()
+    paper.simulator.server.faults.append(Fault("PUT", "/jobs/run-a1", 0, times=99, after=True))
+    with pytest.raises(Unreachable):
+        backend.submit(plan, paper.bundle)
+    assert paper.backend().find("run-a1") == "run-a1"
+    paper.simulator.server.faults[:] = [Fault("GET", "/jobs/run-a1", 503, times=99)]
+    with pytest.raises(Unreachable):
+        backend.find("run-a1")
+    paper.simulator.server.faults[:] = [Fault("PUT", "/versions/", 503, times=99)]
+    paper.simulator.environments.clear()
+    with pytest.raises(NotReached):
+        backend.submit(plan, paper.bundle)
+
+
+def test_no_workspace_is_not_no_attempt(paper: Paper):
+    answer = {"error": {"code": "ResourceNotFound", "message": "The Resource 'workspaces/other' was not found"}}
+    assert client._error(client.Answer(404, {}, json.dumps(answer).encode()), "x").code == "ResourceNotFound"
+    backend = paper.backend(workspace="other")
+    with pytest.raises(BackendError):
+        backend.find("run-a1")
+
+
+def test_every_status_of_the_service_is_known(paper: Paper):
+    """JobStatus in azure-rest-api-specs, machinelearningservices stable/2024-10-01, and azure-ai-ml's Scheduled."""
+    final = {"Completed", "Failed", "Canceled"}
+    known = set(
+        [
+            "NotStarted",
+            "Starting",
+            "Provisioning",
+            "Preparing",
+            "Queued",
+            "Running",
+            "Finalizing",
+            "CancelRequested",
+            "NotResponding",
+            "Paused",
+            "Unknown",
+        ]
+    )
+    assert known | final | {"Scheduled"} == set(jobs.STATES)
+    backend = paper.backend()
+    handle = backend.submit(paper.plan(), paper.bundle)
+    for name, state in jobs.STATES.items():
+        paper.simulator.jobs[handle].status = name
+        assert state.final is (name in final)
+        if not state.final:
+            assert backend.status(handle).state is state
+    assert paper.backend().status("absent-a1").state is State.LOST
+
+
+@pytest.mark.parametrize(
+    "service,lines,state,code",
+    [
+        ("Completed", [("SUCCEEDED", 0, "")], State.SUCCEEDED, 0),
+        ("Failed", [("FAILED", 3, "rank 0 exited with 3")], State.FAILED, 3),
+        ("Failed", [("TIMED_OUT", None, "limit")], State.TIMED_OUT, None),
+        ("Canceled", [("PREEMPTED", None, "asked")], State.CANCELLED, None),
+        ("Failed", [("PREEMPTED", None, "asked")], State.PREEMPTED, None),
+        ("Canceled", [], State.CANCELLED, None),
+        ("Completed", [], State.LOST, None),
+        ("Failed", [], State.FAILED, None),
+    ],
+)
+def test_an_end_is_what_the_launcher_wrote_last(
+    paper: Paper, service: str, lines: list, state: State, code: int | None
+):
+    backend = paper.backend()
+    handle = backend.submit(paper.plan(), paper.bundle)
+    job = paper.simulator.jobs[handle]
+    job.status, job.logs = service, [bytearray()]
+    for seq, (name, exit_code, reason) in enumerate(lines):
+        event = {"kind": "result", "state": name, "reason": reason, "code": exit_code}
+        job.logs[0] += f"{seq} -1 2026-01-01T00:00:00.000Z ::cloudtrain::{json.dumps(event)}\n".encode()
+    status = backend.status(handle)
+    assert (status.state, status.exit_code) == (state, code)
+
+
+def test_an_evicted_machine_is_a_preemption(paper: Paper):
+    backend = paper.backend()
+    handle = backend.submit(paper.plan(), paper.bundle)
+    paper.simulator.jobs[handle].status = "Failed"
+    paper.simulator.jobs[handle].error = {"message": "The node was preempted"}
+    assert backend.status(handle).state is State.PREEMPTED
+
+
+def test_a_queued_job_is_cancelled_and_again(paper: Paper):
+    backend = paper.backend()
+    handle = backend.submit(paper.plan(), paper.bundle)
+    for _ in range(2):
+        backend.cancel(handle)
+        assert backend.status(handle).state is State.CANCELLED
+    assert paper.simulator.server.count_requests("POST", "/cancel") == 1
+    backend.cancel("absent-a1")
+
+
+def test_attempts_are_found_by_their_tag_on_all_pages(paper: Paper):
+    backend = paper.backend()
+    for number in range(5):
+        backend.submit(paper.plan(f"run-{number}", labels={"team": "a" if number else "b"}), paper.bundle)
+    found = list(backend.labelled("team", "a", {"run-3-a1"}))
+    assert [each.attempt_id for each in found] == ["run-4-a1", "run-2-a1", "run-1-a1"]
+    assert found[0].record["manifest"]["run_id"] == "run-4" and found[0].created_at
+
+
+def test_logs_of_nodes_by_their_cursor(paper: Paper):
+    backend = paper.backend()
+    handle = backend.submit(paper.plan(num_nodes=2, resources={"instance_type": "Standard_D4s_v3"}), paper.bundle)
+    job = paper.simulator.jobs[handle]
+    job.logs = [
+        bytearray(b"0 0 2026-01-01T00:00:01Z a\n1 0 2026-01-01T00:00:03Z c\n"),
+        bytearray(b"0 1 2026-01-01T00:00:02Z b\n1 1 20"),
+    ]
+    lines = list(backend.logs(handle))
+    assert [(line.node, line.text) for line in lines] == [(0, "a"), (1, "b"), (0, "c")]
+    job.logs[1] += b"26-01-01T00:00:04Z d\n"
+    assert [line.text for line in backend.logs(handle, after=lines[0].cursor)] == ["b", "c", "d"]
+    assert list(backend.logs(handle, after=lines[-1].cursor))[0].text == "d"
+
+
+def test_an_expired_token_is_renewed_once(paper: Paper, monkeypatch: pytest.MonkeyPatch):
+    scopes: list[str] = []
+    monkeypatch.setattr(Tokens, "token", lambda self, scope: (scopes.append(scope) or f"token-{len(scopes)}", 3600.0))
+    monkeypatch.setattr(client, "MANAGEMENT", paper.simulator.url)
+    monkeypatch.setattr(client, "SCOPES", {paper.simulator.url: "management", "": "ml"})
+    backend = paper.backend(endpoint="")
+    paper.simulator.server.faults.append(Fault("GET", "/jobs/run-a1", 401))
+    assert backend.find("run-a1") is None and scopes == ["management"] * 2
+    paper.simulator.server.faults.append(Fault("GET", "/jobs/run-a1", 401, times=9))
+    with pytest.raises(BackendError) as refused:
+        backend.find("run-a1")
+    assert refused.value.hint.startswith("az login")
+
+
+@pytest.mark.parametrize(
+    "status,code,text,kind,hint",
+    [
+        (
+            400,
+            "UserError",
+            "Not enough quota available for Standard_ND96isr_H100_v5 in SubscriptionId",
+            NoCapacity,
+            "quota",
+        ),
+        (409, "AllocationFailed", "We do not have sufficient capacity", NoCapacity, "region"),
+        (429, "TooManyRequests", "Too many requests: the quota of calls", Unreachable, "try again"),
+        (
+            403,
+            "AuthorizationFailed",
+            "does not have authorization to perform action",
+            BackendError,
+            "AzureML Data Scientist",
+        ),
+        (404, "ResourceGroupNotFound", "Resource group 'x' could not be found.", BackendError, "resource_group"),
+        (404, "ResourceNotFound", "The Resource was not found", BackendError, "workspace"),
+        (400, "UserError", "Compute gpus does not exist", BackendError, "options.azureml.compute"),
+        (401, "InvalidAuthenticationToken", "The access token has expired", BackendError, "az login"),
+        (500, "ServiceError", "", Unreachable, "try again"),
+    ],
+)
+def test_errors_are_sentences_with_what_to_do(status: int, code: str, text: str, kind: type, hint: str):
+    error = client._error(
+        client.Answer(status, {}, json.dumps({"error": {"code": code, "message": text}}).encode()), "it failed"
+    )
+    assert isinstance(error, kind) and error.message.startswith("it failed: ") and hint in error.hint
+    assert isinstance(error, NoCapacity | Unreachable) is (kind is not BackendError)
+
+
+@pytest.mark.parametrize(
+    "change,word",
+    [
+        ({"computeId": "/computes/none"}, "Compute"),
+        ({"environmentId": f"{ID}/environments/cloudtrain/versions/none"}, "Environment"),
+        ({"limits": {"timeout": "1h"}}, "timeout"),
+        ({"unknown": 1}, "unknown"),
+        ({"command": ""}, "command"),
+    ],
+)
+def test_the_simulator_refuses_what_the_service_would(paper: Paper, change: dict, word: str):
+    paper.backend().submit(paper.plan(), paper.bundle)
+    with pytest.raises(AzureApiError, match=word):
+        paper.simulator._check({**paper.sent()[0]["properties"], **change})
+
+
+def test_doctor_says_what_is_missing(paper: Paper):
+    assert paper.backend().check() == [] and paper.backend(compute="gpus").check() == []
+    (problem,) = paper.backend(compute="none").check()
+    assert problem.path == "options.azureml.compute" and "none" in problem.message
+    (problem,) = paper.backend(store="az://absent@devstoreaccount1").check()
+    assert problem.path == "options.azureml.store" and "ContainerNotFound" in problem.message
+    assert paper.backend(workspace="other").check()[0].path == "options.azureml.workspace"
+
+
+def test_permissions_are_a_role_of_the_group(paper: Paper):
+    role = paper.backend().permissions(None)["azure-role.json"]
+    assert role["AssignableScopes"] == [ID.partition("/providers/")[0]] and any(
+        "jobs/write" in one for one in role["Actions"]
+    )
