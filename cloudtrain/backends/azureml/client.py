@@ -23,6 +23,7 @@ from cloudtrain.errors import NoCapacity, Unreachable
 MANAGEMENT = "https://management.azure.com"
 SCOPES = {MANAGEMENT: "https://management.azure.com/.default", "": "https://ml.azure.com/.default"}
 VERSION = "2024-10-01"
+HEAD_BYTES = 4096  # of a log, in which its first line is
 ROLE = "AzureML Data Scientist"
 _CAPACITY = re.compile(
     r"quota|insufficient capacity|not enough (quota|capacity)|SkuNotAvailable|AllocationFailed", re.IGNORECASE
@@ -95,16 +96,28 @@ class Workspace:
         answer = self._http.call("GET", path, f"the log of {job} cannot be read", accept=(404,))
         return {} if answer.status == 404 else dict(answer.json.get("logFiles") or {})
 
+    def both_ends(self, url: str, tail: int) -> list[str]:
+        """Return the first lines of a log file, and the lines in its last `tail` bytes."""
+        head = self._read_log(url, 0, HEAD_BYTES - 1)
+        size = int(head.headers.get("content-range", "").rpartition("/")[2] or 0)
+        data = head.data
+        if tail and size > len(data):
+            data += b"\n" + self._read_log(url, max(len(data), size - tail)).data
+        return data.decode("utf-8", "replace").split("\n")
+
     def log(self, url: str, first: int) -> bytes:
-        """Return the bytes of a log file from an offset on; b"" for none. The address holds a signature: no message names it."""
-        span = {"Range": f"bytes={first}-"}
+        """Return the bytes of a log file from an offset on; b"" for none."""
+        answer = self._read_log(url, first)
+        return answer.data if answer.status == 206 else answer.data[first:]
+
+    def _read_log(self, url: str, first: int, last: int | None = None) -> Answer:
+        """Return the answer with a part of a log file. The address holds a signature: no message names it."""
+        span = {"Range": f"bytes={first}-{'' if last is None else last}"}
         try:
             answer = self._files.call("GET", url, "a log cannot be read", headers=span, accept=(404, 416))
         except Unreachable as error:
             raise Unreachable(error.message.partition("?")[0], error.hint) from None
-        if answer.status in (404, 416):
-            return b""
-        return answer.data if answer.status == 206 else answer.data[first:]
+        return Answer(206, {}) if answer.status in (404, 416) else answer
 
     def _history(self) -> str:
         if not self._api:

@@ -24,6 +24,9 @@ STATES = {
     "Paused": State.QUEUED, "Unknown": State.STARTING, "Scheduled": State.QUEUED,
 }  # fmt: skip
 # azure-ai-ml 1.35.2, constants/_job/job.py: COMMON_RUNTIME_ALL_USER_LOG_PATTERN; with a distribution one file a process
+_EVICTED = re.compile(r"preempt|evict|low.?priority|spot", re.IGNORECASE)
+_LINE = re.compile(r"\d+ (-?\d+) (\d{4}-\S+Z) (.*)")
+TAIL_BYTES = 64 << 10  # of a log, in which the launcher's last state is
 _LOG = re.compile(r"user_logs/std_log(?:_process_(\d+)(?:_\w+)?)?\.txt")
 # What Resource Manager says where more than the job does not exist: then it is not known whether there is such a job.
 NO_WORKSPACE = ("SubscriptionNotFound", "ResourceGroupNotFound", "ResourceNotFound", "ParentResourceNotFound")
@@ -34,6 +37,7 @@ class Jobs:
 
     def __init__(self, workspace: Workspace, follow_s: float, clock: Clock = SYSTEM) -> None:
         self._workspace, self._follow_s, self._clock = workspace, follow_s, clock
+        self._starts: dict[str, str] = {}
         self._ends: dict[str, Status] = {}  # of ended jobs, whose logs need not be read again
 
     def create(self, plan: Plan) -> str:
@@ -47,10 +51,12 @@ class Jobs:
                     self._workspace.call("PUT", path, failure, environment["body"], accept=(409,))
             if self.read(plan.attempt_id) is not None:
                 return plan.attempt_id
-        with first_request():
-            self._workspace.call(
-                "PUT", f"/jobs/{plan.attempt_id}", "the job was not created", plan.request["job"], accept=(409,)
-            )
+        try:
+            with first_request():
+                self._workspace.call("PUT", f"/jobs/{plan.attempt_id}", "the job was not created", plan.request["job"])
+        except AzureError as error:
+            if error.status not in (400, 409) or self.read(plan.attempt_id) is None:
+                raise  # else an earlier try made it, whose answer was lost
         return plan.attempt_id
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -78,24 +84,24 @@ class Jobs:
         self._ends[name] = status
         return status
 
-    def _started(self, name: str) -> str | None:
-        lines = self.logs(name)
-        return next((line.at for line in lines), None)
-
     def _end(self, name: str, own: Mapping[str, Any], state: State, url: str | None) -> Status:
         """Return the state of a job that has ended: what the launcher of node 0 wrote last, else Azure's word."""
         first, last, result = None, None, None
-        for line in self.logs(name):
-            first, last = first or line.at, line.at
-            event = events.parse(line.text) if line.rank == -1 else None
-            if event and event[0] == "result" and (result is None or line.node == 0):
-                result = event[1]
+        for _, address in sorted(self._files(name).items()):
+            for line in self._workspace.both_ends(address, TAIL_BYTES):
+                found = _LINE.match(line)
+                if found:
+                    first, last = min(first or found[2], found[2]), max(last or found[2], found[2])
+                    event = events.parse(found[3]) if found[1] == "-1" else None
+                    result = event[1] if event and event[0] == "result" else result
+            if result:
+                break
         error = own.get("error") or {}
         told = short_reason(str(error.get("message") or ""))
         if result is None:
             if state is State.CANCELLED:
                 return Status(state, None, "", first, last, url)
-            if error and re.search(r"preempt|evict|low.?priority|spot", told, re.IGNORECASE):
+            if error and _EVICTED.search(told):
                 return Status(State.PREEMPTED, None, told, first, last, url)
             lost = State.LOST if state is State.SUCCEEDED or first else State.FAILED
             return Status(lost, None, told or "the job ended before its launcher did", first, last, url)
@@ -104,6 +110,13 @@ class Jobs:
             return Status(State.CANCELLED, None, "", first, last, url)
         known = isinstance(code, int) and ours in (State.SUCCEEDED, State.FAILED)
         return Status(ours, code if known else None, str(result.get("reason") or ""), first, last, url)
+
+    def _started(self, name: str) -> str | None:
+        """Return when the first line of node 0 was written; it is read once."""
+        if name not in self._starts and (address := self._files(name).get(0)):
+            lines = map(_LINE.match, self._workspace.both_ends(address, 0))
+            self._starts.update((name, found[2]) for found in lines if found)
+        return self._starts.get(name)
 
     def logs(self, name: str, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         job = self.read(name)

@@ -199,8 +199,10 @@ class Simulator:
         if request.query.get("sig") != "signed" or file not in job.log_files():
             raise AzureApiError(403, "AuthenticationFailed", "the signature is wrong")
         data = bytes(job.logs[job.log_files()[file]])
-        span = re.fullmatch(r"bytes=(\d+)-", request.headers.get("range", ""))
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
         if span and int(span[1]) >= len(data):
             raise AzureApiError(416, "InvalidRange", "the range is beyond the end")
-        first = int(span[1]) if span else 0
-        return Response(data[first:], 206 if span else 200, {"Content-Type": "text/plain"})
+        first, last = (int(span[1]), int(span[2] or len(data))) if span else (0, len(data))
+        part = data[first : last + 1]
+        headers = {"Content-Type": "text/plain", "Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
+        return Response(part, 206 if span else 200, headers)
