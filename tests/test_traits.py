@@ -221,6 +221,13 @@ def test_the_launcher_has_the_roles_and_one_node_has_not_enough_for_them(
 ROLE = "arn:aws:iam::123456789012:role/train"
 OPTIONS: dict[str, dict[str, Any]] = {
     "akash": {"store": "s3://bucket/akash", "image": "registry/any:1", "max_usd_per_hour": 1.0},
+    "azureml": {
+        "subscription": "00000000-1111-2222-3333-444444444444",
+        "resource_group": "group",
+        "workspace": "space",
+        "store": "az://jobs@account",
+        "image": "registry/any:1",
+    },
     "kubernetes": {"image": "registry/any:1", "spot_selector": {"spot": "true"}, "kind": "jobset"},
     "sagemaker": {"role": ROLE, "bucket": "bucket", "region": "us-east-1", "image": "registry/any:1"},
     "slurm": {"folder": "/shared", "spot_partition": "spot"},
@@ -252,6 +259,7 @@ USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 TYPES = {
     "sagemaker": "ml.g5.48xlarge",
     "kubernetes": "any",
+    "azureml": "Standard_E8s_v3",
     "vertex": "n2-standard-32",
     "vertex-local": "n2-standard-32",
 }

@@ -16,7 +16,7 @@ def test_the_table_is_sorted_and_importable(tmp_path):
 def test_unknown_backend_names_the_nearest_and_all():
     with pytest.raises(UnknownBackend, match="did you mean local") as error:
         registry.backend_class("locl")
-    assert "known backends: akash, kubernetes, local" in error.value.hint
+    assert "known backends: akash, azureml, kubernetes, local" in error.value.hint
 
 
 def test_installed_packages_are_read_once_in_a_process():

@@ -82,7 +82,11 @@ class AzuremlBackend(Backend):
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         seconds = request.time_limit_s(plan.manifest["max_runtime_s"], plan.manifest["grace_s"])
-        note = "Azure may count anew when it starts a spot job again" if plan.job["resources"].get("use_spot") else ""
+        note = (
+            "Azure may begin its count again when it starts a spot job again"
+            if plan.job["resources"].get("use_spot")
+            else ""
+        )
         return TimeLimit(seconds, note, f"{request.SETUP_S} s for the image and the inputs")
 
     def machine(self, plan: Plan) -> str:

@@ -60,8 +60,8 @@ class Workspace:
         def hint(reason: object) -> str:
             return "the simulator does not answer" if self._endpoint else http.network_hint(str(reason))
 
-        self._http = Http(self._address, _error, hint, lambda: direct, renew=self._renew, clock=clock)
-        self._files = Http(lambda url: (url, {}), _error, hint, lambda: direct, clock=clock)  # signed addresses
+        self._http = Http(self._address, api_error, hint, lambda: direct, renew=self._renew, clock=clock)
+        self._files = Http(lambda url: (url, {}), api_error, hint, lambda: direct, clock=clock)  # signed addresses
 
     def call(
         self,
@@ -143,7 +143,7 @@ class Workspace:
         return had
 
 
-def _error(answer: Answer, failure: str) -> AzureError:
+def api_error(answer: Answer, failure: str) -> AzureError:
     """Return the error of an answer: AzureNoCapacity, AzureUnreachable, or AzureError for a refusal."""
     code, text = _words(answer.data)
     message = f"{failure}: {' '.join(text.split())[:400] or 'no reason was given'} ({code or answer.status})"

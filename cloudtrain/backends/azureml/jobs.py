@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain import events
-from cloudtrain.backends.azureml.client import AzureError, Workspace
+from cloudtrain.backends.azureml.client import AzureError, Workspace, api_error
 from cloudtrain.backends.azureml.request import ATTEMPT_TAG, ENVIRONMENT, RUN_TAG
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import FoundAttempt, Plan
@@ -51,12 +51,11 @@ class Jobs:
                     self._workspace.call("PUT", path, failure, environment["body"], accept=(409,))
             if self.read(plan.attempt_id) is not None:
                 return plan.attempt_id
-        try:
-            with first_request():
-                self._workspace.call("PUT", f"/jobs/{plan.attempt_id}", "the job was not created", plan.request["job"])
-        except AzureError as error:
-            if error.status not in (400, 409) or self.read(plan.attempt_id) is None:
-                raise  # else an earlier try made it, whose answer was lost
+        path, failure = f"/jobs/{plan.attempt_id}", "the job was not created"
+        with first_request():
+            answer = self._workspace.call("PUT", path, failure, plan.request["job"], accept=(400, 409))
+        if answer.status >= 400 and self.read(plan.attempt_id) is None:
+            raise api_error(answer, failure)  # else an earlier try made it, whose answer was lost
         return plan.attempt_id
 
     def read(self, name: str) -> dict[str, Any] | None:

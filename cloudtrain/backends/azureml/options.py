@@ -26,6 +26,7 @@ class AzuremlOptions(BaseModel):
         description="az://CONTAINER@ACCOUNT or a folder there: bundles, and results of jobs without `output`.",
     )
     compute: str = Field("", pattern=r"^(|[a-zA-Z][a-zA-Z0-9-]{1,31})$", description="Cluster; without: serverless.")
+    image: str = Field("", description="Container image of jobs that name none.")
     environment: str = Field(
         "", description="Environment instead of `image`: azureml:NAME:VERSION, azureml:NAME@latest or an id."
     )

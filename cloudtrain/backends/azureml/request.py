@@ -30,6 +30,8 @@ TAG_CHARS = 256  # of a tag's value: Azure Resource Manager's limit of tags
 
 def build(job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[str, Any]) -> Plan:
     """Return the plan of an attempt. Raises BadJob with every reason why Azure Machine Learning cannot run it."""
+    if options.get("image") and not job.image and not options.get("environment"):
+        job = job.replace(image=options["image"])
     problems = list(_problems(job, options))
     chosen: Machine | Problem | None = None
     if job.resources.instance_type:

@@ -146,7 +146,7 @@ class Simulator:
         if not compute and not own.get("resources", {}).get("instanceType"):
             raise AzureApiError(400, "UserError", "Serverless compute needs resources.instanceType")
         if not is_duration((own.get("limits") or {}).get("timeout") or "P1D"):
-            raise AzureApiError(400, "ValidationError", "limits.timeout is no duration")
+            raise AzureApiError(400, "ValidationError", "limits.timeout is not a duration")
         if any(not isinstance(value, str) for value in (own.get("environmentVariables") or {}).values()):
             raise AzureApiError(400, "ValidationError", "environmentVariables are texts")
 

@@ -97,7 +97,7 @@ def test_without_an_answer_the_attempt_stays_open(paper: Paper):
 
 def test_no_workspace_is_not_no_attempt(paper: Paper):
     answer = {"error": {"code": "ResourceNotFound", "message": "The Resource 'workspaces/other' was not found"}}
-    assert client._error(client.Answer(404, {}, json.dumps(answer).encode()), "x").code == "ResourceNotFound"
+    assert client.api_error(client.Answer(404, {}, json.dumps(answer).encode()), "x").code == "ResourceNotFound"
     backend = paper.backend(workspace="other")
     with pytest.raises(BackendError):
         backend.find("run-a1")
@@ -229,7 +229,7 @@ def test_an_expired_token_is_renewed_once(paper: Paper, monkeypatch: pytest.Monk
     ],
 )
 def test_errors_are_sentences_with_what_to_do(status: int, code: str, text: str, kind: type, hint: str):
-    error = client._error(
+    error = client.api_error(
         client.Answer(status, {}, json.dumps({"error": {"code": code, "message": text}}).encode()), "it failed"
     )
     assert isinstance(error, kind) and error.message.startswith("it failed: ") and hint in error.hint
