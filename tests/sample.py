@@ -67,6 +67,7 @@ TABLE = {
         "backends/ssh/test_delivery.py",
         "nodes/test_ssh.py",
     ),
+    "cloudtrain/backends/azureml/": ("backends/azureml/test_backend.py",),
     "cloudtrain/backends/vertex/": (
         "laws/test_law3_outcomes.py::test_lost_answers_make_one_job[vertex-sdk]",
         "backends/vertex/test_evaluation.py",

@@ -42,13 +42,13 @@ class AzuremlBackend(Backend):
     name = request.NAME
     traits = Traits(
         keys={
-            "num_nodes": "resources.instanceCount",
+            "num_nodes": "instanceCount",
             "image": "environmentId",
-            "resources.accelerators": "resources.instanceType",
-            "resources.cpus": "resources.instanceType",
-            "resources.memory": "resources.instanceType",
-            "resources.instance_type": "resources.instanceType",
-            "resources.use_spot": "queueSettings.jobTier",
+            "resources.accelerators": "instanceType",
+            "resources.cpus": "instanceType",
+            "resources.memory": "instanceType",
+            "resources.instance_type": "instanceType",
+            "resources.use_spot": "jobTier",
         },
         client="azure-identity>=1.25",
         account="subscription",
