@@ -67,14 +67,18 @@ def merge_nodes(files: Mapping[str, str]) -> Status | None:
 
 
 def end_of(files: Mapping[str, str]) -> Status | None:
-    """Return the success that an attempt's files have; None where Slurm is to be asked.
+    """Return the end that an attempt's files have and that Slurm cannot change; None where Slurm is to be asked.
 
-    Only a success is certain: of another end Slurm knows whether it was the time limit or the memory, and whether the
-    job starts again. A job that does moves the files of its nodes away one by one: the rest do not speak for all.
+    Where any node was preempted, the job starts again; it moves the files of its nodes away one by one, so that those
+    that are left do not speak for all.
     """
     found = merge_nodes(files)
-    certain = "cancel" not in files and ScriptState.of(files).name in ("STARTED", "ENDED")
-    return found if certain and found is not None and found.state is State.SUCCEEDED else None
+    if found is None or not found.state.final:
+        return None
+    nodes = [_parse_node(text) for name, text in files.items() if name.endswith("/status.json")]
+    if any(node is not None and node[1].state is State.PREEMPTED for node in nodes):
+        return None
+    return None if ScriptState.of(files).name in ("", "REQUEUED") and found.state is not State.LOST else found
 
 
 def begun_at(files: Mapping[str, str]) -> str | None:
