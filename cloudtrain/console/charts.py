@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.console import curvestyle, history, layout, lists, text, widgets
+from cloudtrain.console import curvestyle, gestures, history, layout, lists, text, widgets
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.history.store import Store
 from cloudtrain.report import nearest, plots
@@ -39,42 +39,6 @@ _AXIS = {
     "linecolor": "rgba(128,140,152,.4)",
     "automargin": True,
 }
-
-
-_DRAG = "(event) => event.dataTransfer.setData('text/plain', event.target.dataset.chart)"
-_DROP = "(event) => { event.preventDefault(); emit(event.dataTransfer.getData('text/plain')); }"
-_RESIZE = """(event) => {
-  const chart = event.target.closest('.ct-chart'), plot = chart.querySelector('.js-plotly-plot'), grid = chart.parentElement;
-  const several = getComputedStyle(grid).gridTemplateColumns.includes(' '), whole = grid.clientWidth;
-  const tell = (x, y) => emit([height + y, several ? width + x > whole * 0.75 : null]);
-  const [width, height] = [chart.clientWidth, plot.clientHeight];
-  if (event.type === 'keydown') {
-    const by = {ArrowLeft: [-whole, 0], ArrowRight: [whole, 0], ArrowUp: [0, -40], ArrowDown: [0, 40]}[event.key];
-    if (by) { event.preventDefault(); tell(...by); }
-    return;
-  }
-  event.preventDefault();
-  event.target.setPointerCapture(event.pointerId);
-  event.target.onpointermove = (now) => { plot.style.height = `${height + now.clientY - event.clientY}px`; };
-  event.target.onpointerup = (now) => {
-    event.target.onpointermove = event.target.onpointerup = null;
-    plot.style.height = '';
-    tell(now.clientX - event.clientX, now.clientY - event.clientY);
-  };
-}"""
-_PICK = """() => {
-  const pick = Object.assign(document.createElement('input'), {type: 'file', accept: '.json'});
-  pick.onchange = async () => emit((await pick.files[0].text()).slice(0, 200000));
-  pick.click();
-}"""
-
-_NEAREST = """(event) => {
-  const chart = event.event.target.closest('.js-plotly-plot'), axis = chart._fullLayout.yaxis;
-  const y = event.event.clientY - chart.getBoundingClientRect().y - axis._offset;
-  const away = (point) => Math.abs(axis.d2p(point.y) - y);
-  const own = event.points.filter((point) => point.data.meta);
-  if (own.length) emit(own.reduce((best, point) => (away(point) < away(best) ? point : best)).data.meta);
-}"""  # a click between curves: at one x there is a point of each
 
 
 class Curves:
@@ -111,13 +75,13 @@ class Curves:
             self._choices()
         self._empty_label = ui.label("no metrics yet").classes("ct-dim")
         self._nearest = ui.element("div")
-        self._area = ui.element("div").classes("ct-stack")
+        self._area = ui.element("div").classes("ct-plots ct-sections")
         with ui.element("div").classes("ct-row ct-foot"):
-            self._count_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
             self._more = widgets.button("Show all", self._show_all)
-            self._hidden = ui.element("div").classes("ct-row")
             widgets.button("Save layout", self._save_layout)
-            widgets.button("Load layout", None).on("click", self._load_layout, js_handler=_PICK)
+            widgets.button("Load layout", None).on("click", self._load_layout, js_handler=gestures.PICK)
+            self._hidden = ui.element("div").classes("ct-row")
+            self._count_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
         self._draw_hidden()
         await self.refresh()
 
@@ -287,25 +251,47 @@ class Curves:
         with ui.element("div").classes("ct-plot ct-chart").props('role="group"') as around:
             around.props["aria-label"] = f"curve of {name}"
             around.on("dragover", js_handler="(event) => event.preventDefault()")
-            around.on("drop", drop, js_handler=_DROP)
+            around.on("drop", drop, js_handler=gestures.DROP)
             chart = lists.chart(figure)
             if len(self._ids) > 1:
-                chart.on("plotly_click", self._open_run, js_handler=_NEAREST)
+                chart.on("plotly_click", self._open_run, js_handler=gestures.NEAREST)
             with ui.element("div").classes("ct-chart-tools ct-small ct-dim"):
                 handle = widgets.element("span", "⠿").props('draggable=true aria-hidden=true title="Drag to move"')
                 handle.props["data-chart"] = title
-                handle.on("dragstart", js_handler=_DRAG)
+                handle.on("dragstart", js_handler=gestures.DRAG)
                 button(
                     "Unpin" if title in self._layout.pinned else "Pin", lambda layout: layout.toggle("pinned", title)
                 )
                 if at:
                     button("Move up", lambda layout: layout.move(title, titles[at - 1], titles))
                 button("Hide", lambda layout: layout.toggle("hidden", title))
+                if len(self._ids) > 1:
+                    runs = widgets.element("button", "Runs").classes("ct-sort").props("type=button")
+                    runs.props["aria-label"] = f"Runs of {name}"
+                    runs.on("click", lambda: self._choose_runs(title))
                 size = widgets.element("button", "Resize").classes("ct-sort ct-resize")
                 size.props('type=button title="Drag, or press the arrow keys"').props["aria-label"] = f"Resize {name}"
                 for kind in ("pointerdown", "keydown"):
-                    size.on(kind, resize, js_handler=_RESIZE)
+                    size.on(kind, resize, js_handler=gestures.RESIZE)
         return chart
+
+    async def _choose_runs(self, title: str) -> None:
+        """Ask which runs one chart shows."""
+        from nicegui import ui
+
+        names = {run_id: text.clean(self._labels.get(run_id, run_id), 120) for run_id in self._ids}
+        with self._area.parent_slot.parent, ui.dialog() as dialog, ui.card():
+            dialog.props["aria-label"] = f"Runs of {text.clean(title, 80)}"
+            given = [run_id for run_id in self._ids if run_id in self._style.some.get(title, ())]
+            choice = ui.select(names, value=given, multiple=True, with_input=True, label="Runs in this chart")
+            choice.props("outlined dense clearable").classes("ct-column")
+            with ui.element("div").classes("ct-row"):
+                widgets.button("Show these", lambda: dialog.submit(choice.value or ()), "ct-first")
+                widgets.button("Show all", lambda: dialog.submit(()))
+        chosen = await dialog
+        dialog.delete()
+        if chosen is not None:
+            await self.change(some={**self._style.some, title: frozenset(chosen)})
 
     def _draw_hidden(self) -> None:
         """Draw a button for each hidden chart, that shows it again."""
@@ -358,10 +344,12 @@ def _figures(
     colours = {run_id: look.colours.get(run_id, plots.colour_of(at)) for at, run_id in enumerate(ids)}
     figures = {}
     for chart in charts:
+        some = look.some.get(chart.title)
+        of_chart = [run_id for run_id in shown if not some or run_id in some]
         figure = style_figure(
             plots.curves(
                 store,
-                shown,
+                of_chart,
                 chart.names,
                 over=look.over,
                 rank=look.rank,
@@ -379,7 +367,9 @@ def _figures(
         figure["layout"]["showlegend"] = look.rank is None
         if many or len(chart.names) > 1:
             figure["layout"]["hovermode"] = "closest"  # else the tooltip is longer than the screen
-        if look.baseline in shown:
+        if some and (titles := figure["layout"].get("annotations")):
+            titles[0]["text"] += f", {len(of_chart)} of {len(ids)} runs"
+        if look.baseline in of_chart:
             curvestyle.subtract(figure["data"], look.baseline)
         figures[chart.title] = figure
     return figures

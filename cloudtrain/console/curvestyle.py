@@ -27,6 +27,7 @@ class CurveStyle:
     hidden: frozenset[str] = frozenset()  # runs
     baseline: str = ""  # the run from which the others are shown as differences
     colours: Mapping[str, str] = field(default_factory=dict)
+    some: Mapping[str, frozenset[str]] = field(default_factory=dict)  # chart -> its runs, where it shall not show all
 
     def address(self) -> dict[str, str]:
         """Return what differs from the defaults, for the query of an address."""

@@ -1,9 +1,10 @@
-"""The runs of a comparison: which are hidden, which is the baseline, their colours; in the address by their places."""
+"""The runs of a comparison: which are hidden, which are in a chart, the baseline, colours; in the address by their places."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from urllib.parse import quote, unquote
 
 from cloudtrain.console import charts, curvestyle, lists, runrows, text, widgets
 from cloudtrain.events import State
@@ -67,14 +68,23 @@ def address(style: curvestyle.CurveStyle, ids: Sequence[str]) -> dict[str, str]:
         "hide": ",".join(place[run_id] for run_id in ids if run_id in style.hidden),
         "baseline": place.get(style.baseline, ""),
         "colours": ",".join(f"{place[run_id]}-{colour[1:]}" for run_id, colour in style.colours.items()),
+        "some": ",".join(
+            f"{'-'.join(place[run_id] for run_id in ids if run_id in some)}:{quote(title, safe='')}"
+            for title, some in style.some.items()
+            if some
+        ),
     }
     return {name: value for name, value in found.items() if value}
 
 
-def of_address(style: curvestyle.CurveStyle, ids: Sequence[str], hide: str, baseline: str, colours: str) -> None:
+def of_address(
+    style: curvestyle.CurveStyle, ids: Sequence[str], hide: str, baseline: str, colours: str, some: str = ""
+) -> None:
     """Set the looks that an address asks for; what it cannot be is left out."""
     run_at = {str(at): run_id for at, run_id in enumerate(ids)}
     hidden = frozenset(run_at[at] for at in hide.split(",") if at in run_at)
     style.hidden = hidden if len(hidden) < len(ids) else frozenset()
     style.baseline = run_at.get(baseline, "")
     style.colours = {run_at[at]: f"#{colour}" for at, colour in _COLOUR.findall(colours) if at in run_at}
+    for places, title in (each.split(":", 1) for each in some.split(",") if ":" in each):
+        style.some = {**style.some, unquote(title): frozenset(run_at[at] for at in places.split("-") if at in run_at)}

@@ -46,7 +46,8 @@ def _use_panels(store: Store, run_id: str) -> dict[str, list[dict[str, Any]]]:
     events = [(event.node, event.at, read_usage(event.data)) for event in store.events(run_id, "usage")]
     events = [(node, at, usage) for node, at, usage in events if usage]
     panels: dict[str, list[dict[str, Any]]] = {}
-    for node in sorted({node for node, _, _ in events}):
+    nodes = sorted({node for node, _, _ in events})
+    for node in nodes:
         of_node = [(at, usage) for event_node, at, usage in events if event_node == node]
         look = {"legendgroup": str(node), "line": {"color": COLOURS[node % len(COLOURS)], "width": 1.5}}
         for field, title, factor in _FIELDS:
@@ -56,6 +57,8 @@ def _use_panels(store: Store, run_id: str) -> dict[str, list[dict[str, Any]]]:
             )  # fmt: skip
         for index in sorted({gpu.index for _, usage in of_node for gpu in usage.gpus}):
             seen = [(at, gpu) for at, usage in of_node for gpu in usage.gpus if gpu.index == index]
+            if len(nodes) == 1:  # else a colour is a node
+                look = {**look, "line": {**look["line"], "color": COLOURS[index % len(COLOURS)]}}
             for field, title, factor in _GPU_FIELDS:
                 panels.setdefault(title, []).append(
                     {"x": [at for at, _ in seen], "y": [_scaled(gpu, field, factor) for _, gpu in seen],

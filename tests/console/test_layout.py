@@ -1,7 +1,7 @@
 """Which charts of a project are shown, in what order, and what of it the home keeps."""
 
-from cloudtrain.console import layout
-from cloudtrain.console.curvestyle import subtract
+from cloudtrain.console import layout, looks
+from cloudtrain.console.curvestyle import CurveStyle, subtract
 from cloudtrain.console.layout import PINNED, Layout
 from cloudtrain.console.pages.sweep import Trial, sort_trials
 from cloudtrain.history.store import Store
@@ -62,6 +62,21 @@ def test_curves_become_differences_from_those_of_one_run():
     subtract([base, other, band], "a")
     assert base["y"] == [0.0, 0.0, 0.0] and other["y"] == [1.0, 0.0, None, None]
     assert band["visible"] is False
+
+
+def test_an_address_keeps_the_looks_of_runs_and_leaves_out_what_it_cannot_know():
+    style, ids = CurveStyle(), ["a", "b", "c"]
+    for what, given in (("hide", "b"), ("baseline", "c"), ("colour", ["a", "#ff00aa"])):
+        looks.change(style, ids, what, given)
+    style.some = {"train/loss, smooth: 1": frozenset("ac"), "x": frozenset()}
+    kept = looks.address(style, ids)
+    assert kept["some"] == "0-2:train%2Floss%2C%20smooth%3A%201"
+    again = CurveStyle()
+    looks.of_address(again, ids, **kept)
+    assert (again.hidden, again.baseline, again.colours) == ({"b"}, "c", {"a": "#ff00aa"})
+    assert again.some == {"train/loss, smooth: 1": {"a", "c"}}
+    looks.of_address(again, ids, "0,1,2", "9", "x-1", "7:y,,:")
+    assert again.hidden == set() and again.baseline == "" and not any(again.some.get(name) for name in "y")
 
 
 def test_trials_are_sorted_by_any_column():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_the_loss_is_first_and_charts_are_closed_pinned_moved_and_hidden(console
     page.goto(f"{console.root}/runs/{ids[0]}")
     page.wait_for_function(f"{CHARTS}.length === 5")
     assert titles(page) == ["train/loss", "train/acc", "eval/loss", "layers/0..13/grad_norm", "throughput/tokens_per_s"]
-    sections = page.locator(".ct-stack > details > summary")
+    sections = page.locator(".ct-sections > details > summary")
     expect(sections).to_have_text(["train (2)", "eval (1)", "layers (1)", "throughput (1)"])
     assert page.evaluate(f"{CHARTS}[3].data.map(trace => trace.name)") == [str(number) for number in range(14)]
     expect(page.locator("main h1")).to_have_text("lm-1")
@@ -117,6 +118,28 @@ def test_runs_are_hidden_isolated_coloured_and_compared_with_a_baseline(console,
     assert page.evaluate(f"{CHARTS}[0].data[1].line.color") == "#ff00aa"
     picture(page, "workspace-compare")
     seemly(page)
+
+
+def test_one_chart_shows_some_of_the_runs(console, page, ids, seemly):
+    page.goto(f"{console.root}/compare?runs={','.join(ids)}&search=loss")
+    page.wait_for_function(f"{CHARTS}.length === 2 && {CHARTS}[0].data.length === {RUNS}")
+    labels = page.evaluate(f"{CHARTS}[0].data.map(trace => trace.name)")
+    page.get_by_role("button", name="Runs of train/loss").press("Enter")
+    dialog = page.get_by_role("dialog", name="Runs of train/loss")
+    dialog.get_by_label("Runs in this chart").click()
+    for label in (labels[3], labels[1]):
+        page.get_by_role("option", name=label, exact=True).click()
+    page.keyboard.press("Escape")  # closes the list of options
+    dialog.get_by_role("button", name="Show these").click()
+    page.wait_for_function(f"{NAMES} === '{json.dumps([labels[1], labels[3]], separators=(',', ':'))}'")
+    assert page.evaluate(f"{CHARTS}[1].data.length") == RUNS  # the other chart
+    expect(page.get_by_role("group", name="curve of train/loss")).to_contain_text("2 of 4 runs")
+    seemly(page)
+    page.reload()  # the address keeps it
+    page.wait_for_function(f"{CHARTS}.length === 2 && {CHARTS}[0].data.length === 2")
+    page.get_by_role("button", name="Runs of train/loss").press("Enter")
+    dialog.get_by_role("button", name="Show all").click()
+    page.wait_for_function(f"{CHARTS}[0].data.length === {RUNS}")
 
 
 def test_the_rows_of_a_comparison_are_searched(console, page, ids):

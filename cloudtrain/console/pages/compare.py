@@ -54,6 +54,7 @@ async def show(
     hide: str = "",
     baseline: str = "",
     colours: str = "",
+    some: str = "",
 ) -> None:
     """Show the runs of a comma-separated list of ids; the address keeps axes, smoothing, search and the looks of runs."""
     from nicegui import ui
@@ -64,7 +65,7 @@ async def show(
     found = await history.current().query(lambda store: _read(store, ids))
     rows, states, labels, columns = found.rows, found.states, found.labels, found.columns
     style = curvestyle.of_address(over, smoothing, log, log_x, search)
-    looks.of_address(style, ids, hide, baseline, colours)
+    looks.of_address(style, ids, hide, baseline, colours, some)
     shown = {"x": x, "y": y, "axes": axes}
 
     def keep() -> None:
@@ -80,7 +81,7 @@ async def show(
         ).show()
     with widgets.card("Curves"):
         await curves.show()
-        widgets.button("Share as one file", lambda: _share(ids, style), icon="download")
+        widgets.button("Share as one file", lambda: _share(ids, style), "ct-plain ct-foot", "download")
     used = nodeuse.UseOfRuns(ids, labels)
     await used.show()
     relations.Relations([labels[run_id] for run_id in ids], columns, shown, keep).show()

@@ -84,7 +84,8 @@ async def show(
         live.append(panel.refresh)
         await panel.refresh()
 
-    widgets.button("Add a log beside", add_log)
+    with ui.element("div").classes("ct-row"):
+        widgets.button("Add a log beside", add_log)
     results = Results(run_id)
     await results.show()
     await marks.show(run_id, headline)

@@ -164,7 +164,8 @@ class Listing:
 
     async def _change_filter(self, event: Any) -> None:
         words = (event.value or "")[:LONGEST]
-        found = await history.current().query(lambda store: table.completions(store, words))
+        complete = words and not words.endswith(" ")  # else Tab would never leave the field
+        found = await history.current().query(lambda store: table.completions(store, words)) if complete else []
         self._filter.set_autocomplete(found)
         await self._change(push=False, filter=words)
 

@@ -244,11 +244,17 @@ def _cells(trial: Trial, metrics: int) -> tuple[tuple[str, str, str, str, tuple[
     look = (widgets.state_class(trial.state) or "ct-other") if trial.state else ""
     values = [*(f"{value:.6g}" for value in trial.values), *("" for _ in range(metrics - len(trial.values)))]
     words = [*values, *(text.clean(format_value(value)) for value in trial.params)]
-    run = ("", text.clean(trial.run_id or ""), f"/runs/{quote(trial.run_id or '')}" if trial.state else "", "", ())
+    run = (
+        "ct-whole",
+        text.clean(trial.run_id or ""),
+        f"/runs/{quote(trial.run_id or '')}" if trial.state else "",
+        "",
+        (),
+    )
     return (
         ("", str(trial.number), "", "", ()),
         ("", word, "", look, ()),
-        *(("", each, "", "", ()) for each in words),
+        *(("ct-whole", each, "", "", ()) for each in words),
         run,
         ("", text.clean(trial.note), "", "", ()),
     )
