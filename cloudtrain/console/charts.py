@@ -280,7 +280,7 @@ class Curves:
         from nicegui import ui
 
         names = {run_id: text.clean(self._labels.get(run_id, run_id), 120) for run_id in self._ids}
-        with self._area.parent_slot.parent, ui.dialog() as dialog, ui.card():
+        with self._nearest, ui.dialog() as dialog, ui.card():
             dialog.props["aria-label"] = f"Runs of {text.clean(title, 80)}"
             given = [run_id for run_id in self._ids if run_id in self._style.some.get(title, ())]
             choice = ui.select(names, value=given, multiple=True, with_input=True, label="Runs in this chart")

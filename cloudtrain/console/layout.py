@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from cloudtrain.history.store import Store
 from cloudtrain.report.sections import Chart, Section, arrange
@@ -119,10 +118,10 @@ def of_json(text: str) -> Layout:
         return Layout()
     data = data if isinstance(data, dict) else {}
     given = {each.name: data.get(each.name) for each in fields(Layout)}
-    lists: dict[str, Any] = {
-        name: [t for t in of if isinstance(t, str)][:MOST] for name, of in given.items() if isinstance(of, list)
-    }
-    layout = Layout(**lists)
+    layout = Layout()
+    for name, of in given.items():
+        if isinstance(of, list) and name != "heights":
+            setattr(layout, name, [title for title in of if isinstance(title, str)][:MOST])
     heights = given["heights"] if isinstance(given["heights"], dict) else {}
     known = [(title, height) for title, height in heights.items() if type(height) is int][:MOST]
     layout.heights = {title: min(max(height, LEAST_PX), MOST_PX) for title, height in known}

@@ -17,9 +17,7 @@ from typing import Any
 
 def chart(figure: dict[str, Any]) -> Any:
     """Draw a figure of plotly; its `update_figure` draws another one. Emits `plotly_click`."""
-    from nicegui import ui
-
-    return _element_class("chart", ui.plotly)(figure)
+    return _chart_class()(figure)
 
 
 def runs_table() -> Any:
@@ -44,12 +42,20 @@ def log_window() -> Any:
 
 
 @cache
-def _element_class(name: str, base: type[Any] | None = None) -> type[Any]:
+def _chart_class() -> type[Any]:
+    from nicegui.elements.plotly import Plotly
+
+    class Drawn(Plotly, component=Path(__file__).parent / "chart.js"):
+        """NiceGUI's element for plotly, with our script."""
+
+    return Drawn
+
+
+@cache
+def _element_class(name: str) -> type[Any]:
     from nicegui.element import Element
 
-    kind: Any = base or Element
-
-    class Drawn(kind, component=Path(__file__).parent / f"{name}.js"):  # type: ignore[misc, call-arg]
+    class Drawn(Element, component=Path(__file__).parent / f"{name}.js"):
         """An element of one of our scripts; its URL changes with the file, so that browsers may cache it."""
 
     return Drawn

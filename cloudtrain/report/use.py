@@ -49,7 +49,7 @@ def _use_panels(store: Store, run_id: str) -> dict[str, list[dict[str, Any]]]:
     nodes = sorted({node for node, _, _ in events})
     for node in nodes:
         of_node = [(at, usage) for event_node, at, usage in events if event_node == node]
-        look = {"legendgroup": str(node), "line": {"color": COLOURS[node % len(COLOURS)], "width": 1.5}}
+        look: dict[str, Any] = {"legendgroup": str(node), "line": {"color": COLOURS[node % len(COLOURS)], "width": 1.5}}
         for field, title, factor in _FIELDS:
             panels.setdefault(title, []).append(
                 {"x": [at for at, _ in of_node], "y": [_scaled(usage, field, factor) for _, usage in of_node],
