@@ -148,15 +148,19 @@ def rebuilds(model: Any) -> bool:
 
 def load(run: Run, model: Any) -> None:
     """Put what the run has trained into the model, one tensor after the other."""
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as place:
-        folder = run.fetch(Path(place) / "run", ["model"]) / "model"
-        if (adapter := folder / "adapter_model.safetensors").exists():
-            from peft import set_peft_model_state_dict
-            from safetensors.torch import load_file
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
+        put(run.fetch(Path(folder) / "run", ["model"]) / "model", model)
 
-            set_peft_model_state_dict(model, load_file(adapter))
-        elif not read_values(model, folder):  # transformers gives the tensors of some models other names in files
-            model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+
+def put(folder: Path, model: Any) -> None:
+    """Put what is in a trained model's folder into the model."""
+    if (adapter := folder / "adapter_model.safetensors").exists():
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        set_peft_model_state_dict(model, load_file(adapter))
+    elif not read_values(model, folder):  # transformers gives the tensors of some models other names in files
+        model.load_state_dict(type(model).from_pretrained(folder).state_dict())
 
 
 def read_values(model: Any, folder: Path) -> bool:
