@@ -158,4 +158,7 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     assert [problem.path for problem in refused.value.problems] == ["roles.server.resources.instance_type"]
     with pytest.raises(BadJob) as refused:
         Submitter(target="slurm", home=home, folder="/shared").plan(job)
-    assert "roles" in [problem.path for problem in refused.value.problems]
+    assert [problem.path for problem in refused.value.problems] == [
+        "roles.server.resources",
+        "roles.server.resources.instance_type",
+    ]
