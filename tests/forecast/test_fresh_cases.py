@@ -114,7 +114,7 @@ def test_a_wrong_answer_is_found(name: str, changes: dict, tmp_path: Path):
     assert wrong(row | changes, tmp_path)
 
 
-NEWER = {"B300", "GB200", "RTX-PRO-4500"}  # whose drivers' figure no public text was found with
+NEWER = {"B300", "GB200", "H100-NVL", "MI300X", "RTX-PRO-4500"}  # whose drivers' figure no public text was found with
 
 
 def test_each_gpu_of_the_machine_tables_has_a_size():

@@ -168,7 +168,8 @@ def turn_until(runs: Multiplexer, condition: Callable[[], object], what: str) ->
         runs.turn(0.0)
         if condition():
             return
-        begun = sum(entry.busy for entry in runs.runs.values()) + sum(group.asking for group in runs._groups.values())
+        asked = sum(group.asking + group.reading_marks for group in runs._groups.values())
+        begun = asked + sum(entry.busy for entry in runs.runs.values())
         if begun - sum(group.senders._work_queue.qsize() for group in runs._groups.values()) > len(STUCK):
             time.sleep(0.002)
         else:

@@ -323,7 +323,9 @@ def test_the_console_reads_the_copy_and_says_that_there_is_no_answer(run, platfo
     wait_for(lambda: book.read_on(store) or book.count == 2, "two lines")
     platform.down = True
     wait_for(lambda: dict(read_details(run).verdict)["platform"].startswith("no answer since"), "the outage")
-    assert "shared: no answer since" in _outages(store, table.page(store, table.Query(), limit=50)[0])
+    assert "shared: no answer since" in _outages(
+        store, [row.record for row in table.page(store, table.Query(), limit=50)[0]]
+    )
     book.read_on(store)
     assert book.count == 2 and not book.complete
     platform.down = False
@@ -334,6 +336,6 @@ def test_the_console_reads_the_copy_and_says_that_there_is_no_answer(run, platfo
     assert book.count == 3 and book.complete and platform.calls["lines"] == 3
     assert (
         dict(read_details(run).verdict)["platform"]
-        == _outages(store, table.page(store, table.Query(), limit=50)[0])
+        == _outages(store, [row.record for row in table.page(store, table.Query(), limit=50)[0]])
         == ""
     )
