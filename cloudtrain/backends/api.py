@@ -283,7 +283,7 @@ class Backend(ABC):
         return {}
 
     def ended(self, handles: Sequence[str]) -> Mapping[str, Status]:
-        """Return the final statuses that files here have, of attempts whose mark has changed: nobody is asked."""
+        """Return the final statuses that files here have, of attempts whose mark has changed; no call of the platform."""
         return {}
 
     def images(self, handle: str) -> dict[int, str]:

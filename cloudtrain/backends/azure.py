@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from cloudtrain.clock import SYSTEM, Clock
@@ -26,7 +25,6 @@ class Tokens:
             from azure.identity import DefaultAzureCredential
         except ImportError:
             raise MissingExtra("Azure", EXTRAS["azure-identity"]) from None
-        logging.getLogger("azure.identity").setLevel(logging.ERROR)  # it warns of each way that it tries
         try:
             self._credential = self._credential or DefaultAzureCredential()
             granted = self._credential.get_token(scope)

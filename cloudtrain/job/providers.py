@@ -1,4 +1,4 @@
-"""The platforms that come with cloudtrain, the one module outside their packages that names them."""
+"""The platforms that come with cloudtrain: the one module outside their packages that names them."""
 
 from __future__ import annotations
 

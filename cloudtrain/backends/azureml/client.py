@@ -130,7 +130,7 @@ class Workspace:
     def _address(self, url: str) -> tuple[str, Mapping[str, str]]:
         if self._endpoint:
             return url.replace(MANAGEMENT, self._endpoint, 1), {}
-        scope = SCOPES[MANAGEMENT if url.startswith(MANAGEMENT) else ""]
+        scope = SCOPES[MANAGEMENT if url.startswith(f"{MANAGEMENT}/") else ""]
         token, until = self._held.get(scope, ("", 0.0))
         if not token or self._clock.monotonic() > until:
             token, seconds = self._tokens.token(scope)

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from xml.etree import ElementTree
 
 from ..clock import SYSTEM, Clock
+from .gcs import download
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -259,29 +260,13 @@ class Files:
         return self._ask("GET", self._object(path))[1]
 
     def get_file(self, path: str, target: str) -> None:
-        """Copy an object into a file in pieces of one version; an object that changes meanwhile is copied again."""
-        for turn in range(TRIES):
-            try:
-                self._get_version(path, target)
-                return
-            except OSError as error:
-                if error.errno != errno.ESTALE or turn == TRIES - 1:
-                    raise
+        """Copy an object into a file."""
 
-    def _get_version(self, path: str, target: str) -> None:
-        info = self.info(path)
-        digest = hashlib.md5(usedforsecurity=False)
-        with open(target, "wb") as file:
-            while file.tell() < info["size"]:
-                at = file.tell()
-                span = {"Range": f"bytes={at}-{min(at + PIECE, info['size']) - 1}", "If-Match": f'"{info["ETag"]}"'}
-                piece = self._ask("GET", self._object(path), span)[1]
-                if not piece:
-                    raise OSError(errno.ESTALE, "the object became shorter while it was read")
-                digest.update(piece)
-                file.write(piece)
-        if info["md5"] not in ("", base64.b64encode(digest.digest()).decode()):
-            raise OSError(errno.ESTALE, "the download differs from the stored object")
+        def read(info: Mapping[str, Any], first: int, last: int) -> bytes:
+            span = {"Range": f"bytes={first}-{last}", "If-Match": f'"{info["ETag"]}"'}
+            return self._ask("GET", self._object(path), span)[1]
+
+        download(lambda: self.info(path), read, target, PIECE)
 
     def put_file(self, path: str, target: str) -> None:
         """Copy a file; the object is replaced at once, when all of it has come."""

@@ -20,6 +20,7 @@ from ..clock import SYSTEM, Clock
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 TOKEN = "computeMetadata/v1/instance/service-accounts/default/token"
@@ -27,6 +28,41 @@ PIECE = 32 << 20  # bytes in one request of an upload; a multiple of 256 KiB
 TRIES = 6
 TIMEOUT_S = 60.0
 LATER = (408, 429, 500, 502, 503, 504)  # the same request may work later
+
+
+def download(
+    look: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any], int, int], bytes], target: str, piece: int
+) -> None:
+    """Copy an object into a file in pieces; one that changes meanwhile, or has another checksum, is copied again.
+
+    Args:
+        look: returns its size, its MD5 ("" for none), and what `read` needs to read this version alone.
+        read: returns the bytes from the first to the last; an OSError with ESTALE says that the version is gone.
+        target: the file's path.
+        piece: bytes in one request.
+    """
+    for turn in range(TRIES):
+        try:
+            _download_version(look(), read, target, piece)
+            return
+        except OSError as error:
+            if error.errno != errno.ESTALE or turn == TRIES - 1:
+                raise
+
+
+def _download_version(
+    info: Mapping[str, Any], read: Callable[[Mapping[str, Any], int, int], bytes], target: str, piece: int
+) -> None:
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(target, "wb") as file:
+        while (at := file.tell()) < info["size"]:
+            data = read(info, at, min(at + piece, info["size"]) - 1)
+            if not data:
+                raise OSError(errno.ESTALE, "the object became shorter while it was read")
+            digest.update(data)
+            file.write(data)
+    if info["md5"] not in ("", base64.b64encode(digest.digest()).decode()):
+        raise OSError(errno.ESTALE, "the download differs from the stored object")
 
 
 class Files:
@@ -60,32 +96,13 @@ class Files:
         return self._ask("GET", _object(path) + "?alt=media")[1]
 
     def get_file(self, path: str, target: str) -> None:
-        """Copy an object into a file; a transfer that breaks off continues where it was.
+        """Copy an object into a file; a transfer that breaks off continues where it was."""
 
-        An object that changes meanwhile, or arrives with another checksum, is copied again.
-        """
-        for turn in range(TRIES):
-            try:
-                self._get_version(path, target)
-                return
-            except OSError as error:
-                if error.errno != errno.ESTALE or turn == TRIES - 1:
-                    raise
+        def read(info: Mapping[str, Any], first: int, last: int) -> bytes:
+            url = f"{_object(path)}?alt=media&ifGenerationMatch={info['generation']}"
+            return self._ask("GET", url, {"Range": f"bytes={first}-{last}"})[1]
 
-    def _get_version(self, path: str, target: str) -> None:
-        info = self.info(path)
-        url, size = f"{_object(path)}?alt=media&ifGenerationMatch={info['generation']}", info["size"]
-        digest = hashlib.md5(usedforsecurity=False)
-        with open(target, "wb") as file:
-            while file.tell() < size:
-                at = file.tell()
-                piece = self._ask("GET", url, {"Range": f"bytes={at}-{min(at + PIECE, size) - 1}"})[1]
-                if not piece:
-                    raise OSError(errno.ESTALE, "the object became shorter while it was read")
-                digest.update(piece)
-                file.write(piece)
-        if info["md5"] not in ("", base64.b64encode(digest.digest()).decode()):
-            raise OSError(errno.ESTALE, "the download differs from the stored object")
+        download(lambda: self.info(path), read, target, PIECE)
 
     def put_file(self, path: str, target: str) -> None:
         """Copy a file; the object is replaced at once, when all of it has come."""
