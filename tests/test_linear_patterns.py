@@ -27,7 +27,7 @@ from entrypoints.launcher.masks import Masks
 from tests.patterns import Found, attacks, find_patterns, grows_faster, is_repeating, takes_longer
 
 LENGTH = 20_000
-CAP_S = 0.1
+CAP_S = 0.03
 END_S = 1.0
 PATH = 4096  # bytes of a path, by the kernel
 

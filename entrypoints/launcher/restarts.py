@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 ERRORS = {
     "NCCL": r"nccl(?:System|Remote|Internal)Error|NCCL communicator was aborted|unhandled (?:system|cuda) error",
     "gloo": r"gloo/(?:transport|rendezvous)/",
-    "CUDA hardware": r"uncorrectable (?:ECC|NVLink) error|hardware stack error|fallen off the bus|devices? .*busy or unavailable",
+    "CUDA hardware": r"uncorrectable (?:ECC|NVLink) error|hardware stack error|fallen off the bus|busy or unavailable",
     "connection": r"Connection (?:reset|closed) by (?:peer|remote)|Connection was likely closed|Broken pipe|recvValue failed",
 }
 _PASSING = re.compile("|".join(ERRORS.values()))

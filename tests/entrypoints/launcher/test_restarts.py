@@ -34,9 +34,10 @@ ENDS = {
         (1 << 8, "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.\n"),
         (1 << 8, TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer\n"),
     ],
-    "CUDA: uncorrectable ECC or NVLink error": [
+    "CUDA: uncorrectable ECC or NVLink error, busy device": [
         (1 << 8, TRACEBACK + "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"),
         (1 << 8, TRACEBACK + "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution\n"),
+        (1 << 8, TRACEBACK + "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n"),
     ],
     "CUDA: out of memory, illegal memory access": [
         (1 << 8, TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"),
