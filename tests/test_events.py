@@ -14,7 +14,7 @@ from cloudtrain.events import State
 from cloudtrain.metrics import dicts
 from cloudtrain.metrics.parser import MetricParser
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.testing.memory import MemoryBackend
 
 plain = st.recursive(
@@ -338,7 +338,7 @@ def test_no_line_ends_the_watcher(line, tmp_path, monkeypatch):
     (attempt,) = run.attempts
     MemoryBackend.say(attempt.handle, line, events.format("metric", {"step": 7, "told": 1.5}))
     MemoryBackend.finish(attempt.handle, State.SUCCEEDED, 0)
-    status = Watcher(run.store, run.run_id).run()
+    status = watch_run(run.store, run.run_id)
     assert status is not None and status.state is State.SUCCEEDED
     assert [(row.step, row.value) for row in run.metrics("told")] == [(7, 1.5)], "what stands behind it is heard"
     assert all(row.step in (0, 1, 7) for row in run.metrics())

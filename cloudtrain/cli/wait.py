@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 TIMEOUT_EXIT_CODE = 124
-STANDBY_POLL_S = 0.25
 
 
 @options.command()
@@ -85,24 +84,16 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, foreground: bool,
 
 def _watch(run: Run) -> Status:
     """Do the work of the background watcher until a run has ended; blocking. Raises BadRequest for an attached run."""
-    from cloudtrain.runs.watching.watch import Watcher
+    from cloudtrain.runs.watching.watch_all import watch_run
 
     if uri := run.record.attached:
         raise BadRequest(
             f"{run.run_id} was submitted from another machine, which watches it; here it is attached from {uri}",
             f"to follow it from here: cloudtrain wait {run.run_id}, or cloudtrain logs {run.run_id} -f",
         )
-    watcher = Watcher(run.store, run.run_id)
-    standby_printed = False
-    try:
-        while not (status := run.record.status).state.final:
-            if watcher.run() is None:
-                if not standby_printed:
-                    terminal.note(f"{run.run_id}  another process already watches this run; waiting to take over")
-                    sys.stderr.flush()
-                    standby_printed = True
-                SYSTEM.sleep(STANDBY_POLL_S)
-    except KeyboardInterrupt:
-        run.store.release(run.run_id, watcher.me)
-        raise
-    return status
+
+    def stand_by() -> None:
+        terminal.note(f"{run.run_id}  another process already watches this run; waiting to take over")
+        sys.stderr.flush()
+
+    return watch_run(run.store, run.run_id, stand_by) or run.record.status

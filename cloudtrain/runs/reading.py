@@ -67,7 +67,7 @@ class Refresher:
             from cloudtrain.runs.watching.watch import Watcher
 
             self._watcher = self._watcher or Watcher(self._store, self._run_id, complain=lambda _: None)
-            if self._watcher.run(until=lambda: True, hold=True) is None:
+            if self._watcher.refresh(hold=True) is None:
                 self._watcher = None  # another process was faster
             elif self._is_shared:
                 self._next_look = self._store.clock.monotonic() + OWN_LOOK_S

@@ -109,7 +109,7 @@ class RunState:
         ):
             from cloudtrain.runs.watching.watch import Watcher  # who finds a living watcher needs none
 
-            Watcher(self.store, self.run_id, complain=errors.append, may_send=may_send).run(until=lambda: True)
+            Watcher(self.store, self.run_id, complain=errors.append, may_send=may_send).refresh()
             newest = self.attempts[-1]
         if (
             self.watch

@@ -18,6 +18,7 @@ from cloudtrain.history import event_files
 from cloudtrain.history.event_files import find_files, resumed_step
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching import watch
+from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S
 from tests.history import eventfiles
@@ -199,7 +200,7 @@ def remembered(tmp_path, monkeypatch):
 def test_no_file_ends_the_watcher(kind, remembered):
     eventfiles.hostile(kind, remembered.store.home / "runs" / remembered.run_id / "outputs")
     MemoryBackend.finish(remembered.attempts[0].handle, State.SUCCEEDED, 0)
-    status = watch.Watcher(remembered.store, remembered.run_id).run()
+    status = watch_run(remembered.store, remembered.run_id)
     assert status is not None and status.state is State.SUCCEEDED
     assert [(row.step, row.value) for row in remembered.metrics("told")] == [(7, 1.5)], "what stands behind it is heard"
 
@@ -323,7 +324,7 @@ def test_metrics_off_leaves_what_the_script_reports_and_your_own_expressions(met
     told = events.format("metric", {"step": 7, "told": 1.5})
     MemoryBackend.say(run.attempts[0].handle, "step 3 loss 9.5 lr 0.5", told)
     MemoryBackend.finish(run.attempts[0].handle, State.SUCCEEDED, 0)
-    watch.Watcher(run.store, run.run_id).run()
+    watch_run(run.store, run.run_id)
     assert {row.name for row in run.metrics()} == found
 
 

@@ -195,7 +195,7 @@ class _Sequence:
     def _watch(self) -> None:
         for run in self._runs():
             with self._freed_key(run):
-                Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+                Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
 
     def _cancel(self) -> None:
         for run in self._runs()[:1]:
@@ -247,7 +247,7 @@ class _Sequence:
     def _end(self, run: Run) -> None:
         def ended() -> bool:
             if not run.record.status.state.final:
-                Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+                Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
             return run.record.status.state.final
 
         wait_for(ended, f"the end of {run.run_id} ({self.log})")

@@ -284,7 +284,7 @@ def user(platform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 def look(run: Run, times: int = 1) -> None:
     for _ in range(times):
-        Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+        Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
 
 
 @BOTH

@@ -151,7 +151,7 @@ class Fleet:
     def look(self, run: Run) -> None:
         """A watcher looks until nothing moves any more, or dies on the way."""
         try:
-            Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+            Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
         except (Killed, CloudtrainError):
             pass
 

@@ -52,7 +52,7 @@ LOST = Unreachable("no answer")
 def look(run: Run, times: int = 1) -> None:
     """What the watcher does."""
     for _ in range(times):
-        Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+        Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
 
 
 def quietly(run: Run) -> State:

@@ -8,7 +8,7 @@ from cloudtrain.runs.watching.watch import Watcher
 
 def watch(run: Run) -> None:
     """What the detached watcher does, until nothing moves any more."""
-    Watcher(run.store, run.run_id).run(until=lambda: True)
+    Watcher(run.store, run.run_id).refresh()
 
 
 def newest(run: Run) -> str:

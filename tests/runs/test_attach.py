@@ -23,6 +23,7 @@ from cloudtrain.job.targets import HOME_LABEL
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from tests.conftest import wait_for
 from tests.history import eventfiles
 from tests.stores import GCS, S3, running
@@ -104,7 +105,7 @@ def dump(home: Path) -> list[tuple[Any, ...]]:
 
 
 def ended(run: Run) -> State:
-    status = Watcher(run.store, run.run_id).run()
+    status = watch_run(run.store, run.run_id)
     assert status is not None
     return status.state
 
@@ -148,7 +149,7 @@ def test_a_running_one_is_attached_and_what_is_new_comes_later(store, submitted,
     gate, mine = tmp_path / "gate", tmp_path / "colleague"
     run = submitted(f"{store.scheme}://bucket/out", env={"GATE": str(gate)})
     watcher = Watcher(run.store, run.run_id)
-    watcher.run(until=lambda: True)
+    watcher.refresh()
     uri = f"{store.scheme}://bucket/out/{run.run_id}"
     wait_for(lambda: any("/run.json" in key for key in store.objects()), "the first word")
     attached = cloudtrain.attach(uri, mine)

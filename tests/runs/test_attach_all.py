@@ -21,7 +21,7 @@ from cloudtrain.runs import attached_history
 from cloudtrain.runs.attach import attach_all
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from tests.stores import GCS, S3, running
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "entrypoints"))
@@ -146,7 +146,7 @@ def test_a_real_run_is_listed_and_shown_with_its_log(tmp_path: Path, home: Path,
     output = tmp_path / "runs"
     job = {"name": "team", "source": str(source), "entrypoint": "train.py", "output": str(output)}
     run = Submitter("local", home=home, watch=False).submit(job)
-    assert Watcher(run.store, run.run_id).run().state is State.SUCCEEDED
+    assert watch_run(run.store, run.run_id).state is State.SUCCEEDED
     real = json.loads((output / run.run_id / "run.json").read_text())
     assert real.keys() <= json.loads(record("a")).keys() | {"epoch", "world"} | real.keys()
     assert set(json.loads(record("a"))) <= set(real), "the test's records have only what real ones have"
@@ -294,11 +294,11 @@ def test_a_real_run_is_in_the_index_after_its_end(tmp_path: Path, home: Path, mo
     output = tmp_path / "runs"
     job = {"name": "team", "source": str(source), "entrypoint": "train.py", "output": str(output)}
     run = Submitter("local", home=home, watch=False).submit(job)
-    assert Watcher(run.store, run.run_id).run().state is State.FAILED
+    assert watch_run(run.store, run.run_id).state is State.FAILED
     index_of = attached.AttachedBackend({}, home).read_index
     assert json.loads(index_of(str(output))[run.run_id])["state"] == "FAILED"
     run.resume()
-    assert Watcher(run.store, run.run_id).run().state is State.SUCCEEDED
+    assert watch_run(run.store, run.run_id).state is State.SUCCEEDED
     names = sorted(path.name for path in (output / ".index/new").iterdir())
     assert [each.split(".")[1] + each.split(".")[-2] for each in names] == ["a1end", "a2begin", "a2end"]
     newest = json.loads(index_of(str(output))[run.run_id])

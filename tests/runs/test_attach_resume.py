@@ -17,7 +17,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from tests.conftest import wait_for
 from tests.stores import GCS, S3, running
 
@@ -68,7 +68,7 @@ def submitted(source: Path, output: str, home: Path, gate: Path) -> Run:
 
 
 def watched(run: Run) -> State:
-    status = Watcher(run.store, run.run_id).run()
+    status = watch_run(run.store, run.run_id)
     assert status is not None
     return status.state
 

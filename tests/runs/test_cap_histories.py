@@ -60,7 +60,7 @@ class Client:
         """A watcher looks until nothing moves any more, or dies on the way."""
         self.forget()
         try:
-            Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+            Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
         except (Killed, CloudtrainError):
             pass
 

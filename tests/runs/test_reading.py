@@ -29,6 +29,7 @@ from cloudtrain.runs.watching import pace
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
 
@@ -86,7 +87,7 @@ def watch(run: Run) -> Thread:
     """Watch a run in a thread, as the detached process does, with a lease of its own."""
 
     def work() -> None:
-        Watcher(Store(run.store.home), run.run_id, complain=lambda _: None).run()
+        watch_run(Store(run.store.home), run.run_id)
 
     thread = Thread(target=work, daemon=True)
     thread.start()
@@ -153,7 +154,7 @@ def test_a_line_is_fetched_once_for_the_watcher_and_all_followers(run, platform)
 def test_a_watcher_that_dies_between_copy_and_history_loses_and_doubles_nothing(run, platform, monkeypatch, moment):
     platform.say(handle(run), *(f"loss={number}.5" for number in range(40)), '::cloudtrain::{"kind":"world","nodes":1}')
     if moment == "before":
-        Watcher(run.store, run.run_id).run(until=lambda: True)
+        Watcher(run.store, run.run_id).refresh()
         platform.say(handle(run), "more", "and more")
 
     class Killed(BaseException):
@@ -165,19 +166,19 @@ def test_a_watcher_that_dies_between_copy_and_history_loses_and_doubles_nothing(
     Spool(run.store.home, run.run_id, 1).follow()
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Store, "record", killed)
-        Watcher(run.store, run.run_id).run(until=lambda: True)
+        Watcher(run.store, run.run_id).refresh()
     read = platform.calls["lines"]
     spool = Spool(run.store.home, run.run_id, 1)
     copied = [line.text for line in spool.lines()]
     assert len(copied) == read == len(platform.attempts[handle(run)].lines), "the copy is ahead of the history"
     pace.expire_contact(run.store.home, run.run_id)
-    Watcher(run.store, run.run_id).run(until=lambda: True)
+    Watcher(run.store, run.run_id).refresh()
     assert platform.calls["lines"] == read, "what is in the copy is not fetched again"
     assert run.attempts[0].cursor == list(spool.lines())[-1].cursor
     assert [event.kind for event in run.store.events(run.run_id)] == ["world"]
     platform.say(handle(run), "the last")
     platform.finish(handle(run), exit_code=0)
-    Watcher(run.store, run.run_id).run()
+    watch_run(run.store, run.run_id)
     assert [line.text for line in spool.lines()] == [*copied, "the last"]
 
 
@@ -196,7 +197,7 @@ def test_a_follower_goes_on_at_the_platform_where_the_copy_is_gone(run, platform
 
 def test_a_full_disk_ends_the_copy_and_not_the_watching(run, platform, monkeypatch):
     platform.say(handle(run), "one")
-    Watcher(run.store, run.run_id).run(until=lambda: True)
+    Watcher(run.store, run.run_id).refresh()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -204,7 +205,7 @@ def test_a_full_disk_ends_the_copy_and_not_the_watching(run, platform, monkeypat
     monkeypatch.setattr(Spool, "append", full)
     platform.say(handle(run), "two")
     platform.finish(handle(run), exit_code=0)
-    Watcher(run.store, run.run_id).run()
+    watch_run(run.store, run.run_id)
     assert run.record.status.state is State.SUCCEEDED
     assert [line.text for line in run.logs()] == ["one", "two"]
 
@@ -247,7 +248,7 @@ def age(run: Run, seconds: float) -> None:
 def test_ls_and_show_do_not_wait_for_a_platform_that_is_down(run, platform, capsys):
     run.refresh()
     platform.down = True
-    Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+    Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
     calls = platform.calls.total()
     age(run, 12)
     for words in (["ls"], ["show", run.run_id], ["ls"]):
@@ -264,7 +265,7 @@ def test_ls_and_show_do_not_wait_for_a_platform_that_is_down(run, platform, caps
 def test_a_request_that_makes_the_answer_old_leaves_no_age_from_1970(run, platform):
     run.refresh()
     platform.down = True
-    Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+    Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
     pace.expire_contact(run.store.home, run.run_id)
     said = pace.last_contact(run.store.home, run.run_id).describe()
     assert said.startswith("no answer since 20") and "no route to host" in said

@@ -33,7 +33,7 @@ def at(run: Run, state: State, reason: str = "") -> None:
     """Let the platform report a state and reason, and a watcher look once."""
     (attempt,) = MemoryBackend.attempts.values()
     attempt.status = Status(state, reason=reason)
-    assert Watcher(run.store, run.run_id).run(until=lambda: True) is not None
+    assert Watcher(run.store, run.run_id).refresh() is not None
 
 
 def reasons(run: Run) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from cloudtrain.runs.sending.retry import capacity_pause_s
 from cloudtrain.runs.watching import notify, pace
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
@@ -313,20 +314,22 @@ def test_a_watcher_keeps_its_client_until_that_fails(submitter, job, monkeypatch
     run = submitter.submit(job)
     monkeypatch.setattr(registry, "create", create)
     monkeypatch.setattr(MemoryBackend, "status", look)
-    assert Watcher(run.store, run.run_id).run(until=lambda: len(looks) >= 5) is not None
+    watcher = Watcher(run.store, run.run_id)
+    assert all(watcher.refresh() for _ in range(5))
     assert [made.index(backend) for backend in looks[:5]] == [0, 0, 0, 1, 1]
 
 
-def test_a_watcher_ends_with_its_history(submitter, job):
+def test_a_watcher_ends_with_its_history(submitter, job, monkeypatch):
     run = submitter.submit(job)
-    looks = []
+    looks, images = [], MemoryBackend.images
 
-    def until() -> bool:
+    def remove(backend, handle):
         looks.append(run.store.home)
         shutil.rmtree(run.store.home, ignore_errors=True)
-        return len(looks) > 3
+        return images(backend, handle)
 
-    assert Watcher(run.store, run.run_id).run(until) is None
+    monkeypatch.setattr(MemoryBackend, "images", remove)
+    assert watch_run(run.store, run.run_id) is None
     assert len(looks) == 1
 
 
@@ -500,7 +503,26 @@ def test_two_watchers_do_not_watch_at_once(submitter, job):
     run = submitter.submit(job)
     parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
     assert run.store.lease(run.run_id, parent, 60)
-    assert Watcher(run.store, run.run_id).run() is None
+    assert Watcher(run.store, run.run_id).refresh() is None
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_one_that_stands_by_takes_over_when_the_other_is_gone(submitter, job, clock, ended):
+    run, told = submitter.submit(job), []
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    assert run.store.lease(run.run_id, parent, 60)
+    MemoryBackend.finish(newest(run))
+    began = clock.monotonic()
+
+    def stand_by() -> None:
+        told.append(clock.monotonic() - began)
+        if ended:
+            run.store.release(run.run_id, parent)
+
+    assert watch_run(run.store, run.run_id, stand_by).state is State.SUCCEEDED
+    waited_s = clock.monotonic() - began
+    assert len(told) == 1 and (waited_s < 1 if ended else 60 <= waited_s < 61)
+    assert not run.store.watched(run.run_id)
 
 
 def test_what_a_script_logs_is_not_read_from_its_lines_too(submitter, job):

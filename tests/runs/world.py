@@ -17,7 +17,6 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,16 +103,6 @@ def laboratory(folder: Path) -> Iterator[Lab]:
     yield lab
 
 
-class AtOnce(Executor):
-    """Does what it is given before it returns, in the caller's thread."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def submit(self, call: Callable[..., object], /, *arguments: Any) -> Any:
-        call(*arguments)
-
-
 class Mail:
     """A watcher's mailbox: whoever calls it has it carried out."""
 
@@ -156,7 +145,6 @@ class Attendant(workers.Worker):
         runs = self.runs_of_it
         while self.told:
             watch_all.obey(runs, self.told.pop(0))
-        runs.notice_cancelled(runs.store.cancelled(self.process))
         for _ in range(6):
             runs.safe_turn(0.0)
             if runs._inbox.empty():
@@ -221,7 +209,7 @@ class World(Fleet):
         patch.setattr(Spool, "append", self._mortal(Spool.append))
         patch.setattr(apply, "installed", lambda _: [])  # policies of installed packages
         patch.setattr(watch_all, "LAST_S", 0.0)
-        patch.setattr(groups, "ThreadPoolExecutor", AtOnce)
+        patch.setattr(scheduler, "ThreadPoolExecutor", groups.InPlace)
         patch.setattr(pace, "SHARE", FOREVER)
         patch.setattr(retry, "OUTAGE_S", 1.0)
         patch.setattr(retry, "CAPACITY_S", 10.0)

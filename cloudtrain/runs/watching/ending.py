@@ -41,7 +41,7 @@ class AttemptEnds:
     clients: Clients
     collector: Collector
     _complain: Callable[[CloudtrainError], None]
-    _lease: Callable[[], bool]
+    _lease: Callable[[], object]
     _may_send: bool
     send_due = False  # an attempt is due, where it may not send one itself
     end: tuple[str, Status] | None = None  # of the newest attempt: after which end

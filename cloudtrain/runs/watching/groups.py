@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
 
 from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
@@ -62,16 +63,34 @@ class Entry:
         return not same or self._clock.monotonic() - self.looked > UNREAD_S
 
 
+class InPlace(Executor):
+    """Does what it is given before it returns, in the caller's thread."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        call(*args, **named)
+        return Future()
+
+
 class Group:
     """Runs of one account, cluster or host: their threads, their limit of calls, and when each is due."""
 
-    def __init__(self, name: str, backend: Backend, share: pace.ProcessorShare, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        share: pace.ProcessorShare,
+        clock: Clock = SYSTEM,
+        pool: Callable[[int, str], Executor] = ThreadPoolExecutor,
+    ) -> None:
         self.name, self._share, self._clock = name, share, clock
         self.renew(backend)
         self.budget = pace.Budget(backend.calls_per_s, clock)
-        self.pool = ThreadPoolExecutor(THREADS + ENDS, name)
-        self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
-        self.senders = ThreadPoolExecutor(SENDERS, name)
+        self.pool = pool(THREADS + ENDS, name)
+        self.lane = pool(1, name)  # for the call that asks for all states
+        self.senders = pool(SENDERS, name)
         self._logs_per_s = backend.logs_per_s
         self._log_budget = pace.Budget(self._logs_per_s, clock)
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows

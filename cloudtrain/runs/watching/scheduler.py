@@ -1,7 +1,8 @@
-"""Watch many runs in one process: who is asked when, in which thread, and how often.
+"""Watch runs: who is asked when, in which thread, and how often.
 
 One thread decides (`Multiplexer.turn`); all calls of platforms are made in threads of their group, an account, cluster or
-host. A call that hangs delays only its own run, or its own group's where the group has no thread left.
+host. A call that hangs delays only its own run, or its own group's where the group has no thread left. With
+`here` they are made in the thread that decides.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend
@@ -21,12 +23,13 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import watch_log
 from cloudtrain.runs.watching import pace
-from cloudtrain.runs.watching.groups import Entry, Group
+from cloudtrain.runs.watching.groups import Entry, Group, InPlace
 from cloudtrain.runs.watching.pace import NOTICE_S
 from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher
 from cloudtrain.runs.watching.workers import Clients, run_sender
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
+CANCELS_S = 2.0  # how often requests to cancel are looked for, beside the messages of those who make them
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
 GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain wait --foreground`
 
@@ -36,20 +39,28 @@ class Multiplexer:
 
     Args:
         ended: called with the id of each run that needs no watching any more, on the thread of `turn`.
+        here: make all calls in the thread of `turn`, and send attempts in this process: it has the environment of the runs.
     """
 
     def __init__(
-        self, home: Path, me: Process, ended: Callable[[str], None] = lambda run_id: None, clock: Clock = SYSTEM
+        self,
+        home: Path,
+        me: Process,
+        ended: Callable[[str], None] = lambda run_id: None,
+        clock: Clock = SYSTEM,
+        *,
+        here: bool = False,
     ) -> None:
-        self.home, self.me, self._ended, self._clock = home, me, ended, clock
+        self.home, self.me, self._ended, self._clock, self._here = home, me, ended, clock, here
         self.store = Store(home, clock)
         self.runs: dict[str, Entry] = {}
         self._groups: dict[tuple[str, str], Group] = {}
         self._clients = Clients(home, clock)
         self._threads = threading.local()  # each has its own connection to the history
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
-        self._leased_at = self._lease_tried_at = self._notice_at = 0.0
+        self._leased_at = self._lease_tried_at = self._notice_at = self._cancels_at = 0.0
         self._share = pace.ProcessorShare(clock)
+        self._pool = InPlace if here else ThreadPoolExecutor
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -83,6 +94,9 @@ class Multiplexer:
     def turn(self, longest_s: float) -> None:
         """Do what is due; blocking until something happens, for `longest_s` seconds at the most."""
         wait_s = min(self._next_s(), longest_s)
+        if self._here and wait_s > 0 and self._inbox.empty():
+            self._clock.sleep(wait_s)  # nobody else posts
+            wait_s = 0.0
         try:
             posted_at, action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
@@ -94,6 +108,7 @@ class Multiplexer:
         self._renew_leases()
         self._share.measure()
         self._notice_followers()
+        self._notice_cancels()
         for group in self._groups.values():
             self._dispatch(group)
 
@@ -152,6 +167,8 @@ class Multiplexer:
         try:
             self._find_group(entry, self.store.attempts(entry.run_id)[-1])
         except (CloudtrainError, ImportError) as error:  # a backend that is not installed here
+            if self._here:
+                raise
             watch_log.write(f"{entry.run_id}: {error}")
             self._drop(entry)
 
@@ -160,7 +177,7 @@ class Multiplexer:
         key = (attempt.plan.backend, backend.group or attempt.plan.target)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(" ".join(key), backend, self._share, self._clock)
+            group = self._groups[key] = Group(" ".join(key), backend, self._share, self._clock, self._pool)
         if attempt.attempt_id != entry.attempt_id:
             entry.seen, entry.given = attempt.status, None
             entry.pace = self._watcher_of(entry).pace(attempt, backend)
@@ -215,9 +232,13 @@ class Multiplexer:
                 entry.pace.expect_change()
                 group.schedule(entry, 0.0)
 
-    def notice_cancelled(self, run_ids: Iterable[str]) -> None:
+    def _notice_cancels(self) -> None:
         """Look at once at runs that are to be cancelled: whoever asked for it may have died before telling the platform."""
-        for entry in [self.runs[run_id] for run_id in run_ids if run_id in self.runs]:
+        moment = self._clock.monotonic()
+        if not self.runs or moment - self._cancels_at < (NOTICE_S if self._here else CANCELS_S):
+            return
+        self._cancels_at = moment
+        for entry in [self.runs[run_id] for run_id in self.store.cancelled(self.me) if run_id in self.runs]:
             if not entry.cancelled:
                 entry.cancelled = True
                 self.look_now(entry.run_id)
@@ -301,10 +322,10 @@ class Multiplexer:
                 self._own_store(),
                 entry.run_id,
                 self.me,
-                may_send=False,
+                may_send=self._here,
                 clients=self._clients,
                 environ=entry.environ,
-                lease=lambda: True,
+                lease=self._renew_leases if self._here else lambda: None,
             )
         return entry.watch
 
@@ -372,6 +393,8 @@ class Multiplexer:
                 entry.group.renew(backend)
 
     def _complain(self, whom: str, error: Exception | None) -> None:
+        if error is not None and self._here and not isinstance(error, BackendError):
+            raise error  # whoever runs this command reads it
         if error is not None:
             text = error if isinstance(error, CloudtrainError) else "".join(traceback.format_exception(error))
             watch_log.write(f"{whom}: {text}")

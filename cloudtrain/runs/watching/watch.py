@@ -1,7 +1,7 @@
-"""Watch one run: collect its log, metrics and status into the store, and start the next attempt when one is due.
+"""Look at one run: collect its log, metrics and status into the store, and start the next attempt when one is due.
 
-The watcher of a home (watch_all.py) does it for all runs, `cloudtrain wait --foreground` for one in the foreground, a reader once
-where nobody watches. A lease in the store says who. All that is needed is in the store, and the job does not depend on it.
+Who watches runs looks again and again (scheduler.py), a reader once where nobody watches. A lease in the store says who may.
+All that is needed is in the store, and the job does not depend on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cloudtrain.runs.planning import upstream
 from cloudtrain.runs.sending import handover, outcomes, retry, send, waiting
 from cloudtrain.runs.watching.collect import Collector
 from cloudtrain.runs.watching.ending import AttemptEnds
-from cloudtrain.runs.watching.pace import NOTICE_S, Pace, note_contact
+from cloudtrain.runs.watching.pace import Pace, note_contact
 from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.workers import Clients
 
@@ -41,14 +41,14 @@ class Look(Enum):
 
 
 class Watcher(AttemptEnds):
-    """Watches one run until it is final.
+    """Looks at one run until it is final, and remembers it between two looks.
 
     Args:
         complain: what is done where a platform cannot be asked; None to log it.
         may_send: False where it starts no attempt itself: `look` then says that one is due.
         clients: those of several runs; None for its own.
         environ: the environment of the shell that submitted the run, for notifications; None for this process's.
-        lease: renews the lease meanwhile and returns whether it is still held, where somebody else does that.
+        lease: called while a look takes long; None to take and renew the run's lease.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class Watcher(AttemptEnds):
         may_send: bool = True,
         clients: Clients | None = None,
         environ: Mapping[str, str] | None = None,
-        lease: Callable[[], bool] | None = None,
+        lease: Callable[[], object] | None = None,
     ) -> None:
         self.store, self.run_id, self.environ, self.me = store, run_id, environ, me or Process.here()
         self.clients = clients or Clients(store.home, store.clock)
-        self._complain, self._may_send, self._lease = complain or self._log, may_send, lease or self._own_lease
+        self._complain, self._may_send = complain or self._log, may_send
+        self._lease = lease or (lambda: self.store.lease(run_id, self.me, LEASE_S))
         self.collector = Collector(self._lease, self._log)
         self._cancelled: set[str] = set()
         self._ended: Callable[[], None] = lambda: None
-        self._leased_at = 0.0
         self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
         self._noted_at = -NOTED_S
         self._log_is_complete = False
         self.log_was_read = False  # though the platform has not said the status
         self._log_denied: tuple[float, LogDenied] | None = None  # when, and the error
 
-    def run(self, until: Callable[[], bool] = lambda: False, *, hold: bool = False) -> Status | None:
-        """Watch until the run is final or `until` returns true, and return its status; blocking.
+    def refresh(self, *, hold: bool = False) -> Status | None:
+        """Bring the store up to date as far as something is due, and return the run's status; blocking.
 
-        Returns None when another process holds the lease, or when the history is no longer there. The lease is released,
-        with `hold` only where the platform costs nothing, or when the run is final.
+        Returns None when another process holds the lease, or when the history is no longer there. The lease is kept with
+        `hold` alone, where each question costs the platform something, until the run is final.
         """
         while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
             run, attempt = self._newest()
@@ -89,20 +89,16 @@ class Watcher(AttemptEnds):
                 return run.status
             backend = self.clients.get(attempt.plan)
             try:
-                moved = self._step_when_due(run, attempt, backend)
+                if self._step_when_due(run, attempt, backend):
+                    continue
             except BackendError as error:
                 note_contact(self.store.home, self.run_id, backend, error, self.store.clock)
-                moved = False
                 if not isinstance(error, Unreachable):
                     self.clients.renew(attempt.plan)
                 self._complain(error)
-            if moved:
-                continue
-            if until():
-                if not (hold and backend.follow_s is not None):
-                    self.store.release(self.run_id, self.me)
-                return run.status
-            self.store.clock.sleep(min(self.pace(attempt, backend).wait_s(), NOTICE_S))
+            if not (hold and backend.follow_s is not None):
+                self.store.release(self.run_id, self.me)
+            return run.status
         return None
 
     def look(
@@ -278,14 +274,6 @@ class Watcher(AttemptEnds):
 
     def _newest(self) -> tuple[RunRecord, AttemptRecord]:
         return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
-
-    def _own_lease(self) -> bool:
-        if self.store.clock.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
-            return True
-        if not self.store.lease(self.run_id, self.me, LEASE_S):
-            return False
-        self._leased_at = self.store.clock.monotonic()
-        return True
 
 
 def send_next(store: Store, run_id: str, owner: Process, end: tuple[str, Status] | None) -> None:

@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import environment
 from cloudtrain.runs.sending import handover, watch_log
 from cloudtrain.runs.sending.handover import Mailbox, Message
+from cloudtrain.runs.watching.pace import NOTICE_S
 from cloudtrain.runs.watching.scheduler import Multiplexer
 from cloudtrain.runs.watching.watch import LEASE_S, send_next
 from cloudtrain.runs.watching.workers import Worker
@@ -148,7 +149,6 @@ class HomeWatcher:
         if self.store.clock.monotonic() - self._orphans_at < ORPHANS_S:
             return
         self._orphans_at = self.store.clock.monotonic()
-        self._runs.notice_cancelled(self.store.cancelled(self.me))
         orphans = self.store.orphans()
         for run_id in (unknown := [run_id for run_id in orphans if run_id not in self._environs]):
             self._restore(run_id, self._shell)
@@ -282,6 +282,30 @@ class HomeWatcher:
             self._add(run_id, self._environs[run_id] | found)
 
 
+def watch_run(store: Store, run_id: str, stand_by: Callable[[], None] = lambda: None) -> Status | None:
+    """Watch one run in this thread until it is final, and return its status; blocking.
+
+    `stand_by` is called once where another process watches it: it is taken over when that process ends. Returns None
+    when the history is no longer there.
+    """
+    runs, told = Multiplexer(store.home, Process.here(), clock=store.clock, here=True), False
+    try:
+        while store.database.path.exists():
+            entry, status = runs.runs.get(run_id), store.find(run_id).status
+            if status.state.final and not (entry and entry.leased):
+                return status
+            if entry is None:
+                runs.add(run_id, None)
+                runs.lease_new()
+            elif not (entry.leased or told):
+                told = True
+                stand_by()
+            runs.turn(NOTICE_S)
+        return None
+    finally:
+        runs.forget(run_id)
+
+
 def serve(home: Path) -> int:
     """Do for the watcher, with the environment that is the first line of standard input, what the other lines say.
 
@@ -301,11 +325,7 @@ def serve(home: Path) -> int:
         runs.post(lambda: None)
 
     threading.Thread(target=receive, daemon=True).start()
-    looked_at = 0.0
     while not closed.is_set():
-        if runs.store.clock.monotonic() - looked_at > ORPHANS_S:
-            looked_at = runs.store.clock.monotonic()
-            runs.notice_cancelled(runs.store.cancelled(runs.me))
         runs.safe_turn(1.0)
     return 0
 

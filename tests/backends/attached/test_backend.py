@@ -15,7 +15,7 @@ from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import resume
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
 from tests.backends.kubernetes.clusters import ground
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
@@ -90,7 +90,7 @@ def test_a_failed_run_of_a_cloud_is_told_from_its_bucket(
     (source / "train.py").write_text(SCRIPT)
     job = {"name": "shared", "source": str(source), "entrypoint": "train.py", "num_nodes": 2, **place.job}
     run = Submitter(place.target, home=home, watch=False, **place.options).submit(job)
-    status = Watcher(run.store, run.run_id).run()
+    status = watch_run(run.store, run.run_id)
     assert status is not None and status.state is State.FAILED, status
     attached = cloudtrain.attach(f"{place.output}/{run.run_id}", tmp_path / "colleague")
     assert scrubbed(attached) == scrubbed(run)

@@ -33,7 +33,7 @@ def cancelled(place: Ground, home: Path) -> Run:  # noqa: F811
     run = Submitter("kubernetes", watch=False, volumes=volumes, **options).submit(job)
 
     def look() -> list[str]:
-        assert Watcher(run.store, run.run_id).run(until=lambda: True) is not None
+        assert Watcher(run.store, run.run_id).refresh() is not None
         return [line.text for line in run.logs()]
 
     wait_for(lambda: "ready" in look(), "its line")
@@ -60,7 +60,7 @@ def test_rm_deletes_an_ended_run_on_the_cluster_and_here(place: Ground, home: Pa
     job = {"source": str(home / "code"), "entrypoint": "train.py", "num_nodes": 2}
     first, second = (Submitter("kubernetes", watch=False, **options).submit(job, new=True) for _ in range(2))
     for run in (first, second):
-        wait_for(lambda run=run: Watcher(run.store, run.run_id).run(until=lambda: True) and run.state.final, "its end")
+        wait_for(lambda run=run: Watcher(run.store, run.run_id).refresh() and run.state.final, "its end")
         assert run.state is State.SUCCEEDED and (home / "runs" / run.run_id).exists()
     objects, own = place.cluster.objects, ("jobs", "pods", "services", "configmaps")
     _, shown, _ = cli("rm", first.run_id, "--dry-run")

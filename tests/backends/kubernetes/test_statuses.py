@@ -156,7 +156,7 @@ def test_a_reason_that_changes_is_an_event_of_the_run(place: Ground, home: Path)
     )
 
     def look() -> str:
-        assert Watcher(run.store, run.run_id).run(until=lambda: True) is not None
+        assert Watcher(run.store, run.run_id).refresh() is not None
         return run.record.status.reason
 
     assert look() == "waits in the queue research"

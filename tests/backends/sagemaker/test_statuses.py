@@ -216,7 +216,7 @@ def test_a_secondary_status_that_changes_is_an_event(simulator: Simulator, home:
     for secondary, message in (("Pending", "Training job waiting for capacity"), ("Downloading", ""), ("Training", "go"),
                                ("Uploading", "")):  # fmt: skip
         job._transition(secondary, message)
-        assert Watcher(run.store, run.run_id).run(until=lambda: True) is not None
+        assert Watcher(run.store, run.run_id).refresh() is not None
         seen.append((run.record.status.state.value, run.record.status.reason))
     assert seen == [
         ("QUEUED", "SageMaker: Pending: Training job waiting for capacity"),

@@ -92,7 +92,7 @@ def test_a_reason_that_changes_is_an_event_of_the_run(slurm: Slurm, home: Path, 
     number = Path(str(run.attempts[-1].handle), "job").read_text()
 
     def reason() -> str:
-        status = Watcher(run.store, run.run_id).run(until=lambda: True)
+        status = Watcher(run.store, run.run_id).refresh()
         assert status is not None and status.state is State.QUEUED
         return run.record.status.reason
 
@@ -117,7 +117,7 @@ def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_p
     slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=60")
     try:
         run = Submitter("cluster", watch=False).submit("job.yaml")
-        Watcher(run.store, run.run_id).run(until=lambda: True)
+        Watcher(run.store, run.run_id).refresh()
         assert "limits.max_runtime" in run.record.status.reason, "PartitionConfig at first, later PartitionTimeLimit"
         assert (
             run.record.status.reason.startswith("Slurm: Partition")

@@ -65,7 +65,7 @@ def look(run: Run, *, may_send: bool = True) -> None:
     """What the watcher does in one turn."""
     with run.store.database.write() as db:
         db.execute("UPDATE attempts SET tried_at = NULL")  # its pause after a failure is over
-    Watcher(run.store, run.run_id, complain=lambda _: None, may_send=may_send).run(until=lambda: True)
+    Watcher(run.store, run.run_id, complain=lambda _: None, may_send=may_send).refresh()
 
 
 def make_older(run: Run, hours: float) -> None:

@@ -22,6 +22,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.simulators.http import Fault
 from cloudtrain.simulators.vertex.lifecycle import Behavior
 from cloudtrain.simulators.vertex.logs import format_time
@@ -296,14 +297,14 @@ def test_a_run_keeps_what_its_tag_stood_for_when_it_began(place: Place, tmp_path
 
     deadline = time.monotonic() + WAIT_S
 
-    def moved() -> bool:
+    watcher = Watcher(run.store, run.run_id)
+    while not (status := run.record.status).state.final:
+        watcher.refresh(hold=True)
         if time.monotonic() > deadline or run.store.attempts(run.run_id)[-1].images:
             place.registry.push(NAME, TAG, b'{"of": "tomorrow"}')
             (tmp_path / "go").touch()
-        return False
-
-    status = Watcher(run.store, run.run_id).run(until=moved)
-    assert status is not None and status.state is State.SUCCEEDED, status
+        time.sleep(0.05)
+    assert status.state is State.SUCCEEDED, status
     kept = f"{IMAGE}@{first}"
     assert run.store.attempts(run.run_id)[-1].images == {0: kept, 1: kept} and place.questions == 1
 
@@ -313,7 +314,7 @@ def test_a_run_goes_on_where_the_registry_refuses(place: Place, tmp_path: Path, 
     (tmp_path / "go").touch()
     options = {"project": "local", "bucket": "local", "endpoint": place.simulator.url, "image": IMAGE, "client": "rest"}
     run = Submitter("vertex", home=home, watch=False, settle_s=1.0, **options).submit(job(place, tmp_path))
-    status = Watcher(run.store, run.run_id).run()
+    status = watch_run(run.store, run.run_id)
     assert status is not None and status.state is State.SUCCEEDED, status
     assert run.store.attempts(run.run_id)[-1].images == {}
     assert "artifactregistry.repositories.downloadArtifacts" in capsys.readouterr().err

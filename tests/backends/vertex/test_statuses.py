@@ -100,7 +100,7 @@ def test_what_vertex_says_of_a_job_that_waits_is_an_event(paper: Bench, home: Pa
     words = {"code": 8, "message": "Resources are insufficient in region: us-central1"}
     for state, fields in (("QUEUED", {}), ("PENDING", {}), ("PENDING", {"error": words}), ("RUNNING", {"error": {}})):
         change(paper, handle, state, **fields)
-        assert Watcher(run.store, run.run_id).run(until=lambda: True) is not None
+        assert Watcher(run.store, run.run_id).refresh() is not None
     assert [(event.data["state"], event.data["reason"]) for event in run.store.events(run.run_id, "status")] == [
         ("QUEUED", "Vertex AI: QUEUED"),
         ("STARTING", "Vertex AI: PENDING"),
