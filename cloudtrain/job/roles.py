@@ -71,6 +71,13 @@ def on_own_machine(job: J, name: str) -> J:
     return job.model_copy(update=changes)
 
 
+def on_own_machines(job: J) -> Iterator[tuple[J, int]]:
+    """Yield the job of each role's machines, as `on_own_machine` makes it, and how many these are; the main role's first."""
+    yield job, job.main_nodes
+    for name in services(job):
+        yield on_own_machine(job, name), job.roles[name].num_nodes
+
+
 def services(job: JobModel) -> list[str]:
     """Return the roles beside the main one, in the order of their nodes, which follow the main role's."""
     return [name for name in job.roles if name != job.main_role]

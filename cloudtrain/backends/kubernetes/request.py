@@ -126,17 +126,15 @@ class Request:
 
     def _parts(self) -> Iterator[tuple[Job, int, int]]:
         """Yield a job for each Job of the attempt, its nodes and the first one's rank; several where roles differ."""
-        job, at = self._job, self._job.main_nodes
+        job, at = self._job, 0
         if not {"roles.resources", "roles.image"}.intersection(keys_in_use(job)):
             yield job, job.num_nodes, 0
             return
         if self._options.get("kind") != "jobset":
             message = "have different resources or images, which needs a JobSet with one Job for each role"
             self._add_problem("roles", message, "set options.kubernetes.kind: jobset, or give all roles the same")
-        yield job, at, 0
-        for name in roles.services(job):
-            nodes = job.roles[name].num_nodes
-            yield roles.on_own_machine(job, name), nodes, at
+        for own, nodes in roles.on_own_machines(job):
+            yield own, nodes, at
             at += nodes
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any], nodes: int, first: int) -> dict[str, Any]:

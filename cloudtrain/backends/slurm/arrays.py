@@ -19,8 +19,12 @@ exec ./job.sh >>slurm.out 2>&1
 
 
 def may_hold(plan: Plan) -> bool:
-    """Return whether an attempt can be a task of an array: one that is requeued has a time limit and a count of its own."""
-    return "--no-requeue" in plan.request["sbatch"] and plan.manifest.get("compat") != "sbatch"
+    """Return whether an attempt can be a task of an array.
+
+    One that is requeued has a time limit and a count of its own, and Slurm has no arrays of heterogeneous jobs.
+    """
+    argv = plan.request["sbatch"]
+    return "--no-requeue" in argv and ":" not in argv and plan.manifest.get("compat") != "sbatch"
 
 
 def command(plans: Sequence[Plan], name: str, folder: str, at_once: int) -> list[str]:

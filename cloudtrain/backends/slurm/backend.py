@@ -116,7 +116,7 @@ class SlurmBackend(FolderBackend):
         slices = Slices.of(manifest, self.site_options.get("slice"), limits)
         built = request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events, slices)
         notes = (
-            *request.plan_notes(manifest, restarts, slices),
+            *request.plan_notes(manifest, restarts, slices, len(request.components(job))),
             *request.gpu_notes(job, self.site_options),
             *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
         )
@@ -129,7 +129,8 @@ class SlurmBackend(FolderBackend):
         known = [name for name in names if re.fullmatch(r"[\w.-]+", name)]  # of other forms Slurm makes lists
         if not known:
             return plan
-        argv.insert(-1, f"--exclude={','.join([*given, *known])}")
+        at = argv.index(":") if ":" in argv else -1  # all components of a job exclude what the first one does
+        argv.insert(at, f"--exclude={','.join(dict.fromkeys([*given, *known]))}")
         return replace(plan, request={**plan.request, "sbatch": argv})
 
     # -- its life -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Query a job's state with the Slurm commands that the site allows (squeue, scontrol, sacct), and classify their errors.
 
-All three return None for a job that Slurm has forgotten (MinJobAge).
+All three return None for a job that Slurm has forgotten (MinJobAge). A heterogeneous job has a number for each component,
+which squeue and sacct write as 12+0, 12+1: the first one's is the job's, and so is its state.
 """
 
 from __future__ import annotations
@@ -162,17 +163,23 @@ def _query_first(
 
 def _parse_squeue(out: str) -> QueueEntry | None:
     """Parse the last of squeue's or sacct's lines, id|state|reason: "CANCELLED by 1000" is CANCELLED."""
-    lines = [line.split("|") for line in out.splitlines() if line.count("|") >= 2]
+    lines = [line.split("|") for line in out.splitlines() if re.match(r"[^|+]*(\+0)?\s*\|.*\|", line)]
     if not lines:
         return None
     job, state, reason = (part.strip() for part in lines[-1][:3])
-    return QueueEntry(job, state.split()[0].rstrip("+") if state else "", "" if reason == "None" else reason)
+    return QueueEntry(
+        job.removesuffix("+0"), state.split()[0].rstrip("+") if state else "", "" if reason == "None" else reason
+    )
 
 
 def _parse_scontrol(out: str, name: str = "") -> QueueEntry | None:
     """Parse scontrol's one line for a job, or the last one of a name."""
     lines = [
-        line for line in out.splitlines() if line.startswith("JobId=") and (not name or f" JobName={name} " in line)
+        line
+        for line in out.splitlines()
+        if line.startswith("JobId=")
+        and (not name or f" JobName={name} " in line)
+        and not re.search(r" HetJobOffset=[1-9]", line)
     ]
     if not lines:
         return None

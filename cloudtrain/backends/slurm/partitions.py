@@ -66,7 +66,9 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
     if limits.others:
         yield f"doctor found no partition {name} on {day}, but {', '.join(limits.others)}"
     arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
-    seconds, nodes = int(arguments["time"]) * 60, int(arguments.get("nodes", "1").partition("-")[0])
+    seconds = int(arguments["time"]) * 60
+    fewest = (text[8:].partition("-")[0] for text in sbatch if text.startswith("--nodes="))  # of each component
+    nodes = max(map(int, fewest), default=1)
     if limits.seconds is not None and seconds > limits.seconds:
         minutes = (limits.seconds - margin_s) // 60
         margin = (

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
@@ -27,6 +28,7 @@ from cloudtrain.backends.slurm.script import batch_script
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.errors import Problem
+from cloudtrain.job import roles, rules
 from cloudtrain.nodes import paths
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ KEYS = {
     "secrets.file": HONOURED,
     "limits.max_runtime": "--time",
     "retry.max_attempts": "--requeue",
+    "roles.resources": "--cpus-per-task, --gpus-per-node, --mem",  # of a component of a heterogeneous job
 }
 FIXES = {"disk-full": "check your quota of the shared folder (quota -s), choose another folder or output, or keep fewer "
          "checkpoints"}  # fmt: skip
@@ -114,15 +117,20 @@ def build_request(
         "CLOUDTRAIN_STDIN": "1",
         "CLOUDTRAIN_UMASK": umask,
     }
-    memory = job.resources.memory_bytes
+    attempt_id, parts = manifest.attempt_id, components(job)
     needs = {
-        "cpus": job.resources.cpus,
-        "memory_mb": -(-memory >> 20) if memory else None,
-        "spot": job.resources.use_spot,
+        **_hardware(job),
+        "nodes": parts[0][1] if parts else manifest.nodes,
         "requeue": restarts > 0 or slices is not None,
         "minutes": slices.minutes if slices else -(-(manifest.max_runtime_s + MARGIN_S) // 60),
     }
-    attempt_id = manifest.attempt_id
+    argv = sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options)
+    for own, nodes in parts[1:]:
+        gres = options.get("gres")
+        if gres and own.resources != job.resources:
+            gres = own.resources.gpus and f"{re.sub(r':[0-9]+$', '', gres)}:{own.resources.gpus}"
+        allocated = _allocation(own.resources.gpus, _hardware(own), {**options, "gres": gres})
+        argv[-1:-1] = [":", f"--nodes={nodes}", "--ntasks-per-node=1", *allocated]
     return {
         "login": _describe_login(options.get("login") or {}),
         "folder": folder,
@@ -130,8 +138,32 @@ def build_request(
         "umask": umask,
         "nodes": 1 if manifest.compat == "sbatch" else manifest.nodes,  # that have a log
         **({"starts": slices.count + restarts} if slices else {}),
-        "sbatch": sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options),
-        "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options, slices),
+        "sbatch": argv,
+        "script": batch_script(
+            attempt_id,
+            folder,
+            env,
+            manifest,
+            restarts,
+            requeue_events,
+            options,
+            slices,
+            [(nodes, own.resources.cpus) for own, nodes in parts],
+        ),
+    }
+
+
+def components(job: Job) -> list[tuple[Job, int]]:
+    """Return the job and the nodes of each component of a heterogeneous job; [] where one allocation serves all roles."""
+    return list(roles.on_own_machines(job)) if "roles.resources" in rules.keys_in_use(job) else []
+
+
+def _hardware(job: Job) -> dict[str, Any]:
+    memory = job.resources.memory_bytes
+    return {
+        "cpus": job.resources.cpus,
+        "memory_mb": -(-memory >> 20) if memory else None,
+        "spot": job.resources.use_spot,
     }
 
 
@@ -155,19 +187,11 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments of sbatch; they override #SBATCH lines and the login node's SBATCH_* variables.
 
-    `needs` are minutes, cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
+    `needs` are minutes, nodes, cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
     """
-    site_options = {name: options.get(name) for name in ("account", "qos", "constraint", "reservation")}
-    if needs.get("spot") and options.get("spot_qos"):
-        site_options["qos"] = options["spot_qos"]
-    site_options = {"partition": partition_of(bool(needs.get("spot")), options), **site_options}
     is_body = manifest.compat == "sbatch"
     given = {text.partition("=")[0][2:] for text in options.get("directives", ())} if is_body else set()
-
-    def _has(*names: str) -> bool:
-        return not given.isdisjoint(names)
-
-    nodes = str(manifest.nodes)
+    nodes = str(needs.get("nodes") or manifest.nodes)
     if manifest.min_nodes and manifest.min_nodes < manifest.nodes:
         nodes = f"{manifest.min_nodes}-{manifest.nodes}"
     argv = [
@@ -175,7 +199,7 @@ def sbatch_arguments(
         "--parsable",
         f"--job-name={attempt_id}",
         f"--comment=cloudtrain {run_id}",
-        *([] if manifest.nodes == 1 and _has("ntasks") else [f"--nodes={nodes}"]),
+        *([] if manifest.nodes == 1 and "ntasks" in given else [f"--nodes={nodes}"]),
         *([] if is_body else ["--ntasks-per-node=1"]),
         f"--time={needs['minutes']}",
         f"--output={folder.replace('%', '%%')}/slurm.out",  # %j and the like would be numbers
@@ -184,19 +208,31 @@ def sbatch_arguments(
         "--export=NONE",
         "--requeue" if needs.get("requeue") else "--no-requeue",
     ]
-    if options.get("gres") and not _has("gres", "gpus"):
+    return [*argv, *_allocation(manifest.gpus_per_node, needs, options, given), f"{folder}/job.sh"]
+
+
+def _allocation(
+    gpus: int, needs: Mapping[str, Any], options: Mapping[str, Any], given: AbstractSet[str] = frozenset()
+) -> list[str]:
+    """Return the arguments that each component of a job has of its own, without those `given` as directives."""
+    argv: list[str] = []
+    site_options = {name: options.get(name) for name in ("account", "qos", "constraint", "reservation")}
+    if needs.get("spot") and options.get("spot_qos"):
+        site_options["qos"] = options["spot_qos"]
+    site_options = {"partition": partition_of(bool(needs.get("spot")), options), **site_options}
+    if options.get("gres") and given.isdisjoint(("gres", "gpus")):
         argv.append(f"--gres={options['gres']}")
-    elif manifest.gpus_per_node and not _has("gres", "gpus", "gpus-per-node", "gpus-per-task"):
+    elif gpus and given.isdisjoint(("gres", "gpus", "gpus-per-node", "gpus-per-task")):
         gpu_type = f"{options['gpu_type']}:" if options.get("gpu_type") else ""
-        argv.append(f"--gpus-per-node={gpu_type}{manifest.gpus_per_node}")
-    if needs.get("cpus") and not _has("cpus-per-task"):
+        argv.append(f"--gpus-per-node={gpu_type}{gpus}")
+    if needs.get("cpus") and "cpus-per-task" not in given:
         argv.append(f"--cpus-per-task={needs['cpus']}")
-    if needs.get("memory_mb") and not _has("mem"):
+    if needs.get("memory_mb") and "mem" not in given:
         argv.append(f"--mem={needs['memory_mb']}M")
     argv += [f"--{name}={value}" for name, value in site_options.items() if value]
     if options.get("exclusive"):
         argv.append("--exclusive")
-    return [*argv, *options.get("directives", ()), f"{folder}/job.sh"]
+    return [*argv, *options.get("directives", ())]
 
 
 def partition_of(spot: bool, options: Mapping[str, Any]) -> str:
@@ -227,8 +263,13 @@ def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
 
 
-def plan_notes(manifest: Manifest, restarts: int, slices: Slices | None) -> Iterator[str]:
-    """Yield what a user should know of the batch job before it is sent."""
+def plan_notes(manifest: Manifest, restarts: int, slices: Slices | None, parts: int) -> Iterator[str]:
+    """Yield what a user should know of the batch job before it is sent, one of `parts` components."""
+    if parts:
+        yield (
+            f"roles have resources of their own: a heterogeneous job of {parts} components, which Slurm's backfill "
+            "scheduler starts together"
+        )
     if slices:
         yield from slices.notes(manifest)
     if restarts:
@@ -255,9 +296,14 @@ def gpu_notes(job: Job, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def count_gpus(arguments: Sequence[str], nodes: int) -> int | None:
-    """Return how many GPUs a batch job gets on all of its nodes, None where its arguments do not say it."""
+    """Return how many GPUs a batch job gets on all of its nodes, None where its arguments do not say it.
+
+    `nodes` are of a job without --nodes; each component of a heterogeneous job has its own, before its GPUs.
+    """
     total = 0
     for text in arguments:
+        if text.startswith("--nodes="):
+            nodes = int(text.rpartition("-")[2].rpartition("=")[2])
         if text.startswith("-G"):
             text = f"--gpus={text[2:].strip(' =')}"
         if not _MAY_COUNT.match(text):

@@ -32,12 +32,12 @@ started=${{SLURM_JOB_START_TIME:-$(date +%s)}} # what Slurm counts from
 restart=${{SLURM_RESTART_COUNT:-0}}
 over=0 # how many restarts followed the end of a slice
 {slice_begins}say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
-phase() {{ scontrol show job -o "$id" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
+phase() {{ scontrol show job -o "$id" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p;q'; }}
 avoid() {{ # a node that failed the health check, beside those that are excluded already
   local bad all
   bad=$(sed -n 's/.*"reason": "node [0-9]* (\([[:alnum:]._-]*\)) {unfit}.*/\1/p' node-0/status.json 2>&-)
   [ "$bad" ] || return
-  all=$(scontrol show job -o "$id" | sed -n 's/.* ExcNodeList=\([^ (][^ ]*\).*/\1,/p')
+  all=$(scontrol show job -o "$id" | sed -n 's/.* ExcNodeList=\([^ (][^ ]*\).*/\1,/p;q')
   scontrol update JobId="$id" ExcNodeList="$all$bad"
 }}
 trap : TERM # Slurm signals the tasks too: they save and leave, this script sees to the rest
@@ -46,7 +46,7 @@ if [ $((restart - over)) -gt {restarts} ]; then say ENDED 75 restarts; exit 75; 
 for old in node-*/status.json; do # of the start before: it must not speak for this one
   [ -e "$old" ] && mv "$old" "$old.$((restart - 1))"
 done
-for ((rank = 0; rank < SLURM_JOB_NUM_NODES; rank++)); do mkdir -p node-$rank; done
+for ((rank = 0; rank < {nodes}; rank++)); do mkdir -p node-$rank; done
 [ -s token ] || (umask 077 && printf '{{"token": "%s"}}' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >token)
 say STARTED - {launchers}
 numbered() {{ # what setup lines and srun print, as lines of a node's log
@@ -86,11 +86,13 @@ say ENDED "$code" "$(phase)"
 exit "$code"
 """
 
-_STEP = r"""srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} --export=ALL --mpi=none --cpu-bind=none \
+_STEP = r"""--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 \
+  {cpus} --export=ALL --mpi=none --cpu-bind=none \
   --kill-on-bad-exit=0 --wait={wait} --job-name=launch {srun_args}\
-  bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-$SLURM_NODEID; exec "$@" <{quoted_folder}/token' \
+"""
+_TASK = r"""  bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-${rank}; exec "$@" <{quoted_folder}/token' \
   launch {command}"""
+_CPUS = '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
 # A body of sbatch: one launcher, here, and no step of srun around it, so that the body's own steps have all nodes.
 _BODY = r"""export SLURM_SUBMIT_DIR="$PWD"
 CLOUDTRAIN_NUM_NODES=1 CLOUDTRAIN_NODE_DIR={folder}/node-0 {command} <{folder}/token &
@@ -133,28 +135,45 @@ def batch_script(
     events: Sequence[str],
     options: Mapping[str, Any],
     slices: Slices | None = None,
+    parts: Sequence[tuple[int, int | None]] = (),
 ) -> str:
-    """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
+    """Return the batch script.
+
+    Args:
+        restarts: how often Slurm may start the job again, after `events` as in retry.
+        parts: nodes and CPUs of each component of a heterogeneous job.
+    """
     lines = [*environment_lines(options), *options.get("setup", ())]
     setup = "".join(
         f"{{ {line}\n}} || {{ echo {shlex.quote(f'this setup line failed: {line}')}; settle; say ENDED 78 setup; exit 78; }}\n"
         for line in lines
     )
     is_body = manifest.compat == "sbatch"
-    launch = (_BODY if is_body else _STEP).format(
+    step = {
+        "wait": manifest.grace_s + STRAGGLER_S,
+        "srun_args": "".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
+    }
+    counts = [(str(nodes), f"--cpus-per-task={cpus}" if cpus else "") for nodes, cpus in parts]
+    steps = [
+        _STEP.format(nodes=nodes, cpus=cpus, **step) for nodes, cpus in counts or [('"$SLURM_JOB_NUM_NODES"', _CPUS)]
+    ]
+    gpus = manifest.gpus_per_node or any(role.get("gpus_per_node") for role in manifest.roles)
+    launch = (_BODY if is_body else _TASK).format(
         folder=shlex.quote(folder),
+        rank="SLURM_PROCID" if parts else "SLURM_NODEID",
         # within '...' of bash -c
         quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
-        wait=manifest.grace_s + STRAGGLER_S,
-        srun_args="".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
-        command=shlex.join(python_command(options, [".cloudtrain/launch.py"], bool(manifest.gpus_per_node))),
+        command=shlex.join(python_command(options, [".cloudtrain/launch.py"], bool(gpus))),
         trap=_body_trap(folder, options) if is_body else "",
     )
+    if not is_body:
+        launch = "srun " + "  : ".join(steps) + launch
     return _SCRIPT.format(
         attempt_id=attempt_id,
         unfit=UNFIT,
         folder=shlex.quote(folder),
-        launchers="1" if is_body else '"$SLURM_JOB_NUM_NODES"',
+        launchers="1" if is_body else manifest.nodes if parts else '"$SLURM_JOB_NUM_NODES"',
+        nodes=manifest.nodes if parts else "SLURM_JOB_NUM_NODES",
         launch=launch,
         umask=env["CLOUDTRAIN_UMASK"],
         output_mode=f"{paths.folder_mode(env['CLOUDTRAIN_UMASK']) & 0o666:o}",

@@ -223,15 +223,22 @@ def _slurm(environ: Mapping[str, str], _: str) -> Cluster | None:
         return None
     if environ.get("CLOUDTRAIN_NUM_NODES") == "1":  # a body of sbatch, which the batch script's node runs alone
         return Cluster("slurm", 1, 0, (), LOOPBACK, LOOPBACK, 0, LOOPBACK)
-    nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"])
-    rank = int(environ["SLURM_NODEID"])
-    hosts = expand_hosts(
-        environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
-    )
+    if environ.get("SLURM_HET_SIZE"):  # one step over all components, with one task on each node
+        parts = range(int(environ["SLURM_HET_SIZE"]))
+        hosts = tuple(host for n in parts for host in expand_hosts(environ[f"SLURM_JOB_NODELIST_HET_GROUP_{n}"]))
+        nodes, rank, job = len(hosts), int(environ["SLURM_PROCID"]), environ["SLURM_JOB_ID_HET_GROUP_0"]
+    else:
+        nodes = int(
+            environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"]
+        )
+        rank, job = int(environ["SLURM_NODEID"]), environ["SLURM_JOB_ID"]
+        hosts = expand_hosts(
+            environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+        )
     if len(hosts) != nodes:
         raise Refused(f"Slurm gave {nodes} nodes but names {len(hosts)}: {', '.join(hosts) or 'none'}")
     # Two jobs may share a machine: the port comes from the job's number, below the ephemeral range.
-    port = 20000 + int(environ["SLURM_JOB_ID"]) % 10000
+    port = 20000 + int(job) % 10000
     return Cluster("slurm", nodes, rank, hosts, hosts[rank], hosts[0], port, hosts[0])
 
 

@@ -8,9 +8,14 @@ ASK_S = 30.0  # for a controller to answer
 
 
 def job_id() -> str:
-    """Return the number of this job: a task of an array has two, and the plain one may stand for all tasks."""
+    """Return the number of this job: a task of an array has two, and the plain one may stand for all tasks.
+
+    Each component of a heterogeneous job has one; the first one's stands for all.
+    """
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ["SLURM_JOB_ID"]
+    if array:
+        return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"
+    return os.environ.get("SLURM_JOB_ID_HET_GROUP_0") or os.environ["SLURM_JOB_ID"]
 
 
 def signal_tasks() -> bool:
@@ -32,4 +37,4 @@ def is_preempted() -> bool:
     except (OSError, KeyError, subprocess.TimeoutExpired):
         return False
     at = [word for word in shown.split() if word.startswith(b"PreemptTime=")]
-    return bool(at) and at[0] != b"PreemptTime=None"
+    return any(word != b"PreemptTime=None" for word in at)

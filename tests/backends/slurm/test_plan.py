@@ -13,9 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.slurm import request
+from cloudtrain.backends.slurm import arrays, request
 from cloudtrain.backends.slurm.backend import SlurmBackend
-from cloudtrain.backends.slurm.client import HIDDEN_VARIABLES, QueueEntry, find_job, query_job
+from cloudtrain.backends.slurm.client import HIDDEN_VARIABLES, QueueEntry, find_job, query_job, query_jobs
+from cloudtrain.backends.slurm.step import find_node
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadJob, Unreachable
 from cloudtrain.events import State
@@ -24,6 +25,15 @@ from cloudtrain.runs.submit import Submitter
 from cloudtrain.source.bundle import Bundle
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
+HARDWARE = {
+    "resources": {"accelerators": "H100:8", "cpus": 64},
+    "roles": {
+        "trainer": {"num_nodes": 2},
+        "judge": {"run": "judge"},
+        "server": {"run": "serve", "num_nodes": 3, "resources": {"accelerators": "H100:2", "memory": "8GB"}},
+        "proxy": {"run": "proxy", "resources": {"cpus": 2}},
+    },
+}
 CASES = {
     "two_nodes": (
         {"folder": "/shared/ml", "partition": "gpu", "account": "nlp"},
@@ -61,6 +71,7 @@ CASES = {
         {"folder": "/s", "gres": "gpu:h100:4"},
         {"resources": {"accelerators": "H100:4"}, "retry": {"max_attempts": 2}},
     ),
+    "heterogeneous": ({"folder": "/s", "gpu_type": "h100", "srun_args": ["--mpi=pmix", "--label={x}"]}, HARDWARE),
 }
 
 
@@ -166,18 +177,50 @@ def test_jobs_that_are_refused(planned, tmp_path: Path, home: Path) -> None:
     assert plan.manifest["secrets"] == {"TOKEN": ["file:~/token"]}
 
 
-@pytest.mark.parametrize(("key", "value"), [("resources", {"cpus": 2}), ("image", "serve:1")])
-def test_a_role_with_its_own_hardware_or_image_is_refused_at_its_key(planned, tmp_path, home, key: str, value) -> None:
-    """A heterogeneous job of Slurm is not made: all nodes are of one allocation."""
+def test_a_role_with_its_own_image_is_refused_at_its_key(planned, tmp_path, home) -> None:
     planned({"folder": "/s"}, {"resources": {"cpus": 4}})  # writes the source
-    roles = {"trainer": {}, "judge": {"run": "judge"}, "server": {"run": "serve", key: value}}
+    roles = {"trainer": {}, "judge": {"run": "judge"}, "server": {"run": "serve", "image": "serve:1"}}
     job = {"source": str(tmp_path / "source"), "entrypoint": "train.py", "resources": {"cpus": 4}, "roles": roles}
     with pytest.raises(BadJob) as caught:
         Submitter("slurm", home=home, folder="/s").plan(job)
     [problem] = caught.value.problems
-    assert problem.path == f"roles.server.{key}" and f"write one {key} for all roles at the top" in problem.hint
-    del roles["server"][key]
-    assert Submitter("slurm", home=home, folder="/s").plan(job).manifest["nodes"] == 3
+    assert problem.path == "roles.server.image" and "write one image for all roles at the top" in problem.hint
+    del roles["server"]["image"]
+    plan = Submitter("slurm", home=home, folder="/s").plan(job)
+    assert plan.manifest["nodes"] == 3 and ":" not in plan.request["sbatch"], "roles that are alike are one allocation"
+
+
+def test_roles_with_their_own_hardware_are_a_heterogeneous_job(planned) -> None:
+    plan = planned(
+        {"folder": "/s", "gpu_type": "h100", "partition": "gpu", "directives": ["--mem-per-gpu=9G"]}, HARDWARE
+    )
+    whole = " ".join(plan.request["sbatch"]).split(" : ")
+    placed = "--partition=gpu --mem-per-gpu=9G"
+    assert [part.partition("--nodes=")[2] for part in whole[1:]] == [
+        f"1 --ntasks-per-node=1 --gpus-per-node=h100:8 --cpus-per-task=64 {placed}",
+        f"3 --ntasks-per-node=1 --gpus-per-node=h100:2 --mem=7630M {placed}",
+        f"1 --ntasks-per-node=1 --cpus-per-task=2 {placed} {plan.request['folder']}/job.sh",
+    ]
+    assert "--nodes=2 " in whole[0] and "--cpus-per-task=64" in whole[0] and "--time=" in whole[0]
+    assert not any("--time=" in part or "--output=" in part for part in whole[1:]), "they are of the whole job"
+    script = str(plan.request["script"])
+    assert re.findall(r"--nodes=(\d) --ntasks=\d --ntasks-per-node=1 \\\n  (\S*) --export", script) == [
+        ("2", "--cpus-per-task=64"),
+        ("1", "--cpus-per-task=64"),
+        ("3", ""),
+        ("1", "--cpus-per-task=2"),
+    ]
+    assert "rank < 7;" in script and "say STARTED - 7" in script and "node-$SLURM_PROCID" in script
+    assert plan.request["nodes"] == 7 and "heterogeneous job of 4 components" in " ".join(plan.notes)
+    assert request.count_gpus(plan.request["sbatch"], 1) == 2 * 8 + 8 + 3 * 2
+    assert not arrays.may_hold(plan)
+    avoiding = SlurmBackend({"folder": "/s"}, Path("/none")).avoid(plan, ["n7"]).request["sbatch"]
+    assert avoiding[avoiding.index(":") - 1] == "--exclude=n7" and len(avoiding) == len(plan.request["sbatch"]) + 1
+
+
+def test_the_option_gres_counts_the_gpus_of_each_component(planned) -> None:
+    argv = planned({"folder": "/s", "gres": "gpu:h100:8"}, HARDWARE).request["sbatch"]
+    assert [text for text in argv if text.startswith("--g")] == ["--gres=gpu:h100:8"] * 2 + ["--gres=gpu:h100:2"]
 
 
 def test_what_slurm_says_is_understood() -> None:
@@ -190,6 +233,18 @@ def test_what_slurm_says_is_understood() -> None:
 
     gone = (1, "", "slurm_load_jobs error: Invalid job id specified\n")
     off = (1, "", "Slurm accounting storage is disabled\n")
+    parts = "9+1|RUNNING|None\n9+0|PENDING|Resources\n9+2|PENDING|None\n"
+    lines = "JobId=9 HetJobId=9 HetJobOffset=0 JobName=x JobState=PENDING Reason=Resources Dependency=(null)\n"
+    lines += "JobId=10 HetJobId=9 HetJobOffset=1 JobName=x JobState=RUNNING Reason=None Dependency=(null)\n"
+    for answers in ({"squeue": (0, parts, "")}, {"scontrol": (0, lines, "")}):
+        for found in (query_job(site(**answers), "9"), find_job(site(**answers), "x")):
+            assert found == QueueEntry("9", "PENDING", "Resources"), "the first component's is the job's"
+    assert query_jobs(site(squeue=(0, parts, "")), ["9"]) == {"9": QueueEntry("9", "PENDING", "Resources")}
+    rows = "9+1|2|n[3-4]\n9+0|1|n7\n"
+    asked = site(squeue=(0, rows, ""), scontrol=(0, "n7\nn3\nn4\n", ""))
+    assert [find_node(asked, "9", node) for node in (0, 2)] == [("n7", ["--het-group=0"]), ("n4", ["--het-group=1"])]
+    plain = site(squeue=(0, "9|2|n[3-4]\n", ""), scontrol=(0, "n3\nn4\n", ""))
+    assert find_node(plain, "9", 1) == ("n4", [])
     line = "JobId=7 JobName=x-a1 UserId=u(1) JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"
     assert query_job(site(squeue=(0, "7|PENDING|Priority\n", ""), sacct=off), "7") == QueueEntry(
         "7", "PENDING", "Priority"

@@ -147,6 +147,19 @@ PLACES = {
         ("kubeflow", 4, 0, "m", CONTROL_PORT, "m", 0),
     ),
     "slurm": (SLURM, ("slurm", 2, 1, "spk1", 24242, "spk1", 0)),
+    "slurm with a component for each role": (
+        SLURM
+        | {
+            "SLURM_JOB_ID": "4243",  # of the second component
+            "SLURM_NODEID": "0",
+            "SLURM_PROCID": "2",
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_ID_HET_GROUP_0": "4242",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "spk[1-2]",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu7",
+        },
+        ("slurm", 3, 2, "spk1", 24242, "spk1", 0),
+    ),
     "ranks that count nodes": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "w-0", "MASTER_PORT": "23456"},
         ("generic", 2, 1, "w-0", CONTROL_PORT, "w-0", 23456),
