@@ -122,6 +122,10 @@ TABLE = {
     ),
     "entrypoints/launcher/restarts": ("entrypoints/launcher/test_killed_ranks.py::test_drawn_deaths[10]",),
     "entrypoints/launcher/world/frameworks": (f"{FRAMEWORKS}[local-jax]",),
+    "entrypoints/path/": (
+        "entrypoints/test_trainer_resume.py::test_a_damaged_and_an_unfinished_checkpoint_are_passed_over",
+        "entrypoints/test_trainer_resume.py::test_a_killed_run_ends_as_the_unbroken_one[sft-2-1-0]",
+    ),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (
         "entrypoints/trainer/data/test_token_cache.py::test_memory_does_not_grow_with_the_text",

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from cloudtrain.functions.packing import Packed
 
 _MOST = 10_000  # objects that are looked at
-_OURS = ("__main__", "cloudtrain", "cloudtrain_runtime", "cloudtrain_media", "cloudpickle")
+_OURS = (
+    "__main__",
+    "cloudtrain",
+    "cloudtrain_runtime",
+    "cloudtrain_media",
+    "cloudtrain_sampler",
+    "cloudtrain_trainer",
+    "cloudpickle",
+)
 _REQUIREMENT = re.compile(r"(?m)^[ \t]*([A-Za-z0-9][\w.-]*)")
 _OTHER_FILES = re.compile(r"(?m)^[ \t]*(?:-r|-e|--requirement|--editable|\.|/)")  # may name more packages
 

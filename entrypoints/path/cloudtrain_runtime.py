@@ -13,6 +13,7 @@
 
 The next attempt begins with runtime.latest_checkpoint(), the newest folder that is whole, or None. The Hugging Face
 Trainer's and Accelerate's folders are known; what a script writes itself counts after complete_checkpoint(folder).
+TrainerCheckpoints(trainer) saves and resumes for the Trainer and for TRL; ResumableSampler is for loops of one's own.
 
 Standard library only; Python 3.9 on.
 """
@@ -32,6 +33,7 @@ MAX_BYTES = 8192  # of a marked line in UTF-8, its mark included
 KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result", "media", "evaluation")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
+_CLASSES = {"TrainerCheckpoints": "cloudtrain_trainer", "ResumableSampler": "cloudtrain_sampler"}
 
 _stop = False
 
@@ -218,6 +220,15 @@ def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
         bins: Number of bins of equal width.
     """
     _media().log("histogram", name, values, step, context(), emit, bins=bins)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class that is in a file of its own: it costs only those jobs some milliseconds that use it."""
+    if name in _CLASSES:
+        import importlib
+
+        return getattr(importlib.import_module(_CLASSES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _media() -> Any:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other 
 _TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
 # Accelerator.save_state with automatic names, and as Accelerate's examples name what it saves
 _ACCELERATES = re.compile(r"(?:checkpoint|step|epoch)_(\d+)")
+
+_LAST = ("trainer_state.json", "random_states_0.pkl")  # what the two write last
 
 _epoch = 0  # which start of the run this is, once its script has asked for a checkpoint
 
@@ -55,12 +58,55 @@ def complete(path: str, step: int, emit: Callable[..., None]) -> None:
         os.fsync(mark.fileno())
     os.replace(partial, os.path.join(path, MARKER))
     emit("checkpoint", step=step, path=str(path))
-    later = cloudtrain_fence.newest(os.path.dirname(os.path.abspath(path)))
-    if 0 < _epoch < later:
+    if later := later_start(os.path.dirname(os.path.abspath(path))):
         emit(
             "alarm",
             reason=f"start {later} of this run has started: checkpoints of this one, {_epoch}, are no longer used",
         )
+
+
+def start() -> int:
+    """Return which start of the run this is, 0 where none was claimed."""
+    return _epoch
+
+
+def later_start(base: str) -> int:
+    """Return the number of a start that has replaced this one, 0 without."""
+    later = cloudtrain_fence.newest(base)
+    return later if 0 < _epoch < later else 0
+
+
+def place(path: str, final: str) -> None:
+    """Give a complete checkpoint its name; one that an earlier start left there, out of the run's history, is removed."""
+    discard(final)
+    os.rename(path, final)
+    for folder in (os.path.dirname(path), os.path.dirname(final)):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    os.rmdir(os.path.dirname(path))
+
+
+def prune(base: str, keep: int, spare: str = "") -> None:
+    """Remove marked checkpoints that are older than the newest `keep` whole ones of the run's history, but not `spare`."""
+    history, whole = _history(base), 0
+    for epoch, step, path in sorted(_checkpoints(base), reverse=True):
+        if not os.path.exists(os.path.join(path, MARKER)):
+            continue  # the script's own matter
+        if whole >= keep and os.path.basename(path) != spare:
+            discard(path)
+        elif (not epoch or step <= history.get(epoch, -1)) and not _misfit(path, _marked(path)):
+            whole += 1
+
+
+def discard(path: str) -> None:
+    """Remove a checkpoint, its mark first: a process that is killed in between leaves one that is not chosen."""
+    if os.path.isdir(path):
+        for name in filter(os.path.exists, (os.path.join(path, name) for name in (MARKER, *_LAST))):
+            os.unlink(name)
+        shutil.rmtree(path)
 
 
 def _begin(here: Any, path: str | None) -> None:
@@ -110,20 +156,26 @@ def _damage(path: str) -> str:
     """Return why a checkpoint cannot be trusted, "" for a whole one."""
     marked = _marked(path)
     if marked:
-        for name, expected in marked["files"].items():
-            file = os.path.join(path, name)
-            if not os.path.isfile(file) or os.path.getsize(file) != expected["size"]:
-                return f"{name} is missing or has another size"
-            if _sha256(file) != expected["sha256"]:
-                return f"{name} differs from what was written"
-        return ""
+        if problem := _misfit(path, marked):
+            return problem
+        wrong = (name for name, at in marked["files"].items() if _sha256(os.path.join(path, name)) != at["sha256"])
+        return next((f"{name} differs from what was written" for name in wrong), "")
     if os.path.exists(os.path.join(path, MARKER)):
         return f"its {MARKER} cannot be read"
     names = _files(path)
-    last = "trainer_state.json" if _TRAINERS.fullmatch(os.path.basename(path)) else "random_states_0.pkl"
+    last = _LAST[0 if _TRAINERS.fullmatch(os.path.basename(path)) else 1]
     if last not in names:
         return f"it is incomplete: {last} is missing"
     return next((f"{name} is cut off" for name in names if not _has_end(os.path.join(path, name))), "")
+
+
+def _misfit(path: str, marked: dict[str, Any]) -> str:
+    """Return which file is not what the mark says by its size, "" for none; reads no file."""
+    for name, expected in marked.get("files", {MARKER: {"size": -1}}).items():
+        file = os.path.join(path, name)
+        if not os.path.isfile(file) or os.path.getsize(file) != expected["size"]:
+            return f"{name} is missing or has another size"
+    return ""
 
 
 def _marked(path: str) -> dict[str, Any]:

@@ -117,7 +117,12 @@ def test_a_number_of_checkpoints_that_no_script_reads_is_named(cli, project):
     two = ("--set", "checkpoint.keep=2")
     assert noted("train.py", *two) and not noted("train.py", "--set", "checkpoint.every=5m")
     assert noted(*two, "--", "python", "train.py")
-    for reads in ("import os\nkeep = os.environ['CLOUDTRAIN_CHECKPOINT_KEEP']", "keep = context().checkpoint_keep"):
+    ours = "cloudtrain_runtime.TrainerCheckpoints(trainer)"
+    for reads in (
+        "import os\nkeep = os.environ['CLOUDTRAIN_CHECKPOINT_KEEP']",
+        "keep = context().checkpoint_keep",
+        ours,
+    ):
         (project / "train.py").write_text(reads)
         assert not noted("train.py", *two)
     (project / "ours.yaml").write_text("trainer: true\nhyperparameters: {dataset: python-stdlib}\n")

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudtrain_runtime as runtime
 import cloudtrain_script_checkpoints as script_checkpoints
@@ -182,6 +184,53 @@ def test_what_a_stale_start_completes_is_never_chosen(
     assert runtime.latest_checkpoint() == str(tmp_path / "mine-4") and script_checkpoints._epoch == 4, (
         "a start is recorded once"
     )
+
+
+def test_older_ones_of_the_history_are_removed_and_what_is_not_whole_counts_for_none(tmp_path: Path, start: Callable):
+    (tmp_path / "checkpoint-1").mkdir()  # the script's own matter: it has no mark
+    assert start(1) == (1, None)
+    for step in (2, 3, 4, 9):
+        written_by(1, tmp_path, step)
+    shutil.rmtree(tmp_path / "mine-9")
+    assert start(2) == (2, "mine-4")
+    written_by(1, tmp_path, 8)  # outside of the history
+    written_by(2, tmp_path, 6)
+    written_by(2, tmp_path, 7)
+    cut(tmp_path / "mine-7/deep/state")
+    script_checkpoints.prune(str(tmp_path), 2, spare="mine-2")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(f"mine-{step}" for step in (2, 4, 6, 7, 8)),
+        "checkpoint-1",
+        "epochs",
+    }
+    script_checkpoints.prune(str(tmp_path), 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine-6", "mine-7", "checkpoint-1", "epochs"}
+
+
+def test_a_trainer_whose_run_a_later_start_has_taken_ends_and_leaves_nothing(tmp_path: Path, start: Callable):
+    args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=None)
+    trainer = SimpleNamespace(
+        args=args, **dict.fromkeys(("train", "_save_checkpoint", "_get_train_sampler", "add_callback"), print)
+    )
+
+    def committed(epoch: int, step: int) -> dict:
+        script_checkpoints._epoch = epoch
+        partial = tmp_path / f".cloudtrain-part-{epoch}" / f"checkpoint-{step}"
+        partial.mkdir(parents=True)
+        (partial / "trainer_state.json").write_text("{}")
+        return ours._commit(str(partial), str(tmp_path / partial.name), step, "")
+
+    assert start(1) == (1, None)
+    ours = runtime.TrainerCheckpoints(trainer, keep=1)
+    assert committed(1, 2)["path"] == committed(1, 4)["path"].replace("-4", "-2") == str(tmp_path / "checkpoint-2")
+    assert start(2) == (2, "checkpoint-4")
+    assert "start 2 of this run has started" in (last := committed(1, 6))["replaced"]
+    ours._writing = Future()
+    ours._writing.set_result(last)
+    with pytest.raises(RuntimeError, match="start 2 of this run has started"):
+        ours.wait()
+    assert committed(2, 4)["step"] == 4, "in the place of the earlier start's"
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-4", "epochs"] and start(3) == (3, "checkpoint-4")
 
 
 def test_the_launchers_number_is_the_starts(tmp_path: Path, start: Callable, monkeypatch: pytest.MonkeyPatch):

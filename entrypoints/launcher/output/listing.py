@@ -21,7 +21,7 @@ def list_files(folders: Mapping[str, str], below: str = "") -> dict[str, str]:
             inner = os.path.relpath(subfolder, folder).replace(os.sep, "/")
             for name in names:
                 path = os.path.join(subfolder, name)
-                if os.path.isfile(path) and not name.startswith(store.PARTIAL):
+                if os.path.isfile(path) and f"/{store.PARTIAL}" not in path:
                     paths["/".join(part for part in (top, inner if inner != "." else "", name) if part)] = path
     return paths
 

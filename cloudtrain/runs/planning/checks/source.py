@@ -51,7 +51,7 @@ _GPU = re.compile(
     re.IGNORECASE,
 )
 # What reads checkpoint.keep: the variable, or the context of cloudtrain_runtime.
-_KEEP = re.compile(r"\b(CLOUDTRAIN_CHECKPOINT_KEEP|checkpoint_keep)\b")
+_KEEP = re.compile(r"\b(CLOUDTRAIN_CHECKPOINT_KEEP|checkpoint_keep|TrainerCheckpoints)\b")
 # What joins processes, or tells them apart: a script with none of it runs alike in each of them.
 _JOINS = re.compile(
     r"\b(distributed|init_process_group|accelerate|Accelerator|\w*Trainer|deepspeed|lightning|fabric|horovod|mpi4py|ray|jax"

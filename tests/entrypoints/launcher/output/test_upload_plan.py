@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher.output import upload_plan as plan
+from launcher.output.listing import list_files
 
 OLD, NEW = "checkpoints/step-1", "checkpoints/step-2"
 WHOLE = {f"{OLD}/part": 1, f"{OLD}/COMPLETE": 1}
@@ -140,3 +143,10 @@ def test_whole_checkpoints_go_first_and_the_newest_before_the_others():
         "checkpoint-4/model", "checkpoint-4/trainer_state.json", "checkpoint-2/trainer_state.json", "outputs/a.log",
         "checkpoint-6/optimizer.pt",
     ]  # fmt: skip
+
+
+def test_a_checkpoint_below_the_name_of_one_that_is_being_written_stays_here(tmp_path: Path):
+    for name in (".cloudtrain-part-1/checkpoint-2/model", "checkpoint-1/model", "checkpoint-1/.cloudtrain-part-x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [*list_files({"checkpoints": str(tmp_path)})] == ["checkpoints/checkpoint-1/model"]
