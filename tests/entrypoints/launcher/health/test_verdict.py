@@ -130,22 +130,23 @@ FAULTS = {
 PAGE = Path(__file__).parents[4] / "docs" / "how" / "bad-nodes.md"
 ROWS = {
     "a wrong matrix product; an ECC error in CUDA": ["wrong product", "CUDA says ECC"],
-    "`nvidia-smi`: a GPU is lost or needs a reset, a memory row waits or could not be remapped, an ECC error without "
-    "remapping": ["lost", "needs a reset", "row waits", "row waits, in digits", "row failed", "ECC, without remapping"],
+    "`nvidia-smi`: a GPU is lost or needs a reset, a row remap of its memory is pending or failed, an ECC error "
+    "without remapping": ["lost", "needs a reset", "row waits", "row waits, in digits", "row failed", "ECC, without remapping"],
     "`dmesg`, where readable: Xid 48, 64, 74, 79, 95, 119 or 120 in the last 15 minutes": ["Xid 79"],
-    "other ECC errors, Xid 63, 92 or 94, slowdown by heat or power": ["ECC, remapped", "Xid 94", "too hot", "power"],
-    "a GPU 20 % below the median of the other nodes, a link below a third": [
+    "other ECC errors, Xid 63, 92 or 94, throttling by heat or power": ["ECC, remapped", "Xid 94", "too hot", "power"],
+    "a GPU 20 % slower than the median of the other nodes, a link below a third of their median": [
         "slow GPU", "slow memory", "slow host", "slow GPU link", "slow network",
     ],
-    "a part of the check without an answer, a wrong all-reduce": ["no answer", "GPU hangs", "no network", "wrong sum"],
-    "another driver, CUDA, ECC mode, link width, `/dev/shm`, clock or number of processors; a full disk": [
+    "a part of the check that does not answer, a wrong all-reduce result": ["no answer", "GPU hangs", "no network", "wrong sum"],
+    "a driver, CUDA, ECC mode, link width, `/dev/shm`, clock or number of processors that differs between nodes; "
+    "a full disk": [
         "driver", "CUDA", "clock", "ECC off", "narrow link", "small shm", "few processors", "full disk",
     ],
 }  # fmt: skip
 
 
 def test_the_page_has_the_faults():
-    table = ["| what | result |", "| --- | --- |"]
+    table = ["| the check finds | result |", "| --- | --- |"]
     for text, names in ROWS.items():
         [broken] = {FAULTS[name][1] for name in names}
         table.append(f"| {text} | {'broken' if broken else 'warning'} |")
