@@ -207,11 +207,16 @@ def test_older_ones_of_the_history_are_removed_and_what_is_not_whole_counts_for_
     assert {path.name for path in tmp_path.iterdir()} == {"mine-6", "mine-7", "checkpoint-1", "epochs"}
 
 
+def stand_in(args: SimpleNamespace, **more: object) -> SimpleNamespace:
+    """Return what has the names of a Trainer that ours takes over."""
+    return SimpleNamespace(
+        args=args, **dict.fromkeys(("train", "_save_checkpoint", "_get_train_sampler", "add_callback"), print), **more
+    )
+
+
 def test_a_trainer_whose_run_a_later_start_has_taken_ends_and_leaves_nothing(tmp_path: Path, start: Callable):
     args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=None)
-    trainer = SimpleNamespace(
-        args=args, **dict.fromkeys(("train", "_save_checkpoint", "_get_train_sampler", "add_callback"), print)
-    )
+    trainer = stand_in(args)
 
     def committed(epoch: int, step: int) -> dict:
         script_checkpoints._epoch = epoch
@@ -231,6 +236,29 @@ def test_a_trainer_whose_run_a_later_start_has_taken_ends_and_leaves_nothing(tmp
         ours.wait()
     assert committed(2, 4)["step"] == 4, "in the place of the earlier start's"
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-4", "epochs"] and start(3) == (3, "checkpoint-4")
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulated", "world", "fitted"),
+    [(4, 1, 2, (4, 1)), (4, 1, 1, (4, 2)), (4, 2, 4, (2, 1)), (16, 1, 1, (8, 1)), (3, 1, 2, (2, 2)), (4, 1, 3, None)],
+)
+def test_a_step_of_a_trainer_has_the_samples_that_it_had_before(tmp_path, batch, accumulated, world, fitted):
+    sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated, "world_size": world}
+    args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=None, seed=1, **sizes)
+    ours = runtime.TrainerCheckpoints(stand_in(args, _train_batch_size=batch))
+    ours._fit(None)
+    assert (ours._ours, ours._reseed, args.gradient_accumulation_steps) == (True, "", accumulated)
+    ours._fit(str(tmp_path))
+    assert not ours._ours, "the Trainer alone wrote it"
+    (tmp_path / "cloudtrain.json").write_text(json.dumps({"step_size": 8, "world_size": 2}))
+    if fitted is None:
+        with pytest.raises(ValueError, match="8 samples a step, which 3 ranks cannot share"):
+            ours._fit(str(tmp_path))
+        return
+    ours._fit(str(tmp_path))
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == fitted
+    assert ours.trainer._train_batch_size == fitted[0] and ours._step_size() == 8
+    assert bool(ours._reseed) == (world != 2)
 
 
 def test_the_launchers_number_is_the_starts(tmp_path: Path, start: Callable, monkeypatch: pytest.MonkeyPatch):

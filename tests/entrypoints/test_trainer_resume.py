@@ -9,6 +9,7 @@ import pytest
 
 from tests.entrypoints.training import ENTRYPOINTS, Trainer
 
+pytestmark = pytest.mark.timeout(1200)  # three starts of torch, with up to two ranks each
 SCRIPT = Path(__file__).parent / "own_scripts" / "resumed.py"
 # 22 samples, 8 a step: an epoch has two whole steps and one of six. Killed after step 5, the second of epoch two.
 STEPS, SAVED, KILLED = 9, 4, 5
@@ -36,17 +37,11 @@ def _path(tmp_path_factory: pytest.TempPathFactory) -> None:
     (PATH / "cloudtrain_fence.py").symlink_to(ENTRYPOINTS / "launcher/fence.py")
 
 
-def attempt(run: Path, kind: str, world: int, number: int = 1, batch: int = 4, **env: object) -> Trainer:
+def attempt(run: Path, kind: str, world: int, number: int = 1, batches: int = 0, **env: object) -> Trainer:
     """Run an attempt to its end; the ranks' codes are in `ended`."""
     (run / "outputs").mkdir(parents=True, exist_ok=True)
-    args = [
-        kind,
-        *USUAL,
-        "--per_device_train_batch_size",
-        str(batch),
-        "--gradient_accumulation_steps",
-        str(8 // batch // world),
-    ]
+    accumulated = str(batches or 2 // world)
+    args = [kind, *USUAL, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", accumulated]
     with Trainer(run, args, world, {"PYTHONPATH": PATH, **env}, number, SCRIPT) as started:
         started.ended = started.codes()
     return started
@@ -62,6 +57,7 @@ def same(one: dict, other: dict, within: float) -> None:
         assert abs(one["losses"][name] - other["losses"][name]) <= within, f"the loss of step {name}"
     assert max(abs(a - b) for a, b in zip(one["weights"], other["weights"], strict=True)) <= within
     assert len(set(one["losses"].values())) == STEPS, "it learns"
+    assert one["epoch"] == other["epoch"] == 2, "each epoch has its own order"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(kind: str, before: int, after: in
     run = tmp_path / "killed"
     assert -9 in attempt(run, kind, before, DROPOUT=dropout, KILL_AFTER=KILLED).ended
     assert not (run / "outputs/result.json").exists()
-    resumed = attempt(run, kind, after, 2, DROPOUT=dropout)
+    resumed = attempt(run, kind, after, 2, 2 // before, DROPOUT=dropout)  # as before: ours fits it to the ranks
     assert resumed.ended == [0] * after, resumed.everything()
     record = json.loads((run / "checkpoints/epochs/00000002.json").read_text())
     assert (record["from"], record["step"]) == (f"checkpoint-{SAVED}", SAVED)
@@ -126,5 +122,5 @@ def test_a_run_that_is_asked_to_stop_saves_at_one_step_on_all_ranks(tmp_path: Pa
     asked = attempt(run, "lm", 2, KILL_AFTER=3, ASK=1, CLOUDTRAIN_CHECKPOINT_EVERY_S=1000)
     assert asked.ended == [75, 75], asked.everything()
     assert sorted(path.name for path in (run / "checkpoints").glob("ch*")) == [f"checkpoint-{n}" for n in (2, 4, 5)]
-    assert attempt(run, "lm", 1, 2).ended == [0]
+    assert attempt(run, "lm", 1, 2, 1).ended == [0]
     same(result(tmp_path / "unbroken"), result(run), 1e-6)

@@ -3,11 +3,13 @@
 resumed.py KIND TRAINING_ARGUMENTS...   KIND: classification, lm, sft, dpo
 """
 
+import copy
 import json
 import os
 import signal
 import sys
 
+import cloudtrain_runtime
 import torch
 import transformers
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
@@ -85,25 +87,23 @@ def trainer_of(kind, args):
         trainer = trl.DPOTrainer
     for name, value in arguments.items():
         setattr(given, name, value)
-    return trainer(llama(), args=given, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer())
+    model, data = llama(), datasets.Dataset.from_list(rows)
+    more = {"ref_model": copy.deepcopy(model)} if kind == "dpo" else {}  # else it is loaded by the model's name
+    return trainer(model, args=given, train_dataset=data, processing_class=tokenizer(), **more)
 
 
 def main():
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     trainer = trainer_of(sys.argv[1], sys.argv[2:])
-    wait = lambda: None  # noqa: E731
-    if not os.environ.get("PLAIN"):
-        import cloudtrain_runtime
-
-        wait = cloudtrain_runtime.TrainerCheckpoints(trainer).wait
-    trainer.add_callback(Killer(wait))
-    trainer.train(resume_from_checkpoint=os.environ.get("RESUME"))
+    ours = cloudtrain_runtime.TrainerCheckpoints(trainer)
+    trainer.add_callback(Killer(ours.wait))
+    trainer.train()
     if trainer.is_world_process_zero():
         losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
         weights = [value.double().sum().item() for value in trainer.model.state_dict().values()]
         with open(os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], "result.json"), "w") as file:
-            json.dump({"losses": losses, "weights": weights}, file)
+            json.dump({"losses": losses, "weights": weights, "epoch": ours.sampler.epoch}, file)
 
 
 if __name__ == "__main__":
