@@ -147,7 +147,7 @@ def _offers(home: Path, names: tuple[str, ...], target: str | None) -> Iterator[
         region = registry.traits(target).prices
         found = [f"{target}/{region}"] if region else list(_of_targets(target))
         if not found:
-            hint = f"name one, as in {_EXAMPLE}; usd_per_hour of a target is its own price"
+            hint = f"name one, as in {_EXAMPLE}; a price of your own is usd_per_hour of a target"
             raise BadRequest(f"the target {target} has no price list", hint)
         names = (*names, *found)
     defaults = [f"{name}/{region}" for name in registry.names() if (region := registry.traits(name).prices)]

@@ -77,7 +77,9 @@ Cores = Annotated[Count, Field(le=100_000), at_most(100_000, "no machine has mor
 DiskGb = Annotated[Count, Field(le=1_000_000), at_most(1_000_000, "no platform has larger disks: it is in GB")]
 HourlyUsd = Annotated[float, Field(ge=0, le=100_000), at_most(100_000, "no machine costs more an hour, in USD")]
 Attempts = Annotated[Count, Field(le=9999), at_most(9999, "an attempt's number has four digits")]
-Restarts = Annotated[int, Field(strict=True, ge=0, le=1000), at_most(1000, "more often than this a node is broken")]
+Restarts = Annotated[
+    int, Field(strict=True, ge=0, le=1000), at_most(1000, "a node that needs more restarts than this is broken")
+]
 Checkpoints = Annotated[Count, Field(le=1_000_000), at_most(1_000_000, "no folder holds more checkpoints")]
 Steps = Annotated[Count, Field(le=10**12), at_most(10**12, "a thousand steps a second take 30 years")]
 Samples = Annotated[Count, Field(le=10**9), at_most(10**9, "no accelerator holds more in one pass")]

@@ -131,7 +131,7 @@ class RetryKeys(TypedDict, total=False):
 
 class RoleKeys(TypedDict, total=False):
     main: bool
-    """true: the run ends with this role. Default: the role that is named trainer."""
+    """true: the run has ended when this role has ended. Default: true for the role named trainer."""
     entrypoint: str | Sequence[str | int | float | bool] | None
     """As the job's."""
     run: str | None

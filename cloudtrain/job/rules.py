@@ -73,7 +73,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         message = "weights that are quantized cannot be trained: only a LoRA adapter can"
         yield Conflict(("fit",), Problem(message, "fit.quantized", "add the adapter's rank: fit.lora: 16"))
     if job.audit and not job.output:
-        yield Conflict(("audit", "output"), Problem("has no place to write to", "audit", "set output"))
+        yield Conflict(("audit", "output"), Problem("needs a folder or bucket to write to", "audit", "set output"))
     for name in sorted(job.secrets.keys() & job.env.keys()):
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")
@@ -150,7 +150,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
     sharded = p.strategy not in ("none", "ddp")
     if sharded and job.form != "script":
         message = f"is {p.strategy}, but a command (entrypoint as a list) starts its own processes"
-        hint = "write entrypoint: train.py, or remove it and start the processes in the command"
+        hint = "write entrypoint: train.py, or remove parallelism.strategy: the command starts the processes itself"
         yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
     elif sharded:
         data = job.world_size // p.model_size or 1
@@ -164,7 +164,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
         replicas = replicas or job.num_nodes
         if p.strategy == "hsdp" and (replicas < 2 or data // replicas < 2 or data % replicas):
             message = f"is hsdp, which needs two replicas of two shards at least: the job has {data} processes, "
-            hint = "set parallelism.dp_replicate_size, or write fsdp"
+            hint = "set parallelism.dp_replicate_size, or parallelism.strategy: fsdp"
             message += f"and {replicas} replicas"
             yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
     if p.accelerate_config or ("strategy" in p.model_fields_set and p.strategy != "none"):

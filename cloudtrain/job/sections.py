@@ -342,7 +342,8 @@ class Role(Spec):
     """One program of a job with several, on nodes of its own."""
 
     main: Flag = Field(
-        default=False, description="true: the run ends with this role. Default: the role that is named trainer."
+        default=False,
+        description="true: the run has ended when this role has ended. Default: true for the role named trainer.",
     )
     entrypoint: str | Many[list[Text]] | None = Field(default=None, description="As the job's.")
     run: str | None = Field(default=None, description="As the job's.")

@@ -85,7 +85,11 @@ def _one(path: str, value: str | None, wanted: list[str]) -> Found:
     if value is None:
         return
     if not value:
-        yield path, f"is not set; the policy allows {_any_of(wanted)}", "set it in the target of cloudtrain.toml"
+        yield (
+            path,
+            f"is not set; the policy allows {_any_of(wanted)}",
+            f"set {path} in the job, or in its target in cloudtrain.toml",
+        )
     elif not _fits(value, wanted):
         yield path, f"is {value}; the policy allows {_any_of(wanted)}", "choose another target"
 

@@ -36,7 +36,7 @@ _NAMES = {".DS_Store"}
 _REPORT = re.compile(r".+-(\d{6}-\d{6}-[a-z0-9]{4}|k[0-9a-f]{16})\.html")
 
 
-_REPORT_RULE = f"it is named as a report of a run, unless {IGNORE_FILE} takes it in with !"
+_REPORT_RULE = f"its name is that of a run's report; a line !NAME in {IGNORE_FILE} includes it"
 
 
 class File(NamedTuple):

@@ -116,7 +116,9 @@ class Supervisor:
             self.log.say(text.rstrip())
             broken = f"internal error of the launcher: {text.splitlines()[-1]}"
             self._outcome = Outcome("FAILED", EXIT_BROKEN, "launcher", None, broken)
-        return self._finish(self._outcome or refused_outcome("the launcher could not determine the result"))
+        return self._finish(
+            self._outcome or refused_outcome("the launcher could not tell whether the job succeeded or failed")
+        )
 
     def _begin(self) -> None:
         config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")

@@ -214,7 +214,7 @@ def test_what_others_wrote_into_an_output_is_bounded(tmp_path: Path):
 def test_audit_needs_an_output_that_this_machine_reaches(tmp_path: Path, home: Path, monkeypatch):
     (tmp_path / "train.py").write_text("print(1)\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadJob, match="has no place to write to"):
+    with pytest.raises(BadJob, match="needs a folder or bucket to write to"):
         Submitter("local", watch=False).plan(job(tmp_path, audit=True))
     (tmp_path / "cloudtrain.toml").write_text(
         '[targets.pair]\nbackend = "ssh"\nhosts = [{address = "10.0.0.5"}, {address = "10.0.0.6"}]\n'

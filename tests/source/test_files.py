@@ -268,7 +268,7 @@ def test_a_report_of_a_run_is_left_out_unless_it_is_taken_in(tmp_path, repo):
     if repo:
         git(tmp_path, "init", "-q")
     assert names(tmp_path) == sorted(plain)
-    assert "named as a report of a run" in why(tmp_path, report).sentence
+    assert "that of a run's report" in why(tmp_path, report).sentence
     (tmp_path / ".cloudtrainignore").write_text(f"!{other}\n")
     assert names(tmp_path) == sorted([".cloudtrainignore", *plain, other])
     if repo:

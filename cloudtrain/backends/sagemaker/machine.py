@@ -68,7 +68,7 @@ def groups_of_roles(
         message = "have resources of their own, which exclude options.sagemaker.instance_groups"
         problems.append(Problem(message, "roles", "remove one of the two"))
     if len(job.roles) > MAX_GROUPS:
-        message = f"are {len(job.roles)} with resources of their own; SageMaker takes {MAX_GROUPS} instance groups"
+        message = f"are {len(job.roles)} with resources of their own; SageMaker has at most {MAX_GROUPS} instance groups for them"
         problems.append(Problem(message, "roles"))
     main_type = machine.name if machine else job.resources.instance_type or ""
     groups = [{"name": job.main_role, "instance_type": main_type, "count": job.main_nodes}]

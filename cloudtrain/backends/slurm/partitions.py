@@ -75,12 +75,13 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
             f"choose another options.slurm.partition: beside limits.max_runtime a job needs {format_duration(margin_s)}"
         )
         yield (
-            f"partition {name} allows {format_duration(limits.seconds)} (doctor, {day}) and the job asks for "
+            f"partition {name} allows {format_duration(limits.seconds)} (seen by doctor on {day}) and the job asks for "
             f"{format_duration(seconds)}: it would never start; "
             + (f"lower limits.max_runtime to {minutes}m" if minutes > 0 else margin)
         )
     if limits.nodes is not None and nodes > limits.nodes:
-        yield f"partition {name} gives a job {limits.nodes} nodes (doctor, {day}), not {nodes}: it would never start"
+        seen = f"partition {name} gives a job at most {limits.nodes} nodes (seen by doctor on {day})"
+        yield f"{seen}, not {nodes}: it would never start"
 
 
 def _seconds(text: str) -> int | None:

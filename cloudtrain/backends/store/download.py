@@ -72,7 +72,9 @@ def download_all(objects: Iterable[StoredObject], into: Path, stop: Callable[[],
         check_name(one.name, one.uri)
     for one in stored:
         if one.name in folders:
-            raise BackendError(f"{one.uri} has a name that is also a folder of other objects, which is refused")
+            raise BackendError(
+                f"{one.uri} has a name that is also a folder of other objects: it cannot be written as a file"
+            )
     if not stored:
         return 0
     with folder_writer(into) as writer, ThreadPoolExecutor(AT_ONCE, "fetch") as pool:
@@ -97,7 +99,7 @@ def download_all(objects: Iterable[StoredObject], into: Path, stop: Callable[[],
 def check_name(name: str, uri: str) -> None:
     """Raise BackendError for an object whose name would lead out of a folder."""
     if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name:
-        raise BackendError(f"{uri} has the name {name!r}, which is refused")
+        raise BackendError(f"{uri} has the name {name!r}, which no file here can have")
 
 
 def digest(path: Path, algorithm: str, sizes: Sequence[int] | None = None) -> bytes:

@@ -80,7 +80,8 @@ def _find(item: Input, store: Store, backend: str, options: Mapping[str, Any], a
         digest = packer.packed_digest(uri) if packer else _digest(uri, backend, store.home)
     if digest == "":
         raise BadRequest(
-            f"{run.run_id} has no {what}: there is nothing at {uri}", "run cloudtrain fetch to see which results it has"
+            f"{run.run_id} has no {what}: there is nothing at {uri}",
+            f"cloudtrain fetch {run.run_id} copies the results that it has",
         )
     if item.sha256 and digest and item.uri == uri and digest != item.sha256:
         raise BadRequest(

@@ -158,7 +158,7 @@ def check_split(model: Any, size: int) -> None:
     if not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan):
         raise Unsupported(
             f"tp_size {size}: transformers has no tensor parallel plan for {config.model_type}; "
-            "remove it, or write fsdp"
+            "remove tp_size, or set the strategy fsdp"
         )
     heads = config.num_attention_heads
     counts = {

@@ -83,18 +83,18 @@ def test_a_plan_compares_a_job_with_what_doctor_saw(tmp_path: Path, monkeypatch:
     assert notes("short", num_nodes=3) == [
         "partition short allows 12h (doctor, 2026-11-23): limits.max_runtime of 24h runs in 3 slices of at most 11h 55m, "
         "with a wait in the queue before each",
-        "partition short gives a job 2 nodes (doctor, 2026-11-23), not 3: it would never start",
+        "partition short gives a job at most 2 nodes (seen by doctor on 2026-11-23), not 3: it would never start",
     ]
     assert notes("short", limits={"max_runtime": "715m"}) == []
     assert notes("brief") == [
-        "partition brief allows 9m (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
+        "partition brief allows 9m (seen by doctor on 2026-11-23) and the job asks for 24h 05m: it would never start; "
         "lower limits.max_runtime to 4m"
     ], "too short for slices"
     partitions.store(tmp_path / "home" / "runs", SlurmBackend({"folder": "/s"}, tmp_path).group, {
         "tiny": {"seconds": 300, "nodes": None, "default": True}
     })  # fmt: skip
     assert notes() == [
-        "partition tiny allows 5m (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
+        "partition tiny allows 5m (seen by doctor on 2026-11-23) and the job asks for 24h 05m: it would never start; "
         "choose another options.slurm.partition: beside limits.max_runtime a job needs 5m"
     ]
     partitions.store(
