@@ -41,6 +41,9 @@ def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str
     if not isinstance(roles, Mapping) or not isinstance(own, Mapping):
         return data
     moved = {key: own[key] for key in PROGRAM if own.get(key) and not data.get(key)}
+    top, hardware = data.get("resources"), own.get("resources")
+    if isinstance(top, Mapping) and isinstance(hardware, Mapping) and hardware and not _HARDWARE & top.keys():
+        moved["resources"] = {**top, **hardware}  # a price that the target gives, or use_spot, is no hardware
     for path, mark in list(document.marks.items()) if document else ():
         if path[:2] == ("roles", main) and path[2:] and path[2] in moved:
             document.marks[path[2:]] = mark  # type: ignore[union-attr]

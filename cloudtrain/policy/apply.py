@@ -115,7 +115,8 @@ class Governed:
             refused[:0] = checks.find_problems(self.policies, plan, backend)
         if refused:
             raise checks.Refused(self.job.located(refused))
-        return replace(plan, policies=_kept(self.policies, self.installed))
+        notes = (*checks.unchecked(self.policies, plan, backend), *plan.notes)
+        return replace(plan, notes=notes, policies=_kept(self.policies, self.installed))
 
 
 def _kept(found: Sequence[Policy], installed: Sequence[EntryPoint]) -> tuple[Mapping[str, Any], ...]:

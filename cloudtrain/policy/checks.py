@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import Facts
+from cloudtrain.backends.api import Facts, Paths
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
 
@@ -29,6 +29,20 @@ def find_problems(policies: Sequence[Policy], plan: Plan, backend: Backend) -> l
     """Return all that the rules refuse of a plan, each with its rule; pure."""
     return [problem for policy in policies for rule in policy.rules if holds(rule, plan.target, plan.backend)
             for problem in _of_rule(rule, plan, backend)]  # fmt: skip
+
+
+def unchecked(policies: Sequence[Policy], plan: Plan, backend: Backend) -> Iterator[str]:
+    """Yield the caps of cost that hold for a plan and could not be compared with it; pure."""
+    if backend.traits.paths is Paths.HERE or plan.price or backend.traits.prices:
+        return
+    for policy in policies:
+        for rule in policy.rules:
+            for key in ("max_cost", "max_usd_per_hour"):
+                if key in rule.requires and holds(rule, plan.target, plan.backend):
+                    yield (
+                        f"the policy's {key} was not checked ({rule.place(key)}): the price of a node is not known;"
+                        " set usd_per_hour of the target"
+                    )
 
 
 def holds(rule: Rule, target: str, backend: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from cloudtrain.backends.manifest import Manifest, gpus_of_nodes
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import BadJob, BadRequest
-from cloudtrain.job import rules
+from cloudtrain.job import rules, targets
 from cloudtrain.job.job import Job
 from cloudtrain.job.model import RAY
 from cloudtrain.job.roles import find_shared_ports
@@ -85,6 +85,16 @@ def test_each_role_may_have_its_own_hardware():
     assert (gpus_of_nodes(more), gpus_of_nodes(Job.load(FILE))) == ([None, None, 1, 1, 1], [None] * 5)
     assert "roles.resources" in rules.keys_in_use(more) and "roles.resources" in rules.keys_in_use(job)
     assert [role.get("gpus_per_node") for role in Manifest.of(more, "r", 1).to_dict()["roles"]] == [None, 1]
+
+
+def test_a_price_of_the_target_is_no_hardware_of_all_roles(tmp_path):
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.lab]\nbackend = "ssh"\nusd_per_hour = 2\nhosts = [{address = "10.0.0.5"}]\n'
+    )
+    gpus = "    num_nodes: 2\n    resources: {accelerators: A100:2}"
+    (tmp_path / "job.yaml").write_text(FILE.replace("    num_nodes: 2", gpus))
+    job = targets.resolve(tmp_path / "job.yaml", target="lab").job
+    assert (gpus_of_nodes(job), job.resources.usd_per_hour) == ([2, 2, 0, 0, 0], 2)
 
 
 def test_a_service_may_install_other_packages_and_have_less_grace():

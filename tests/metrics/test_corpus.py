@@ -106,3 +106,16 @@ def test_the_corpus_is_as_large_as_the_page_says():
     assert len(KNOWN["form"]) >= 60 and len({entry["project"] for entry in KNOWN["form"]}) >= 20
     assert len(KNOWN["nothing"]) >= 60
     assert len(KNOWN["form"]) - len(MISSED) >= 54
+
+
+def test_the_summary_of_a_tracker_holds_no_points():
+    lines = (
+        "wandb: Run summary:",
+        "wandb: loss 0.2",
+        "\x1b[34m\x1b[1mwandb\x1b[0m: step 3 loss 0.5",
+        "wandb: {'loss': 1}",
+    )
+    parser = MetricParser({"lr": "lr ([0-9.]+)"})
+    assert not [point for line in lines for point in parser.metrics(line)]
+    assert [point.name for point in parser.metrics("wandb: lr 0.1")] == ["lr"], "a user's expression reads every line"
+    assert [point.value for point in parser.metrics("loss 0.2")] == [0.2]

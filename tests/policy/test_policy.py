@@ -41,6 +41,20 @@ def test_a_refusal_names_the_key_the_rule_and_both_lines(project: Path):
     assert f"(rule team, {project}/policy.toml:3: costs are split by team)" in text
 
 
+def test_a_cap_that_cannot_be_compared_is_said_first(project: Path):
+    (project / "policy.toml").write_text('[rules.cap]\nmax_cost = "20 USD"\nmax_usd_per_hour = 5\n')
+    (project / "cloudtrain.toml").write_text('[targets.lab]\nbackend = "ssh"\nhosts = [{address = "10.0.0.5"}]\n')
+    (project / "job.yaml").write_text("entrypoint: train.py\n")
+    notes = Planner().plan("job.yaml", sets=["target=lab"]).notes
+    assert [note.split()[2] for note in notes[:2]] == ["max_cost", "max_usd_per_hour"]
+    assert "(rule cap, " in notes[0] and "usd_per_hour of the target" in notes[0]
+    assert not any("was not checked" in note for note in Planner().plan("job.yaml", sets=["target=local"]).notes), (
+        "it is free"
+    )
+    priced = ["target=lab", "resources.usd_per_hour=4", "limits.max_runtime=1h"]
+    assert not any("was not checked" in note for note in Planner().plan("job.yaml", sets=priced).notes)
+
+
 WRONG = {  # a rule, the key that it refuses, and settings with which it does not
     'targets = ["lab"]': ("target", None),
     'backends = "sage*"': ("target", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.cli import main
 from cloudtrain.errors import BadJob
+from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.checks import job as job_checks
 from cloudtrain.runs.planning.checks.job import Case
 from cloudtrain.runs.planning.checks.table import CHECKS
@@ -132,3 +134,27 @@ def _long_keys(job: dict) -> list[str]:
     except BadJob as error:
         return [problem.path for problem in error.problems if "Linux" in problem.message]
     return []
+
+
+def test_a_value_that_args_give_too_is_refused_where_a_run_begins(job: dict):
+    def found(attempt: int = 1, **changes: object) -> list[object]:
+        made = Planner(None).plan(job | {"args": []})
+        asked = Job.from_dict(made.job | {"args": ["--epochs", "4", "--lr=0.1"]} | changes)
+        case = Case(asked, replace(made, attempt=attempt), Unread(), registry.create("local", {}, Path.cwd()))
+        return list(job_checks.given_twice(case))
+
+    (problem,) = found(hyperparameters={"lr": 0.2, "seed": 1})
+    assert problem.path == "hyperparameters.lr" and "--lr=0.1" in problem.message
+    assert """--set args='["--epochs", "4", "--lr=0.1"]'""" in problem.hint
+    (note,) = found(attempt=2, hyperparameters={"epochs": 1})
+    assert note.startswith("hyperparameters.epochs ") and note.endswith("--epochs 4")
+    assert found(hyperparameters={"l": 1}) == [] == found(hyperparameters={"epochs": 1}, args=["epochs", "x=--epochs"])
+    hydra = {"arg_style": "hydra", "hyperparameters": {"lr": 0.2}}
+    assert len(found(**hydra, args=["lr=0.1"])) == 1 and found(**hydra, args=["lr", "model.lr=0.1"]) == []
+
+
+def test_a_plan_says_where_secrets_come_from_and_which_are_not_set(job: dict, capsys: pytest.CaptureFixture[str]):
+    Path("job.json").write_text(json.dumps(job | {"secrets": {"API_TOKEN": "env:NOBODY_SETS_THIS"}}))
+    assert main(["plan", "job.json"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "secrets API_TOKEN from env:NOBODY_SETS_THIS; secret API_TOKEN: env:NOBODY_SETS_THIS is not set" in shown

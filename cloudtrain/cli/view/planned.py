@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
+from cloudtrain.backends.manifest import unset_secrets
 from cloudtrain.cli.view import terminal
 from cloudtrain.job import homes
 from cloudtrain.job.units import duration_s, format_duration, format_size
@@ -32,6 +33,7 @@ def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False, more: Se
         ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)} (retry.max_attempts)"),
         ("setup", _first_line(str(plan.job.get("setup") or ""))),
         *(("runs", _describe_program(each)) for each in _programs(plan)),
+        ("secrets", _describe_secrets(plan)),
         ("source", describe_source(plan)),
         ("keeps", _describe_kept(plan)),
         *_forecast_rows(plan),
@@ -60,7 +62,15 @@ def _describe_kept(plan: Plan) -> str:
     place = attempts.output(plan)
     if place and not registry.traits(plan.backend).packs:
         return f"{what}: {place}/{plan.run_id}/outputs (keep)"
-    return f"{what}: outputs/ of what `cloudtrain fetch` copies (keep)"
+    return f"{what}: `cloudtrain fetch` copies it into outputs/ (keep)"
+
+
+def _describe_secrets(plan: Plan) -> str:
+    """Return where each secret comes from, and which ones this shell does not have."""
+    secrets = plan.manifest.get("secrets") or {}
+    said = ", ".join(f"{name} from {' or '.join(sources)}" for name, sources in secrets.items())
+    missing = unset_secrets(plan)
+    return f"{said}; {missing} in this shell, and submit refuses the job" if missing else said
 
 
 def print_manifest(plan: Plan) -> None:

@@ -5,7 +5,9 @@ That code is asked whether it would refuse a job, so that a plan says the same s
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from cloudtrain.backends.traits import NO_EFFECT
 from cloudtrain.errors import Problem
 from cloudtrain.history import audit
 from cloudtrain.job import launchers, placeholders, rules, targets
+from cloudtrain.job.arguments import flat
 from cloudtrain.runs.planning import upstream
 from cloudtrain.source.node_code import CALL, IN_MEMORY, module
 
@@ -90,6 +93,23 @@ def too_long(case: Case) -> Iterator[Problem]:
             f"is the largest of variables and arguments that have {total:,} bytes together; Linux takes {ALL_BYTES:,}"
         )
         yield Problem(message, largest, hint)
+
+
+def given_twice(case: Case) -> Iterator[str | Problem]:
+    """Refuse a hyperparameter that is among the arguments too, where it would win without a word."""
+    job, args = case.job, case.job.args
+    if job.form != "script" or not args:
+        return
+    for name in flat(job.hyperparameters):
+        flag = name if job.arg_style == "hydra" else f"--{name}"
+        at = next((at for at, word in enumerate(args) if word.partition("=")[0] == flag), None)
+        if at is None or (job.arg_style == "hydra" and args[at] == flag):
+            continue
+        message = f"is given by args too, and what comes last counts: {shlex.join(args[at : at + 2])}"
+        if case.plan.attempt > 1:
+            yield f"hyperparameters.{name} {message}"
+        else:
+            yield Problem(message, f"hyperparameters.{name}", f"change it there: --set args='{json.dumps(args)}'")
 
 
 def launcher_nodes(case: Case) -> Iterator[str]:

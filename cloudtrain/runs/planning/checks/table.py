@@ -13,6 +13,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     job.refusals,
     job.too_long,
     job.lost_values,
+    job.given_twice,
     job.audit_elsewhere,
     # Work or its results are lost.
     source.results_outside,
