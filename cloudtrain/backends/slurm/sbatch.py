@@ -232,16 +232,17 @@ def notes(body: str) -> list[str]:
 # -- other targets ----------------------------------------------------------------------------------------------------
 
 _BEFORE = re.compile(
-    r'set (-[eux]+|-[eux]*o pipefail|\+e)|cd "?\$\{?SLURM_SUBMIT_DIR\}?"?|(export )?MASTER_(ADDR|PORT)=.*|#.*|'
+    r'set (-[eux]+|-[eux]*o pipefail|\+e)|cd "?\$\{?SLURM_SUBMIT_DIR\}?"?|(export )?(MASTER_(ADDR|PORT)|WORLD_SIZE)=.*|#.*|'
 )
 _EXPORT = re.compile(r"""export ([A-Za-z_]\w*)=("[^"$`\\]*"|'[^']*'|[^\s"'$`\\;&|<>]*)""")
 _SRUN = re.compile(
     r"srun((?:\s+(?:-[ulKQ]+|--unbuffered|--label|--quiet|--kill-on-bad-exit(?:=1)?|--cpu-bind=\S+|--mpi=\S+|--export=ALL))*)\s+"
 )
-_VARIABLE = re.compile(r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES|SLURM_NODEID|SLURM_PROCID)\b\}?")
+_VARIABLE = re.compile(r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES|SLURM_NODEID|SLURM_PROCID|SLURM_JOB_?ID)\b\}?")
 _VARIABLES = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "CLOUDTRAIN_NUM_NODES"),
     **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), "CLOUDTRAIN_NODE_RANK"),
+    **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), "CLOUDTRAIN_RUN_ID"),  # one for all nodes, as --rdzv-id wants it
 }
 _HARDWARE = {"gpus-per-node", "gpus-per-task", "gpus", "gres", "cpus-per-task", "mem", "ntasks", "ntasks-per-node"}
 
@@ -303,9 +304,11 @@ def _mapped(body: str, nodes: int, given: Mapping[str, str]) -> dict[str, Any]:
         if text.endswith("\\"):
             text = text[:-1].rstrip()
             continue
-        if export := _EXPORT.fullmatch(text):
+        if _BEFORE.fullmatch(text):
+            pass
+        elif export := _EXPORT.fullmatch(text):
             env[export[1]] = export[2].strip("\"'")
-        elif not _BEFORE.fullmatch(text):
+        else:
             commands.append((first, text))
         text = ""
     if not commands:

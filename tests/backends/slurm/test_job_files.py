@@ -161,11 +161,12 @@ HEADER = "#!/bin/bash\n#SBATCH --nodes={} --ntasks-per-node={}\n"
         (
             (2, 1),
             "set -euo pipefail\ncd $SLURM_SUBMIT_DIR\nexport A=1\nexport B='x y'\n"
-            "export MASTER_ADDR=$(scontrol show hostnames | head -1)\n"
-            "srun torchrun --nnodes $SLURM_NNODES --node-rank ${SLURM_NODEID} \\\n  --master-addr $MASTER_ADDR train.py",
+            "export MASTER_ADDR=$(scontrol show hostnames | head -1)\nexport MASTER_PORT=29500\nexport WORLD_SIZE=16\n"
+            "srun torchrun --nnodes $SLURM_NNODES --node-rank ${SLURM_NODEID} --rdzv-id=$SLURM_JOB_ID \\\n"
+            "  --master-addr $MASTER_ADDR train.py",
             {
                 "run": "torchrun --nnodes $CLOUDTRAIN_NUM_NODES --node-rank $CLOUDTRAIN_NODE_RANK"
-                " --master-addr $MASTER_ADDR train.py",
+                " --rdzv-id=$CLOUDTRAIN_RUN_ID --master-addr $MASTER_ADDR train.py",
                 "env": {"A": "1", "B": "x y"},
             },
         ),
@@ -198,7 +199,7 @@ def test_a_body_of_one_command_runs_elsewhere(head: tuple[int, int], body: str, 
         ((1, 1), "python train.py | tee log", 3, "the body must be one line"),
         ((1, 1), "python train.py $1", 3, "only a script or -m with plain arguments"),
         ((1, 1), "python -c 'print(1)'", 3, "only a script or -m with plain arguments"),
-        ((1, 1), "torchrun --rdzv-id $SLURM_JOB_ID train.py", 3, r"\$SLURM_JOB_ID is not known there"),
+        ((1, 1), "torchrun --rdzv-id $SLURM_RESTART_COUNT train.py", 3, r"\$SLURM_RESTART_COUNT is not known there"),
         ((1, 1), "# nothing", 1, "it has no command"),
     ],
 )
