@@ -79,7 +79,8 @@ class CustomJobsBackend(CustomJobs, Backend):
         scheduling = plan.request["customJob"]["jobSpec"]["scheduling"]
         timeout = scheduling.get("timeout")
         if not timeout or not scheduling.get("disableRetries"):
-            return TimeLimit(None, "Vertex AI restarts a job, and does not document whether that resets its timeout")
+            why = "Vertex AI restarts a job, and does not document whether that resets its timeout"
+            return TimeLimit(None, f"{why}; limits.max_cost, or retry.max_attempts: 1, bounds the cost")
         seconds = int(timeout.removesuffix("s")) + STOP_S
         return TimeLimit(seconds, "the price of boot disks and the fee for spot machines are not included")
 
