@@ -4,8 +4,10 @@
 
 The operators of mutmut make them. One run of the tests, in a copy of the tree with a mark at each fault, says which tests
 come by and how long they take. Then each fault is made alone, and the tests that came by it run, those of lower tiers and the
-quicker ones first, until one fails. A test that fails after a long wait must pass without the fault. --work keeps the tests
+quicker ones first, until one fails that passes without the fault. A fault in a function is made in a fork of one process that
+has collected the tests (fault_loop.py); one elsewhere, as in a signature, needs a process of its own. --work keeps the tests
 that caught a fault: a further run with the same folder makes only the faults that survived, with new tests or a higher tier.
+--minutes bounds how long faults are tried; the rest is `not run`. Given places have a report each in results/.
 
 A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
 """
@@ -25,14 +27,13 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from difflib import SequenceMatcher
+from functools import cache
 from hashlib import sha256
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
-from queue import Queue
 from typing import NamedTuple
 
+from fault_loop import is_inside_functions
 from measure import HERE, PEERS, ROOT, report, table
 
 sys.path.insert(0, str(ROOT))
@@ -58,6 +59,7 @@ TESTS_S = 40.0  # of one fault, as long as they took in the run with marks
 FIRST_TESTS = 25  # in a process of their own: most faults need no more
 WAIT_S = 60.0  # of a test of the contract suite
 DECLARED = ("tests/test_reference.py", "tests/test_traits.py")  # they read what classes and modules declare
+NOT_RUN = "not run"
 SENTENCES = "tests/test_messages.py::test_every_sentence_was_reviewed"
 EQUAL = HERE / "equal_faults.txt"
 MARKS = """
@@ -119,16 +121,23 @@ def fault_of(place: str, file: Path, text: str) -> Fault | None:
     """Return a fault whose file has a text, None where that is no Python, or the same."""
     source = file.read_text()
     try:
-        if ast.dump(ast.parse(text)) == ast.dump(ast.parse(source)):
+        if ast.dump(ast.parse(text)) == _dump(source):
             return None
     except SyntaxError:
         return None
     before, after = source.splitlines(), text.splitlines()
-    matches = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-    changed = [match for match in matches if match[0] != "equal"]
-    (_, begin, _, now, _), (_, _, end, _, then) = changed[0], changed[-1]
-    shown = (" ".join(" ".join(lines).split()) for lines in (before[begin:end], after[now:then]))
-    return Fault(place, file, begin + 1, " => ".join(shown), source, text)
+    most = min(len(before), len(after))
+    begin = next(at for at in range(most + 1) if at == most or before[at] != after[at])
+    same = next(at for at in range(most - begin + 1) if at == most - begin or before[-1 - at] != after[-1 - at])
+    changed = before[begin : len(before) - same], after[begin : len(after) - same]
+    return Fault(
+        place, file, begin + 1, " => ".join(" ".join(" ".join(lines).split()) for lines in changed), source, text
+    )
+
+
+@cache
+def _dump(source: str) -> str:
+    return ast.dump(ast.parse(source))
 
 
 def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]) -> dict[int, list[tuple[str, float]]]:
@@ -158,8 +167,7 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
             found[int(at)].add(test)
     for number, fault in enumerate(faults):
         if not statements_at(ast.parse(fault.source), fault.line):  # outside of functions: an import executes it
-            beside = [near for other, near in found.items() if faults[other].file == fault.file]
-            found[number] = {*chain(*beside), *(test for test in seconds if test.startswith(DECLARED))}
+            found[number] |= {test for test in seconds if test.startswith(DECLARED)}
     order = {
         number: sorted(near, key=lambda test: (tier_of(test), seconds[test], test)) for number, near in found.items()
     }
@@ -167,12 +175,19 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
 
 
 def marked(source: str, faults: Sequence[tuple[int, int]], work: Path) -> str:
-    """Return a file with a mark before each statement of a function that has a fault; given are numbers and lines."""
+    """Return a file with a mark before each statement of a function that has a fault; given are numbers and lines.
+
+    One outside of functions has a mark in each function.
+    """
     tree = ast.parse(source)
     marks: dict[ast.stmt, list[int]] = defaultdict(list)
     for number, line in faults:
         if inside := statements_at(tree, line):
             marks[min(inside, key=lambda part: ((part.end_lineno or 0) - part.lineno, -part.lineno))].append(number)
+        else:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef):
+                    marks[node.body[-1] if ast.get_docstring(node) else node.body[0]].append(number)
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -209,7 +224,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 def run_pytest(tree: Path, *words: str) -> str:
     """Run tests of a tree; return what pytest printed, "" where all pass."""
     # PYTHONPATH: the tree's own package goes before the one that is installed; commands started by tests inherit it.
-    env = {**os.environ, "PYTHONPATH": str(tree), "CLOUDTRAIN_CONTRACT_WAIT_S": str(WAIT_S)}
+    env = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree.parent}", "CLOUDTRAIN_CONTRACT_WAIT_S": str(WAIT_S)}
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist", *words]
     command.append(f"--basetemp={tree}-tmp")
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, errors="replace")
@@ -228,12 +243,7 @@ def run_tests(tree: Path, *tests: str) -> str:
 def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
     """Return the first of the tests that fails with a fault and passes without it; "" where none does."""
     file = tree / fault.file.relative_to(ROOT)
-    left: list[str] = []
-    spent = 0.0
-    for test, seconds in tests:
-        spent += seconds
-        if not left or spent < TESTS_S:
-            left.append(test)
+    left = [test for test, _ in within(tests)]
     while left:
         began = time.monotonic()
         part, left = left[:FIRST_TESTS], left[FIRST_TESTS:]
@@ -268,7 +278,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--tier", choices=("0", "1", "2", "3"), default="2", help="tests up to this tier")
     parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="only these tests")
-    parser.add_argument("--jobs", type=int, default=1, help="so many faults at a time")
+    parser.add_argument("--minutes", type=float, default=1e6, help="try faults for so long, after the run with marks")
     parser.add_argument("--work", type=Path, help="a folder that keeps which test caught a fault")
     parser.add_argument(
         "places", nargs="*", default=PLACES, metavar="PLACE", help=f"such as {PLACES[0]}; FOLDER+FILE is one place"
@@ -282,52 +292,103 @@ def main() -> int:
         work = (given.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         work.chmod(0o755)  # a test reads it as another user
-        results = work / "results.jsonl"
-        results.touch()
-        known = {str(each["key"]): str(each["test"]) for each in map(json.loads, results.read_text().splitlines())}
-        left, equal, everywhere = [fault for fault in faults if fault.key not in known], reasons(), Counter(literals())
-        tests = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}
-        numbers = {fault.key: number for number, fault in enumerate(left)}
-        trees = Queue[Path]()
-        for number in range(given.jobs):
-            copy_tree(work / f"tree-{number}")
-            trees.put(work / f"tree-{number}")
-
-        def try_fault(fault: Fault) -> str:
-            if fault.key in known:
-                return known[fault.key]
-            if fault.key in equal:
-                return "equal: " + equal[fault.key]
-            changed = set(sentences(fault.text)) ^ set(sentences(fault.source))
-            if any(everywhere[text] < 2 for text in changed):
-                return SENTENCES  # it compares every sentence, so it need not run
-            if not (near := tests.get(numbers[fault.key])):
-                return "(no test comes by)"
-            tree = trees.get()
-            failed = catch(tree, fault, near)
-            trees.put(tree)
-            return failed
-
-        rows, counts = [], defaultdict[str, Counter[str]](Counter)
-        for fault, failed in zip(faults, ThreadPoolExecutor(given.jobs).map(try_fault, faults), strict=True):
-            lives, is_equal = not failed or failed.startswith("("), failed.startswith("equal: ")
-            counts[fault.place]["survives" if lives else "equal" if is_equal else f"tier {tier_of(failed)}"] += 1
-            if not lives and not is_equal and fault.key not in known:
-                with results.open("a") as file:
-                    file.write(json.dumps({"key": fault.key, "test": failed}) + "\n")
-            place = f"`{fault.file.relative_to(ROOT)}:{fault.line}`"
-            rows.append((place, fault.what[:300].replace("|", "\\|"), failed.removeprefix("tests/") or "-"))
-            print(*rows[-1], flush=True)
+        found = outcomes(faults, work, given)
+    rows, counts = [], defaultdict[str, Counter[str]](Counter)
+    for fault, outcome in zip(faults, found, strict=True):
+        named = outcome.partition(":")[0] if outcome.startswith(("equal: ", NOT_RUN)) else "survives"
+        counts[fault.place][f"tier {tier_of(outcome)}" if is_caught(outcome) else named] += 1
+        where = f"`{fault.file.relative_to(ROOT)}:{fault.line}`"
+        rows.append((fault.place, where, fault.what[:300].replace("|", "\\|"), outcome.removeprefix("tests/") or "-"))
+        print(*rows[-1][1:], flush=True)
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
-    for place, kinds in counts.items():
-        print(place, kinds.total(), *(f"{name}: {count}" for name, count in sorted(kinds.items())), sep="  ")
-    total = sum(counts.values(), Counter())
-    caught = len(rows) - total["survives"] - total["equal"]
-    title = f"Seeded faults, seed {given.seed}: {caught} of {len(rows)} caught, {total['equal']} equal"
-    print(title, f"{used:.1f} CPU minutes", sep="\n")
-    if given.places != PLACES:
-        return 0
-    return report("seeded_faults", title, table(rows, ("place", "fault", "caught by")), [])
+    titles = {}
+    for place, kinds in {**counts, "": sum(counts.values(), Counter())}.items():
+        caught = sum(count for name, count in kinds.items() if name.startswith("tier "))
+        shown = ", ".join(f"{name}: {count}" for name, count in sorted(kinds.items()))
+        titles[place] = (
+            f"Seeded faults {place and f'of {place}'}, seed {given.seed}: {caught} of {kinds.total()} caught ({shown})"
+        )
+        print(titles[place])
+    print(f"{used:.1f} CPU minutes")
+    if given.places == PLACES:
+        return report(
+            "seeded_faults", titles[""], table([row[1:] for row in rows], ("place", "fault", "caught by")), []
+        )
+    for place in counts:
+        shown_rows = [row[1:] for row in rows if row[0] == place and not is_caught(row[3])]
+        name = "seeded_faults_" + "_".join(Path(place.partition("+")[0]).parts[1:])
+        report(name, titles[place], table(shown_rows, ("place", "fault", "not caught")), [])
+    return 0
+
+
+def is_caught(outcome: str) -> bool:
+    return "::" in outcome.partition(" ")[0]
+
+
+def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace) -> list[str]:
+    """Return for each fault the test that caught it, `equal: ` and why, `not run`, or why it survives."""
+    results = work / "results.jsonl"
+    results.touch()
+    known = {str(each["key"]): str(each["test"]) for each in map(json.loads, results.read_text().splitlines())}
+    equal, everywhere = reasons(), Counter(literals())
+    for fault in faults:
+        changed = set(sentences(fault.text)) ^ set(sentences(fault.source))
+        if fault.key in equal:
+            known[fault.key] = "equal: " + equal[fault.key]
+        elif any(everywhere[text] < 2 for text in changed):
+            known[fault.key] = SENTENCES  # it compares every sentence, so it need not run
+    left = [fault for fault in faults if fault.key not in known]
+    near = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}
+    tree, ends = work / "tree-0", time.monotonic() + given.minutes * 60
+    copy_tree(tree)
+    in_one = in_forks(left, near, tree, given)
+    tried = {left[number].key: failed for number, failed in in_one.items() if not failed.startswith("(cannot")}
+    for number, fault in enumerate(left):
+        if not near.get(number):
+            tried[fault.key] = "(no test comes by)"
+        elif fault.key not in tried and time.monotonic() < ends:
+            tried[fault.key] = catch(tree, fault, near[number])
+        if is_caught(tried.get(fault.key, "")):
+            with results.open("a") as file:
+                file.write(json.dumps({"key": fault.key, "test": tried[fault.key]}) + "\n")
+    return [{**tried, **known}.get(fault.key, NOT_RUN) for fault in faults]
+
+
+def in_forks(
+    faults: Sequence[Fault], near: dict[int, list[tuple[str, float]]], tree: Path, given: argparse.Namespace
+) -> dict[int, str]:
+    """Try the faults in bodies of functions, in forks of one process; return what came of each by its number."""
+    tries = [
+        {
+            "number": number,
+            "file": str(tree / fault.file.relative_to(ROOT)),
+            "source": fault.source,
+            "text": fault.text,
+            "tests": within(near[number]),
+        }
+        for number, fault in enumerate(faults)
+        if near.get(number) and is_inside_functions(fault.source, fault.text)
+    ]
+    answers, loop = tree.with_name("answers.jsonl"), tree.with_name("loop.json")
+    answers.write_text("")
+    loop.write_text(json.dumps({"faults": tries, "answers": str(answers), "minutes": given.minutes}))
+    os.environ["FAULT_LOOP"] = str(loop)
+    files = sorted({test.partition("::")[0] for each in tries for test, _ in each["tests"]})
+    if files:
+        shutil.copy2(HERE / "fault_loop.py", tree.parent)
+        printed = run_pytest(tree, "-vv", "-p", "fault_loop", "--tier", given.tier, *files)
+        tree.with_name("loop.txt").write_text(printed)
+    del os.environ["FAULT_LOOP"]
+    return {each["number"]: each["test"] for each in map(json.loads, answers.read_text().splitlines())}
+
+
+def within(tests: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return the first tests, as many as take TESTS_S."""
+    left: list[tuple[str, float]] = []
+    for test, seconds in tests:
+        if not left or sum(each for _, each in left) + seconds < TESTS_S:
+            left.append((test, seconds))
+    return left
 
 
 if __name__ == "__main__":

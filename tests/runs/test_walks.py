@@ -18,7 +18,7 @@ from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.sending.resume import plan_next
 from cloudtrain.runs.submit import Submitter
 
-WALKS, MOVES = 80, 3  # at most
+MOVES = 3  # at most
 ROLE = "arn:aws:iam::123456789012:role/train"
 CONFIG = f"""
 [targets.here]
@@ -100,10 +100,11 @@ def job_for(job: Mapping[str, Any], first: str, target: str) -> dict[str, Any]:
     return kept
 
 
-def test_each_attempt_of_a_walk_is_planned_as_a_first_one_is_there(project):
-    draw = random.Random(57)
+@pytest.mark.parametrize(("seed", "walks"), [(57, 80), pytest.param(58, 200, marks=pytest.mark.long)])
+def test_each_attempt_of_a_walk_is_planned_as_a_first_one_is_there(project, seed: int, walks: int):
+    draw = random.Random(seed)
     moves = refused = back = 0
-    for number in range(WALKS):
+    for number in range(walks):
         first = draw.choice(list(TARGETS))
         written = drawn_job(draw, first)
         submitter = Submitter(first, watch=False)

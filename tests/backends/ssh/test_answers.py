@@ -39,8 +39,10 @@ class Scripted:
         self.label = label
         self.answers: dict[str, Any] = {"clock": EPOCH, "prepare": NOT_PREPARED}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.waits: dict[str, float] = {}
 
     def ask(self, operation: str, given: bytes | None = None, *, timeout_s: float = 60.0, **arguments: Any) -> Answer:
+        self.waits[operation] = timeout_s
         self.asked.append((operation, arguments | ({"given": given} if given is not None else {})))
         answer = self.answers[operation]
         if callable(answer):
