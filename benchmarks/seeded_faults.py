@@ -298,8 +298,9 @@ def main() -> int:
         named = outcome.partition(":")[0] if outcome.startswith(("equal: ", NOT_RUN)) else "survives"
         counts[fault.place][f"tier {tier_of(outcome)}" if is_caught(outcome) else named] += 1
         where = f"`{fault.file.relative_to(ROOT)}:{fault.line}`"
-        rows.append((fault.place, where, fault.what[:300].replace("|", "\\|"), outcome.removeprefix("tests/") or "-"))
-        print(*rows[-1][1:], flush=True)
+        what = fault.what[:300].replace("|", "\\|")
+        rows.append((fault.place, is_caught(outcome), where, what, outcome.removeprefix("tests/") or "-"))
+        print(*rows[-1][2:], flush=True)
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
     titles = {}
     for place, kinds in {**counts, "": sum(counts.values(), Counter())}.items():
@@ -312,17 +313,18 @@ def main() -> int:
     print(f"{used:.1f} CPU minutes")
     if given.places == PLACES:
         return report(
-            "seeded_faults", titles[""], table([row[1:] for row in rows], ("place", "fault", "caught by")), []
+            "seeded_faults", titles[""], table([row[2:] for row in rows], ("place", "fault", "caught by")), []
         )
     for place in counts:
-        shown_rows = [row[1:] for row in rows if row[0] == place and not is_caught(row[3])]
+        shown_rows = [row[2:] for row in rows if row[:2] == (place, False)]
         name = "seeded_faults_" + "_".join(Path(place.partition("+")[0]).parts[1:])
         report(name, titles[place], table(shown_rows, ("place", "fault", "not caught")), [])
     return 0
 
 
 def is_caught(outcome: str) -> bool:
-    return "::" in outcome.partition(" ")[0]
+    """Return whether an outcome names a test, or a file of tests that cannot be imported with the fault."""
+    return outcome.startswith("tests/")
 
 
 def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace) -> list[str]:
@@ -383,10 +385,10 @@ def in_forks(
 
 
 def within(tests: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Return the first tests, as many as take TESTS_S."""
+    """Return the first tests, as many as take TESTS_S, and those that read what is declared."""
     left: list[tuple[str, float]] = []
     for test, seconds in tests:
-        if not left or sum(each for _, each in left) + seconds < TESTS_S:
+        if not left or test.startswith(DECLARED) or sum(each for _, each in left) + seconds < TESTS_S:
             left.append((test, seconds))
     return left
 

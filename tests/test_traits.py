@@ -15,6 +15,7 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
+from cloudtrain.diagnosis import patterns
 from cloudtrain.errors import BadJob
 from cloudtrain.job import forms, rules
 from cloudtrain.job.document import Document
@@ -305,6 +306,18 @@ def test_the_traits_name_keys_of_the_job_file():
     known = {*rules.platform_keys(), *rules.SHARED_KEYS}
     for name in registry.BUILT_IN:
         assert registry.backend_class(name).traits.keys.keys() <= known, name
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_what_to_do_about_a_failure_can_be_done_on_the_backend(name: str):
+    """A fix that raises a key which the backend refuses, or which has no effect there, helps nobody."""
+    traits = registry.backend_class(name).traits
+    classes = patterns.classes()
+    assert traits.fixes.keys() <= classes.keys()
+    for label, known in classes.items():
+        fix = traits.fixes.get(label, known.fix)
+        for key in re.findall(r"\bresources\.\w+", fix):
+            assert traits.keys.get(key, NO_EFFECT) != NO_EFFECT, (label, fix)
 
 
 def test_a_package_whose_backend_does_not_load_stops_nobody_else(monkeypatch: pytest.MonkeyPatch):

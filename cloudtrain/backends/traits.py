@@ -10,6 +10,12 @@ from pathlib import Path
 # What `Traits.keys` says of a key, beside the name of the platform's own field that it becomes.
 HONOURED = ""  # it means what the job file's page says
 NO_EFFECT = "no effect"  # it changes nothing; a plan says so
+HERE_FIXES = {  # `Traits.fixes` of a backend whose machine is this one
+    "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose another target with more "
+    "memory: cloudtrain rerun RUN -t TARGET",
+    "worker-killed": "lower num_workers of the data loader, or hold less in memory in each worker",
+    "disk-full": "free space on this computer (df -h), where the run ran, or keep fewer checkpoints",
+}
 
 
 class Paths(StrEnum):

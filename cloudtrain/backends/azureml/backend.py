@@ -53,6 +53,7 @@ class AzuremlBackend(Backend):
         client="azure-identity>=1.25",
         account="subscription",
         machines=Path(__file__).with_name("machines.csv"),
+        fixes={"disk-full": "choose a larger machine (resources.instance_type), or keep fewer checkpoints"},
     )
     poll_s, follow_s = POLL_S, FOLLOW_S
     variables = ("AZURE_*", "MSI_*", "IDENTITY_*")

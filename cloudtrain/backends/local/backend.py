@@ -19,7 +19,7 @@ import cloudtrain.nodes.supervisor as supervisor
 from cloudtrain.backends import manifest as manifests
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.folder import FolderBackend
-from cloudtrain.backends.traits import HONOURED, NO_EFFECT
+from cloudtrain.backends.traits import HERE_FIXES, HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.job import roles
@@ -43,12 +43,6 @@ JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are starte
 KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
 KEYS |= {"roles.resources": HONOURED}
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
-FIXES = {
-    "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose another target with more "
-    "memory: cloudtrain rerun RUN -t TARGET",
-    "worker-killed": "lower num_workers of the data loader, or hold less in memory in each worker",
-    "disk-full": "free space on this computer (df -h), where the run ran, or keep fewer checkpoints",
-}
 
 
 class LocalBackend(FolderBackend):
@@ -56,7 +50,7 @@ class LocalBackend(FolderBackend):
 
     name = "local"
     traits = Traits(
-        Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, files=True, shell=True, fixes=FIXES
+        Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, files=True, shell=True, fixes=HERE_FIXES
     )
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()

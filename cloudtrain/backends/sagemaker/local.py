@@ -19,6 +19,7 @@ from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.request import OBJECT
 from cloudtrain.backends.store.s3 import S3
+from cloudtrain.backends.traits import HERE_FIXES
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Problem
 from cloudtrain.events import LogLine, State, Status
@@ -38,7 +39,14 @@ class SagemakerLocalBackend(Backend):
 
     name = "sagemaker-local"
     traits = Traits(
-        Paths.HERE, local_request.KEYS, own_machines=True, files=True, packs=True, script_variables="sm_env", shell=True
+        Paths.HERE,
+        local_request.KEYS,
+        own_machines=True,
+        files=True,
+        packs=True,
+        script_variables="sm_env",
+        fixes=HERE_FIXES,
+        shell=True,
     )
     poll_s = 0.1
 
