@@ -18,8 +18,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
+from fault_sample import Fault
 from measure import HERE, ROOT, report, table
-from seeded_faults import Fault, is_caught, outcomes
+from seeded_faults import is_caught, outcomes
 
 sys.path.insert(0, str(ROOT))
 from cloudtrain.backends.traits import Traits

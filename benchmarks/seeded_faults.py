@@ -26,15 +26,13 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from hashlib import sha256
-from itertools import cycle, islice
 from pathlib import Path
-from typing import NamedTuple
 
 from fault_loop import is_inside_functions
-from measure import HERE, PEERS, ROOT, report, table
+from fault_sample import Fault, chosen
+from measure import HERE, ROOT, report, table
 
 sys.path.insert(0, str(ROOT))
 from tests.extent import tier_of_name
@@ -54,7 +52,6 @@ PLACES = [  # the second round of faults begins again with the first place
     *(f"entrypoints/trainer{name}" for name in ("", "/checkpoints", "/data", "/strategies")),
     *(f"entrypoints/{name}" for name in ("path", "train.py")),
 ]
-MUTMUT = ("mutmut==3.8.1", "libcst==1.9.0")
 TESTS_S = 40.0  # of one fault, as long as they took in the run with marks
 FIRST_TESTS = 25  # in a process of their own: most faults need no more
 WAIT_S = 60.0  # of a test of the contract suite
@@ -74,70 +71,6 @@ def mark(*numbers):
             os.write(end, f"{{number}} {{test}}\\n".encode())
             os.close(end)
 """
-
-
-class Fault(NamedTuple):
-    """A file's text with one change. `line` is the first one that differs, `what` the lines before and after."""
-
-    place: str
-    file: Path
-    line: int
-    what: str
-    source: str
-    text: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.file.relative_to(ROOT)}: {self.what}"
-
-
-def choose_faults(place: str, seed: int) -> Iterator[Fault]:
-    """Yield the faults of a place that mutmut's operators can make, in an order that a change elsewhere does not shift."""
-    if not (peer := PEERS / "mutmut").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(peer), *MUTMUT]
-        subprocess.run(command, check=True)
-    sys.path.append(str(peer))
-    from libcst import Module
-    from mutmut.mutation.file_mutation import create_mutations
-
-    files = [file for part in place.split("+") for file in sorted((ROOT / part).rglob("*.py")) or [ROOT / part]]
-    changes, print_node, same = [], Module([]).code_for_node, Counter[str]()
-    for file in files:
-        module, possible, *_ = create_mutations(str(file), file.read_text())
-        for change in possible:
-            shown = f"{seed} {file.name} {print_node(change.original_node)} {print_node(change.mutated_node)}"
-            same[shown] += 1
-            changes.append((sha256(f"{shown} {same[shown]}".encode()).digest(), file, module, change))
-    seen: set[str] = set()
-    for _, file, module, change in sorted(changes, key=lambda each: each[0]):
-        text = module.deep_replace(change.original_node, change.mutated_node).code
-        fault = fault_of(place, file, text)
-        if fault and fault.key not in seen:
-            seen.add(fault.key)
-            yield fault
-
-
-def fault_of(place: str, file: Path, text: str) -> Fault | None:
-    """Return a fault whose file has a text, None where that is no Python, or the same."""
-    source = file.read_text()
-    try:
-        if ast.dump(ast.parse(text)) == _dump(source):
-            return None
-    except SyntaxError:
-        return None
-    before, after = source.splitlines(), text.splitlines()
-    most = min(len(before), len(after))
-    begin = next(at for at in range(most + 1) if at == most or before[at] != after[at])
-    same = next(at for at in range(most - begin + 1) if at == most - begin or before[-1 - at] != after[-1 - at])
-    changed = before[begin : len(before) - same], after[begin : len(after) - same]
-    return Fault(
-        place, file, begin + 1, " => ".join(" ".join(" ".join(lines).split()) for lines in changed), source, text
-    )
-
-
-@cache
-def _dump(source: str) -> str:
-    return ast.dump(ast.parse(source))
 
 
 def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]) -> dict[int, list[tuple[str, float]]]:
@@ -166,7 +99,7 @@ def tests_that_come_by(faults: Sequence[Fault], work: Path, tests: Sequence[str]
         if test in seconds:
             found[int(at)].add(test)
     for number, fault in enumerate(faults):
-        if not statements_at(ast.parse(fault.source), fault.line):  # outside of functions: an import executes it
+        if fault.line not in lines_of_functions(fault.source):  # outside of functions: an import executes it
             found[number] |= {test for test in seconds if test.startswith(DECLARED)}
     order = {
         number: sorted(near, key=lambda test: (tier_of(test), seconds[test], test)) for number, near in found.items()
@@ -180,9 +113,10 @@ def marked(source: str, faults: Sequence[tuple[int, int]], work: Path) -> str:
     One outside of functions has a mark in each function.
     """
     tree = ast.parse(source)
+    statements = statements_of(tree)
     marks: dict[ast.stmt, list[int]] = defaultdict(list)
     for number, line in faults:
-        if inside := statements_at(tree, line):
+        if inside := [part for part in statements if part.lineno <= line <= (part.end_lineno or 0)]:
             marks[min(inside, key=lambda part: ((part.end_lineno or 0) - part.lineno, -part.lineno))].append(number)
         else:
             for node in ast.walk(tree):
@@ -203,11 +137,19 @@ def marked(source: str, faults: Sequence[tuple[int, int]], work: Path) -> str:
     return ast.unparse(tree)
 
 
-def statements_at(tree: ast.Module, line: int) -> list[ast.stmt]:
-    """Return the statements of functions that have a line."""
+def statements_of(tree: ast.Module) -> list[ast.stmt]:
+    """Return the statements of functions."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inside = {part for each in functions for part in ast.walk(each) if isinstance(part, ast.stmt) and part is not each}
-    return [part for part in inside if part.lineno <= line <= (part.end_lineno or 0)]
+    return list(
+        {part: 0 for each in functions for part in ast.walk(each) if isinstance(part, ast.stmt) and part is not each}
+    )
+
+
+@cache
+def lines_of_functions(source: str) -> set[int]:
+    """Return the lines of a file that are in functions."""
+    parts = statements_of(ast.parse(source))
+    return {line for part in parts for line in range(part.lineno, (part.end_lineno or 0) + 1)}
 
 
 def _mark(numbers: Sequence[int]) -> list[ast.stmt]:
@@ -285,13 +227,11 @@ def main() -> int:
     )
     given = parser.parse_args()
     os.chdir(ROOT)  # mutmut reads pyproject.toml
-    of_place = {place: choose_faults(place, given.seed) for place in given.places}
-    turns = islice(cycle(of_place.values()), given.count)
-    faults = [fault for possible in turns for fault in islice(possible, 1)]
     with tempfile.TemporaryDirectory(prefix="cloudtrain-faults-") as folder:
         work = (given.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         work.chmod(0o755)  # a test reads it as another user
+        faults = chosen(given.places, given.seed, given.count, work / "chosen.json")
         found = outcomes(faults, work, given)
     rows, counts = [], defaultdict[str, Counter[str]](Counter)
     for fault, outcome in zip(faults, found, strict=True):
@@ -332,9 +272,9 @@ def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace) -> 
     results = work / "results.jsonl"
     results.touch()
     known = {str(each["key"]): str(each["test"]) for each in map(json.loads, results.read_text().splitlines())}
-    equal, everywhere = reasons(), Counter(literals())
+    equal, everywhere, said = reasons(), Counter(literals()), cache(lambda text: set(sentences(text)))
     for fault in faults:
-        changed = set(sentences(fault.text)) ^ set(sentences(fault.source))
+        changed = said(fault.text) ^ said(fault.source)
         if fault.key in equal:
             known[fault.key] = "equal: " + equal[fault.key]
         elif any(everywhere[text] < 2 for text in changed):

@@ -92,13 +92,17 @@ def test_all_nodes_whose_files_are_missing_are_named(backend, fleet, tmp_path, m
 
 
 def test_each_role_gets_a_machine_that_has_its_gpus(backend, fleet, plan):
-    for name, count in zip(NAMES, (0, 1, 4), strict=True):
-        fleet[name].answers["command"] = "".join(f"GPU {n}: A100 (UUID: GPU-{n})\n" for n in range(count))
+    def have(*counts: int) -> None:
+        for name, count in zip(NAMES, counts, strict=True):
+            fleet[name].answers["command"] = "".join(f"GPU {n}: A100 (UUID: GPU-{n})\n" for n in range(count))
 
     def of_roles(*gpus: int) -> list[str]:
         made = plan(num_nodes=len(gpus))
         return chosen(replace(made, request={**made.request, "gpus": list(gpus)}))
 
+    have(4, 1, 0)
+    assert of_roles(1, 4) == ["two", "one"], "who needs most chooses first"
+    have(0, 1, 4)
     assert of_roles(0, 2, 1) == ["one", "three", "two"] and of_roles(1, 0) == ["two", "one"]
     with pytest.raises(BackendError, match="^nodes with 2, 2 GPUs were requested; .*one 0, two 1, three 4"):
         of_roles(2, 2)
