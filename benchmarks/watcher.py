@@ -105,7 +105,7 @@ def watch(folder: Path, runs: int, seconds: float) -> tuple[Rows, Gates]:
         while time.monotonic() - began < seconds:
             time.sleep(1)
             memory = max(memory, sum(map(resident_bytes, watchers(home))))
-            states = [(home / "runs" / run_id / "asked").stat().st_mtime for run_id in ids]  # runs/watching/pace.py
+            states = [(home / "runs" / run_id / "asked").stat().st_mtime for run_id in ids]  # history/spool.py
             oldest = max(oldest, time.time() - min(states))
         wall = time.monotonic() - began
         share, calls = (sum(map(cpu_s, pids)) - before) / wall, len(simulator.calls) - calls

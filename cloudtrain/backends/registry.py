@@ -5,6 +5,7 @@ It imports a backend's module only when that backend is used.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT = DEFAULT_TARGET
 GROUP = "cloudtrain.backends"
+MOST = 64  # backends that are kept: the client of an SDK takes megabytes
+RENEW_S = 60.0  # between two renewals of one
 ATTACHED = "cloudtrain.backends.attached.backend:AttachedBackend"  # reads runs of others; no job names it
 
 
@@ -103,6 +106,40 @@ def create(name: str, options: Mapping[str, Any], home: Path, clock: Clock = SYS
 def create_for(plan: Plan, home: Path, clock: Clock = SYSTEM) -> Backend:
     """Return the backend of a plan, over the options that the plan was made with."""
     return create(plan.backend, (plan.job.get("options") or {}).get(plan.backend) or {}, home, clock)
+
+
+class Clients:
+    """The backends that a watcher holds, by their options, for all threads; at most MOST."""
+
+    def __init__(self, home: Path, clock: Clock = SYSTEM) -> None:
+        self._home, self._clock = home, clock
+        self._backends: dict[tuple[str, str], Backend] = {}
+        self._renewed: dict[tuple[str, str], float] = {}  # monotonic
+
+    def get(self, plan: Plan) -> Backend:
+        """Return the backend of a plan."""
+        key = _key(plan)
+        backend = self._backends.get(key)
+        if backend is None:
+            backend = create_for(plan, self._home, self._clock)
+            while len(self._backends) >= MOST:
+                self._backends.pop(next(iter(self._backends)), None)
+            backend = self._backends.setdefault(key, backend)
+        return backend
+
+    def renew(self, plan: Plan) -> Backend | None:
+        """Make a new backend after a refusal, since credentials may have been renewed; None within RENEW_S."""
+        key, moment = _key(plan), self._clock.monotonic()
+        if moment - self._renewed.get(key, -RENEW_S) < RENEW_S:
+            return None
+        self._renewed[key] = moment
+        self._backends.pop(key, None)
+        return self.get(plan)
+
+
+def _key(plan: Plan) -> tuple[str, str]:
+    options = (plan.job.get("options") or {}).get(plan.backend) or {}
+    return plan.backend, json.dumps(options, sort_keys=True, default=str)
 
 
 def create_attached(home: Path, clock: Clock = SYSTEM) -> AttachedBackend:

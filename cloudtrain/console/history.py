@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from cloudtrain.console import text
 from cloudtrain.errors import CloudtrainError, UnknownRun
+from cloudtrain.history.spool import fresh_s
 from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.watching import pace
 
 T = TypeVar("T")
 THREADS = 8  # queries of the store need one; calls to a platform may take long
@@ -78,7 +78,7 @@ def refresh(run: Run) -> bool:
     """
     record, key = run.record, (run.store.home, run.run_id)
     last = _attached_read.get(key)
-    if record.attached and last is not None and run.store.clock.monotonic() - last < pace.fresh_s(record.created_at):
+    if record.attached and last is not None and run.store.clock.monotonic() - last < fresh_s(record.created_at):
         return False
     try:
         run.refresh(lambda _: None)

@@ -17,12 +17,12 @@ from cloudtrain.history import overview, table
 from cloudtrain.history.columns import find_column, format_cell
 from cloudtrain.history.overview import Fold, runs_of
 from cloudtrain.history.records import RunRecord
+from cloudtrain.history.spool import last_contact
 from cloudtrain.history.store import Store
 from cloudtrain.history.table import Query
 from cloudtrain.job.units import format_number
 from cloudtrain.runs import listing
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.watching import pace
 
 PAGE_SIZE = 50
 MOST_DIFFERING = 4  # hyperparameters that are columns of a list without chosen ones
@@ -240,7 +240,7 @@ def _outages(store: Store, records: Sequence[RunRecord]) -> str:
     for record in records:
         if (
             not record.status.state.final
-            and (answer := pace.last_contact(store.home, record.run_id, store.clock))
+            and (answer := last_contact(store.home, record.run_id, store.clock))
             and answer.error
         ):
             outages.setdefault(record.target or record.backend, answer.outage)

@@ -1,1 +1,1 @@
-"""Runs as figures, as an HTML file, in a notebook, and compared."""
+"""Runs as figures, as an HTML file, in a notebook, compared, and as notifications."""

@@ -11,11 +11,10 @@ from cloudtrain.backends.api import Backend
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.spool import Spool, last_contact
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.logs import TAIL_S
 from cloudtrain.runs.planning.attempts import backend_of
-from cloudtrain.runs.watching import pace
-from cloudtrain.runs.watching.spool import Spool
 
 if TYPE_CHECKING:
     from cloudtrain.runs.watching.watch import Watcher
@@ -74,11 +73,11 @@ class Refresher:
 
     @property
     def _is_shared(self) -> bool:
-        answer = pace.last_contact(self._store.home, self._run_id, self._store.clock)
+        answer = last_contact(self._store.home, self._run_id, self._store.clock)
         return answer is not None and answer.shared
 
     def _report_answers(self) -> None:
-        answer = pace.last_contact(self._store.home, self._run_id, self._store.clock)
+        answer = last_contact(self._store.home, self._run_id, self._store.clock)
         if answer and answer.shared:
             Spool(self._store.home, self._run_id, 1, self._store.clock).follow()
         if (without_answer := bool(answer and answer.error)) == self._without_answer:
@@ -196,7 +195,7 @@ def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s
     refresher.refresh()
     began, wall = store.clock.monotonic(), store.clock.now()
     while store.clock.monotonic() - began < NEWER_S and not store.progress(attempt.attempt_id)[0].final:
-        answer = pace.last_contact(store.home, attempt.run_id, store.clock)
+        answer = last_contact(store.home, attempt.run_id, store.clock)
         if spool.read_at() > wall - follow_s - MARK_S or (answer and answer.error):
             return
         if not store.watched(attempt.run_id):
@@ -206,7 +205,7 @@ def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s
 
 
 def _raise_without_answer(store: Store, attempt: AttemptRecord, state: State) -> None:
-    answer = pace.last_contact(store.home, attempt.run_id, store.clock)
+    answer = last_contact(store.home, attempt.run_id, store.clock)
     if answer and answer.error and not state.final:
         raise Unreachable(f"the log may be incomplete: {answer.describe()}", "try again when it answers")
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State, Status
 from cloudtrain.history import audit
+from cloudtrain.history.spool import expire_contact
 from cloudtrain.history.store import Store
 from cloudtrain.job import homes, targets
 from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.results import RunResults
 from cloudtrain.runs.sending import handover
-from cloudtrain.runs.watching import pace
 
 if TYPE_CHECKING:
     from cloudtrain.history.marks import Marks
@@ -109,7 +109,7 @@ class Run(RunResults):
         if not take_over:
             self.check_home("cancelled")
         row = self.store.request_cancel(self.run_id)
-        pace.expire_contact(self.store.home, self.run_id)
+        expire_contact(self.store.home, self.run_id)
         newest = self.attempts[-1]
         with audit.copied(self.store.home, newest.plan.job, row):
             if newest.handle is not None:

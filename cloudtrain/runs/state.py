@@ -9,11 +9,11 @@ from contextlib import closing
 from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.spool import last_contact
 from cloudtrain.history.store import Store
 from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.reading import Refresher
 from cloudtrain.runs.sending import handover, outcomes
-from cloudtrain.runs.watching import pace
 
 CARD_S = 1.0  # a notebook shows the card of a run that is waited for longer
 
@@ -93,7 +93,7 @@ class RunState:
 
     def unanswered(self) -> str:
         """Return when the platform was last asked and since when it gives no answer; "" where it answered."""
-        answer = pace.last_contact(self.store.home, self.run_id, self.store.clock)
+        answer = last_contact(self.store.home, self.run_id, self.store.clock)
         return answer.describe() if answer and answer.error and not self.record.status.state.final else ""
 
     def _look(self, errors: list[CloudtrainError], may_send: bool) -> None:
@@ -102,7 +102,7 @@ class RunState:
         Where the platform did not answer, only the watcher waits for it.
         """
         newest = self.attempts[-1]
-        answer = pace.last_contact(self.store.home, self.run_id, self.store.clock)
+        answer = last_contact(self.store.home, self.run_id, self.store.clock)
         outage = self.watch and answer is not None and answer.shared and bool(answer.error)
         if not (outage and outcomes.needs_watcher(self.record, newest, self.store.clock)) and not (
             answer and answer.is_fresh(newest)

@@ -13,7 +13,7 @@ from cloudtrain.events import Event, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs.watching import notify
+from cloudtrain.report import notify
 
 TOKEN = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"  # of the right form, and nobody's
 FAILED = Status(State.FAILED, 1, "rank 1 exited with code 1", "2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z")

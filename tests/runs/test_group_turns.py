@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.events import State, Status
-from cloudtrain.runs.watching import pace
-from cloudtrain.runs.watching.groups import Entry, Group
-from cloudtrain.runs.watching.pace import Pace
+from cloudtrain.runs.watching.groups import Entry, Group, ProcessorShare
+from cloudtrain.runs.watching.watch import Pace
 from cloudtrain.testing.clock import VirtualClock
 
 
@@ -24,7 +23,7 @@ class Platform(LocalBackend):
 def test_a_run_without_a_handle_is_looked_at_beside_one_whose_state_is_always_due(tmp_path):
     clock = VirtualClock()
     platform = Platform({}, tmp_path)
-    group = Group("one", platform, pace.ProcessorShare(clock), clock)
+    group = Group("one", platform, ProcessorShare(clock), clock)
     accepted, unanswered = Entry("accepted", None, clock), Entry("unanswered", None, clock)
     for entry in (accepted, unanswered):
         entry.group, entry.leased, entry.pace = group, True, Pace(platform, lambda: False, clock=clock)

@@ -14,14 +14,15 @@ from cloudtrain.backends import registry
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import LogLine, State, Status
+from cloudtrain.history.spool import Spool, expire_contact, last_contact
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import pace, scheduler
+from cloudtrain.runs.watching import groups, scheduler
+from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.groups import GIVE_WAY_S, SENDERS, THREADS, Entry, Group
 from cloudtrain.runs.watching.scheduler import Multiplexer
-from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.watch import Look, Watcher
 from cloudtrain.testing.clock import VirtualClock
 from cloudtrain.testing.memory import MemoryBackend
@@ -288,7 +289,7 @@ def seconds_to_end(submitted: list[Run], runs: Multiplexer, clock) -> float:
 
 def test_ends_that_files_show_are_asked_for_at_once_and_together(submit, home, clock):
     submitted, runs = running(submit, home, clock, "marked")
-    later = clock.monotonic() + pace.OLD_S * 2
+    later = clock.monotonic() + watch_module.OLD_S * 2
     turn_until(runs, lambda: clock.monotonic() > later, "a long pause")
     assert seconds_to_end(submitted, runs, clock) < 2.0
     assert len(Listing.lists) <= 2 and not Listing.singles
@@ -363,10 +364,10 @@ def test_an_answer_for_many_is_noted_for_the_readers_of_each(submit, home, clock
         runs.add(run.run_id, None)
     turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.STARTING}, "their states")
     for run in submitted:
-        pace.expire_contact(home, run.run_id)  # so that the next reader would ask
+        expire_contact(home, run.run_id)  # so that the next reader would ask
     Listing.lists.clear()
     turn_until(runs, lambda: len(Listing.lists) > 2, "some lists")
-    assert all(pace.last_contact(home, run.run_id, clock).is_fresh(run.attempts[-1]) for run in submitted)
+    assert all(last_contact(home, run.run_id, clock).is_fresh(run.attempts[-1]) for run in submitted)
 
 
 def test_logs_that_nobody_follows_are_read_at_the_platforms_rate(submit, home, clock, monkeypatch):
@@ -402,12 +403,10 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
         Hanging.hangs = "status" if count == 1 else "statuses"
         turn_until(runs, lambda: Hanging.held, "the question that hangs")
     else:
-        monkeypatch.setattr(pace, "OUTAGE_S", 1e6)
-        monkeypatch.setattr(pace, "OUTAGE_MAX_S", 1e6)
+        monkeypatch.setattr(watch_module, "OUTAGE_S", 1e6)
+        monkeypatch.setattr(watch_module, "OUTAGE_MAX_S", 1e6)
         Listing.down = True
-        turn_until(
-            runs, lambda: (a := pace.last_contact(home, followed.run_id)) and a.error, "the question that is denied"
-        )
+        turn_until(runs, lambda: (a := last_contact(home, followed.run_id)) and a.error, "the question that is denied")
     Listing.logs_read.clear()
     handle = followed.attempts[-1].handle
     read_five = lambda: Spool(home, followed.run_id, 1, clock).follow() or Listing.logs_read.count(handle) >= 5  # noqa: E731
@@ -421,16 +420,16 @@ def test_a_log_that_is_followed_waits_for_no_state(submit, home, clock, monkeypa
 
 
 def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
-    share = pace.ProcessorShare()
-    share.adapt(pace.SHARE / 2, 0.0)
+    share = groups.ProcessorShare()
+    share.adapt(groups.SHARE / 2, 0.0)
     assert share.stretch == 1.0
-    share.adapt(pace.SHARE * 1.5, 0.0)
+    share.adapt(groups.SHARE * 1.5, 0.0)
     assert share.stretch == pytest.approx(1.5)
-    share.adapt(0.0, pace.LAG_S * 10)
+    share.adapt(0.0, groups.LAG_S * 10)
     assert share.stretch == pytest.approx(3.0), "twice as long at once"
     for _ in range(10):
         share.adapt(1.0, 0.0)
-    assert share.stretch == pace.STRETCH_MAX
+    assert share.stretch == groups.STRETCH_MAX
     for _ in range(10):
         share.adapt(0.0, 0.0)
     assert share.stretch == 1.0
@@ -438,7 +437,7 @@ def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
 
 def test_routine_reads_of_logs_give_way_to_many_others_for_a_moment_only(tmp_path):
     clock = VirtualClock()
-    group = Group("all", Listing({}, tmp_path), pace.ProcessorShare(clock), clock)
+    group = Group("all", Listing({}, tmp_path), groups.ProcessorShare(clock), clock)
     for number in range(1000):
         entry = Entry(f"run-{number}", None, clock)
         entry.given = Status(State.RUNNING)

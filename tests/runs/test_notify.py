@@ -13,8 +13,8 @@ from cloudtrain import events
 from cloudtrain.errors import BadJob
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
+from cloudtrain.report import notify
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import notify
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
 from tests.runs.steps import watch

@@ -19,15 +19,14 @@ from cloudtrain.console.runrows import _outages
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.history import table
+from cloudtrain.history.spool import FRESH_S, OLD_FRESH_S, Spool, expire_contact, last_contact
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import reading
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import pace
 from cloudtrain.runs.watching import watch as watch_module
-from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.runs.watching.watch_all import watch_run
 from cloudtrain.testing.memory import MemoryBackend
@@ -171,7 +170,7 @@ def test_a_watcher_that_dies_between_copy_and_history_loses_and_doubles_nothing(
     spool = Spool(run.store.home, run.run_id, 1)
     copied = [line.text for line in spool.lines()]
     assert len(copied) == read == len(platform.attempts[handle(run)].lines), "the copy is ahead of the history"
-    pace.expire_contact(run.store.home, run.run_id)
+    expire_contact(run.store.home, run.run_id)
     Watcher(run.store, run.run_id).refresh()
     assert platform.calls["lines"] == read, "what is in the copy is not fetched again"
     assert run.attempts[0].cursor == list(spool.lines())[-1].cursor
@@ -217,8 +216,8 @@ def test_where_nobody_watches_readers_ask_once_in_five_seconds(run, platform, mo
     others = [Run(run.run_id, Store(run.store.home), watch=False) for _ in range(20)]
     for reader in others:
         reader.refresh()
-    assert platform.calls["status"] <= 1 + (time.monotonic() - began) / pace.FRESH_S
-    age(run, pace.FRESH_S + 1)
+    assert platform.calls["status"] <= 1 + (time.monotonic() - began) / FRESH_S
+    age(run, FRESH_S + 1)
     assert others[0].refresh().state is State.SUCCEEDED and platform.calls["status"] == 2
 
 
@@ -226,10 +225,10 @@ def test_an_old_run_is_asked_for_once_in_thirty_seconds(run, platform):
     with run.store.database.write() as db:
         db.execute("UPDATE attempts SET created_at = '2026-01-01T00:00:00.000000Z'")
     run.refresh()
-    age(run, pace.FRESH_S + 1)
+    age(run, FRESH_S + 1)
     run.refresh()
     assert platform.calls["status"] == 1
-    age(run, pace.OLD_FRESH_S + 1)
+    age(run, OLD_FRESH_S + 1)
     run.refresh()
     assert platform.calls["status"] == 2
 
@@ -241,7 +240,7 @@ def test_a_request_to_cancel_is_asked_for_at_once(run, platform):
 
 def age(run: Run, seconds: float) -> None:
     """Let the last question have been asked so long ago."""
-    at = pace.last_contact(run.store.home, run.run_id).at - seconds
+    at = last_contact(run.store.home, run.run_id).at - seconds
     os.utime(run.store.home / "runs" / run.run_id / "asked", (at, at))
 
 
@@ -266,8 +265,8 @@ def test_a_request_that_makes_the_answer_old_leaves_no_age_from_1970(run, platfo
     run.refresh()
     platform.down = True
     Watcher(run.store, run.run_id, complain=lambda _: None).refresh()
-    pace.expire_contact(run.store.home, run.run_id)
-    said = pace.last_contact(run.store.home, run.run_id).describe()
+    expire_contact(run.store.home, run.run_id)
+    said = last_contact(run.store.home, run.run_id).describe()
     assert said.startswith("no answer since 20") and "no route to host" in said
 
 

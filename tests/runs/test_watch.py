@@ -14,11 +14,12 @@ from cloudtrain.backends import registry
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, LogDenied, RunFailed
 from cloudtrain.events import State
+from cloudtrain.history.spool import last_contact
 from cloudtrain.nodes.process import Process, start_time
+from cloudtrain.report import notify
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import resume
 from cloudtrain.runs.sending.retry import capacity_pause_s
-from cloudtrain.runs.watching import notify, pace
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.runs.watching.watch_all import watch_run
@@ -193,7 +194,7 @@ def test_a_log_that_the_account_may_not_read_delays_no_state(submitter, job, clo
         looks.look()
         clock.sleep(1)
     assert run.record.status.state is State.RUNNING and len(asked) == len(errors) == 1
-    answer = pace.last_contact(run.store.home, run.run_id, clock)
+    answer = last_contact(run.store.home, run.run_id, clock)
     assert "may not get pods/log" in answer.error and not answer.unreachable
     clock.sleep(watch_module.DENIED_S)
     looks.look()

@@ -29,6 +29,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.database import Database
+from cloudtrain.history.spool import Spool
 from cloudtrain.history.store import Store
 from cloudtrain.job import units
 from cloudtrain.nodes.process import Process
@@ -36,9 +37,8 @@ from cloudtrain.policy import apply
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import handover, outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import groups, pace, scheduler, watch, watch_all, workers
+from cloudtrain.runs.watching import groups, scheduler, watch, watch_all, workers
 from cloudtrain.runs.watching.scheduler import Multiplexer
-from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.runs.watching.watch_all import HomeWatcher
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing.clock import EPOCH
@@ -210,7 +210,7 @@ class World(Fleet):
         patch.setattr(apply, "installed", lambda _: [])  # policies of installed packages
         patch.setattr(watch_all, "LAST_S", 0.0)
         patch.setattr(scheduler, "ThreadPoolExecutor", groups.InPlace)
-        patch.setattr(pace, "SHARE", FOREVER)
+        patch.setattr(groups, "SHARE", FOREVER)
         patch.setattr(retry, "OUTAGE_S", 1.0)
         patch.setattr(retry, "CAPACITY_S", 10.0)
         patch.setattr(scheduler, "run_sender", self._send)

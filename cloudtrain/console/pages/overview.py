@@ -12,12 +12,12 @@ from cloudtrain.console import history, text, widgets
 from cloudtrain.console.runrows import run_link
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.spool import last_contact
 from cloudtrain.job.targets import submitter
 from cloudtrain.job.units import format_size
 from cloudtrain.runs import progress
 from cloudtrain.runs.planning import spend
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.watching import pace
 
 MAX_EVENTS = 200  # the newest ones
 LONGEST_SEARCH = 200  # characters of a line that is searched in the log
@@ -54,7 +54,7 @@ def read_details(run: Run) -> RunDetails:
     since = "" if status.state.final else text.format_time(run.store.reason_since(record))
     verdict = run.verdict()
     logged = verdict is not None and verdict.where == "log" and verdict.deciding
-    answer = None if status.state.final else pace.last_contact(run.store.home, run.run_id, run.store.clock)
+    answer = None if status.state.final else last_contact(run.store.home, run.run_id, run.store.clock)
     outage = answer.outage if answer else ""
     facts = (
         ("job", record.name),

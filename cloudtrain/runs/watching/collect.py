@@ -14,12 +14,12 @@ from cloudtrain.events import OFF, Event, LogLine, Point, Row, Status
 from cloudtrain.history import event_files
 from cloudtrain.history.event_files import find_files, resumed_step
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.spool import Spool, SpoolTaken
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import unix_time
 from cloudtrain.metrics.parser import MetricParser
+from cloudtrain.report import notify
 from cloudtrain.runs.planning import advice
-from cloudtrain.runs.watching import notify
-from cloudtrain.runs.watching.spool import Spool, SpoolTaken
 
 BATCH = 2000  # lines in one transaction
 RANK = "_rank"  # in a metric event: the rank that logged it, where several print through one process

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
+from cloudtrain.backends.registry import Clients
 from cloudtrain.errors import BackendError, BadRequest, CapReached, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.history import evaluations
 from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.spool import Spool
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.policy import apply
+from cloudtrain.report import notify
 from cloudtrain.runs.planning import spend
 from cloudtrain.runs.planning.attempts import replan
 from cloudtrain.runs.sending import outcomes, retry, send, watch_log
-from cloudtrain.runs.watching import notify
 from cloudtrain.runs.watching.collect import Collector
-from cloudtrain.runs.watching.spool import Spool
-from cloudtrain.runs.watching.workers import Clients
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle

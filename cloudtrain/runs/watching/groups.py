@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -12,9 +13,7 @@ from typing import Any
 from cloudtrain.backends.api import Backend
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.events import State, Status
-from cloudtrain.runs.watching import pace
-from cloudtrain.runs.watching.pace import Pace
-from cloudtrain.runs.watching.watch import Watcher
+from cloudtrain.runs.watching.watch import Pace, Watcher, outage_pause_s
 
 THREADS = 4  # of one group, beside the one that asks for states
 ENDS = 16  # more, for attempts that have ended: where a launcher was killed, late lines of its log are waited for
@@ -23,8 +22,57 @@ SOON_S = 0.5  # before a look at a run of which nothing is known yet
 GIVE_WAY_S = 10.0  # how long routine reads of logs give way to others, at most
 UNREAD_S = 60.0  # the longest time between two looks into the history at a run that logs nothing yet
 STRETCHED_S = 20.0  # the longest that a pause is made because this process takes its share of a processor
+# Of a processor that looks may take together; above it pauses grow, this much at the most.
+SHARE, STRETCH_MAX = 0.10, 20.0
+LAG_S = 0.5  # that an answer may wait for the thread that decides: on a machine that is busy, looks have to be fewer
 _LOGS = frozenset({State.RUNNING, State.STOPPING})
 _NUMBERS = itertools.count()
+
+
+class Budget:
+    """Calls that may be made of one platform: so many a second, and as many at once after a quiet second."""
+
+    def __init__(self, calls_per_s: float, clock: Clock = SYSTEM) -> None:
+        self.calls_per_s, self._clock = calls_per_s, clock
+        self._most = max(calls_per_s, 2.0)
+        self._left = self._most
+        self._at = self._clock.monotonic()
+
+    def wait_s(self) -> float:
+        """Return how long to wait until a call may be made, in seconds."""
+        moment = self._clock.monotonic()
+        self._left = min(self._most, self._left + (moment - self._at) * self.calls_per_s)
+        self._at = moment
+        return 0.0 if self._left >= 1 else (1 - self._left) / self.calls_per_s
+
+    def take(self, calls: int) -> None:
+        """Count calls; more than are left are paid by a longer wait."""
+        self._left -= calls
+
+
+class ProcessorShare:
+    """How much longer pauses are, so that looks take at most SHARE of a processor, and less where others leave less."""
+
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.stretch, self._clock = 1.0, clock
+        self._measured = (self._clock.monotonic(), time.process_time())
+        self._lag_s = 0.0
+
+    def note_lag(self, lag_s: float) -> None:
+        """Note how long something waited for the thread that decides."""
+        self._lag_s = max(self._lag_s, lag_s)
+
+    def measure(self) -> None:
+        """Adapt the pauses once a second."""
+        moment, used = self._clock.monotonic(), time.process_time()
+        if moment - self._measured[0] >= 1:
+            self.adapt((used - self._measured[1]) / (moment - self._measured[0]), self._lag_s)
+            self._measured, self._lag_s = (moment, used), 0.0
+
+    def adapt(self, share: float, lag_s: float) -> None:
+        """Adapt the pauses to the share of a processor that was used, and to the longest lag meanwhile."""
+        change = min(max(share / SHARE, lag_s / LAG_S, 0.5), 2.0)
+        self.stretch = min(max(1.0, self.stretch * change), STRETCH_MAX)
 
 
 class Entry:
@@ -81,18 +129,18 @@ class Group:
         self,
         name: str,
         backend: Backend,
-        share: pace.ProcessorShare,
+        share: ProcessorShare,
         clock: Clock = SYSTEM,
         pool: Callable[[int, str], Executor] = ThreadPoolExecutor,
     ) -> None:
         self.name, self._share, self._clock = name, share, clock
         self.renew(backend)
-        self.budget = pace.Budget(backend.calls_per_s, clock)
+        self.budget = Budget(backend.calls_per_s, clock)
         self.pool = pool(THREADS + ENDS, name)
         self.lane = pool(1, name)  # for the call that asks for all states
         self.senders = pool(SENDERS, name)
         self._logs_per_s = backend.logs_per_s
-        self._log_budget = pace.Budget(self._logs_per_s, clock)
+        self._log_budget = Budget(self._logs_per_s, clock)
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
@@ -115,7 +163,7 @@ class Group:
     def pause_s(self, entry: Entry) -> float:
         """Return how long to wait before the next look at a run."""
         if entry.failures:
-            return pace.outage_pause_s(entry.failures)
+            return outage_pause_s(entry.failures)
         pause_s = entry.pace.wait_s() if entry.pace else SOON_S
         return min(pause_s * self._share.stretch, max(pause_s, STRETCHED_S))
 

@@ -15,18 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend
+from cloudtrain.backends.registry import Clients
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.spool import note_contact
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import watch_log
-from cloudtrain.runs.watching import pace
-from cloudtrain.runs.watching.groups import Entry, Group, InPlace
-from cloudtrain.runs.watching.pace import NOTICE_S
-from cloudtrain.runs.watching.watch import LEASE_S, Look, Watcher
-from cloudtrain.runs.watching.workers import Clients, run_sender
+from cloudtrain.runs.watching.groups import Entry, Group, InPlace, ProcessorShare
+from cloudtrain.runs.watching.watch import LEASE_S, NOTICE_S, Look, Watcher
+from cloudtrain.runs.watching.workers import run_sender
 
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 CANCELS_S = 2.0  # how often requests to cancel are looked for, beside the messages of those who make them
@@ -59,7 +59,7 @@ class Multiplexer:
         self._threads = threading.local()  # each has its own connection to the history
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._leased_at = self._lease_tried_at = self._notice_at = self._cancels_at = 0.0
-        self._share = pace.ProcessorShare(clock)
+        self._share = ProcessorShare(clock)
         self._pool = InPlace if here else ThreadPoolExecutor
 
     # -- any thread ---------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Multiplexer:
         if error is None or isinstance(error, BackendError):
             for entry in entries:
                 if error or entry.handle in found:
-                    pace.note_contact(self.home, entry.run_id, asks, error, self._clock)
+                    note_contact(self.home, entry.run_id, asks, error, self._clock)
         self.post(lambda: self._asked(group, entries, found, error))
 
     def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:

@@ -30,9 +30,8 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs.planning import environment
 from cloudtrain.runs.sending import handover, watch_log
 from cloudtrain.runs.sending.handover import Mailbox, Message
-from cloudtrain.runs.watching.pace import NOTICE_S
 from cloudtrain.runs.watching.scheduler import Multiplexer
-from cloudtrain.runs.watching.watch import LEASE_S, send_next
+from cloudtrain.runs.watching.watch import LEASE_S, NOTICE_S, send_next
 from cloudtrain.runs.watching.workers import Worker
 
 LINGER_S = 2.0  # without a live run

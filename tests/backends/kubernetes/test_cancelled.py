@@ -82,7 +82,7 @@ def test_a_job_stays_while_its_log_is_nowhere_else_or_the_cluster_does_not_answe
     monkeypatch: pytest.MonkeyPatch,
 ):
     if lost == "log":
-        monkeypatch.setattr("cloudtrain.runs.watching.spool.Spool.open", lambda *_: None)
+        monkeypatch.setattr("cloudtrain.history.spool.Spool.open", lambda *_: None)
     else:
         place.cluster.faults.append(Fault("DELETE", r"/jobs/", times=100))
     run = cancelled(place, home)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.history.spool import FRESH_S
 from cloudtrain.history.store import Store
-from cloudtrain.runs.watching import pace
 from cloudtrain.simulators.sagemaker.server import Fault, Simulator
 from tests.backends.sagemaker.test_backend import simulator  # noqa: F401 - a fixture
 from tests.backends.sagemaker.test_quickstart import ROOT, cloudtrain, target  # noqa: F401 - a fixture
@@ -76,16 +76,16 @@ def test_sagemaker_is_asked_once_in_five_seconds_for_all_readers(simulator: Simu
 
     def paused() -> bool:
         before = questions()
-        time.sleep(0.8 * pace.FRESH_S)
+        time.sleep(0.8 * FRESH_S)
         return questions() == before
 
     wait_for(paused, "the pause between two questions: it is asked more often because something has changed")
     began, before = time.monotonic(), questions()
     for words in (["ls"], ["show", run_id], ["logs", run_id], ["ls"]):
         cloudtrain(*words)
-    time.sleep(2 * pace.FRESH_S)
+    time.sleep(2 * FRESH_S)
     number, seconds = questions() - before, time.monotonic() - began
-    assert number <= 1 + seconds / pace.FRESH_S, f"{simulator.calls[-20:]} in {seconds:.1f} s"
+    assert number <= 1 + seconds / FRESH_S, f"{simulator.calls[-20:]} in {seconds:.1f} s"
     assert number >= 1, "it is watched"
     gate.touch()
     assert [process.wait(WAIT_S) for process in (*followers, waiter)] == [0, 0, 0]

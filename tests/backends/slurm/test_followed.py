@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.history.spool import FRESH_S, OLD_FRESH_S, Spool
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import format_time
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.runs.watching import pace
 from cloudtrain.runs.watching.scheduler import Multiplexer
-from cloudtrain.runs.watching.spool import Spool
 from cloudtrain.testing.clock import VirtualClock
 from tests.backends.slurm.test_backend import count_calls
 from tests.backends.slurm.test_quickstart import ROOT, cloudtrain
@@ -58,17 +57,17 @@ def test_squeue_is_called_once_in_five_seconds_for_all_readers(
     run_id = Store(home).find(None).run_id
     wait_for(lambda: Store(home).find(run_id).status.state.value == "RUNNING", "its state")
     last = tmp_path / "counted" / "log"  # it is asked more often because something has changed
-    wait_for(lambda: time.time() - last.stat().st_mtime > 0.8 * pace.FRESH_S, "the pause between two calls")
+    wait_for(lambda: time.time() - last.stat().st_mtime > 0.8 * FRESH_S, "the pause between two calls")
     began, before = time.monotonic(), calls()
     cloudtrain("ls")
     cloudtrain("show", run_id)
-    time.sleep(2 * pace.FRESH_S)
+    time.sleep(2 * FRESH_S)
     number, seconds = calls() - before, time.monotonic() - began
     gate.touch()
     assert follower.wait(2 * WAIT_S) == 0
     made = [slurm.shared / "runs" / run_id, *(slurm.shared / "runs" / run_id).rglob("*")]
     assert [path for path in made if path.lstat().st_mode & 0o077 and not path.is_symlink()] == [], "private"
-    assert 1 <= number <= 1 + seconds / pace.FRESH_S, f"{number} calls of squeue in {seconds:.1f} s"
+    assert 1 <= number <= 1 + seconds / FRESH_S, f"{number} calls of squeue in {seconds:.1f} s"
     numbers = [int(line.split()[-1]) for line in log.read_text().splitlines() if line.startswith("line ")]
     assert numbers == list(range(len(numbers)))
 
@@ -88,7 +87,7 @@ def call_times(runs: Multiplexer, clock: VirtualClock, seconds: float, calls: Ca
     return times
 
 
-@pytest.mark.parametrize(("count", "age_s", "period_s"), [(1, 0.0, pace.FRESH_S), (50, 3600.0, pace.OLD_FRESH_S)])
+@pytest.mark.parametrize(("count", "age_s", "period_s"), [(1, 0.0, FRESH_S), (50, 3600.0, OLD_FRESH_S)])
 def test_squeue_is_called_once_in_a_period_for_all_runs(
     slurm: Slurm, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, age_s: float, period_s: float
 ) -> None:

@@ -74,7 +74,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     known = os.environ if environ is None else environ
     env = {name: value for name, value in known.items() if name not in hidden}
-    command = [sys.executable, "-m", "cloudtrain.runs.watching.notify", str(store.home), run_id, attempt_id, event]
+    command = [sys.executable, "-m", "cloudtrain.report.notify", str(store.home), run_id, attempt_id, event]
     detach(command, given=b"", log=folder / "notify.log", env=env, cwd=Path("/"))
 
 
@@ -205,7 +205,7 @@ def _files(store: Store, run_id: str) -> list[Path]:
 
 
 def main() -> int:
-    """Say it: `python -m cloudtrain.runs.watching.notify HOME RUN ATTEMPT EVENT`."""
+    """Say it: `python -m cloudtrain.report.notify HOME RUN ATTEMPT EVENT`."""
     home, run_id, attempt_id, event = sys.argv[1:5]
     store = Store(Path(home))
     try:

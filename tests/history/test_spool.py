@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from cloudtrain.events import LogLine
-from cloudtrain.runs.watching import spool as spools
-from cloudtrain.runs.watching.spool import Spool, SpoolTaken
+from cloudtrain.history import spool as spools
+from cloudtrain.history.spool import Spool, SpoolTaken
 
 BACKEND = SimpleNamespace(follow_s=1.0)
 
