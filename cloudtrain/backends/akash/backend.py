@@ -94,9 +94,9 @@ class AkashBackend(Attempts, Backend):
         """Return the images and GPUs; accounts, regions and machines are the bids', which the plan does not know."""
         sdl = plan.request["sdl"]
         images = tuple(dict.fromkeys(str(each.get("image") or "") for each in sdl["services"].values()))
-        profiles = sdl["profiles"]["compute"].values()  # one, of every service
-        units = max(int((each["resources"].get("gpu") or {}).get("units") or 0) for each in profiles)
-        return Facts("", "", (), images, gpus=units * len(sdl["services"]))
+        compute, deployed = sdl["profiles"]["compute"], sdl["deployment"].values()
+        profiles = [compute[place["profile"]]["resources"] for each in deployed for place in each.values()]
+        return Facts("", "", (), images, gpus=sum(int((each.get("gpu") or {}).get("units") or 0) for each in profiles))
 
     def manifests(self, plan: Plan, packed: bytes) -> str:
         """Return the SDL as YAML with the source in it, to be sent by hand; raises BadRequest where it is too large."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +34,16 @@ def rate(
     providers: Mapping[str, Mapping[str, Any]],
     *,
     ceiling_usd: float,
-    gpu: Mapping[str, str] | None,
+    gpus: Sequence[Mapping[str, str]],
     options: Mapping[str, Any],
 ) -> list[Offer]:
     """Return the offers, those that may be taken first, the cheapest and then the most reliable one first.
 
     Args:
         ceiling_usd: highest price of all nodes in USD an hour.
-        gpu: model and memory that every node must have, None without GPUs.
+        gpus: model and memory of each GPU that the nodes must have.
     """
-    offers = [_offer(bid, providers.get(str(bid["id"]["provider"]), {}), ceiling_usd, gpu, options) for bid in bids]
+    offers = [_offer(bid, providers.get(str(bid["id"]["provider"]), {}), ceiling_usd, gpus, options) for bid in bids]
     return sorted(
         offers, key=lambda offer: (bool(offer.why_not), offer.usd_per_hour, -(offer.uptime or 0), offer.provider)
     )
@@ -53,7 +53,7 @@ def _offer(
     bid: Mapping[str, Any],
     about: Mapping[str, Any],
     ceiling_usd: float,
-    gpu: Mapping[str, str] | None,
+    gpus: Sequence[Mapping[str, str]],
     options: Mapping[str, Any],
 ) -> Offer:
     provider, price = str(bid["id"]["provider"]), bid["price"]
@@ -70,8 +70,8 @@ def _offer(
         why = f"over the ceiling of {ceiling_usd:.2f} USD/h"
     elif provider in (options.get("avoid") or ()):
         why = "named in options.akash.avoid"
-    elif gpu and not any(_has(gpu, key) for key in offered):
-        why = f"offers no {gpu['model']}"
+    elif missing := [gpu["model"] for gpu in gpus if not any(_has(gpu, key) for key in offered)]:
+        why = f"offers no {missing[0]}"
     elif about.get("isOnline") is False:
         why = "the provider is offline"
     elif uptime is not None and uptime < float(options.get("min_uptime", 0.9)):

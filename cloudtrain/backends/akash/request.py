@@ -18,7 +18,7 @@ from cloudtrain.backends.images import is_image
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.traits import HONOURED
 from cloudtrain.errors import BadRequest, Problem
-from cloudtrain.job import units
+from cloudtrain.job import roles, rules, units
 from cloudtrain.source import provenance
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ KEYS = {
     "resources.disk_gb": "storage",
     "resources.cpus": "cpu",
     "resources.memory": "memory",
+    "roles.resources": "compute",
     "secrets.env": HONOURED,
     "limits.max_wait": HONOURED,
 }
@@ -86,11 +87,10 @@ class Request:
             key = "use_spot" if job.resources.use_spot else "instance_type"
             self._add_problem(f"resources.{key}", "does not exist on Akash", "remove it")
         self.sdl = sdl.build_sdl(
-            nodes=self.manifest.nodes,
             image=self.image,
             python=str(options.get("python") or "python3"),
             environments=self._environments(bundle),
-            resources=self._resources(),
+            resources=self._profiles(),
             options=options,
             ceiling_usd=self.ceiling_usd,
         )
@@ -98,13 +98,15 @@ class Request:
     def to_dict(self) -> dict[str, Any]:
         """Return the request as the plan shows it."""
         limits = self._job.limits
-        gpu = self._job.resources.accelerator
+        own = [job.resources for job, _ in roles.on_own_machines(self._job)]
+        models = {each.accelerator: sdl.gpu_model(each.accelerator) for each in own if each.accelerator}
         return {
             "sdl": self.sdl,
             "source": self.source,
             "output": f"{self.manifest.output}/{self.manifest.run_id}",
             "ceiling_usd_per_hour": round(self.ceiling_usd * self.manifest.nodes, 6),
-            "gpu": sdl.gpu_model(gpu) if gpu else None,
+            "gpu": next(iter(models.values()), None),
+            **({"gpus": list(models.values())} if len(models) > 1 else {}),  # of roles that have other ones
             "deadline_s": limits.max_runtime_s + limits.grace_s + (limits.max_wait_s or 0) + START_S,
         }
 
@@ -124,8 +126,16 @@ class Request:
             for node in range(self.manifest.nodes)
         ]
 
-    def _resources(self) -> dict[str, Any]:
-        resources, options = self._job.resources, self._options
+    def _profiles(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Return nodes and resources by the name of their profile: one for all, or of each role."""
+        if "roles.resources" not in rules.keys_in_use(self._job):
+            return {sdl.PROFILE: (self.manifest.nodes, self._resources(self._job))}
+        names = [self._job.main_role, *roles.services(self._job)]
+        parts = zip(names, roles.on_own_machines(self._job), strict=True)
+        return {name: (nodes, self._resources(job)) for name, (job, nodes) in parts}
+
+    def _resources(self, job: Job) -> dict[str, Any]:
+        resources, options = job.resources, self._options
         memory = str(options.get("memory") or "16Gi")
         if resources.memory_bytes:
             memory = f"{-(-resources.memory_bytes // (1 << 20))}Mi"

@@ -48,11 +48,10 @@ def gpu_model(accelerator: str) -> dict[str, str]:
 
 def build_sdl(
     *,
-    nodes: int,
     image: str,
     python: str,
     environments: list[dict[str, str]],
-    resources: Mapping[str, Any],
+    resources: Mapping[str, tuple[int, Mapping[str, Any]]],
     options: Mapping[str, Any],
     ceiling_usd: float,
 ) -> dict[str, Any]:
@@ -60,11 +59,12 @@ def build_sdl(
 
     Args:
         environments: the variables of each node.
-        resources: `cpus`, `memory`, `disk_gb`, `gpus` and `accelerator` of a node.
+        resources: how many nodes, in their order, have which `cpus`, `memory`, `disk_gb`, `gpus` and `accelerator`, by
+            the name of their profile.
         ceiling_usd: highest price of a node in USD an hour.
     """
-    volumes, mounts = _storage(resources, options)
-    services = {}
+    profiles = [name for name, (count, _) in resources.items() for _ in range(count)]
+    nodes, services = len(profiles), {}
     for node in range(nodes):
         service: dict[str, Any] = {
             "image": image,
@@ -72,33 +72,43 @@ def build_sdl(
             "env": [f"{name}={value}" for name, value in environments[node].items()],
             "expose": _expose(node, nodes),
         }
-        if mounts:
+        if mounts := _storage(options)[1]:
             service["params"] = {"storage": mounts}
         services[service_name(node)] = service
+    placement: dict[str, Any] = {}
+    if options.get("attributes"):
+        placement["attributes"] = dict(options["attributes"])
+    if options.get("auditors"):
+        placement["signedBy"] = {"anyOf": list(options["auditors"])}
+    placement["pricing"] = {name: {"denom": DENOM, "amount": price_amount(ceiling_usd)} for name in resources}
+    sdl: dict[str, Any] = {"version": "2.1" if options.get("reclamation_window") else "2.0"}
+    if options.get("reclamation_window"):
+        sdl["reclamation"] = {"min_window": options["reclamation_window"]}
+    return sdl | {
+        "services": services,
+        "profiles": {
+            "compute": {name: {"resources": _compute(own, options)} for name, (_, own) in resources.items()},
+            "placement": {PLACEMENT: placement},
+        },
+        "deployment": {
+            name: {PLACEMENT: {"profile": profile, "count": 1}}
+            for name, profile in zip(services, profiles, strict=True)
+        },
+    }
+
+
+def _compute(resources: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     compute: dict[str, Any] = {
         "cpu": {"units": resources["cpus"]},
         "memory": {"size": resources["memory"]},
-        "storage": volumes,
+        "storage": [{"size": f"{resources['disk_gb']}G"}, *_storage(options)[0]],
     }
     if resources["gpus"]:
         model = gpu_model(resources["accelerator"])
         if options.get("gpu_interface"):
             model["interface"] = options["gpu_interface"]
         compute["gpu"] = {"units": resources["gpus"], "attributes": {"vendor": {"nvidia": [model]}}}
-    placement: dict[str, Any] = {}
-    if options.get("attributes"):
-        placement["attributes"] = dict(options["attributes"])
-    if options.get("auditors"):
-        placement["signedBy"] = {"anyOf": list(options["auditors"])}
-    placement["pricing"] = {PROFILE: {"denom": DENOM, "amount": price_amount(ceiling_usd)}}
-    sdl: dict[str, Any] = {"version": "2.1" if options.get("reclamation_window") else "2.0"}
-    if options.get("reclamation_window"):
-        sdl["reclamation"] = {"min_window": options["reclamation_window"]}
-    return sdl | {
-        "services": services,
-        "profiles": {"compute": {PROFILE: {"resources": compute}}, "placement": {PLACEMENT: placement}},
-        "deployment": {name: {PLACEMENT: {"profile": PROFILE, "count": 1}} for name in services},
-    }
+    return compute
 
 
 def _expose(node: int, nodes: int) -> list[dict[str, Any]]:
@@ -111,11 +121,9 @@ def _expose(node: int, nodes: int) -> list[dict[str, Any]]:
     return [*control, {"port": GLOBAL_PORT, "as": 80, "proto": "tcp", "to": [{"global": True}]}]
 
 
-def _storage(
-    resources: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the volumes of a node, and where they are mounted."""
-    volumes: list[dict[str, Any]] = [{"size": f"{resources['disk_gb']}G"}]
+def _storage(options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the volumes of a node beside its disk, and where they are mounted."""
+    volumes: list[dict[str, Any]] = []
     mounts: dict[str, dict[str, Any]] = {}
     if persistent := options.get("persistent"):
         kind = persistent.get("storage_class", "beta3")

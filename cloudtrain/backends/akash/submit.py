@@ -168,7 +168,7 @@ class Submission:
                 open_bids,
                 self._console.providers(addresses) if addresses else {},
                 ceiling_usd=float(plan.request["ceiling_usd_per_hour"]),
-                gpu=plan.request["gpu"],
+                gpus=plan.request.get("gpus") or [model for model in [plan.request["gpu"]] if model],
                 options=options,
             )
             now = self._console.clock.monotonic()

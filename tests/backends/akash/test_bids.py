@@ -26,7 +26,7 @@ def offer(
     options = {"reclamation_window": "1h"} if window else {}
     providers = {"akash1p": {"owner": "akash1p", "uptime7d": 0.99, **(about or {})}}
     wanted = {"model": "a100", "ram": "80Gi"}
-    (made,) = bids.rate([bid], providers, ceiling_usd=1.5, gpu=wanted, options=options)
+    (made,) = bids.rate([bid], providers, ceiling_usd=1.5, gpus=[wanted] if wanted else [], options=options)
     return made
 
 

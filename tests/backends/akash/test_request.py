@@ -14,6 +14,7 @@ import yaml
 
 from cloudtrain.backends.akash import container, groups
 from cloudtrain.backends.akash.backend import AkashBackend
+from cloudtrain.backends.akash.bids import rate
 from cloudtrain.backends.akash.sdl import gpu_model, price_amount, usd_per_hour
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import BadJob, BadRequest
@@ -39,6 +40,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "store_endpoint": "https://store.example",
             "store_region": "auto",
         },
+    ),
+    "roles": (
+        {
+            "resources": {"accelerators": "H100:8", "cpus": 64},
+            "roles": {
+                "trainer": {"num_nodes": 2},
+                "server": {"run": "serve", "resources": {"accelerators": "RTX4090:2", "disk_gb": 90}},
+                "proxy": {"run": "proxy", "resources": {"cpus": 2, "memory": "4GiB"}},
+            },
+        },
+        {},
     ),
 }
 
@@ -93,6 +105,22 @@ def test_the_ceiling_is_the_plans_price_and_caps_the_run(bundle: Bundle) -> None
     assert pricing["denom"] == "uact" and usd_per_hour(pricing["amount"]) <= 2.5
     assert usd_per_hour(price_amount(2.5) + 1) > 2.5
     assert planned(bundle, {"resources": {"usd_per_hour": 0.5}}, {}).request["ceiling_usd_per_hour"] == 0.5
+
+
+def test_each_role_has_a_profile_of_its_own_and_bids_need_the_gpus_of_all(bundle: Bundle) -> None:
+    plan = planned(bundle, *CASES["roles"])
+    sdl = plan.request["sdl"]
+    assert [each["akash"]["profile"] for each in sdl["deployment"].values()] == [
+        "trainer", "trainer", "server", "proxy",
+    ]  # fmt: skip
+    assert sdl["profiles"]["placement"]["akash"]["pricing"].keys() == {"trainer", "server", "proxy"}
+    assert plan.request["gpus"] == [{"model": "h100"}, {"model": "rtx4090"}]
+    assert AkashBackend(OPTIONS, Path("runs")).facts(plan).gpus == 2 * 8 + 2
+    bid = {"id": {"provider": "p"}, "price": {"denom": "uact", "amount": "1"}, "state": "open"}
+    offers = [{"resources": {"gpu": {"attributes": [{"key": "vendor/nvidia/model/h100"}]}}}]
+    asked = {"ceiling_usd": 1.0, "gpus": plan.request["gpus"], "options": {}}
+    (made,) = rate([{**bid, "resources_offer": offers}], {}, **asked)
+    assert made.why_not == "offers no rtx4090"
 
 
 def test_a_cost_cap_shortens_the_attempt_at_the_ceiling(bundle: Bundle) -> None:
