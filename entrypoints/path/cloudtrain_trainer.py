@@ -10,8 +10,7 @@ each rank. Added is what it lacks:
     whole folders      written below another name; sha256 of each file in COMPLETE; a damaged one is passed over
     one history        what an earlier start of the run saves after a later one has begun is never chosen (cloudtrain_fence)
     when               checkpoint.every of the job; and, on SIGTERM, a last one at a step that all ranks agree on
-    order of samples   by ResumableSampler: the Trainer's differs after a resume in the second epoch on several ranks, and
-                       with the number of ranks
+    order of samples   by ResumableSampler: what fills up the Trainer's last step depends on the number of ranks
     number of ranks    gradient_accumulation_steps is fitted, so that a step has the same samples
 
 Standard library only until it is used; Python 3.9 on.
