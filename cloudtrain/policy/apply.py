@@ -110,12 +110,12 @@ class Governed:
 
     def check(self, plan: Plan, backend: Backend) -> Plan:
         """Return a plan with its policies; raises Refused with all that they refuse."""
-        refused = [*self.refused]
+        refused, notes = [*self.refused], plan.notes
         if self.policies:
             refused[:0] = checks.find_problems(self.policies, plan, backend)
+            notes = (*checks.unchecked(self.policies, plan, backend), *notes)
         if refused:
             raise checks.Refused(self.job.located(refused))
-        notes = (*checks.unchecked(self.policies, plan, backend), *plan.notes)
         return replace(plan, notes=notes, policies=_kept(self.policies, self.installed))
 
 
