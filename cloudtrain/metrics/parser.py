@@ -17,7 +17,7 @@ from cloudtrain.metrics.tables import Table, is_row
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "num_updates", "train/global_step", "trainer/global_step")
 AXES = {*STEP_KEYS, "epoch", "total_flos"}
 _WAIT = 4  # lines of a rank within which tqdm draws its bar again behind a dictionary
-_OF_TRACKER = re.compile(r"\s*wandb: ")  # the summary of a run says its last values again, without their steps
+_TRACKER = "wandb: "  # the summary of a run says its last values again, without their steps
 _HEADING = re.compile(r"\s*Epoch (\d{1,9})/\d{1,9}\s*")
 _BEFORE_DICT = re.compile(  # what may stand before a dictionary of metrics, other than the head of a log line
     r"(?:.*(?:\b|_)(?:losses|metrics?|results?|scores?|stats|evaluation|eval|train|val|validation|test|epoch[\s:=]*\d+|step[\s:=]*\d+)"
@@ -75,7 +75,7 @@ class MetricParser:
             text = ESCAPE.sub("", text).replace("\x08", "")
         steps = self._of(rank)
         for piece in text.split("\r"):
-            if self._reads_shapes and piece.strip() and not _OF_TRACKER.match(piece):
+            if self._reads_shapes and piece.strip() and not piece.lstrip().startswith(_TRACKER):
                 yield from self._in_piece(piece, rank, steps)
         for name, pattern in self._patterns.items():
             for match in pattern.finditer(text):

@@ -163,7 +163,8 @@ def _query_first(
 
 def _parse_squeue(out: str) -> QueueEntry | None:
     """Parse the last of squeue's or sacct's lines, id|state|reason: "CANCELLED by 1000" is CANCELLED."""
-    lines = [line.split("|") for line in out.splitlines() if re.match(r"[^|+]*(\+0)?\s*\|.*\|", line)]
+    lines = [line.split("|") for line in out.splitlines() if line.count("|") >= 2]
+    lines = [line for line in lines if line[0].strip().partition("+")[2] in ("", "0")]  # not of a later component
     if not lines:
         return None
     job, state, reason = (part.strip() for part in lines[-1][:3])
