@@ -157,4 +157,7 @@ def test_a_plan_says_where_secrets_come_from_and_which_are_not_set(job: dict, ca
     Path("job.json").write_text(json.dumps(job | {"secrets": {"API_TOKEN": "env:NOBODY_SETS_THIS"}}))
     assert main(["plan", "job.json"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "secrets API_TOKEN from env:NOBODY_SETS_THIS; secret API_TOKEN: env:NOBODY_SETS_THIS is not set" in shown
+    assert (
+        "secrets API_TOKEN from env:NOBODY_SETS_THIS; not set in this shell, so that submit refuses the job: API_TOKEN"
+        in shown
+    )

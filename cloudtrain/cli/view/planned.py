@@ -66,11 +66,12 @@ def _describe_kept(plan: Plan) -> str:
 
 
 def _describe_secrets(plan: Plan) -> str:
-    """Return where each secret comes from, and which ones this shell does not have."""
-    secrets = plan.manifest.get("secrets") or {}
-    said = ", ".join(f"{name} from {' or '.join(sources)}" for name, sources in secrets.items())
-    missing = unset_secrets(plan)
-    return f"{said}; {missing} in this shell, and submit refuses the job" if missing else said
+    """Return where the job's own secrets come from, and which ones this shell does not have."""
+    sources = plan.manifest.get("secrets") or {}
+    own = [name for name in plan.job.get("secrets") or {} if name in sources]
+    said = ", ".join(f"{name} from {' or '.join(sources[name])}" for name in own)
+    missing = [name for name in own if f"secret {name}: " in unset_secrets(plan)]
+    return f"{said}; not set in this shell, so that submit refuses the job: {', '.join(missing)}" if missing else said
 
 
 def print_manifest(plan: Plan) -> None:
