@@ -297,13 +297,19 @@ def check_gpus(plan: Plan) -> None:
 
 
 def unset_secrets(plan: Plan) -> str:
-    """Return which secrets have no source but environment variables that this process does not have; "" for none."""
+    """Return a sentence on the secrets that this process cannot give, "" for none."""
+    secrets = plan.manifest.get("secrets") or {}
+    return "; ".join(f"secret {name}: {' or '.join(secrets[name])} is not set" for name in missing_secrets(plan))
+
+
+def missing_secrets(plan: Plan) -> list[str]:
+    """Return the secrets that have no source but environment variables that this process does not have."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
-    return "; ".join(
-        f"secret {name}: {' or '.join(sources)} is not set"
+    return [
+        name
         for name, sources in sorted(secrets.items())
         if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
-    )
+    ]
 
 
 def secret_sources(plan: Plan) -> set[str]:

@@ -21,7 +21,7 @@ from typing import Any, Union
 class ResumableSampler:
     """A sampler for torch's DataLoader, one epoch at a time; each epoch is in whole steps.
 
-    A loader may fetch ahead: the position is what `trained` was told, not what was fetched. An epoch is filled up with
+    A loader may fetch ahead: the position counts what `trained` was called with, not what was fetched. An epoch is filled up with
     its first samples, or with drop_last cut, to whole steps. Without a rank it gives every sample: Accelerate's
     `prepare` and the Trainer divide the batches themselves.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.manifest import unset_secrets
+from cloudtrain.backends.manifest import missing_secrets
 from cloudtrain.cli.view import terminal
 from cloudtrain.job import homes
 from cloudtrain.job.units import duration_s, format_duration, format_size
@@ -70,7 +70,7 @@ def _describe_secrets(plan: Plan) -> str:
     sources = plan.manifest.get("secrets") or {}
     own = [name for name in plan.job.get("secrets") or {} if name in sources]
     said = ", ".join(f"{name} from {' or '.join(sources[name])}" for name in own)
-    missing = [name for name in own if f"secret {name}: " in unset_secrets(plan)]
+    missing = [name for name in missing_secrets(plan) if name in own]
     return f"{said}; not set in this shell, so that submit refuses the job: {', '.join(missing)}" if missing else said
 
 

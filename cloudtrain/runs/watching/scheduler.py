@@ -95,7 +95,7 @@ class Multiplexer:
         """Do what is due; blocking until something happens, for `longest_s` seconds at the most."""
         wait_s = min(self._next_s(), longest_s)
         if self._here and wait_s > 0 and self._inbox.empty():
-            self._clock.sleep(wait_s)  # nobody else posts
+            self._clock.sleep(wait_s)  # no other thread posts
             wait_s = 0.0
         try:
             posted_at, action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()

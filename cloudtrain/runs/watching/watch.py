@@ -1,6 +1,6 @@
 """Look at one run: collect its log, metrics and status into the store, and start the next attempt when one is due.
 
-Who watches runs looks again and again (scheduler.py), a reader once where nobody watches. A lease in the store says who may.
+Who watches runs looks again and again (scheduler.py), a reader once where no process watches. A lease in the store says who may.
 All that is needed is in the store, and the job does not depend on it.
 """
 
