@@ -44,7 +44,7 @@ def copy(store: Store, backend: AttachedBackend, attempts: list[AttachedAttempt]
     uri, run_id = attempts[0].uri, attempts[0].plan.run_id
     for attempt in attempts:
         store.attach(attempt.plan, attempt.handle, attempt.created_at, uri, attempts[0].provenance)
-    collector = Collector(lambda: None, lambda text: watch_log.write(f"{run_id}: {text}"))
+    collector = Collector(lambda: None, lambda text: watch_log.write(f"{run_id}: {text}", store.home))
     statuses = {attempt.plan.attempt_id: attempt.status for attempt in attempts}
     # Attempts that are gone from the output stay as they are stored.
     stored = [attempt for attempt in store.attempts(run_id) if attempt.attempt_id in statuses]

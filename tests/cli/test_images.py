@@ -133,6 +133,17 @@ def test_a_backend_that_will_not_say_or_says_nonsense_is_in_nobodys_way(run: Run
     assert str(error) in capfd.readouterr().err, "the watcher's log says why it is not known"
 
 
+def test_who_reads_a_run_finds_it_in_the_log_and_not_on_the_terminal(run: Run, home, monkeypatch, capfd):
+    def denied(self, handle: str) -> dict[int, str]:
+        raise BackendError("AWS denies ecr:BatchGetImage")
+
+    monkeypatch.setattr(MemoryBackend, "images", denied)
+    MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
+    assert run.refresh().state is State.SUCCEEDED
+    assert capfd.readouterr() == ("", "")
+    assert f"{run.run_id}: AWS denies ecr:BatchGetImage\n" in (home / "watch.log").read_text()
+
+
 def test_it_is_shown_and_compared(run: Run, tmp_path, cli):
     MemoryBackend.attempts[newest(run)].images = {0: f"a@{ONE}", 1: f"a@{ONE}"}
     other = submitted(tmp_path)

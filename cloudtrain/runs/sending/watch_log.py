@@ -13,9 +13,14 @@ NAME = "watch.log"
 MOST_BYTES = 4 << 20  # what is older is kept once, in watch.log.1
 
 
-def write(text: object) -> None:
-    """Write a line with the time."""
-    print(f"{now()} {text}", file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+def write(text: object, home: Path | None = None) -> None:
+    """Write a line with the time, to this process's standard error; of a process that only reads, to the log in `home`."""
+    line = f"{now()} {text}\n"
+    if home is None:
+        print(line, end="", file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+    else:
+        with suppress(OSError), (home / NAME).open("a", encoding="utf-8") as log:
+            log.write(line)
 
 
 def bound() -> None:

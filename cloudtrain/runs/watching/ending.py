@@ -41,6 +41,7 @@ class AttemptEnds:
     clients: Clients
     collector: Collector
     _complain: Callable[[CloudtrainError], None]
+    _log_home: Path | None
     _lease: Callable[[], object]
     _may_send: bool
     send_due = False  # an attempt is due, where it may not send one itself
@@ -215,7 +216,7 @@ class AttemptEnds:
         return True
 
     def _log(self, error: CloudtrainError | str) -> None:
-        watch_log.write(f"{self.run_id}: {error}")
+        watch_log.write(f"{self.run_id}: {error}", self._log_home)
 
 
 def _describe(left: Mapping[str, str]) -> str:

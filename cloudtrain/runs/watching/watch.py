@@ -148,6 +148,7 @@ class Watcher(AttemptEnds):
         self.store, self.run_id, self.environ, self.me = store, run_id, environ, me or Process.here()
         self.clients = clients or Clients(store.home, store.clock)
         self._complain, self._may_send = complain or self._log, may_send
+        self._log_home = store.home if complain else None  # the standard error of who reads is its user's
         self._lease = lease or (lambda: self.store.lease(run_id, self.me, LEASE_S))
         self.collector = Collector(self._lease, self._log)
         self._cancelled: set[str] = set()

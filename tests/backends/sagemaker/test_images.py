@@ -140,6 +140,7 @@ def test_the_watcher_keeps_it_and_a_denial_is_in_nobodys_way(
     (tmp_path / "project" / "train.py").write_text("print('done')\n")
     words = ["submit", str(tmp_path / "project" / "train.py"), "-t", target, "--set", f"image={IMAGE}"]
     run = Run.find(json.loads(cloudtrain(*words, "--wait", "--json").splitlines()[-1])["run_id"])
+    run.read_rest()  # its end may be stored before its images are asked for
     attempt = run.store.attempts(run.run_id)[-1]
     assert attempt.status.state is State.SUCCEEDED
     assert attempt.images == ({} if denied else {0: f"{IMAGE}@{digest}"})
