@@ -143,7 +143,7 @@ class RoleKeys(TypedDict, total=False):
     num_nodes: int
     """Nodes of this role."""
     processes_per_node: int | None
-    """As the job's."""
+    """As the job's; of a service: default 1."""
     env: Mapping[str, str | int | float | bool]
     """As the job's."""
     setup: str | None

@@ -56,7 +56,7 @@ def lift_main(data: Mapping[str, Any], document: Document | None) -> Mapping[str
 def program(job: JobModel, name: str) -> JobModel:
     """Return the job that a service would be by itself; raises BadJob."""
     role = job.roles[name]
-    own = {key: getattr(role, key) for key in PROGRAM if getattr(role, key)}
+    own = {"processes_per_node": 1} | {key: getattr(role, key) for key in PROGRAM if getattr(role, key)}
     about: dict[str, Any] = {
         key: getattr(job, key) for key in ("name", "source", "inputs", "resources", "allow_secrets")
     }

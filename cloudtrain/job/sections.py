@@ -350,7 +350,7 @@ class Role(Spec):
     args: Many[list[Text]] = Field(default_factory=none_yet, description="As the job's.")
     hyperparameters: Annotated[Hyperparameters, MANY_ENTRIES] = Field(default_factory=dict, description="As the job's.")
     num_nodes: Nodes = Field(default=1, description="Nodes of this role.")
-    processes_per_node: Processes | None = Field(default=None, description="As the job's.")
+    processes_per_node: Processes | None = Field(default=None, description="As the job's; of a service: default 1.")
     env: Many[dict[Name, Text]] = Field(default_factory=dict, description="As the job's.")
     setup: str | None = Field(default=None, description="As the job's.")
     ray: Flag = Field(default=False, description="As the job's.")

@@ -211,6 +211,14 @@ def test_a_rank_is_one_of_its_role():
         inside.node_of(None, None, "jury")
 
 
+@pytest.mark.parametrize(("own", "started"), [({}, 1), ({"processes_per_node": 8}, 8)])
+def test_a_service_is_one_process_of_a_node_whatever_gpus_it_has(own, started):
+    server = {"entrypoint": "serve.py", "ready": "tcp://:8000", **own}
+    roles = {"trainer": {"entrypoint": "train.py"}, "server": server}
+    made = Manifest.of(Job(resources={"accelerators": "A100:8"}, roles=roles), "r", 1)
+    assert made.processes_per_node == 8 and made.roles[1]["processes_per_node"] == started
+
+
 def test_ray_starts_around_the_program_of_a_role_and_refuses_what_starts_processes_itself(tmp_path):
     roles = {"trainer": {"entrypoint": ["python", "app.py"], "ray": True, "num_nodes": 2}, "server": {"run": "serve"}}
     job = Job.from_dict({"source": str(tmp_path), "roles": roles})
