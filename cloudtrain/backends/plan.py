@@ -25,9 +25,9 @@ ATTACHED = "attached:"  # prefix of the identity and handles of a run that was s
 _ASIDE = ("labels", "source", "after")  # not part of what a job is: the source's digest is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything that will be sent for one attempt, as plain data: printing it is the dry run."""
+    """Everything that will be sent for one attempt, as plain data: the dry run."""
 
     backend: str
     run_id: str
@@ -67,6 +67,11 @@ class Plan:
             backend, manifest["run_id"], manifest["attempt"], request, bundle.to_dict(), manifest, job.to_dict(),
             retries=retries, price=price, notes=tuple(notes),
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        nodes, notes = self.manifest.get("nodes") or 1, len(self.notes)
+        of_nodes = f"{nodes} node{'s' * (nodes > 1)}"
+        return f"<Plan {self.attempt_id} on {self.target or self.backend}: {of_nodes}, {notes} note{'s' * (notes != 1)}>"
 
     @property
     def attempt_id(self) -> str:
