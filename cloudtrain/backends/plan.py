@@ -71,7 +71,12 @@ class Plan:
     def __repr__(self) -> str:
         nodes, notes = self.manifest.get("nodes") or 1, len(self.notes)
         of_nodes = f"{nodes} node{'s' * (nodes > 1)}"
-        return f"<Plan {self.attempt_id} on {self.target or self.backend}: {of_nodes}, {notes} note{'s' * (notes != 1)}>"
+        return (
+            f"<Plan {self.attempt_id} on {self.target or self.backend}: {of_nodes}, {notes} note{'s' * (notes != 1)}>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"note: {note}" for note in self.notes)])
 
     @property
     def attempt_id(self) -> str:

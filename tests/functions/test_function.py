@@ -60,7 +60,8 @@ def test_keys_that_a_call_sets_itself_are_refused():
 
 def test_the_plan_is_a_job_with_the_function_and_its_text(home: Path):
     plan = cloudtrain.function(scaled, target="local", num_nodes=2).plan(1, factor=5)
-    assert str(plan) == f"<Plan {plan.run_id}-a1 on local: 2 nodes, {len(plan.notes)} notes>".replace(" 1 notes", " 1 note")
+    assert str(replace(plan, notes=())) == f"<Plan {plan.run_id}-a1 on local: 2 nodes, 0 notes>"
+    assert str(replace(plan, notes=("a",))) == f"<Plan {plan.run_id}-a1 on local: 2 nodes, 1 note>\nnote: a"
     assert plan.run_id.startswith("scaled-") and plan.job["num_nodes"] == 2
     assert plan.job["entrypoint"] == ".cloudtrain/call/call.py"
     words = dict(zip(plan.job["args"][::2], plan.job["args"][1::2], strict=True))
