@@ -127,6 +127,7 @@ class Manifest:
                 "every_steps": job.checkpoint.every_steps,
                 "keep": job.checkpoint.keep,
                 **({"required": True} if job.checkpoint.required else {}),
+                **({"engine": "cloudtrain"} if job.checkpoint.engine == "cloudtrain" else {}),
                 **({"folder": job.checkpoint.folder} if job.checkpoint.folder else {}),
             },
             max_runtime_s=job.limits.max_runtime_s,

@@ -12,6 +12,8 @@ class CheckpointKeys(TypedDict, total=False):
     """A duration (15m) or steps ("500 steps")."""
     keep: int
     """Number of newest checkpoints that the shared trainer keeps; other scripts can read it in CLOUDTRAIN_CHECKPOINT_KEEP."""
+    engine: Literal["script", "cloudtrain"]
+    """Who saves for transformers' Trainer and TRL: they, or cloudtrain's TrainerCheckpoints without a line of code."""
     required: bool
     """Fail a resumed attempt that finds no checkpoint, instead of starting from the beginning."""
     folder: Literal["checkpoints", "checkpoints/checkpoint_dir"] | None

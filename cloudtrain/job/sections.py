@@ -261,6 +261,11 @@ class Checkpoint(Spec):
         description="Number of newest checkpoints that the shared trainer keeps; other scripts can read it in "
         "CLOUDTRAIN_CHECKPOINT_KEEP.",
     )
+    engine: Literal["script", "cloudtrain"] = Field(
+        default="script",
+        description="Who saves for transformers' Trainer and TRL: they, or cloudtrain's TrainerCheckpoints without a line "
+        "of code.",
+    )
     required: bool = Field(
         default=False,
         description="Fail a resumed attempt that finds no checkpoint, instead of starting from the beginning.",

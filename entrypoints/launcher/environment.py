@@ -112,7 +112,7 @@ def node_environment(
         env["CLOUDTRAIN_ROLE"] = manifest.role["name"]
     if "CLOUDTRAIN_NODE_DIR" in base:
         env["CLOUDTRAIN_NODE_DIR"] = base["CLOUDTRAIN_NODE_DIR"]  # by this mark a stray process of the node is found
-    for name in ("every_s", "every_steps", "keep"):
+    for name in ("every_s", "every_steps", "keep", "engine"):
         if manifest.checkpoint.get(name) is not None:
             env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(manifest.checkpoint[name])
     if TRIAL in manifest.env:

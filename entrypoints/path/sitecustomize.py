@@ -1,4 +1,5 @@
-"""What each Python of a rank does at its start, as its `sitecustomize`: stacks on request, an end without gloo's abort.
+"""What each Python of a rank does at its start, as its `sitecustomize`: stacks on request, an end without gloo's abort,
+and, where the job asks for it (checkpoint.engine), our checkpoints for each Trainer.
 
 Where another `sitecustomize` is on the path, that one runs too, as if this one were not there.
 """
@@ -85,4 +86,8 @@ def run_next() -> None:
 if __name__ == "sitecustomize":
     register()
     atexit.register(wait_for_gloo)  # the first that is registered is the last that runs
+    if os.environ.get("CLOUDTRAIN_CHECKPOINT_ENGINE") == "cloudtrain":
+        from cloudtrain_trainer import serve_all
+
+        serve_all()
     run_next()

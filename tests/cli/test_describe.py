@@ -127,6 +127,28 @@ def test_a_number_of_checkpoints_that_no_script_reads_is_named(cli, project):
         assert not noted("train.py", *two)
     (project / "ours.yaml").write_text("trainer: true\nhyperparameters: {dataset: python-stdlib}\n")
     assert not noted("ours.yaml", *two)
+    (project / "train.py").write_text("import transformers")
+    assert noted("train.py", *two) and not noted("train.py", *two, "--set", "checkpoint.engine=cloudtrain")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "note"),
+    [
+        ("import transformers", ["train.py"], ""),
+        ("from trl import SFTTrainer", ["train.py"], ""),
+        ("import torch", ["train.py"], "nothing in the source imports transformers or trl"),
+        ("import torch", ["--", "trl", "sft"], ""),
+        ("", ["ours.yaml"], "the shared trainer writes its own checkpoints"),
+    ],
+)
+def test_an_engine_of_checkpoints_that_serves_nothing_is_named(cli, project, text: str, words: list[str], note: str):
+    (project / "train.py").write_text(text)
+    (project / "ours.yaml").write_text("trainer: true\nhyperparameters: {dataset: python-stdlib}\n")
+    shown = " ".join(
+        cli("plan", "--set", "checkpoint.engine=cloudtrain", "--set", "retry.max_attempts=3", *words).out.split()
+    )
+    assert bool(re.search(r"checkpoint\.engine (is|changes)", shown)) == bool(note) and note in shown
+    assert "no code in the source seems to load a checkpoint" not in shown
 
 
 def test_a_shortened_request_has_all_that_a_person_would_check():

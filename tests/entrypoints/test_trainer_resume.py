@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.training import ENTRYPOINTS, Trainer
+import cloudtrain
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from tests.entrypoints.training import ENTRYPOINTS, WAIT_S, Trainer
 
 pytestmark = pytest.mark.timeout(1200)  # three starts of torch, with up to two ranks each
 SCRIPT = Path(__file__).parent / "own_scripts" / "resumed.py"
@@ -85,6 +88,22 @@ def test_a_killed_run_ends_as_the_unbroken_one(kind: str, before: int, after: in
     record = json.loads((run / "checkpoints/epochs/00000002.json").read_text())
     assert (record["from"], record["step"]) == (f"checkpoint-{SAVED}", SAVED)
     same(result(tmp_path / "unbroken"), result(run), 1e-6)
+
+
+def test_a_key_of_the_job_does_the_same_for_a_script_without_the_line(tmp_path: Path, home: Path):
+    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
+    job = Job(
+        source=str(SCRIPT.parent), entrypoint=SCRIPT.name, args=["lm", *USUAL, *batch], env={"KILL_AFTER": str(KILLED)},
+        resources={"accelerators": 0}, checkpoint={"engine": "cloudtrain"}, processes_per_node=1,
+    )  # fmt: skip
+    run = cloudtrain.submit(job, target="local", home=home)
+    assert run.wait(WAIT_S).exit_code == 137, list(run.logs())
+    run.resume()
+    assert run.wait(WAIT_S).state is State.SUCCEEDED, list(run.logs())
+    ended = home / "runs" / run.run_id
+    assert json.loads((ended / "checkpoints/epochs/00000002.json").read_text())["from"] == f"checkpoint-{SAVED}"
+    assert attempt(tmp_path / "unbroken", "lm", 1).ended == [0]
+    same(result(tmp_path / "unbroken"), result(ended), 1e-6)
 
 
 def test_a_damaged_and_an_unfinished_checkpoint_are_passed_over(tmp_path: Path):

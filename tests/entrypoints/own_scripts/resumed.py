@@ -14,22 +14,29 @@ import torch
 import transformers
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
+FIRST = os.environ["CLOUDTRAIN_ATTEMPT"] == "1"
 KILL_AFTER, DROPOUT = int(os.environ.get("KILL_AFTER", 0)), float(os.environ.get("DROPOUT", 0))
 SAMPLES = int(os.environ.get("SAMPLES", 22))
 WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(61))]
 
 
 class Killer(TrainerCallback):
-    def __init__(self, wait):
-        self.wait = wait
+    def __init__(self, trainer):
+        self.trainer = trainer
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == KILL_AFTER:
-            self.wait()  # for the save before this step
+        if FIRST and state.global_step == KILL_AFTER:
+            ours(self.trainer).wait()  # for the save before this step
             if "ASK" not in os.environ:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif os.environ["ASK"] == os.environ["RANK"]:
                 os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ours(trainer):
+    from cloudtrain_trainer import TrainerCheckpoints
+
+    return next(each for each in trainer.callback_handler.callbacks if isinstance(each, TrainerCheckpoints))
 
 
 def tokenizer():
@@ -96,14 +103,15 @@ def main():
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     trainer = trainer_of(sys.argv[1], sys.argv[2:])
-    ours = cloudtrain_runtime.TrainerCheckpoints(trainer)
-    trainer.add_callback(Killer(ours.wait))
+    if "CLOUDTRAIN_CHECKPOINT_ENGINE" not in os.environ:
+        cloudtrain_runtime.TrainerCheckpoints(trainer)
+    trainer.add_callback(Killer(trainer))
     trainer.train()
     if trainer.is_world_process_zero():
         losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
         weights = [value.double().sum().item() for value in trainer.model.state_dict().values()]
         with open(os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], "result.json"), "w") as file:
-            json.dump({"losses": losses, "weights": weights, "epoch": ours.sampler.epoch}, file)
+            json.dump({"losses": losses, "weights": weights, "epoch": ours(trainer).sampler.epoch}, file)
 
 
 if __name__ == "__main__":

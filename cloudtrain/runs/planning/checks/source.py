@@ -52,6 +52,7 @@ _GPU = re.compile(
 )
 # What reads checkpoint.keep: the variable, or the context of cloudtrain_runtime.
 _KEEP = re.compile(r"\b(CLOUDTRAIN_CHECKPOINT_KEEP|checkpoint_keep|TrainerCheckpoints)\b")
+_TRAINERS = re.compile(r"\b(?:transformers|trl)\b")
 # What joins processes, or tells them apart: a script with none of it runs alike in each of them.
 _JOINS = re.compile(
     r"\b(distributed|init_process_group|accelerate|Accelerator|\w*Trainer|deepspeed|lightning|fabric|horovod|mpi4py|ray|jax"
@@ -119,7 +120,7 @@ def unread_directives(case: Case) -> Iterator[str]:
 def no_resume(case: Case) -> Iterator[str]:
     """Say where a script of the user's own gets several attempts, though it cannot resume, as far as can be seen."""
     job, texts = case.job, case.source
-    if job.retry.max_attempts == 1 or job.trainer or job.resume_args or job.entrypoint == CALL:
+    if job.retry.max_attempts == 1 or job.trainer or job.resume_args or job.entrypoint == CALL or _has_engine(job):
         return
     words = [*job.args, *job.hyperparameters, *job.env]
     if texts.complete and not any(_RESUMES.search(text) for text in (" ".join(words), *texts.files.values())):
@@ -186,9 +187,29 @@ def arguments(case: Case) -> Iterator[str]:
             )
 
 
+def _has_engine(job: Job) -> bool:
+    return job.checkpoint.engine == "cloudtrain"
+
+
+def unused_engine(case: Case) -> Iterator[str]:
+    """Say where checkpoint.engine changes nothing: the shared trainer has its own, and other loops need a line of code."""
+    job, texts = case.job, case.source
+    if not _has_engine(job) or job.entrypoint == CALL:
+        return
+    if job.trainer or job.entrypoint == IN_MEMORY:
+        yield "checkpoint.engine changes nothing: the shared trainer writes its own checkpoints"
+    elif texts.complete and job.form == "script" and not texts.find(_TRAINERS):
+        yield (
+            "checkpoint.engine is cloudtrain, but nothing in the source imports transformers or trl: "
+            "other loops save and resume by code of their own"
+        )
+
+
 def unread_keep(case: Case) -> Iterator[str]:
     """Say where nothing in the source reads how many checkpoints to keep."""
     job, texts = case.job, case.source
+    if _has_engine(job):
+        return
     keep, usual = job.checkpoint.keep, type(job.checkpoint).model_fields["keep"].default
     if keep == usual or job.trainer or job.entrypoint in (CALL, IN_MEMORY) or _KEEP.search(case.command):
         return

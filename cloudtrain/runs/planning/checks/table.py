@@ -36,6 +36,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     source.strategy,
     source.arguments,
     source.unread_directives,
+    source.unused_engine,
     source.unread_keep,
     job.unused_keep_limit,
     job.placeholders_in_shell,
