@@ -175,6 +175,14 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
     return (kind, body) if isinstance(kind, str) and kind in KINDS else None
 
 
+def without_event(text: str) -> str | None:
+    """Return what a person reads of a line: None of an event, and of one right behind a progress bar the bar."""
+    if MARK not in text or parse(text) is None:
+        return text
+    before = text.partition(MARK)[0]
+    return before if ESCAPE.sub("", before).strip() else None
+
+
 def short_reason(text: str) -> str:
     """Return a platform's reason on one line, without escape sequences and control characters, of limited length."""
     words = " ".join(ESCAPE.sub("", text[: 4 * REASON_CHARS]).split())

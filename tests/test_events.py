@@ -150,6 +150,15 @@ def test_an_event_behind_a_progress_bar_is_heard():
     assert events.parse("say " + events.format("metric", {"step": 1})) is None
 
 
+@pytest.mark.parametrize("moves", ["", "\x1b[0m"])
+def test_of_an_event_behind_a_progress_bar_the_bar_is_shown(moves: str):
+    bar, event = " 99%|#########8| 296/300 [00:16<00:00, 19.52it/s]", events.format("metric", {"step": 1, "loss": 2.0})
+    assert events.without_event(f"{bar}{moves}{event}") == bar + moves
+    assert events.without_event(f"{moves}{event}") is None
+    for text in (bar, "", f"say {event}", f"{events.MARK}no event"):
+        assert events.without_event(text) == text
+
+
 def test_a_progress_bar_tells_values_and_counts_on_over_epochs():
     parser = MetricParser({})
     lines = [

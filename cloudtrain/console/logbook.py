@@ -18,7 +18,7 @@ from mmap import ACCESS_READ, mmap
 
 from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import Unreachable
-from cloudtrain.events import MARK, LogLine, parse
+from cloudtrain.events import LogLine, without_event
 from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 
@@ -131,9 +131,9 @@ class Logbook:
             attempts, nodes, ranks, seqs = self._origins
             for timestamp, node, rank, seq, text, cursor in lines:
                 self._cursor = cursor
-                if text.startswith(MARK) and parse(text):
+                if (shown := without_event(text)) is None:
                     continue  # an event: shown in the timeline and the charts
-                piece = f"{timestamp[11:19]} {text[:MAX_LINE]}\n".encode("utf-8", "replace")
+                piece = f"{timestamp[11:19]} {shown[:MAX_LINE]}\n".encode("utf-8", "replace")
                 pieces.append(piece)
                 end += len(piece)
                 self._line_ends.append(end)

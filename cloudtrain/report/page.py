@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.events import MARK, PLATFORM, parse, show_marks
+from cloudtrain.events import PLATFORM, show_marks, without_event
 from cloudtrain.report import plots, use
 from cloudtrain.report.packages import requirements
 
@@ -262,11 +262,11 @@ def _read_log(log: Iterable[LogLine]) -> dict[int, tuple[int, deque[str]]]:
     last: dict[int, deque[str]] = {}
     counts: dict[int, int] = {}
     for line in log:
-        if line.text.startswith(MARK) and parse(line.text):
+        if (shown := without_event(line.text)) is None:
             continue
         counts[line.node] = counts.get(line.node, 0) + 1
         whose = f"{line.rank}" if line.rank >= 0 else "launcher"
-        last.setdefault(line.node, deque(maxlen=LINES)).append(f"{line.at[11:19]}  {whose:>3}  {line.text}")
+        last.setdefault(line.node, deque(maxlen=LINES)).append(f"{line.at[11:19]}  {whose:>3}  {shown}")
     return {node: (counts[node], lines) for node, lines in sorted(last.items())}
 
 

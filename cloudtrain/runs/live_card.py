@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from cloudtrain.events import MARK
+from cloudtrain.events import without_event
 from cloudtrain.history.store import Store
 from cloudtrain.report import notebook
 from cloudtrain.runs.progress import of_run
@@ -36,8 +36,8 @@ class LiveCard:
         run = self._kind(self._run_id, Store(self._store.home, self._store.clock))  # a store is of one thread
         drawn_at = 0.0
         for line in run.logs(follow=True, raw=True):
-            if line.rank >= 0 and not line.text.startswith(MARK):
-                self._line = line.text
+            if line.rank >= 0 and (shown := without_event(line.text)) is not None:
+                self._line = shown
             if (moment := run.store.clock.monotonic()) >= drawn_at + EVERY_S:
                 drawn_at = moment
                 self._handle.update(self._draw(run))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import Backend
 from cloudtrain.errors import Unreachable
-from cloudtrain.events import MARK, LogLine, State, Status
+from cloudtrain.events import LogLine, State, Status, without_event
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.spool import Spool, last_contact
 from cloudtrain.history.store import Store
@@ -120,8 +120,8 @@ def read_run(
             try:
                 for line in read_attempt(store, attempt, backend, refresher, follow=follow, after=cursor):
                     cursor = line.cursor
-                    if raw or not line.text.startswith(MARK):
-                        yield line._replace(cursor=f"{number}/{line.cursor}")
+                    if (shown := line.text if raw else without_event(line.text)) is not None:
+                        yield line._replace(text=shown, cursor=f"{number}/{line.cursor}")
             except Unreachable:
                 if not follow:
                     raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cloudtrain.events import MARK, State, Status
+from cloudtrain.events import State, Status, without_event
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -23,8 +23,8 @@ def follow(run: Run, log: Callable[[str], None], recover: Callable[[Run, Status]
             for line in run.logs(follow=True, after=cursor, raw=True):
                 cursor = line.cursor
                 last_lines.add(line)
-                if line.rank >= 0 and not line.text.startswith(MARK):
-                    log(f"[{line.node}:{line.rank}] {line.text}")
+                if line.rank >= 0 and (shown := without_event(line.text)) is not None:
+                    log(f"[{line.node}:{line.rank}] {shown}")
             status = run.wait()
         except KeyboardInterrupt:
             log(f"detached: {run.run_id} continues; cloudtrain cancel {run.run_id} ends it")

@@ -74,8 +74,9 @@ class LineFormatter:
             )
         if self._raw:
             return text
-        if text.startswith(events.MARK) and events.parse(text):
+        if (shown := events.without_event(text)) is None:
             return None
+        text = shown
         if self._clean and not text.isprintable():
             text = self._clean(text)
         if self._prefixed or rank < 0:
