@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,8 @@ def command(
     wrong = find_config_problems(Path.cwd())
     from cloudtrain.backends import registry
 
-    all_findings = [*check_machine(), *_config_findings(wrong), *(() if "" in wrong else _check_policies())]
+    all_findings = [*check_machine(), *_config_findings(wrong)]
+    all_findings += () if "" in wrong else (*_check_policies(), *_check_notify())
     for name in names or [_target_of(job) if job and "" not in wrong else registry.DEFAULT]:
         all_findings += _check_here(name, job, wrong)
     all_findings = list(dict.fromkeys(all_findings))  # several checks may end at the same missing login
@@ -182,6 +184,18 @@ def _check_policies() -> Iterator[Finding]:
             yield from unknown(policy)
     for point in installed(apply.GROUP):
         yield Finding("policy", None, f"{point.name}, installed: {point.value}")
+
+
+def _check_notify() -> Iterator[Finding]:
+    """Say whether this shell has the address that notifications are posted to."""
+    from cloudtrain.job import targets
+    from cloudtrain.report import notify
+
+    scheme, _, name = str(notify.settings(targets.config_files(Path.cwd())).get("webhook") or "").partition(":")
+    if scheme == "env" and os.environ.get(name):
+        yield Finding("notify", True, f"the webhook's address is in {name}")
+    elif scheme == "env":
+        yield Finding("notify", False, f"{name} is not set, so nothing is posted", "set it where you submit")
 
 
 def _config_findings(wrong: Mapping[str, Sequence[Problem]]) -> Iterator[Finding]:

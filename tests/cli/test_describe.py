@@ -548,3 +548,24 @@ def test_doctor_of_a_backend_whose_extra_is_missing(cli, monkeypatch):
     monkeypatch.setitem(registry.BUILT_IN, "far", ("a_module_that_is_not_there:Backend", "far"))
     shown = cli("doctor", "far")
     assert shown.code == 2 and "pip install 'cloudtrain[far]'" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "found"),
+    [
+        ('webhook = "env:HOOK"', {}, [False]),
+        ('webhook = "env:HOOK"', {"HOOK": "https://example.com/x"}, [True]),
+        ('webhook = "https://example.com/x"', {}, []),
+        ('command = "notify-send"', {}, []),
+    ],
+)
+def test_doctor_knows_whether_a_webhook_has_its_address(
+    cli, project, monkeypatch, text: str, variables: dict, found: list
+):
+    (project / "cloudtrain.toml").write_text(f"[notify]\n{text}\n")
+    monkeypatch.delenv("HOOK", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    shown = cli("doctor", "--json").out
+    assert [row["ok"] for row in json.loads(shown) if row["what"] == "notify"] == found
+    assert "example.com" not in shown, "it may be a secret"
