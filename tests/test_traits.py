@@ -320,6 +320,11 @@ def test_what_to_do_about_a_failure_can_be_done_on_the_backend(name: str):
             assert traits.keys.get(key, NO_EFFECT) != NO_EFFECT, (label, fix)
 
 
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_a_backend_is_looked_at_again_and_again_and_not_all_the_time(name: str):
+    assert 0.05 <= registry.backend_class(name).poll_s <= 60
+
+
 def test_a_package_whose_backend_does_not_load_stops_nobody_else(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registry, "_plugins", lambda: {"attic": "a_package_that_is_gone.backend:Attic"})
     environment.credentials.cache_clear()

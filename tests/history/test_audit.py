@@ -49,6 +49,7 @@ def test_submits_retries_cancels_and_deletions_are_logged(submitter: Submitter, 
         ("cancel", None),
         ("rm", None),
     ]
+    assert rows[0]["target"] == rows[1]["target"] == "memory"
     assert {row["run"] for row in rows} == {run.run_id} and all(
         row["who"].endswith(f"@{socket.gethostname()}") for row in rows
     )

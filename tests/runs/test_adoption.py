@@ -356,7 +356,7 @@ def test_a_refusal_is_one_only_where_no_earlier_submission_has_begun(submitter, 
     if found == "a job":
         assert outcome == outcomes.Accepted(plan.attempt_id) and attempt.handle == plan.attempt_id and not discarded
     elif found == "nothing":
-        assert outcome == outcomes.Refused(refusal) and discarded == [plan.attempt_id]
+        assert outcome == outcomes.Refused(refusal, waiting=False) and discarded == [plan.attempt_id]
         assert attempt.status.state is State.FAILED
     else:
         assert isinstance(outcome, outcomes.Unknown) and outcome.error is LOST and not discarded

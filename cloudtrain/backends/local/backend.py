@@ -157,16 +157,15 @@ class LocalBackend(FolderBackend):
 
     def _extract_bundle(self, bundle: Bundle, node: Path) -> None:
         """Extract the bundle into a node's folder, once and atomically."""
-        if not (node / "source").exists():
-            node.mkdir(parents=True, exist_ok=True)
-            try:
-                bundle.extract(node / "source")
-            except StoreError:
-                if not (node / "source").exists():
-                    raise
-                return  # another process that submits this attempt was faster
-            if self.python == sys.executable:
-                link_bytecode(node / "source", bundle.path.parent / ".bytecode", bundle.sha256)
+        source = node / "source"
+        try:
+            bundle.extract(source)
+        except StoreError:
+            if not source.exists():
+                raise
+            return  # an earlier submit of this attempt, or one that was faster, has done it
+        if self.python == sys.executable:
+            link_bytecode(source, bundle.path.parent / ".bytecode", bundle.sha256)
 
     def _wait_for_control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None if it ended instead."""

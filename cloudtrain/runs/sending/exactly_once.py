@@ -95,8 +95,7 @@ class ExactlyOnce(Planner):
 
         Making an SDK's client costs more than its calls.
         """
-        patterns = registry.backend_class(plan.backend).variables
-        patterns = environment.CALLS if patterns is None else patterns
+        patterns = environment.patterns_of(plan.backend)
         shell = environment.select(os.environ, ("HOME", *patterns)) if patterns else {}
         made_of = plan.backend, (plan.job.get("options") or {}).get(plan.backend), shell
         if self._sender is None or self._sender[0] != made_of:

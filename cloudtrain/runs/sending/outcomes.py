@@ -43,7 +43,7 @@ class Refused:
     """The platform does not take the attempt; `waiting` where another one follows when there is capacity."""
 
     error: CloudtrainError
-    waiting: bool = False
+    waiting: bool
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import marshal
+import os
+import py_compile
+import shutil
+import sys
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cloudtrain.backends.local import backend as local
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.errors import BackendError, BadJob, StoreError
 from cloudtrain.job.job import Job
 from cloudtrain.nodes import supervisor
+from cloudtrain.nodes.agents import Answer, LocalAgent
+from cloudtrain.runs.planning import environment
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.bundle import Bundle
 from tests.backends.local.test_folders import PYTHON, backend, prepare, starts
 
@@ -19,7 +31,7 @@ __all__ = ["backend", "prepare", "starts"]  # fixtures
 def test_a_source_that_another_submit_has_unpacked_meanwhile_is_used(backend, prepare, starts, monkeypatch, faster):
     def extract(self: Bundle, into: Path) -> None:
         if faster:
-            into.mkdir()
+            into.mkdir(parents=True)
         raise StoreError("the folder is there")
 
     monkeypatch.setattr(Bundle, "extract", extract)
@@ -81,3 +93,160 @@ def test_all_problems_of_a_job_come_at_once(backend, prepare, tmp_path):
 def test_the_launcher_ends_a_job_at_its_limit(backend, prepare):
     plan, _ = prepare(limits={"max_runtime": "1h", "grace": "30s"})
     assert backend.time_limit(plan).seconds == 3630
+
+
+def test_an_attempt_that_is_discarded_is_ended_on_each_node(backend, prepare, monkeypatch):
+    plan, bundle = prepare(num_nodes=2)
+    handle = backend.submit(plan, bundle)
+    asked: list[tuple[str, str]] = []
+    ask = LocalAgent.ask
+
+    def keep(self: LocalAgent, operation: str, *given: Any, **arguments: Any) -> Answer:
+        if operation == "report":
+            return ask(self, operation, *given, **arguments)
+        asked.append((operation, str(arguments.get("node") or f"{arguments['folder']}/node-{arguments['rank']}")))
+        return Answer(None)
+
+    monkeypatch.setattr(LocalAgent, "ask", keep)
+    backend.discard(plan.attempt_id)
+    nodes = [f"{handle}/node-0", f"{handle}/node-1"]
+    assert sorted(asked[2:]) == [("end", node) for node in nodes]
+    assert [operation for operation, _ in asked[:2]] != ["end", "end"] and sorted(
+        node for _, node in asked[:2]
+    ) == nodes
+
+
+def test_a_copied_home_reads_the_attempts_of_the_original_where_they_are(backend, prepare, home, tmp_path):
+    handle = backend.submit(*prepare())
+    shutil.copytree(home, tmp_path / "copy")
+    copy = LocalBackend({"python": PYTHON}, tmp_path / "copy" / "runs")
+    assert [node.attempt for node in copy.nodes(handle)] == [handle], "there it runs, and is watched"
+    assert copy.status(handle).state is backend.status(handle).state
+    shutil.rmtree(home / "runs")
+    assert [node.attempt for node in copy.nodes(handle)] == [str(tmp_path / "copy" / "runs" / "r" / "a1")]
+    shutil.rmtree(tmp_path / "copy" / "runs")
+    assert copy.nodes(handle) == [] and handle in copy.status(handle).reason
+
+
+@pytest.mark.parametrize(
+    ("resources", "seen"),
+    [({}, ["all", "all"]), ({"accelerators": "0"}, ["", ""]), ({"accelerators": "A100:2"}, ["0,1", "2,3"])],
+)
+def test_nodes_on_one_machine_share_its_gpus_out(prepare, resources: dict[str, str], seen: list[str]):
+    plan, _ = prepare(num_nodes=2, resources=resources)
+    assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == seen
+
+
+ROLES = {"trainer": {"entrypoint": "train.py"}, "server": {"run": "serve", "resources": {"cpus": 2}}}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_nodes": 2},
+        {"num_nodes": 2, "min_nodes": 1},
+        {"resources": {"accelerators": "A100:1"}},
+        {"secrets": {"TOKEN": "env:TOKEN"}},
+        {"secrets": {"TOKEN": "file:/run/token"}},
+        {"roles": ROLES, "entrypoint": None},
+    ],
+    ids=str,
+)
+def test_what_this_machine_carries_out_is_planned(home, tmp_path, keys: dict[str, Any]):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    given = {"source": str(tmp_path), "entrypoint": "train.py", **keys}
+    plan = Planner("local").plan(Job.from_dict({name: value for name, value in given.items() if value}))
+    assert not [note for note in plan.notes if any(key in note and "without effect" in note for key in keys)]
+
+
+def test_the_calls_for_a_job_on_this_machine_read_no_credentials():
+    shell = {"AWS_PROFILE": "one", "KUBECONFIG": "/k", "HOME": "/home/me"}
+    assert environment.select(shell, environment.patterns_of("local")) == {}
+
+
+# -- bytecode ---------------------------------------------------------------------------------------------------------
+
+
+def make_runtime(folder: Path) -> list[Path]:
+    """Write the runtime of a source; return its modules."""
+    (folder / ".cloudtrain" / "node").mkdir(parents=True)
+    modules = [folder / ".cloudtrain" / "node" / name for name in ("one.py", "two.py")]
+    for module in modules:
+        module.write_text(f"VALUE = {module.stem!r}\n")
+    return modules
+
+
+def check_bytecode(module: Path) -> bytes:
+    """Return the bytecode that is lent to a module: it is checked against its source, and of the same text."""
+    data = (module.parent / "__pycache__" / f"{module.stem}.{sys.implementation.cache_tag}.pyc").read_bytes()
+    assert data[:16] == MAGIC_NUMBER + b"\3\0\0\0" + source_hash(module.read_bytes())
+    names: dict[str, Any] = {}
+    exec(marshal.loads(data[16:]), names)
+    assert names["VALUE"] == module.stem
+    return data[16:]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the modules that are compiled from now on."""
+    found: list[str] = []
+    compile_file = py_compile.compile
+
+    def keep(file: str, *given: Any, **named: Any) -> str | None:
+        found.append(Path(file).name)
+        return compile_file(file, *given, **named)
+
+    monkeypatch.setattr(py_compile, "compile", keep)
+    return found
+
+
+@pytest.mark.parametrize("changed", ["", "text", "time", "size", "version", "gone"])
+def test_bytecode_of_the_installation_is_taken_over_where_it_is_of_the_same_text(
+    tmp_path, compiled, monkeypatch, changed: str
+):
+    modules, installed = make_runtime(tmp_path / "source"), make_runtime(tmp_path / "installed")
+    names = [f".cloudtrain/node/{module.name}" for module in installed]
+    monkeypatch.setattr(local, "runtime_files", lambda: zip(names, installed, strict=True))
+    made = [
+        Path(str(py_compile.compile(str(module), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)))
+        for module in installed
+    ]
+    bodies = [path.read_bytes()[16:] for path in made]
+    for module, bytecode in zip(installed, made, strict=True):
+        data = bytecode.read_bytes()
+        if changed == "text":
+            module.write_text("VALUE = 'other'\n")
+        elif changed == "time":
+            os.utime(module, (1, 1))
+        elif changed == "size":
+            bytecode.write_bytes(data[:12] + b"\1\0\0\0" + data[16:])
+        elif changed == "version":
+            bytecode.write_bytes(b"\0" + data[1:])
+        elif changed == "gone":
+            bytecode.unlink()
+    compiled.clear()
+    local.link_bytecode(tmp_path / "source", tmp_path / "cache")
+    lent = [check_bytecode(module) for module in modules]
+    assert compiled == (["one.py", "two.py"] if changed else []) and (changed or lent == bodies)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_cache_that_another_submit_has_made_meanwhile_is_used(tmp_path, monkeypatch, faster: bool):
+    """Where nobody has, and the disk is full, the job runs without one."""
+    modules, compile_file = make_runtime(tmp_path / "source"), py_compile.compile
+    monkeypatch.setattr(local, "runtime_files", lambda: [])
+
+    def compile_slowly(file: str, target: str, **named: Any) -> None:
+        if not faster and file.endswith("two.py"):
+            raise OSError(28, "No space left on device")
+        compile_file(file, target, **named)
+        partial = next(folder for folder in Path(target).parents if folder.suffix == ".tmp")
+        if faster:
+            shutil.copytree(partial, partial.with_name(partial.name.partition(".")[0]), dirs_exist_ok=True)
+
+    monkeypatch.setattr(py_compile, "compile", compile_slowly)
+    local.link_bytecode(tmp_path / "source", tmp_path / "cache")
+    if faster:
+        assert [check_bytecode(module) for module in modules]
+    assert os.path.lexists(modules[0].parent / "__pycache__") is faster
+    assert len([*(tmp_path / "cache").iterdir()]) == faster, "nothing partial is left"
