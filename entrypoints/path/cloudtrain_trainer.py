@@ -58,6 +58,7 @@ class TrainerCheckpoints:
         self.folder = self.here.checkpoint_dir
         self.keep = keep or trainer.args.save_total_limit or self.here.checkpoint_keep
         self.sampler: Optional[ResumableSampler] = None
+        self._theirs: Any = None  # a sampler that stays, and knows nothing of epochs
         self._trainers = {name: getattr(trainer, name) for name in ("train", "_save_checkpoint", "_get_train_sampler")}
         trainer.train, trainer._save_checkpoint = self._train, self._save
         trainer._get_train_sampler = self._get_sampler
@@ -177,8 +178,9 @@ class TrainerCheckpoints:
         from torch.utils.data import RandomSampler, SequentialSampler
 
         theirs, given = self._trainers["_get_train_sampler"](*args, **kwargs), self.trainer.args
-        self.sampler = None
+        self.sampler = self._theirs = None
         if not self._ours or type(theirs) not in (RandomSampler, SequentialSampler):
+            self._theirs = theirs if self._ours and not hasattr(theirs, "set_epoch") else None
             return theirs
         seed = given.seed if given.data_seed is None else given.data_seed
         random, cut = type(theirs) is RandomSampler, given.dataloader_drop_last
@@ -195,7 +197,14 @@ class TrainerCheckpoints:
             set_seed(int.from_bytes(hashlib.sha256(self._reseed.encode()).digest()[:4], "big"))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the epoch's order; the Trainer itself skips what was trained on."""
+        """Begin the epoch's order; the Trainer itself skips what was trained on.
+
+        TRL's RepeatSampler (GRPO) draws each epoch's order from where the one before has left its generator, and would draw
+        the first epoch's again after a resume: here each epoch has a seed.
+        """
+        generator = getattr(self._theirs, "generator", None)
+        if hasattr(generator, "manual_seed"):
+            generator.manual_seed((args.seed if args.data_seed is None else args.data_seed) + int(state.epoch or 0))
         if self.sampler is not None:
             self.sampler.steps = state.global_step // self.sampler.steps_per_epoch * self.sampler.steps_per_epoch
 

@@ -59,7 +59,7 @@ def same(one: dict, other: dict, within: float) -> None:
     for name in one["losses"]:
         assert abs(one["losses"][name] - other["losses"][name]) <= within, f"the loss of step {name}"
     assert max(abs(a - b) for a, b in zip(one["weights"], other["weights"], strict=True)) <= within
-    assert len(set(one["losses"].values())) == STEPS, "it learns"
+    assert len(set(one["losses"].values())) > STEPS / 2, "it learns; GRPO's loss is near 0 whenever its advantages are"
     assert one["epoch"] == other["epoch"] == 2, "each epoch has its own order"
 
 
@@ -75,6 +75,8 @@ def same(one: dict, other: dict, within: float) -> None:
         ("sft", 2, 1, 0),
         ("dpo", 2, 2, 0),
         ("dpo", 2, 1, 0),
+        ("grpo", 1, 1, 0),
+        ("grpo", 2, 2, 0),
     ],
 )
 def test_a_killed_run_ends_as_the_unbroken_one(kind: str, before: int, after: int, dropout: float, tmp_path: Path):

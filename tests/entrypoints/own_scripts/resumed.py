@@ -1,10 +1,12 @@
 """A script of the Trainer or of TRL as people write them, with one line of ours; it is killed after a step on request.
 
-resumed.py KIND TRAINING_ARGUMENTS...   KIND: classification, lm, sft, dpo
+resumed.py KIND TRAINING_ARGUMENTS...   KIND: classification, lm, sft, dpo, grpo
 """
 
 import copy
+import functools
 import json
+import math
 import os
 import signal
 import sys
@@ -62,6 +64,11 @@ def llama():
     )  # fmt: skip
 
 
+def variety(completions, **kwargs):
+    """The reward of a completion: how far its words are from one another."""
+    return [sum(WORDS.index(word) * place for place, word in enumerate(text.split(), 1)) / 100 for text in completions]
+
+
 def trainer_of(kind, args):
     arguments = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "learning_rate": 1e-2}
     if kind in ("classification", "lm"):
@@ -85,6 +92,11 @@ def trainer_of(kind, args):
         (given,) = HfArgumentParser(trl.SFTConfig).parse_args_into_dataclasses([*args, "--bf16", "false"])
         rows = [{"text": sentence(n, 4 + n % 5)} for n in range(SAMPLES)]
         trainer = trl.SFTTrainer
+    elif kind == "grpo":
+        more = ["--bf16", "false", "--num_generations", "2", "--max_completion_length", "5"]
+        (given,) = HfArgumentParser(trl.GRPOConfig).parse_args_into_dataclasses([*args, *more])
+        rows = [{"prompt": sentence(n, 3)} for n in range(12)]  # four a step
+        trainer = functools.partial(trl.GRPOTrainer, reward_funcs=variety)
     else:
         (given,) = HfArgumentParser(trl.DPOConfig).parse_args_into_dataclasses([*args, "--bf16", "false"])
         rows = [
@@ -110,8 +122,10 @@ def main():
     if trainer.is_world_process_zero():
         losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
         weights = [value.double().sum().item() for value in trainer.model.state_dict().values()]
+        sampler = ours(trainer).sampler  # GRPO has its own
+        epoch = sampler.epoch if sampler else math.ceil(trainer.state.epoch) - 1
         with open(os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], "result.json"), "w") as file:
-            json.dump({"losses": losses, "weights": weights, "epoch": ours(trainer).sampler.epoch}, file)
+            json.dump({"losses": losses, "weights": weights, "epoch": epoch}, file)
 
 
 if __name__ == "__main__":
