@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cloudtrain.job.fields import bucket_name
+from cloudtrain.job.problems import wrong
+
+_DIGITS = "0123456789"
+
+
+def _region(name: str) -> str:
+    """Refuse a mistyped region; one that Google has opened since the list of prices was written is taken."""
+    rows = Path(__file__).with_name("prices.csv").read_text("utf-8").splitlines()
+    regions = {row.split(",")[0][len("gcp/") :] for row in rows if row.startswith("gcp/")}
+    if name.rstrip(_DIGITS) in {region.rstrip(_DIGITS) for region in regions}:
+        return name
+    if near := get_close_matches(name, sorted(regions), 1, 0.9):
+        raise wrong(f'"{name}" is no region of Google Cloud', f"did you mean {near[0]}?")
+    return name
 
 
 class VertexOptions(BaseModel):
@@ -14,7 +30,9 @@ class VertexOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     project: str = Field(min_length=1, description="project id")
-    region: str = Field("us-central1", min_length=1, description="region that the job runs in")
+    region: Annotated[str, AfterValidator(_region)] = Field(
+        "us-central1", min_length=1, description="region that the job runs in"
+    )
     bucket: Annotated[str, AfterValidator(bucket_name)] = Field(
         min_length=3, description="Cloud Storage bucket for source and results, in that region"
     )

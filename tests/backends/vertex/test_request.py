@@ -11,16 +11,19 @@ import re
 import subprocess
 import sys
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from cloudtrain.backends import fetch_program, machines
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.plan import Plan
 from cloudtrain.backends.vertex.backend import VertexBackend
+from cloudtrain.backends.vertex.options import VertexOptions
 from cloudtrain.backends.vertex.raw import _walk
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.job.job import Job
@@ -116,6 +119,20 @@ def test_golden(case: str):
     if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("us-cental1", "us-central1"), ("europe-wets4", "europe-west4"), ("us-east9", ""), ("mars-central1", "")],
+)
+def test_a_mistyped_region_is_refused_and_a_new_one_is_not(typed: str, meant: str):
+    """Google opens regions after the list was written."""
+    refused = (
+        pytest.raises(ValidationError, match=f'"{typed}" is no region of Google Cloud') if meant else nullcontext()
+    )
+    with refused as found:
+        assert VertexOptions(**PLACE | {"region": typed}).region == typed
+    assert not meant or f"did you mean {meant}?" in str(found.value.errors())
 
 
 def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
