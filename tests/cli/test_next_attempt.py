@@ -48,6 +48,7 @@ def test_resume_says_where_the_attempt_begins(shell, project, words, says, check
     assert ("state.json was written into the checkpoint folder" in shown) is (checkpoints == 1)
     resumed = shell("resume", run_id)
     assert resumed.code == 0 and f"note: {says}\n" in resumed.err, resumed
+    assert "attempt 2 (retry.max_attempts is 1)" in resumed.out + resumed.err
     shell("wait", run_id)
 
 

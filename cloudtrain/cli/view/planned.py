@@ -30,7 +30,7 @@ def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False, more: Se
     terminal.print_lines(heading or f"{plan.run_id}  would go to {describe_target(plan)}", style="bold")
     rows = [
         ("world", describe_nodes(plan)),
-        ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)} (retry.max_attempts)"),
+        ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)}"),
         ("setup", _first_line(str(plan.job.get("setup") or ""))),
         *(("runs", _describe_program(each)) for each in _programs(plan)),
         ("secrets", _describe_secrets(plan)),
@@ -159,7 +159,10 @@ def _limit_key(plan: Plan) -> str:
 
 
 def _describe_attempts(plan: Plan) -> str:
-    return _count(int((plan.job.get("retry") or {}).get("max_attempts", 1)), "attempt")
+    most = int((plan.job.get("retry") or {}).get("max_attempts", 1))
+    if plan.attempt > 1:  # a person may start more than are started by themselves
+        return f"attempt {plan.attempt} (retry.max_attempts is {most})"
+    return f"{_count(most, 'attempt')} (retry.max_attempts)"
 
 
 def _first_line(text: str) -> str:
