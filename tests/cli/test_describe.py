@@ -569,3 +569,25 @@ def test_doctor_knows_whether_a_webhook_has_its_address(
     shown = cli("doctor", "--json").out
     assert [row["ok"] for row in json.loads(shown) if row["what"] == "notify"] == found
     assert "example.com" not in shown, "it may be a secret"
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "shown"),
+    [
+        ({}, "2 nodes x 4 processes, 4 GPUs a node"),
+        ({"strategy": "zero3"}, "2 nodes x 4 processes, 4 GPUs a node, zero3"),
+        ({"tp_size": 2, "strategy": "fsdp"}, "2 nodes x 4 processes, 4 GPUs a node, fsdp, tp 2"),
+    ],
+)
+def test_a_plan_names_how_the_model_is_split(cli, project, parallelism: dict, shown: str):
+    (project / "train.py").write_text("# cloudtrain: fsdp tp_size\nimport accelerate, deepspeed")
+    job = {
+        "entrypoint": "train.py",
+        "num_nodes": 2,
+        "parallelism": parallelism,
+        "resources": {"accelerators": "A100:4"},
+    }
+    (project / "job.yaml").write_text(yaml.safe_dump(job))
+    (project / "cloudtrain.toml").write_text('[targets.uni]\nbackend = "slurm"\nfolder = "/s"\n')
+    (world,) = (line for line in cli("plan", "job.yaml", "-t", "uni").out.splitlines() if line.startswith("  world"))
+    assert world.split(None, 1)[1] == shown

@@ -126,7 +126,15 @@ def _print_candidates(plan: Plan) -> None:
 
 
 def describe_nodes(plan: Plan) -> str:
-    """Describe nodes, processes and GPUs of a plan."""
+    """Describe nodes, processes, GPUs and the strategy of a plan."""
+    parallelism = plan.manifest.get("parallelism") or {}
+    strategy = parallelism.get("strategy", "none")
+    layout = [strategy] * (strategy not in ("none", "ddp"))
+    layout += [f"{name} {size}" for name in ("tp", "pp", "cp") if (size := parallelism.get(f"{name}_size", 1)) > 1]
+    return ", ".join([_describe_worlds(plan), *layout])
+
+
+def _describe_worlds(plan: Plan) -> str:
     return "; ".join(
         (f"{each['name']} " if "name" in each else "")
         + f"{_count(int(each['nodes']), 'node')} x {_count(int(each['processes_per_node']), 'process', 'processes')}"
