@@ -53,7 +53,7 @@ PLACES = [  # the second round of faults begins again with the first place
     *(f"entrypoints/{name}" for name in ("path", "train.py")),
 ]
 TESTS_S = 40.0  # of one fault, as long as they took in the run with marks
-FIRST_TESTS = 25  # in a process of their own: most faults need no more
+FIRST_TESTS = 25  # in a process of their own: most faults need no more. The next process has ten times as many.
 WAIT_S = 60.0  # of a test of the contract suite
 DECLARED = ("tests/test_reference.py", "tests/test_traits.py")  # they read what classes and modules declare
 NOT_RUN = "not run"
@@ -185,10 +185,10 @@ def run_tests(tree: Path, *tests: str) -> str:
 def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
     """Return the first of the tests that fails with a fault and passes without it; "" where none does."""
     file = tree / fault.file.relative_to(ROOT)
-    left = [test for test, _ in within(tests)]
+    left, size = [test for test, _ in within(tests)], FIRST_TESTS
     while left:
         began = time.monotonic()
-        part, left = left[:FIRST_TESTS], left[FIRST_TESTS:]
+        part, left, size = left[:size], left[size:], size * 10
         file.write_text(fault.text)
         failed = run_tests(tree, *part)
         file.write_text(fault.source)
@@ -274,10 +274,9 @@ def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace) -> 
     known = {str(each["key"]): str(each["test"]) for each in map(json.loads, results.read_text().splitlines())}
     equal, everywhere, said = reasons(), Counter(literals()), cache(lambda text: set(sentences(text)))
     for fault in faults:
-        changed = said(fault.text) ^ said(fault.source)
         if fault.key in equal:
             known[fault.key] = "equal: " + equal[fault.key]
-        elif any(everywhere[text] < 2 for text in changed):
+        elif fault.key not in known and any(everywhere[text] < 2 for text in said(fault.text) ^ said(fault.source)):
             known[fault.key] = SENTENCES  # it compares every sentence, so it need not run
     left = [fault for fault in faults if fault.key not in known]
     near = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}

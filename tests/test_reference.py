@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.cli import COMMANDS
@@ -21,6 +26,24 @@ def test_the_reference_is_current():
         [sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module that writes the pages; those beside it have names that other tests import from elsewhere."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    names = [path.stem for path in DOCS.glob("*.py")]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("generate")
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["options", "keys"])
+def test_the_pages_say_what_backends_take(generate: Any, name: str):
+    made = getattr(generate, f"{name}_page")()
+    assert made == (DOCS / "reference" / f"{name}.md").read_text(), "python docs/generate.py"
 
 
 def test_a_stale_reference_is_noticed(tmp_path):
