@@ -24,6 +24,7 @@ class Platform(MemoryBackend):
     calls: list[str] = []
 
     def _call(self, what: str) -> None:
+        self._clock.now()  # as those do whose tokens end: one that was made without a clock fails
         self.calls.append(what)
         if self.fails.get(what):
             raise self.fails[what].pop(0)

@@ -380,3 +380,23 @@ def test_an_interrupted_submission_of_another_job_that_was_looked_for_has_no_not
     platform.fails["find"] = [LOST]
     submitter.submit(job.replace(args=["--again"]))
     assert [note for note in submitter.notes if other in note]
+
+
+@pytest.mark.parametrize("before", ["held", "accepted", "sent just now"])
+def test_what_is_no_interrupted_submission_hides_none_behind_it(submitter, job, platform, before: str):
+    """What another process lives for, or waits for another run, is left alone; a later one of this job is adopted."""
+    if before == "held":
+        first = submitter.submit(job.replace(name="first"))
+        first.acknowledge()
+        name = submitter.submit(job.replace(name="other"), after=[first]).run_id
+    else:
+        name = interrupted(submitter, job, age=timedelta(minutes=2))
+        living = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+        with submitter.store.database.write() as db:
+            db.execute("UPDATE attempts SET owner = ? WHERE run_id = ?", (str(living), name))
+        if before == "accepted":
+            plan = submitter.store.attempts(name)[0].plan
+            submitter.store.accept(plan.attempt_id, Platform({}, Path()).submit(plan, None))
+    mine = interrupted(submitter, job, age=timedelta(minutes=1))
+    again = submitter.submit(job)
+    assert again.run_id == mine != name and again.adopted

@@ -66,6 +66,11 @@ def test_another_users_process_gets_no_answer(box, monkeypatch):
     assert call(str(box.path), {"do": "look"}) is None and box.got == []
 
 
+def test_elsewhere_than_on_linux_the_mode_of_its_folder_says_whose_a_mailbox_is(box, monkeypatch):
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    assert call(str(box.path), {"do": "look"}) == {"number": 1, "text": None}
+
+
 def test_a_watcher_that_does_not_answer_is_waited_for_seconds_only(memory, job, home, monkeypatch):
     bounds: list[float] = []
     monkeypatch.setattr(handover, "call", lambda _, message, timeout_s: bounds.append(timeout_s) or {"ok": True})

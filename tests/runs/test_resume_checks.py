@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import events
-from cloudtrain.errors import BadJob, BadRequest
+from cloudtrain.errors import BadJob, BadRequest, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.nodes.process import Process
@@ -118,10 +118,24 @@ def test_the_next_attempt_is_refused_what_does_not_fit_unless_forced(failed):
 
 def test_a_rerun_is_refused_what_does_not_fit(failed):
     submitter, run_id = failed("", **TRAINER, resources={"accelerators": "H100:8"})
+    given = {"sets": ["resources.accelerators=L4:8"], "source": None, "key": None, "watch": False}
     with pytest.raises(BadJob, match="does not fit"):
-        send_copy(
-            submitter.store, run_id, sets=["resources.accelerators=L4:8"], source=None, key=None, watch=False
-        )  # fmt: skip
+        send_copy(submitter.store, run_id, **given)
+    with pytest.raises(CloudtrainError, match="there is no kubeconfig"):
+        send_copy(submitter.store, run_id, **given, force=True)
+
+
+def test_a_rerun_has_the_options_of_its_run(memory, job, monkeypatch):
+    from pydantic import BaseModel
+
+    class Options(BaseModel):
+        queue: str = "short"
+
+    monkeypatch.setattr(MemoryBackend, "options", classmethod(lambda _: Options))
+    run = Submitter("memory", watch=False, queue="long").submit(job)
+    run.acknowledge()
+    again = run.rerun()
+    assert again.run_id != run.run_id and again.record.job["options"] == {"memory": {"queue": "long"}}
 
 
 @pytest.mark.parametrize("declared", [False, True])

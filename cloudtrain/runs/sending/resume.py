@@ -102,8 +102,7 @@ def send_copy(
 ) -> tuple[Submitted, list[str]]:
     """Send a run's job once more, as a run of its own: over the stored bundle or over `source`; blocking. Returns notes too."""
     record = store.find(run_id)
-    options = (record.job.get("options") or {}).get(record.backend) or {}
-    submitter = ExactlyOnce(record.target, home=store.home, watch=watch, confirm=confirm, force=force, **options)
+    submitter = ExactlyOnce(record.target, home=store.home, watch=watch, confirm=confirm, force=force)
     submitter.earlier_policies = store.attempts(run_id)[-1].plan.policies
     data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
     resolved = submitter.resolve(Job.from_dict(data), sets)

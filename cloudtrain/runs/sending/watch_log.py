@@ -17,7 +17,7 @@ def write(text: object, home: Path | None = None) -> None:
     """Write a line with the time, to this process's standard error; of a process that only reads, to the log in `home`."""
     line = f"{now()} {text}\n"
     if home is None:
-        print(line, end="", file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+        print(line, end="", file=sys.stderr)  # noqa: T201 - the log itself
     else:
         with suppress(OSError), (home / NAME).open("a", encoding="utf-8") as log:
             log.write(line)
