@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 
 from cloudtrain import events
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Plan
+from cloudtrain.backends.checkpoints import FOLDERS
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
+from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import resume, retry
 from cloudtrain.runs.sending.resume import describe_start, plan_next, send_copy
@@ -166,6 +171,77 @@ def test_a_resume_on_more_nodes_says_what_becomes_of_the_batch(memory, submitter
     assert f"the world size was 1 and is 2: {'the global batch stays' if fixed else effect}" in notes
     _, _, notes = plan_next(run.store, run.attempts, ["env.A=b"])
     assert not any("world size" in note for note in notes)
+
+
+@pytest.fixture
+def moved(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that plans the next attempt of a failed run on another target: the plan, and its notes."""
+    options = {"project": "p", "bucket": "bucket", "usd_per_hour": 3}
+    targets = {"here": {"backend": "local"}, "pods": {"backend": "kubernetes", "image": "img:2"},
+               "one": {"backend": "vertex", **options, "prefix": "walks"}, "two": {"backend": "vertex", **options}}  # fmt: skip
+    lines = [f"{name}.{key} = {json.dumps(value)}" for name, keys in targets.items() for key, value in keys.items()]
+    (tmp_path / "cloudtrain.toml").write_text("\n".join(["[targets]", *lines]) + "\n")
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+
+    def make(first: str, target: str, saved: bool = True, **changes: Any) -> tuple[Plan, list[str]]:
+        given = {"name": "left", "source": ".", "entrypoint": "train.py", "output": "gs://b/x", **changes}
+        submitter = Submitter(first, watch=False)
+        plan = submitter.plan(given)
+        assert submitter.store.intend(plan, identity="left", owner=Process.here())
+        submitter.package(submitter.resolve(Job.from_dict(given)))
+        if saved:
+            submitter.store.add_event(plan.attempt_id, "checkpoint", {"written": "x.pt"})
+        submitter.store.record(plan.attempt_id, status=Status(State.FAILED, 1))
+        next_plan, _, notes = plan_next(submitter.store, submitter.store.attempts(plan.run_id), target=target)
+        return next_plan, notes
+
+    return make
+
+
+MACHINE = {"instance_type": "g2-standard-4"}
+IGNORED = "g2-standard-4 is a machine type of one: it is ignored on pods"
+
+
+@pytest.mark.parametrize(
+    ("first", "target", "changes", "said"),
+    [
+        ("pods", "here", {"image": "img:1"}, "target here uses no containers: the image img:1 is ignored there"),
+        (
+            "one",
+            "pods",
+            {"image": "img:1", "resources": MACHINE},
+            "g2-standard-4 is a machine type of one: it is ignored on pods",
+        ),
+        ("one", "two", {"image": "img:1"}, "options.vertex.prefix of one are not used on two"),
+        ("one", "pods", {"image": "img:1"}, ""),
+        ("one", "two", {"image": "img:1", "resources": MACHINE}, "options.vertex.prefix of one are not used on two"),
+    ],
+)
+def test_what_does_not_go_along_to_another_target_is_said(moved, first, target, changes: dict[str, Any], said: str):
+    _, notes = moved(first, target, **changes)
+    found = [note for note in notes if "is ignored" in note or "are not used" in note]
+    assert found == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("keep", "saved", "packs", "said"),
+    [
+        (["*.pt"], True, True, True),
+        (["*.pt"], True, False, False),
+        (["*.pt"], False, True, False),
+        ("none", True, True, False),
+    ],
+)
+def test_kept_files_that_a_platform_packs_are_said_to_stay(moved, monkeypatch, keep, saved, packs, said: bool):
+    """Its checkpoints are in another folder of the output; where one was saved the next attempt has to find it."""
+    kind = registry.backend_class("vertex")
+    monkeypatch.setattr(kind, "traits", replace(kind.traits, packs=packs))
+    plan, notes = moved("one", "pods", saved, image="img:1", keep=keep)
+    text = "files that `keep` names are not copied to pods; only checkpoints are"
+    assert (text in notes) is said and not [note for note in notes if "keep" in note and note != text]
+    checkpoint = plan.job["checkpoint"]
+    assert (checkpoint["required"], checkpoint["folder"]) == (saved, FOLDERS[True] if packs else None)
 
 
 def test_limits_alone_change_nothing_else_of_the_plan(memory, submitter, job, monkeypatch):
