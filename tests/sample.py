@@ -91,6 +91,8 @@ TABLE = {
         "console/test_keyboard.py",
         "console/test_compare.py::test_the_hyperparameter_that_decides_comes_first",
         "console/test_newjob.py::test_every_step_is_seemly",
+        "console/test_workspace.py::test_charts_are_resized_and_the_layout_is_shared_as_a_file",
+        "console/test_workspace.py::test_one_chart_shows_some_of_the_runs",
     ),
     "cloudtrain/forecast/": (
         "forecast/test_oracle.py::test_real_allocations_are_within_5_percent",
@@ -128,6 +130,9 @@ TABLE = {
         "test_training.py::test_dictionaries_train_a_synthetic_model_and_hooks_are_heard",
         "test_training.py::test_the_first_failing_rank_is_shown_and_recovered_from",
         "entrypoints/trainer/test_pickled.py::test_a_package_of_the_users_that_is_called_trainer",
+        "test_training.py::test_a_run_that_fails_after_a_checkpoint_resumes_by_default_and_learns_the_same",
+        "test_training.py::test_any_module_is_sharded_and_learns_a_stream_with_all_that_the_loop_does",
+        "training/test_large_data.py::test_neither_the_client_nor_a_rank_holds_a_copy",
     ),
     "docs/how/evaluate.md": ("test_task_pages.py::test_a_model_is_trained_evaluated_tuned_and_compared",),
     "entrypoints/evaluate": (
@@ -151,6 +156,7 @@ TABLE = {
         "laws/test_law8_world.py::test_as_many_gpus_must_be_visible[all]",
         "laws/test_law2_arguments.py::test_any_value_arrives_as_written[hydra-2]",
         "laws/test_law2_arguments.py::test_any_value_arrives_as_written[click-2]",
+        "entrypoints/launcher/prepare/test_accelerate_config.py::test_the_variables_are_those_of_the_real_launch_command",
     ),
     "entrypoints/launcher/restarts": ("entrypoints/launcher/test_killed_ranks.py::test_drawn_deaths[10]",),
     "entrypoints/launcher/world/frameworks": (f"{FRAMEWORKS}[local-jax]",),
@@ -163,6 +169,13 @@ TABLE = {
         "entrypoints/trainer/data/test_token_cache.py::test_memory_does_not_grow_with_the_text",
         "entrypoints/test_train_world.py::test_held_out_samples_count_once_whatever_the_world[5]",
         "entrypoints/test_train_world.py::test_ddp_equals_one_process[45]",
+        "entrypoints/trainer/data/test_own_task.py::test_two_ranks_give_the_numbers_of_one[ddp-dpo]",
+        "entrypoints/trainer/data/test_own_task.py::test_two_ranks_give_the_numbers_of_one[ddp-own, on the meta device]",
+        "entrypoints/trainer/data/test_own_task.py::test_two_ranks_give_the_numbers_of_one[fsdp-own, on the meta device]",
+        "entrypoints/trainer/data/test_own_task_features.py::test_a_class_uses_everything_in_one_process_and_in_two[OwnCausal]",
+        "entrypoints/trainer/data/test_own_task_features.py::test_a_class_uses_everything_in_one_process_and_in_two[OwnChat]",
+        "entrypoints/trainer/data/test_own_task_features.py::test_a_class_uses_everything_in_one_process_and_in_two[OwnClasses]",
+        "entrypoints/trainer/data/test_row_table.py::test_the_first_process_of_a_machine_reads_for_the_others[False]",
     ),
     "entrypoints/trainer/strategies/": (
         f"{STRATEGIES}/test_strategies.py::test_a_strategy_equals_one_process[fsdp x tp]",
@@ -184,6 +197,13 @@ TABLE = {
     ),
     "entrypoints/trainer/checkpoints/": (
         "entrypoints/trainer/checkpoints/test_two_starts.py::test_drawn_interleavings[20]",
+    ),
+    "docs/how/own-task.md": ("test_task_pages.py::test_a_task_of_ones_own_is_trained_as_the_page_shows",),
+    "docs/scripts.md": (
+        "test_scripts_page.py::test_a_case_on_kubernetes[A script that takes a folder]",
+        "test_scripts_page.py::test_a_case_on_kubernetes[A module]",
+        "test_scripts_page.py::test_a_case_on_kubernetes[A shell text, with a set-up before it]",
+        "test_scripts_page.py::test_a_case_on_vertex_local[A script that writes beside itself]",
     ),
     "tests/lab/": LAB,
 }
