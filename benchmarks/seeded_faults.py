@@ -267,8 +267,11 @@ def is_caught(outcome: str) -> bool:
     return outcome.startswith("tests/")
 
 
-def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace) -> list[str]:
-    """Return for each fault the test that caught it, `equal: ` and why, `not run`, or why it survives."""
+def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace, *, by_sentences: bool = True) -> list[str]:
+    """Return for each fault the test that caught it, `equal: ` and why, `not run`, or why it survives.
+
+    With `by_sentences` a fault that changes what is printed is caught by the test of all sentences.
+    """
     results = work / "results.jsonl"
     results.touch()
     known = {str(each["key"]): str(each["test"]) for each in map(json.loads, results.read_text().splitlines())}
@@ -276,7 +279,9 @@ def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace) -> 
     for fault in faults:
         if fault.key in equal:
             known[fault.key] = "equal: " + equal[fault.key]
-        elif fault.key not in known and any(everywhere[text] < 2 for text in said(fault.text) ^ said(fault.source)):
+        elif fault.key in known or not by_sentences:
+            continue
+        elif any(everywhere[text] < 2 for text in said(fault.text) ^ said(fault.source)):
             known[fault.key] = SENTENCES  # it compares every sentence, so it need not run
     left = [fault for fault in faults if fault.key not in known]
     near = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}
