@@ -39,7 +39,8 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     "call",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="Convert this batch script of sbatch, or the SageMaker estimator or ModelTrainer call in a script or notebook.",
+    help="Convert a batch script of sbatch, the SageMaker estimator or ModelTrainer call in a script or notebook, or the "
+    "YAML of a command job.",
 )
 @click.option("--trainer", is_flag=True, help="Use the shared trainer even when there is a script.")
 @click.option(
@@ -325,17 +326,17 @@ def _converted(path: Path, target: str | None) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     Dumper.add_representer(str, put_text)
-    if path.suffix in (".yaml", ".yml"):
-        from cloudtrain.job.job import Job
-
-        Job.load(path)  # names another tool's file
-        raise BadRequest(f"{path} is a job file already", f"cloudtrain plan {path}")
     named = targets.named_targets().get(target or "")
     for kind in registry.loaded():
         if found := kind.convert(path, named.backend if named else target or ""):
             break
     else:
-        hint = "give a batch script of sbatch, or a script or notebook with the call of an estimator or ModelTrainer"
+        if path.suffix in (".yaml", ".yml"):
+            from cloudtrain.job.job import Job
+
+            Job.load(path)  # names another tool's file
+            raise BadRequest(f"{path} is a job file already", f"cloudtrain plan {path}")
+        hint = "give a batch script of sbatch, a command job's YAML, or a script or notebook with an estimator's call"
         raise BadRequest(f"{path} cannot be converted into a job file", hint)
     job, notes = found
     job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or kind.name}

@@ -26,6 +26,8 @@ def recognise(unknown: Collection[Any], given: Mapping[str, Any]) -> str | None:
         unknown: The keys at the top that a job file does not have.
         given: The whole file.
     """
+    if "$schema" in unknown and (schema := str(given["$schema"])).endswith("Job.schema.json"):
+        return schema.rpartition("/")[2]
     if "apiVersion" in unknown and given.get("kind") in _OPERATORS:
         return str(given["kind"])
     if "envs" in unknown and "run" in given and given.keys() <= _SKYPILOT:
@@ -40,6 +42,9 @@ def problem(tool: str) -> Problem:
     """Return what is said of a file of a tool."""
     if tool == SWEEP:
         return Problem("this is a sweep, and not a job file", "", "start it with cloudtrain sweep FILE")
+    if tool.endswith(".json"):
+        hint = "convert it: cloudtrain init --from FILE -o NEW.yaml"
+        return Problem(f"this is a file of {tool}, and not a job file", "$schema", hint)
     if tool in _OPERATORS:
         instead = "ray: true" if tool.startswith("Ray") else "num_nodes, and roles for several programs"
         hint = f"name its image and command in a job with target: a cluster; in place of a {tool}: {instead}"

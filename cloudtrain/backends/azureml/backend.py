@@ -76,6 +76,12 @@ class AzuremlBackend(Backend):
 
         return Jobs(Workspace(self._options, self._clock), self.follow_s or FOLLOW_S, self._clock)
 
+    @classmethod
+    def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
+        from cloudtrain.backends.azureml.command_job import convert_file
+
+        return convert_file(path)
+
     # -- plan and submit -----------------------------------------------------------------------------------------------
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 logging.disable()
 
-from azure.ai.ml import Input, PyTorchDistribution, command  # noqa: E402
+from azure.ai.ml import Input, PyTorchDistribution, command, load_job  # noqa: E402
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder  # noqa: E402
 from azure.ai.ml.entities import ManagedIdentityConfiguration, UserIdentityConfiguration  # noqa: E402
 from shapes import SHAPES, WORKSPACE  # noqa: E402
@@ -49,10 +49,20 @@ def rendering(arguments: dict) -> dict:
     return {"properties": body["properties"]}
 
 
+def rendering_of_file(path: Path) -> dict:
+    """Return the body of the PUT for a YAML file, without its code and its own environment, which the SDK uploads first."""
+    job = load_job(path, params_override=[{"code": "."}])._to_job()
+    job.code, job.environment = None, ENVIRONMENT
+    body = json.loads(json.dumps(job._to_rest_object(), cls=SdkJSONEncoder))
+    return {"properties": body["properties"]}
+
+
 if __name__ == "__main__":
     assert version("azure-ai-ml") == "1.35.2", version("azure-ai-ml")
     GOLDEN.mkdir(exist_ok=True)
     for name, (_, _, arguments) in SHAPES.items():
         text = json.dumps(rendering(arguments), indent=1, sort_keys=True) + "\n"
         (GOLDEN / f"{name}.json").write_text(text)
+    for path in (Path(__file__).parent / "jobs").glob("*.yml"):
+        path.with_suffix(".json").write_text(json.dumps(rendering_of_file(path), indent=1, sort_keys=True) + "\n")
     print(f"{len(SHAPES)} renderings of azure-ai-ml {version('azure-ai-ml')} are in {GOLDEN}")
