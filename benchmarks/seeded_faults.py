@@ -7,7 +7,8 @@ come by and how long they take. Then each fault is made alone, and the tests tha
 quicker ones first, until one fails that passes without the fault. A fault in a function is made in a fork of one process that
 has collected the tests (fault_loop.py); one elsewhere, as in a signature, needs a process of its own. --work keeps the tests
 that caught a fault: a further run with the same folder makes only the faults that survived, with new tests or a higher tier.
---minutes bounds how long faults are tried; the rest is `not run`. Given places have a report each in results/.
+--minutes bounds how long faults are tried; the rest is `not run`, with 0 all that --work does not know. Given places have a
+report each in results/.
 
 A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
 """
@@ -283,7 +284,7 @@ def outcomes(faults: Sequence[Fault], work: Path, given: argparse.Namespace, *, 
             continue
         elif any(everywhere[text] < 2 for text in said(fault.text) ^ said(fault.source)):
             known[fault.key] = SENTENCES  # it compares every sentence, so it need not run
-    left = [fault for fault in faults if fault.key not in known]
+    left = [fault for fault in faults if fault.key not in known and given.minutes]
     near = tests_that_come_by(left, work, ["--tier", given.tier, *given.tests]) if left else {}
     tree, ends = work / "tree-0", time.monotonic() + given.minutes * 60
     copy_tree(tree)

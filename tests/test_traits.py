@@ -17,6 +17,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
 from cloudtrain.diagnosis import patterns
 from cloudtrain.errors import BadJob
+from cloudtrain.forecast import prices
 from cloudtrain.job import forms, rules
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job
@@ -300,6 +301,16 @@ def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, na
         return list(values(json.loads(json.dumps(plan.request)), field))
 
     assert planned() != planned(**use)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.BUILT_IN if registry.backend_class(name).traits.prices])
+def test_the_machine_of_a_plan_is_named_as_in_the_list_of_prices(tmp_path: Path, home: Path, name: str):
+    (tmp_path / "train.py").write_text("")
+    kind = registry.backend_class(name)
+    listed, options = f"{name}/{kind.traits.prices}", {**OPTIONS[name], "region": kind.traits.prices}
+    machine = min(prices.machines_of(listed))
+    job = Job(name="mine", source=str(tmp_path), entrypoint="train.py", resources={"instance_type": machine})
+    assert kind(options, tmp_path).machine(Planner(name, **options).plan(job)) == f"{listed}/{machine}"
 
 
 def test_the_traits_name_keys_of_the_job_file():

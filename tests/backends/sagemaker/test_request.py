@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from cloudtrain.backends.sagemaker import client, fields, limits, machine, request
+from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.sagemaker.hyperparameters import TORCHRUN
 from cloudtrain.backends.sagemaker.policy import _Needs
 from cloudtrain.job.job import Job
+from cloudtrain.runs.planning.plan import Planner
 from tests.backends.sagemaker.oracle import violations
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sagemaker"
@@ -618,3 +620,25 @@ def test_the_oracle_sees_what_is_wrong() -> None:
     assert violations({**request, "Tags": [{"Key": "k", "Value": "a;b"}]}) != []
     assert violations({**request, "Nonsense": 1}) != []
     assert violations({**request, "ResourceConfig": {**request["ResourceConfig"], "InstanceType": "ml.x"}}) != []
+
+
+@pytest.mark.parametrize(
+    ("compress", "model", "outputs"), [(True, "model.tar.gz", "output.tar.gz"), (False, "model/", "output/")]
+)
+def test_a_later_job_finds_what_sagemaker_packed(tmp_path, home, compress: bool, model: str, outputs: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    options = {
+        "role": "arn:aws:iam::123456789012:role/train",
+        "bucket": "mine",
+        "region": "us-east-1",
+        "image": "any/a:1",
+    }
+    job = Job(name="x", source=str(tmp_path), entrypoint="train.py", resources={"accelerators": "A100:8"})
+    plan = Planner("sagemaker", **options, compress=compress).plan(job)
+    found = {
+        what: SagemakerBackend(options, tmp_path).packed(plan, what) for what in ("model", "outputs", "checkpoints")
+    }
+    assert found.pop("checkpoints") == "", "they are objects of their own"
+    assert all(uri.startswith("s3://mine/") for uri in found.values())
+    ends = [uri.partition(f"/{plan.request['TrainingJobName']}/output/")[2] for uri in found.values()]
+    assert ends == [model, outputs]
