@@ -107,22 +107,23 @@ def test_the_first_machines_that_answer_are_taken(fleet, plan):
     assert not caught.value.waits
 
 
-def test_a_later_attempt_begins_where_the_files_are(fleet, plan):
+def test_a_later_attempt_begins_where_the_files_are(backend, fleet, plan):
     fleet["two"].answers["prepare"] = {**NOT_PREPARED, "first": 1}
     fleet["three"].answers["prepare"] = {**NOT_PREPARED, "first": 2}
     assert chosen(plan(3, num_nodes=3)) == ["three", "two", "one"]
     assert chosen(plan(3, output="/shared")) == ["one"], "all see the same folder"
     fleet["one"].answers["prepare"] = Unreachable("away")
     assert chosen(plan(3)) == ["three"]
-    of_three = replace(plan(4), request={**plan(4).request, "files_of": 3})
     with pytest.raises(NotReached, match="no node that may have the checkpoints"):
-        chosen(of_three)
-    assert chosen(replace(of_three, request={**of_three.request, "files_of": 2})) == ["three"]
+        chosen(backend.plan_after(plan(4), 3))
+    assert chosen(backend.plan_after(plan(4), 2)) == ["three"]
     fleet["two"].answers["prepare"] = fleet["three"].answers["prepare"] = NOT_PREPARED
     assert chosen(plan(1)) == ["two"], "a first attempt needs none"
     with pytest.raises(NotReached, match="no node that may have the checkpoints"):
         chosen(plan(2))
-    assert chosen(replace(plan(2), request={**plan(2).request, "files_of": 0})) == ["two"]
+    assert chosen(backend.plan_after(plan(2), 0)) == ["two"]
+    shared = plan(2, output="/shared")
+    assert backend.plan_after(shared, 1) == shared, "all machines have its files"
     assert chosen(plan(2, output="/shared")) == ["two"]
 
 
