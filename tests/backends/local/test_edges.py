@@ -7,6 +7,7 @@ import os
 import py_compile
 import shutil
 import sys
+from contextlib import nullcontext
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.backends.local.backend import LocalBackend
+from cloudtrain.cli.view import summary
 from cloudtrain.errors import BackendError, BadJob, StoreError
 from cloudtrain.job.job import Job
 from cloudtrain.nodes import supervisor
 from cloudtrain.nodes.agents import Answer, LocalAgent
 from cloudtrain.runs.planning import environment
 from cloudtrain.runs.planning.plan import Planner
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.source import node_code
 from cloudtrain.source.bundle import Bundle
 from tests.backends.local.test_folders import PYTHON, backend, prepare, starts
 
@@ -135,6 +139,30 @@ def test_a_copied_home_reads_the_attempts_of_the_original_where_they_are(backend
 def test_nodes_on_one_machine_share_its_gpus_out(prepare, resources: dict[str, str], seen: list[str]):
     plan, _ = prepare(num_nodes=2, resources=resources)
     assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == seen
+
+
+@pytest.mark.parametrize(("asked", "refused"), [(None, False), ("0", False), ("A100:2", False), ("A100:3", True)])
+def test_more_gpus_than_this_machine_shows_are_refused(backend, prepare, monkeypatch, asked: str | None, refused: bool):
+    monkeypatch.setattr(node_code.module("launcher.prepare.gpus"), "visible", lambda: ["0", "1", "2", "3"])
+    plan, _ = prepare(num_nodes=2, resources={"accelerators": asked} if asked else {})
+    said = "is A100:3, 6 GPUs in all, and this machine shows 4 GPUs"
+    with pytest.raises(BadJob, match=said) if refused else nullcontext():
+        backend.preflight(plan)
+
+
+def test_a_person_is_shown_where_the_files_of_a_run_are_and_may_copy_those_beside_the_script(
+    starts, home, tmp_path, capsys
+):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text("print(1)\n")
+    given = {"name": "r", "source": str(tmp_path / "source"), "entrypoint": "train.py"}
+    run = Submitter("local", watch=False, python=PYTHON).submit(given)
+    summary.print_submitted(run, "started on")
+    assert f"folder {home / 'runs' / run.run_id}" in " ".join(capsys.readouterr().out.split())
+    (command,) = summary.workdir_command(run)
+    assert command.startswith(f"cloudtrain fetch {run.run_id} --what workdir ")
+    copied = run.fetch(tmp_path / "into", ("workdir",)) / "workdir" / "node-0"
+    assert [path.name for path in copied.iterdir()] == ["train.py"]
 
 
 ROLES = {"trainer": {"entrypoint": "train.py"}, "server": {"run": "serve", "resources": {"cpus": 2}}}
