@@ -48,6 +48,15 @@ def test_a_refusal_goes_on_to_the_next_at_once_and_ends_after_the_last(fleet, so
     assert run.record.status.state is State.FAILED and "lab has no such machines" in run.record.status.reason
 
 
+def test_a_refusal_names_the_gpus_of_the_next_where_the_target_stays(fleet, source, home):
+    fleet.refuses = {"east"}
+    gpus = {"accelerators": ["A100:1", "L4:1", "T4:1"]}
+    run = submit(fleet, job_of(source, target="east", resources=gpus), home)
+    assert run.record.status.reason.endswith("another attempt follows on east (L4:1)")
+    fleet.look(run)
+    assert [attempt.plan.job["resources"]["accelerators"] for attempt in run.attempts] == gpus["accelerators"]
+
+
 def test_a_submit_names_the_target_that_refused_and_not_one_that_has_it(fleet, source, home, capsys):
     fleet.refuses = {"east"}
     run = submit(fleet, job_of(source), home)

@@ -156,7 +156,7 @@ class Mailbox:
 
     def __init__(self, folder: Path, name: str, handle: Callable[[Message], Message]) -> None:
         self._handle = handle
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = socket.socket(socket.AF_UNIX)
         self.path = folder / name
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ class Mailbox:
 
 def call(path: str, message: Message, timeout_s: float = WAIT_S) -> Message | None:
     """Send a message to a watcher and return its answer; None without an answer. Blocking."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError, ValueError):
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError, ValueError):
         connection.settimeout(timeout_s)
         with _short(Path(path)) as address:
             connection.connect(address)

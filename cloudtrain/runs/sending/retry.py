@@ -159,10 +159,11 @@ def next_plans(store: Store, plan: Plan, status: Status) -> tuple[list[Plan], st
     bases = candidates.bases(plan)
     at = next((number for number, base in enumerate(bases) if candidates.is_of(base, plan)), 0)
     here, later, before = [plan], bases[at + 1 :], bases[:at]
-    stuck = "" if status.event == "capacity" else without_progress(store, plan.run_id, plan.attempt)
+    stuck = ""
     if status.event == "capacity":
         found = [*later, *before, *here]
     else:
+        stuck = without_progress(store, plan.run_id, plan.attempt)
         found = later if stuck else here
     written = saved(store, plan.run_id)
     plans = [attempt.plan for attempt in store.attempts(plan.run_id) if attempt.attempt_id in written]
