@@ -157,6 +157,18 @@ def test_a_key_finds_a_later_attempt_from_an_empty_history(submitter, job, platf
     assert absent.reason == "the platform has no such job" and absent.ended_at
 
 
+def test_a_key_finds_what_an_earlier_attempt_came_to(submitter, job, platform, tmp_path):
+    patient = job.replace(retry={"max_attempts": 2})
+    first = submitter.submit(patient, key="nightly")
+    Platform.finish(f"{first.run_id}-a1", State.PREEMPTED, None, "the machine was taken away")
+    look(first)
+    again = Submitter("platform", home=tmp_path / "elsewhere", watch=False).submit(patient, key="nightly")
+    assert again.run_id == first.run_id and again.adopted and len(platform.attempts) == 2
+    earlier, newest = again.attempts
+    assert (earlier.status.state, earlier.status.reason) == (State.PREEMPTED, "the machine was taken away")
+    assert [earlier.handle, newest.handle] == [f"{first.run_id}-a1", f"{first.run_id}-a2"]
+
+
 @pytest.mark.parametrize(
     ("age", "since"), [(timedelta(minutes=100), "100 min"), (timedelta(hours=2), "2 h"), (timedelta(hours=49), "49 h")]
 )

@@ -176,9 +176,10 @@ def test_a_resume_on_more_nodes_says_what_becomes_of_the_batch(memory, submitter
 @pytest.fixture
 def moved(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that plans the next attempt of a failed run on another target: the plan, and its notes."""
-    options = {"project": "p", "bucket": "bucket", "usd_per_hour": 3}
+    options = {"project": "p", "bucket": "bucket"}
     targets = {"here": {"backend": "local"}, "pods": {"backend": "kubernetes", "image": "img:2"},
-               "one": {"backend": "vertex", **options, "prefix": "walks"}, "two": {"backend": "vertex", **options}}  # fmt: skip
+               "one": {"backend": "vertex", **options, "prefix": "walks", "usd_per_hour": 3},
+               "two": {"backend": "vertex", **options, "usd_per_hour": 7}}  # fmt: skip
     lines = [f"{name}.{key} = {json.dumps(value)}" for name, keys in targets.items() for key, value in keys.items()]
     (tmp_path / "cloudtrain.toml").write_text("\n".join(["[targets]", *lines]) + "\n")
     (tmp_path / "train.py").write_text("print(1)\n")
@@ -222,6 +223,12 @@ def test_what_does_not_go_along_to_another_target_is_said(moved, first, target, 
     _, notes = moved(first, target, **changes)
     found = [note for note in notes if "is ignored" in note or "are not used" in note]
     assert found == ([said] if said else [])
+
+
+@pytest.mark.parametrize(("target", "price"), [("two", 7), ("pods", None), ("here", None)])
+def test_the_price_of_a_machine_is_that_of_the_new_target(moved, target: str, price: float | None):
+    plan, _ = moved("one", target, image="img:1")
+    assert plan.job["resources"].get("usd_per_hour") == price
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
     assert stored.output_data == f"s3://bucket/runs/{stored.run_id}/outputs"
 
 
+def test_what_follows_an_older_run_is_of_that_run(submitter, job):
+    older = submitter.submit(job.replace(args=["--older"]))
+    older.cancel(60)
+    submitter.submit(job.replace(args=["--newer"])).cancel(60)
+    again = older.rerun()
+    assert again.record.parent == older.run_id and again.record.job["args"] == ["--older"]
+    assert older.resume().run_id == older.run_id and [each.number for each in older.attempts] == [1, 2]
+
+
 def test_rerun_is_a_new_run_over_the_same_bundle(submitter, job, source):
     run = submitter.submit(job)
     run.acknowledge()
