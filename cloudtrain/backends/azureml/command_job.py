@@ -18,11 +18,11 @@ from cloudtrain.job.placeholders import variable
 from cloudtrain.job.problems import fit_name
 
 _BINDING = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)\s*\}\}")
-_OPTIONAL = re.compile(r"\$\[\[(.*?)\]\]", re.DOTALL)  # left out where an input in it has no value
+_OPTIONAL = re.compile(r"\$\[\[([^\[]*?)\]\]")  # left out where an input in it has no value
 _PLACEHOLDER = re.compile(r"\{(?:input:\w+|output_dir|model_dir)\}")
 _SHELL = re.compile(r"[^\w\s./:=,@%+\"'-]|\n")  # what a shell would read as more than words
 _INSTALL = re.compile(r"(?:python3? -m )?pip3? install\b")
-_SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json")
+_SCHEMA = re.compile(r"/(\w+)\.schema\.json")
 _BLOBS = (
     re.compile(r"wasbs?://(?P<container>[^@/]+)@(?P<account>\w+)\.blob\.core\.windows\.net/?(?P<path>.*)"),
     re.compile(r"abfss?://(?P<container>[^@/]+)@(?P<account>\w+)\.dfs\.core\.windows\.net/?(?P<path>.*)"),
@@ -59,7 +59,8 @@ def convert_file(path: Path) -> tuple[dict[str, Any], list[str]] | None:
     given = document.value
     if not isinstance(given, Mapping):
         return None
-    schema = _SCHEMA.search(str(given.get("$schema")))
+    address = str(given.get("$schema"))
+    schema = _SCHEMA.search(address) if "azureml" in address else None
     kind = schema[1] if schema else "commandJob" if given.get("type") == "command" and "command" in given else ""
     if not kind:
         return None
@@ -260,7 +261,7 @@ class _Conversion:
         command = _OPTIONAL.sub(lambda found: found[1] if self._given(found[1]) else "", command)
         text = _BINDING.sub(self._placeholder, command)
         made = [f'mkdir -p "$CLOUDTRAIN_OUTPUT_DIR/{name}"' for name in folders]
-        *before, last = re.split(r"\s*&&\s*", text)
+        *before, last = (part.strip() for part in text.split("&&"))
         found = _script(last)
         if found and all(_INSTALL.match(each) and not _SHELL.search(each) for each in before):
             self._job["entrypoint"], args = found
