@@ -12,6 +12,7 @@ from threading import Event, Thread
 import pytest
 
 from cloudtrain.backends import registry
+from cloudtrain.clock import SYSTEM
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -288,6 +289,22 @@ def test_a_sender_on_another_machine_counts_as_gone_after_a_while(submitter, job
         with submitter.store.database.write() as db:
             db.execute("UPDATE attempts SET owner = ? WHERE run_id = ?", (str(elsewhere), name))
         assert outcomes.is_free(submitter.store.attempts(name)[0]) is free
+
+
+@pytest.mark.parametrize("host", ["", "login1"])
+def test_an_interrupted_submission_ends_by_the_clock_of_its_home(job, platform, host: str):
+    clock = VirtualClock(SYSTEM.now())
+    submitter = Submitter("platform", watch=False, clock=clock)
+    name = interrupted(submitter, job)
+    if host:  # whether its sender lives there cannot be seen
+        with submitter.store.database.write() as db:
+            db.execute("UPDATE attempts SET owner = ?", (str(replace(Process.here(), host=host)),))
+    run = Run(name, submitter.store)
+    look(run)
+    assert run.record.status.state is State.QUEUED
+    clock.jump(outcomes.ADOPTABLE_S + 60)
+    look(run)
+    assert run.record.status.state is State.FAILED and not platform.attempts
 
 
 def test_nothing_is_sent_again_without_its_secrets(submitter, job, platform, monkeypatch):
