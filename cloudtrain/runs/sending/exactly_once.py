@@ -95,7 +95,8 @@ class ExactlyOnce(Planner):
 
         Making an SDK's client costs more than its calls.
         """
-        patterns = registry.backend_class(plan.backend).variables  # as `environment.patterns_of`, a file less of a submit
+        # As `environment.patterns_of`, with a file less of a submit:
+        patterns = registry.backend_class(plan.backend).variables
         patterns = environment.CALLS if patterns is None else patterns
         shell = environment.select(os.environ, ("HOME", *patterns)) if patterns else {}
         made_of = plan.backend, (plan.job.get("options") or {}).get(plan.backend), shell
