@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, MissingExtra
 from cloudtrain.job.providers import EXTRAS
@@ -17,7 +15,6 @@ class Tokens:
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._credential: Any = None
 
     def token(self, scope: str) -> tuple[str, float]:
         """Return a token and the seconds for which it is valid; blocking. Raises MissingExtra, BackendError."""
@@ -26,8 +23,8 @@ class Tokens:
         except ImportError:
             raise MissingExtra("Azure", EXTRAS["azure-identity"]) from None
         try:
-            self._credential = self._credential or DefaultAzureCredential()
-            granted = self._credential.get_token(scope)
+            # a new one each time: it keeps what it read of AZURE_FEDERATED_TOKEN_FILE for 10 minutes, and CI's ends sooner
+            granted = DefaultAzureCredential().get_token(scope)
         except Exception as error:  # of programs and files, too
             text = " ".join(str(error).split())[:300]
             raise BackendError(f"no credentials for Azure were found: {text}", LOGIN) from None

@@ -29,6 +29,7 @@ BIN = Path(sys.executable).parent
 PLACES = {
     "sagemaker": ci.Place("sagemaker", {"account": "123456789012", "region": "eu-west-1"}, pinned_policy=True),
     "vertex": ci.Place("vertex", {"project": "acme"}),
+    "azureml": ci.Place("azureml", {}),
     "kubernetes": ci.Place("kubernetes", {"server": "https://1.2.3.4", "context": "prod"}, "cloudtrain==0.1.0"),
     "local": ci.Place("local"),
 }
@@ -242,6 +243,9 @@ def test_google_auth_takes_the_identity_of_gitlab(tmp_path: Path):
     assert made.retrieve_subject_token(None) == "a.b.c"
 
 
+AZURE = "api://AzureADTokenExchange"
+
+
 class Issuer(BaseHTTPRequestHandler):
     """GitHub's endpoint for identity tokens: a new token for each request."""
 
@@ -249,18 +253,59 @@ class Issuer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = parse_qs(urlparse(self.path).query)
-        if self.headers["Authorization"] != "bearer of-the-job" or asked["audience"] != ["kubernetes"]:
+        audience = "".join(asked["audience"])
+        if self.headers["Authorization"] != "bearer of-the-job" or audience not in ("kubernetes", AZURE):
             self.send_error(401)
             return
         Issuer.given += 1
         claims = (
-            base64.urlsafe_b64encode(json.dumps({"exp": 4102444800, "n": Issuer.given}).encode()).decode().rstrip("=")
+            base64.urlsafe_b64encode(json.dumps({"exp": 4102444800, "n": Issuer.given, "aud": audience}).encode())
+            .decode()
+            .rstrip("=")
         )
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"value": f"a.{claims}.b"}).encode())
 
     def log_message(self, *_: Any) -> None: ...
+
+
+def test_the_identity_of_github_is_renewed_for_azure(tmp_path: Path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Issuer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    made = yaml.safe_load(PLACES["azureml"].build("github", "job.yaml"))["jobs"]["train"]
+    (step,) = (step for step in made["steps"] if "identity" in step.get("name", ""))
+    text = step["run"].replace("/tmp", str(tmp_path)).replace("sleep(120)", "sleep(0.05)")
+    text, loop, _ = text.partition("nohup")
+    assert loop and "python3 /tmp/identity.py >" in step["run"].splitlines()[-1]
+    env = {name: str(value).replace("/tmp", str(tmp_path)) for name, value in made["env"].items()} | {
+        "ACTIONS_ID_TOKEN_REQUEST_URL": f"http://127.0.0.1:{server.server_port}/token?api-version=2",
+        "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "of-the-job",
+    }
+    do(text, env)
+    token = Path(env["AZURE_FEDERATED_TOKEN_FILE"])
+    first = token.read_text()
+    claims = first.split(".")[1]
+    assert json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["aud"] == AZURE
+    assert token.stat().st_mode & 0o077 == 0
+    renewing = subprocess.Popen([sys.executable, str(tmp_path / "identity.py")], env={**os.environ, **env})
+    try:
+        wait_for(lambda: token.read_text() != first)
+    finally:
+        renewing.kill()
+        renewing.wait()
+    process = shell(text, {**env, "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "of-another"})
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode, "without a token the step fails"
+    server.shutdown()
+
+
+def test_the_identity_of_gitlab_is_a_file_for_azure(tmp_path: Path):
+    made = yaml.safe_load(PLACES["azureml"].build("gitlab", "job.yaml"))["train"]
+    assert made["id_tokens"] == {"IDENTITY_TOKEN": {"aud": AZURE}}
+    token = tmp_path / "token"
+    do(made["before_script"][1], {"IDENTITY_TOKEN": "a.b.c", "AZURE_FEDERATED_TOKEN_FILE": str(token)})
+    assert token.read_text() == "a.b.c" and token.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("system", ci.PATHS)

@@ -51,6 +51,7 @@ class AzuremlBackend(Backend):
             "resources.use_spot": "jobTier",
         },
         client="azure-identity>=1.25",
+        ci=Path(__file__).with_name("ci.yml"),
         account="subscription",
         machines=Path(__file__).with_name("machines.csv"),
         fixes={"disk-full": "choose a larger machine (resources.instance_type), or keep fewer checkpoints"},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from cloudtrain.simulators.azureml.jobs import Behavior
 from cloudtrain.simulators.azureml.server import ID, AzureApiError, Simulator
 from cloudtrain.simulators.http import Fault
 from cloudtrain.source.bundle import Bundle
+from cloudtrain.testing.clock import VirtualClock
 
 
 class Paper:
@@ -186,6 +189,26 @@ def test_logs_of_nodes_by_their_cursor(paper: Paper):
     job.logs[1] += b"26-01-01T00:00:04Z d\n"
     assert [line.text for line in backend.logs(handle, after=lines[0].cursor)] == ["b", "c", "d"]
     assert list(backend.logs(handle, after=lines[-1].cursor))[0].text == "d"
+
+
+def test_each_token_is_asked_for_with_the_identity_that_the_file_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Credential:
+        """Keeps the file's text, as azure-identity's WorkloadIdentityCredential does for 10 minutes."""
+
+        read = ""
+
+        def get_token(self, scope: str) -> SimpleNamespace:
+            self.read = self.read or (tmp_path / "token").read_text()
+            return SimpleNamespace(token=f"{self.read} for {scope}", expires_on=3600)
+
+    monkeypatch.setitem(sys.modules, "azure", ModuleType("azure"))
+    monkeypatch.setitem(sys.modules, "azure.identity", SimpleNamespace(DefaultAzureCredential=Credential))
+    tokens = Tokens(VirtualClock())
+    for text in ("first", "second"):
+        (tmp_path / "token").write_text(text)
+        assert tokens.token("logs")[0] == f"{text} for logs"
 
 
 def test_an_expired_token_is_renewed_once(paper: Paper, monkeypatch: pytest.MonkeyPatch):
