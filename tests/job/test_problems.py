@@ -23,7 +23,7 @@ SAID = [
     ),
     (
         "checkpoint:\n  frequency: 3",
-        ["job.yaml:3: checkpoint.frequency: is not a known key (choose from every, folder, keep, required)"],
+        ["job.yaml:3: checkpoint.frequency: is not a known key (choose from engine, every, folder, keep, required)"],
     ),
     ("num_nodes: two", ['job.yaml:2: num_nodes: must be a whole number, not the text "two"']),
     ("num_nodes: 2.5", ["job.yaml:2: num_nodes: must be a whole number, not the number 2.5"]),
