@@ -108,6 +108,16 @@ def test_of_two_processes_one_sends_it(submitter, platform, job, first, monkeypa
     assert platform.calls.count("submit") == 2
 
 
+def test_what_another_process_has_begun_to_send_is_not_ended_as_held(submitter, platform, job, first):
+    run = after(submitter, job, first)
+    stale = run.attempts[0]
+    end(first)
+    look(run)
+    run.store.request_cancel(run.run_id)
+    assert waiting.advance(run.store, run.record, stale, may_send=True) == (False, False)
+    assert not run.attempts[0].status.state.final, "the cancel goes to the platform"
+
+
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_sender_that_is_killed_is_followed_by_one_submission(submitter, platform, job, first, dead, committed):
     run = after(submitter, job, first)

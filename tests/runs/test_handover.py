@@ -77,7 +77,7 @@ def test_elsewhere_than_on_linux_the_mode_of_its_folder_says_whose_a_mailbox_is(
 def test_a_watcher_that_does_not_answer_is_waited_for_seconds_only(memory, job, home, monkeypatch):
     bounds: list[float] = []
     monkeypatch.setattr(handover, "call", lambda _, message, timeout_s: bounds.append(timeout_s) or {"ok": True})
-    holder = SimpleNamespace(address="socket", is_valid=lambda _: True, version="0")
+    holder = SimpleNamespace(address="socket", is_valid=lambda clock: clock.now() > 0, version="0")
     monkeypatch.setattr(Store, "watcher", lambda _: holder)
     lacking = SimpleNamespace(lacking=["HOME"])
     monkeypatch.setattr(Store, "environments", lambda _, ids: dict.fromkeys(ids, lacking))
@@ -100,7 +100,7 @@ def test_a_folder_deeper_than_an_address_may_be(quick_folder):
 def test_a_watcher_that_lives_is_told_and_gets_what_it_lacks(memory, job, home, box, monkeypatch):
     monkeypatch.setattr(handover, "start", lambda *_, **__: None)
     run = Submitter("memory", watch=True).submit(job)
-    valid = SimpleNamespace(address=str(box.path), is_valid=lambda _: True, version="0")
+    valid = SimpleNamespace(address=str(box.path), is_valid=lambda clock: clock.now() > 0, version="0")
     monkeypatch.setattr(Store, "watcher", lambda _: valid)
     monkeypatch.setattr(
         Store, "environments", lambda _, ids: {ids[0]: SimpleNamespace(lacking=["PLANTED", "NOT_HERE"])}
