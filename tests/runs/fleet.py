@@ -13,7 +13,7 @@ import pytest
 from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
-from cloudtrain.errors import CloudtrainError, NoCapacity, Unreachable
+from cloudtrain.errors import CloudtrainError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job import units
@@ -59,6 +59,7 @@ class Fleet:
         self.lives: dict[str, Life] = {}  # of accepted attempts, by attempt id
         self.sent: list[tuple[str, str]] = []  # platform and attempt of each that was accepted
         self.refuses: set[str] = set()  # platforms without machines
+        self.not_reached: set[str] = set()  # platforms to which nothing is sent
         self.unreachable: set[str] = set()
         self.kill_after = FOREVER  # writes to the history, until the client dies
         patch.setattr(retry, "OUTAGE_S", 0.0)
@@ -181,6 +182,8 @@ class Site(MemoryBackend):
         with self._asked():
             if plan.attempt_id in self.attempts:
                 return plan.attempt_id
+            if self.name in self.fleet.not_reached:
+                raise NotReached(f"{self.name} refuses the connection")
             if self.name in self.fleet.refuses or self.fleet.chance(0.35):
                 raise NoCapacity(f"{self.name} has no such machines")
             self.fleet.admit(plan.attempt_id)

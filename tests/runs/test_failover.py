@@ -48,6 +48,18 @@ def test_a_refusal_goes_on_to_the_next_at_once_and_ends_after_the_last(fleet, so
     assert run.record.status.state is State.FAILED and "lab has no such machines" in run.record.status.reason
 
 
+def test_where_nothing_was_sent_the_next_has_it_at_once_and_the_last_ends_it(fleet, source, home):
+    fleet.not_reached = {"east"}
+    run = submit(fleet, job_of(source), home)
+    fleet.look(run)
+    assert places(run) == ["east", "west"] and fleet.live() == [f"{run.run_id}-a2"]
+    fleet.not_reached = set(NAMES)
+    run = submit(fleet, job_of(source, name="nowhere"), home)
+    fleet.look(run)
+    assert places(run) == ["east", "west", "lab"] and run.record.status.state is State.FAILED
+    assert "lab refuses the connection" in run.record.status.reason
+
+
 def test_a_refusal_names_the_gpus_of_the_next_where_the_target_stays(fleet, source, home):
     fleet.refuses = {"east"}
     gpus = {"accelerators": ["A100:1", "L4:1", "T4:1"]}
