@@ -23,6 +23,7 @@ LAB = (*SSH, *SLURM, "nodes/test_ssh.py")
 STRATEGIES = "entrypoints/trainer/strategies"
 RESULTS = "backends/results/test_results.py::test_the_next_attempt_resumes_and_all_comes_home"
 STOPS = "backends/results/test_stops.py::test_a_script_behind_any_wrapper_saves"
+ENGINE = "entrypoints/test_trainer_resume.py::test_a_key_of_the_job_does_the_same_for_a_script_without_the_line"
 INDEX = "runs/test_attach_all.py::test_concurrent_writers_of_the_index_lose_nothing[S3]"
 FRAMEWORKS = "thirdparty/test_frameworks.py::test_two_nodes_train_as_the_framework_itself_does"
 THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
@@ -161,6 +162,7 @@ TABLE = {
     "entrypoints/launcher/restarts": ("entrypoints/launcher/test_killed_ranks.py::test_drawn_deaths[10]",),
     "entrypoints/launcher/world/frameworks": (f"{FRAMEWORKS}[local-jax]",),
     "entrypoints/path/": (
+        ENGINE,
         "entrypoints/test_trainer_resume.py::test_a_damaged_and_an_unfinished_checkpoint_are_passed_over",
         "entrypoints/test_trainer_resume.py::test_a_killed_run_ends_as_the_unbroken_one[sft-2-1-0]",
     ),
@@ -229,6 +231,9 @@ FIXED = (
             "test_submitting_a_plan_twice_is_one_attempt",
         )
     ),
+    ENGINE,
+    "laws/test_law6_failures.py::test_every_deadly_signal_is_128_and_its_number",
+    "laws/test_law9_log.py::test_every_line_once_and_in_order",
     "backends/slurm/test_login.py::test_a_job_through_the_login_node",
     "backends/slurm/test_statuses.py::test_many_attempts_are_one_squeue",
     "backends/ssh/test_inside.py::test_a_server_in_a_rank_is_reached",
