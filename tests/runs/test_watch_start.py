@@ -123,10 +123,11 @@ def test_a_line_of_the_watchers_log_begins_with_the_time(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "2026-11-30T10:00:00Z 'x'\n")
 
 
-def test_what_only_reads_adds_to_the_log_of_the_home(tmp_path: Path, capsys, monkeypatch):
+def test_what_only_reads_adds_to_the_log_of_the_home_and_prints_what_it_cannot_add(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setattr(watch_log, "now", lambda: "2026-11-30T10:00:00Z")
     for text in ("no answer", "é"):
         watch_log.write(text, tmp_path)
         watch_log.write(text, tmp_path / "a home that is gone")
     assert (tmp_path / "watch.log").read_text("utf-8") == "2026-11-30T10:00:00Z no answer\n2026-11-30T10:00:00Z é\n"
-    assert capsys.readouterr() == ("", "") and [path.name for path in tmp_path.iterdir()] == ["watch.log"]
+    assert capsys.readouterr() == ("", "2026-11-30T10:00:00Z no answer\n2026-11-30T10:00:00Z é\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["watch.log"]

@@ -259,6 +259,8 @@ class _Conversion:
     def _read_command(self, folders: list[str], ranks: int) -> None:
         command = str(self._take("command")).replace("\\\n", " ").strip()
         command = _OPTIONAL.sub(lambda found: found[1] if self._given(found[1]) else "", command)
+        if "$[[" in command:
+            self._note("command", "$[[...]] with a [ in it stays as it is: write what it stands for")
         text = _BINDING.sub(self._placeholder, command)
         made = [f'mkdir -p "$CLOUDTRAIN_OUTPUT_DIR/{name}"' for name in folders]
         *before, last = (part.strip() for part in text.split("&&"))

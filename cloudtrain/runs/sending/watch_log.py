@@ -14,13 +14,14 @@ MOST_BYTES = 4 << 20  # what is older is kept once, in watch.log.1
 
 
 def write(text: object, home: Path | None = None) -> None:
-    """Write a line with the time, to this process's standard error; of a process that only reads, to the log in `home`."""
+    """Write a line with the time: to the log in `home`, where it can be written, else to this process's standard error."""
     line = f"{now()} {text}\n"
-    if home is None:
-        print(line, end="", file=sys.stderr)  # noqa: T201 - the log itself
-    else:
+    if home is not None:
         with suppress(OSError), (home / NAME).open("a", encoding="utf-8") as log:
             log.write(line)
+            log.flush()
+            return
+    print(line, end="", file=sys.stderr)  # noqa: T201 - the log itself
 
 
 def bound() -> None:

@@ -135,6 +135,7 @@ def test_each_key_has_its_place(change: dict[str, Any], key: str, value: Any) ->
         ({"command": "torchrun a.py", "distribution": {"type": "pytorch"}}, "distribution: the command runs once on each"),
         ({"command": "python a.py ${{inputs.x}}"}, "inputs.x: has no value"),
         ({"command": "echo '${{inputs.x}}'", "inputs": {"x": {"path": "y"}}}, "command: between '"),
+        ({"command": "python a.py $[[--only [a] ${{inputs.x}}]]"}, "command: $[[...]] with a [ in it stays"),
         ({"command": "python a.py $AZUREML_RUN_ID"}, "command: on this platform only"),
         ({"inputs": {"x": {"path": "y", "type": "mltable"}}}, "inputs.x.type: mltable"),
         ({"distribution": {"type": "tensorflow", "parameter_server_count": 1}}, "distribution.parameter_server_count: there"),
