@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 from xml.sax.saxutils import escape
 
 from cloudtrain.clock import SYSTEM
@@ -48,7 +48,7 @@ class _Object:
     @property
     def headers(self) -> dict[str, str]:
         return {"ETag": f'"{self.etag}"', "Last-Modified": self.at, "Content-MD5": self.md5,
-                "Content-Type": "application/octet-stream"}  # fmt: skip
+                "Content-Type": "application/octet-stream", "x-ms-blob-type": "BlockBlob"}  # fmt: skip
 
 
 @dataclass
@@ -76,6 +76,20 @@ class BlobService:
     def connection(self, url: str) -> str:
         """Return the connection string of the account on a server."""
         return f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={url}/{ACCOUNT};"
+
+    def signed(self, seconds: int = 3600) -> str:
+        """Return an account SAS that reads and lists for so long."""
+        ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(SYSTEM.now() + seconds))
+        asked = {"sp": "rl", "ss": "b", "srt": "sco", "se": ends, "sv": "2021-12-02"}
+        return urlencode({**asked, "sig": _signature(asked)})
+
+    def write(self, container: str, name: str, data: bytes) -> None:
+        """Write an object, as a service beside the account does."""
+        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        with self._lock:
+            self._count += 1
+            at = formatdate(SYSTEM.now(), usegmt=True)
+            self.containers.setdefault(container, {})[name] = _Object(data, md5, f"0x{self._count:X}", at)
 
     def objects(self, container: str) -> dict[str, bytes]:
         with self._lock:
@@ -113,6 +127,7 @@ class BlobService:
                     "Etag": one.etag,
                     "Content-Length": len(one.data),
                     "Content-MD5": one.md5,
+                    "BlobType": "BlockBlob",
                 }
                 fields = "".join(f"<{tag}>{value}</{tag}>" for tag, value in about.items())
                 rows.append(f"<Blob><Name>{escape(name)}</Name><Properties>{fields}</Properties></Blob>")
@@ -157,7 +172,8 @@ class BlobService:
             raise BlobApiError(412, "ConditionNotMet")
         if request.method == "HEAD":
             return Response(b"", 200, {**one.headers, "Content-Length": str(len(one.data))})
-        span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
+        asked = request.headers.get("x-ms-range") or request.headers.get("range", "")
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
         if not span:
             return Response(one.data, 200, one.headers)
         first, last = int(span[1]), min(int(span[2] or len(one.data)), len(one.data) - 1)
@@ -186,15 +202,19 @@ class BlobService:
         return found
 
 
-def _authorize(request: Request) -> None:
-    """Raise BlobApiError unless a request has an account SAS that the key has signed."""
-    asked: Mapping[str, str] = request.query
+def _signature(asked: Mapping[str, str]) -> str:
     order = ("sp", "ss", "srt", "st", "se", "sip", "spr", "sv", "ses")
     text = "\n".join([ACCOUNT, *(asked.get(name, "") for name in order), ""])
     digest = hmac.new(base64.b64decode(KEY), unquote(text).encode(), hashlib.sha256).digest()
+    return base64.b64encode(digest).decode()
+
+
+def _authorize(request: Request) -> None:
+    """Raise BlobApiError unless a request has an account SAS that the key has signed."""
+    asked: Mapping[str, str] = request.query
     ends = time.strptime(asked.get("se", "1970-01-01T00:00:00Z"), "%Y-%m-%dT%H:%M:%SZ")
     allowed = {"GET": "r", "HEAD": "r", "DELETE": "d", "PUT": "w"}[request.method]
     if calendar.timegm(ends) < SYSTEM.now() or allowed not in asked.get("sp", ""):
         raise BlobApiError(403, "AuthenticationFailed")
-    if not hmac.compare_digest(base64.b64encode(digest).decode(), asked.get("sig", "")):
+    if not hmac.compare_digest(_signature(asked), asked.get("sig", "")):
         raise BlobApiError(403, "AuthenticationFailed")

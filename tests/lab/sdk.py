@@ -1,6 +1,6 @@
-"""An environment with sagemaker<3, which cannot be installed beside this project's other pins.
+"""Environments of clouds' own SDKs: sagemaker<3 cannot be installed beside this project's pins, azure-ai-ml is of tests only.
 
-Where it is not there and CLOUDTRAIN_REQUIRE lacks sagemaker-sdk, tests are skipped.
+Where one is not there and CLOUDTRAIN_REQUIRE lacks its word, tests are skipped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,26 @@ from tests.lab.environments import folder_of, make_environment
 
 ROOT = Path(__file__).parents[2]
 SDK = "sagemaker==2.257.7"
+AZURE_SDK = "azure-ai-ml==1.35.2"
 NEEDED = ["click", "pydantic", "PyYAML", "pathspec", "isal", "platformdirs"]  # by cloudtrain itself
 TESTING = ["moto[server,s3]>=5.2", "pytest>=9"]  # by the simulator and the driver of sequences
 
 
 def interpreter() -> Path:
-    """Return the interpreter of the environment, made if it is required."""
-    name, packages = SDK.replace("==", "-"), [SDK, *NEEDED, *TESTING]
+    """Return the interpreter of the environment with sagemaker<3, made if it is required."""
+    return _made(SDK, "sagemaker-sdk", [SDK, *NEEDED, *TESTING])
+
+
+def azure_interpreter() -> Path:
+    """Return the interpreter of the environment with azure-ai-ml alone, made if it is required."""
+    return _made(AZURE_SDK, "azure-ai-ml", [AZURE_SDK])
+
+
+def _made(sdk: str, word: str, packages: list[str]) -> Path:
+    name = sdk.replace("==", "-")
     folder = folder_of(name, packages)
-    required = "sagemaker-sdk" in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(",")
-    if not (folder / "COMPLETE").exists() and not required:
-        pytest.skip(f"{SDK} is not installed in {folder} (CLOUDTRAIN_REQUIRE=sagemaker-sdk does)")
+    if not (folder / "COMPLETE").exists() and word not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
+        pytest.skip(f"{sdk} is not installed in {folder} (CLOUDTRAIN_REQUIRE={word} does)")
     return make_environment(name, packages)
 
 

@@ -90,11 +90,11 @@ class Workspace:
                 return
             page = self._http.call("GET", following, failure).json
 
-    def log_files(self, job: str) -> dict[str, str]:
-        """Return the log files of a job with their signed addresses; {} for a job that Run History does not know yet."""
+    def run(self, job: str) -> dict[str, Any]:
+        """Return what Run History knows of a job, with signed addresses of its logs; {} for a job that it does not know yet."""
         path = f"{self._history()}/history/v1.0{self.id}/runs/{quote(job)}/details"
         answer = self._http.call("GET", path, f"the log of {job} cannot be read", accept=(404,))
-        return {} if answer.status == 404 else dict(answer.json.get("logFiles") or {})
+        return {} if answer.status == 404 else dict(answer.json)
 
     def both_ends(self, url: str, tail: int) -> list[str]:
         """Return the first lines of a log file, and the lines in its last `tail` bytes."""

@@ -14,6 +14,7 @@ from cloudtrain.backends.plan import FoundAttempt, Plan
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import before_sending, first_request
 from cloudtrain.events import LogLine, State, Status, short_reason
+from cloudtrain.job.units import format_time, unix_time
 from cloudtrain.nodes.logs import merge
 
 # JobStatus of azure-rest-api-specs (2024-10-01) -> ours; what is final is decided by the launcher's own last line too
@@ -79,14 +80,15 @@ class Jobs:
         url = (own.get("services") or {}).get("Studio", {}).get("endpoint")
         if not state.final:
             return Status(state, None, url=url, started_at=self._started(name) if state is State.RUNNING else None)
-        status = self._end(name, own, state, url)
+        status = self._end(name, state, url)
         self._ends[name] = status
         return status
 
-    def _end(self, name: str, own: Mapping[str, Any], state: State, url: str | None) -> Status:
+    def _end(self, name: str, state: State, url: str | None) -> Status:
         """Return the state of a job that has ended: what the launcher of node 0 wrote last, else Azure's word."""
         first, last, result = None, None, None
-        for _, address in sorted(self._files(name).items()):
+        run = self._workspace.run(name)
+        for _, address in sorted(_files(run).items()):
             for line in self._workspace.both_ends(address, TAIL_BYTES):
                 found = _LINE.match(line)
                 if found:
@@ -95,14 +97,14 @@ class Jobs:
                     result = event[1] if event and event[0] == "result" else result
             if result:
                 break
-        error = own.get("error") or {}
-        told = short_reason(str(error.get("message") or ""))
+        lost = State.LOST if state is State.SUCCEEDED or first else State.FAILED
+        first, last = _time(run, "startTimeUtc") or first, _time(run, "endTimeUtc") or last
+        told = short_reason(str(((run.get("error") or {}).get("error") or {}).get("message") or ""))
         if result is None:
             if state is State.CANCELLED:
                 return Status(state, None, "", first, last, url)
-            if error and _EVICTED.search(told):
+            if _EVICTED.search(told):
                 return Status(State.PREEMPTED, None, told, first, last, url)
-            lost = State.LOST if state is State.SUCCEEDED or first else State.FAILED
             return Status(lost, None, told or "the job ended before its launcher did", first, last, url)
         ours, code = State(result["state"]), result.get("code")
         if state is State.CANCELLED and ours is State.PREEMPTED:
@@ -111,10 +113,14 @@ class Jobs:
         return Status(ours, code if known else None, str(result.get("reason") or ""), first, last, url)
 
     def _started(self, name: str) -> str | None:
-        """Return when the first line of node 0 was written; it is read once."""
-        if name not in self._starts and (address := self._files(name).get(0)):
-            lines = map(_LINE.match, self._workspace.both_ends(address, 0))
-            self._starts.update((name, found[2]) for found in lines if found)
+        """Return when a job began to run, by Run History or by the first line of node 0; it is read once."""
+        if name not in self._starts:
+            run = self._workspace.run(name)
+            began = _time(run, "startTimeUtc")
+            if not began and (address := _files(run).get(0)):
+                lines = map(_LINE.match, self._workspace.both_ends(address, 0))
+                began = next((found[2] for found in lines if found), None)
+            self._starts.update({name: began} if began else {})
         return self._starts.get(name)
 
     def logs(self, name: str, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
@@ -122,7 +128,7 @@ class Jobs:
         nodes = int(((job or {}).get("properties", {}).get("resources") or {}).get("instanceCount") or 1)
 
         def read(offsets: Sequence[int]) -> list[Iterable[bytes] | None]:
-            found = self._files(name)
+            found = _files(self._workspace.run(name))
             return [
                 [self._workspace.log(found[node], offsets[node])] if node in found else None for node in range(nodes)
             ]
@@ -132,11 +138,6 @@ class Jobs:
             return now is None or STATES.get(str(now["properties"].get("status")), State.STARTING).final
 
         return merge(read, nodes, after=after, follow=follow, ended=ended, pause_s=self._follow_s, clock=self._clock)
-
-    def _files(self, name: str) -> dict[int, str]:
-        """Return node -> address of its log."""
-        matches = ((_LOG.fullmatch(file), url) for file, url in self._workspace.log_files(name).items())
-        return {int(found[1] or 0): url for found, url in matches if found}
 
     def cancel(self, name: str) -> None:
         job = self.read(name)
@@ -156,6 +157,16 @@ class Jobs:
                 record = sent_record(own.get("environmentVariables") or {})
                 created = str((job.get("systemData") or {}).get("createdAt") or "") or None
                 yield FoundAttempt(tags[ATTEMPT_TAG], str(job["name"]), record, created)
+
+
+def _files(run: Mapping[str, Any]) -> dict[int, str]:
+    """Return node -> address of its log."""
+    matches = ((_LOG.fullmatch(file), url) for file, url in (run.get("logFiles") or {}).items())
+    return {int(found[1] or 0): url for found, url in matches if found}
+
+
+def _time(run: Mapping[str, Any], name: str) -> str | None:
+    return format_time(unix_time(str(run[name]))) if run.get(name) else None
 
 
 def labels_of(job: Mapping[str, Any]) -> dict[str, str]:

@@ -46,6 +46,8 @@ class SimulatedJob:
     properties: dict[str, Any]
     created: str
     status: str = "NotStarted"
+    started: str | None = None
+    ended: str | None = None
     error: dict[str, Any] | None = None
     logs: list[bytearray] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -99,7 +101,7 @@ class Runner:
                 folder = self._folder / job.name / f"node-{node}"
                 folder.mkdir(parents=True)
                 replicas.append(self._replica(job, node, folder, environment))
-            job.status = "Running"
+            job.status, job.started = "Running", now()
             job.status, job.error = self._watch(job, replicas)
         except Exception as error:
             job.status, job.error = "Failed", {"code": "UserError", "message": f"{type(error).__name__}: {error}"}
@@ -107,7 +109,7 @@ class Runner:
             ended, job.status = job.status, "Finalizing"
             for replica in replicas:
                 replica.kill()
-            job.status = ended
+            job.status, job.ended = ended, now()
 
     def _replica(self, job: SimulatedJob, node: int, folder: Path, environment: Mapping[str, str]) -> Replica:
         inputs = {}

@@ -15,6 +15,14 @@ from cloudtrain.simulators.http import ApiError, Request, Response, Route, Serve
 SUBSCRIPTION, GROUP, WORKSPACE = "00000000-0000-0000-0000-000000000000", "local", "local"
 CONTAINER = "jobs"
 ID = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.MachineLearningServices/workspaces/{WORKSPACE}"
+OPERATIONS = f"{ID.partition('/workspaces/')[0]}/locations/local/mfeOperationResults"
+ARTIFACTS = "azureml"  # the container of the workspace's own store
+DATASTORE = {
+    "id": f"{ID}/datastores/workspaceartifactstore",
+    "name": "workspaceartifactstore",
+    "properties": {"datastoreType": "AzureBlob", "accountName": ACCOUNT, "containerName": ARTIFACTS, "isDefault": True,
+                   "credentials": {"credentialsType": "Sas"}},
+}  # fmt: skip
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}")
 # fields of CommandJob in azure-rest-api-specs, machinelearningservices stable/2024-10-01
 FIELDS = {"jobType", "displayName", "experimentName", "command", "environmentId", "environmentVariables", "inputs", "outputs",
@@ -78,8 +86,12 @@ class Simulator:
             ("GET", one, lambda _, name: Response(self._shown(self._find(name)))),
             ("PUT", one, self._create),
             ("POST", rf"{one}/cancel", self._cancel),
+            ("GET", rf"{OPERATIONS}/([^/]+)", self._cancelled),
             ("GET", rf"/history/v1\.0{ID}/runs/([^/]+)/details", self._details),
-            ("GET", r"/logs/([^/]+)/(.+)", self._log),
+            ("POST", rf"/history/v1\.0{ID}/rundata", self._run_data),
+            ("GET", rf"{ID}/datastores", lambda _: Response({"value": [DATASTORE]})),
+            ("GET", rf"{ID}/datastores/\w+", lambda _: Response(DATASTORE)),
+            ("POST", rf"{ID}/datastores/\w+/listSecrets", self._secrets),
             *(
                 (method, r"/subscriptions/.+/workspaces/([^/]+)(?:/.*)?", self._absent)
                 for method in ("GET", "PUT", "POST")
@@ -158,8 +170,7 @@ class Simulator:
 
     def _shown(self, job: SimulatedJob) -> dict[str, Any]:
         studio = {"Studio": {"endpoint": f"https://ml.azure.com/runs/{job.name}?wsid={ID}", "jobServiceType": "Studio"}}
-        more = {"error": job.error} if job.error else {}
-        own = {**job.properties, "status": job.status, "services": studio, **more}
+        own = {**job.properties, "status": job.status, "services": studio}
         return {
             "id": f"{ID}/jobs/{job.name}",
             "name": job.name,
@@ -180,29 +191,43 @@ class Simulator:
         where = f"{request.base}{ID}/jobs?tag={tag}={value}&$skip={first + self.behavior.page}"
         return Response({"value": [self._shown(job) for job in page], **({"nextLink": where} if more else {})})
 
-    def _cancel(self, _: Request, name: str) -> Response:
+    def _cancel(self, request: Request, name: str) -> Response:
         job = self._find(name)
         if job.status not in FINAL:
             job.cancelled.set()
             job.status = "CancelRequested" if job.thread else "Canceled"
-        return Response(None, 202)
+        return self._cancelled(request, name)
+
+    def _cancelled(self, request: Request, name: str) -> Response:
+        """Answer whether a job has ended: 202 says where to ask again."""
+        if self._find(name).status in FINAL:
+            return Response(None, 200)
+        return Response(None, 202, {"Location": f"{request.base}{OPERATIONS}/{name}", "Retry-After": "1"})
 
     # -- run history ---------------------------------------------------------------------------------------------------
 
     def _details(self, request: Request, name: str) -> Response:
         job = self._find(name)
-        files = {file: f"{request.base}/logs/{name}/{file}?sig=signed" for file in job.log_files()}
-        return Response({"runId": name, "status": job.status, "logFiles": files})
+        where = f"{request.base}/{ACCOUNT}/{ARTIFACTS}"
+        files = {file: f"{where}/{path}?{self.blobs.signed()}" for file, path in self._publish(job).items()}
+        more = {
+            "startTimeUtc": job.started,
+            "endTimeUtc": job.ended,
+            "error": {"error": job.error} if job.error else None,
+        }
+        return Response({"runId": name, "status": job.status, "logFiles": files, **more})
 
-    def _log(self, request: Request, name: str, file: str) -> Response:
-        job = self._find(name)
-        if request.query.get("sig") != "signed" or file not in job.log_files():
-            raise AzureApiError(403, "AuthenticationFailed", "the signature is wrong")
-        data = bytes(job.logs[job.log_files()[file]])
-        span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
-        if span and int(span[1]) >= len(data):
-            raise AzureApiError(416, "InvalidRange", "the range is beyond the end")
-        first, last = (int(span[1]), int(span[2] or len(data))) if span else (0, len(data))
-        part = data[first : last + 1]
-        headers = {"Content-Type": "text/plain", "Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
-        return Response(part, 206 if span else 200, headers)
+    def _run_data(self, request: Request) -> Response:
+        job = self._find(str(request.json.get("runId")))
+        self._publish(job)
+        return Response({"runMetadata": {"runId": job.name, "status": job.status, "outputs": {}}})
+
+    def _publish(self, job: SimulatedJob) -> dict[str, str]:
+        """Write the logs of a job to the workspace's store, as they are now; return their names there."""
+        files = {file: f"ExperimentRun/dcid.{job.name}/{file}" for file in job.log_files()}
+        for file, path in files.items():
+            self.blobs.write(ARTIFACTS, path, bytes(job.logs[job.log_files()[file]]))
+        return files
+
+    def _secrets(self, _: Request) -> Response:
+        return Response({"secretsType": "Sas", "sasToken": self.blobs.signed()})

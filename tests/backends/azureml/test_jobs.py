@@ -157,6 +157,25 @@ def test_an_evicted_machine_is_a_preemption(paper: Paper):
     assert backend.status(handle).state is State.PREEMPTED
 
 
+def test_times_are_those_of_run_history_else_of_the_log(paper: Paper):
+    line, result = b"0 -1 2026-01-01T00:00:00.000Z began\n", {"kind": "result", "state": "FAILED", "code": 3}
+    for run_id, began, first in (("own", "2026-01-01T00:00:01.1234567+00:00", "01.123456"), ("log", None, "00.000")):
+        backend = paper.backend()
+        handle = backend.submit(paper.plan(run_id), paper.bundle)
+        job = paper.simulator.jobs[handle]
+        job.status, job.started, job.logs = "Running", began, [bytearray(line)]
+        start = f"2026-01-01T00:00:{first}Z"
+        assert backend.status(handle).started_at == start
+        before = paper.simulator.server.count_requests("GET", "/details")
+        assert backend.status(handle).started_at == start
+        assert paper.simulator.server.count_requests("GET", "/details") == before, "it is read once"
+        job.status, job.ended = "Failed", began and "2026-01-01T00:09:00Z"
+        job.logs[0] += f"1 -1 2026-01-01T00:08:00.000Z ::cloudtrain::{json.dumps(result)}\n".encode()
+        status = paper.backend().status(handle)
+        end = "2026-01-01T00:09:00.000000Z" if began else "2026-01-01T00:08:00.000Z"
+        assert (status.state, status.started_at, status.ended_at) == (State.FAILED, start, end)
+
+
 def test_a_queued_job_is_cancelled_and_again(paper: Paper):
     backend = paper.backend()
     handle = backend.submit(paper.plan(), paper.bundle)
