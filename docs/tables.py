@@ -68,7 +68,7 @@ PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "Faults of each call of a backend": (
         "Each call of the backend `local` is replaced by one that does nothing, does what it does twice, or does it for the"
         " attempt that was submitted last. Named is a test of the suite that fails. `benchmarks/results/call_faults.md` has"
-        " other backends, calls and traits, and says which faults were not run.",
+        " other backends, calls and traits.",
         contract.calls,
     ),
 }

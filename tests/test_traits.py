@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend
+from cloudtrain.backends.checkpoints import FOLDERS
+from cloudtrain.backends.plan import Plan
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT, Traits
+from cloudtrain.cli.view import ci
 from cloudtrain.diagnosis import patterns
 from cloudtrain.errors import BadJob
-from cloudtrain.forecast import prices
+from cloudtrain.forecast import offers, prices
 from cloudtrain.job import forms, rules
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning import environment
+from cloudtrain.runs.planning.attempts import carry_checkpoints
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.testing.memory import MemoryBackend
 
@@ -303,7 +308,10 @@ def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, na
     assert planned() != planned(**use)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.BUILT_IN if registry.backend_class(name).traits.prices])
+PRICED = ("sagemaker", "vertex")
+
+
+@pytest.mark.parametrize("name", PRICED)
 def test_the_machine_of_a_plan_is_named_as_in_the_list_of_prices(tmp_path: Path, home: Path, name: str):
     (tmp_path / "train.py").write_text("")
     kind = registry.backend_class(name)
@@ -313,10 +321,17 @@ def test_the_machine_of_a_plan_is_named_as_in_the_list_of_prices(tmp_path: Path,
     assert kind(options, tmp_path).machine(Planner(name, **options).plan(job)) == f"{listed}/{machine}"
 
 
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_which_backends_have_prices_and_start_programs_beside_a_rank(name: str):
+    kind = registry.backend_class(name)
+    assert bool(kind.traits.prices) == (name in PRICED) and kind.traits.shell == (kind.shell is not Backend.shell)
+
+
 def test_the_traits_name_keys_of_the_job_file():
     known = {*rules.platform_keys(), *rules.SHARED_KEYS}
     for name in registry.BUILT_IN:
-        assert registry.backend_class(name).traits.keys.keys() <= known, name
+        keys = registry.backend_class(name).traits.keys
+        assert keys.keys() <= known and set(map(type, keys.values())) <= {str}, name
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
@@ -348,3 +363,44 @@ def test_a_package_whose_backend_does_not_load_stops_nobody_else(monkeypatch: py
 @pytest.mark.parametrize("account", [12345678901, "012345678901"])
 def test_an_account_that_is_a_number_guards_a_ci_file_too(account: object):
     assert registry.backend_class("sagemaker").ci_values({"account": account})["account"] == "012345678901"
+
+
+@pytest.mark.parametrize(("name", "variable"), [("sagemaker", "SM_MODEL_DIR"), ("vertex", "AIP_MODEL_DIR")])
+def test_variables_that_a_platform_sets_are_set_elsewhere_only(tmp_path: Path, home: Path, name: str, variable: str):
+    (tmp_path / "train.py").write_text(f"import os\nprint(os.environ['{variable}'])\n")
+
+    def notes(target: str) -> str:
+        job = Job(name="mine", source=str(tmp_path), entrypoint="train.py")
+        return "\n".join(Planner(target, **OPTIONS.get(target, {})).plan(job).notes)
+
+    assert f"train.py:2 reads {variable}" in notes("local") and variable not in notes(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "folder"), [("sagemaker", "slurm", FOLDERS[1]), ("sagemaker", "sagemaker", None)]
+)
+def test_an_attempt_elsewhere_finds_checkpoints_as_the_platform_before_it_names_them(
+    old: str, new: str, folder: str | None
+):
+    before = Plan(old, "r", 1, {}, {}, {"checkpoint": {}}, {})
+    assert carry_checkpoints({"required": False}, new, before, saved=True)["folder"] == folder
+
+
+@pytest.mark.parametrize(("name", "client"), [("ssh", "asyncssh"), ("sagemaker", "boto3")])
+def test_a_ci_file_installs_what_a_submission_needs(name: str, client: str):
+    assert f" {client}\n" in ci.Place(name, wheel="cloudtrain==1").build("github", "job.yaml")
+
+
+def test_a_ci_file_logs_in_to_a_cluster():
+    made = ci.Place("kubernetes", {"server": "https://1.2.3.4", "context": "prod"}).build("github", "job.yaml")
+    assert "https://1.2.3.4" in made and "id-token: write" in made
+
+
+def test_machines_of_the_provider_that_a_platform_rents_from_have_the_facts_of_its_table():
+    own, rented = (offers.machines_of(provider) for provider in ("sagemaker", "aws"))
+    assert own["ml.g5.12xlarge"] == rented["g5.12xlarge"] and "ml.g5.12xlarge" not in rented
+
+
+def test_the_calls_for_a_job_on_this_machine_read_no_credentials():
+    shell = {"AWS_PROFILE": "one", "KUBECONFIG": "/k", "HOME": "/home/me"}
+    assert environment.select(shell, environment.patterns_of("local")) == {}

@@ -41,7 +41,6 @@ class Traits:
         in_place: its ranks are plain processes of this machine: what they write anywhere stays where it is, and
             `<home>/runs/<run>` has the results of a run without `output`.
         workdir: `fetch` copies the working directory of the ranks, when it is asked for.
-        files: results are kept as files, with modes, times and links. A store keeps bytes alone.
         shared_files: all nodes and attempts of a target see the same files.
         packs: the platform packs `model` and `outputs`, and its copy of the checkpoints is as
             cloudtrain.backends.checkpoints describes.
@@ -64,7 +63,6 @@ class Traits:
     own_machines: bool = False
     in_place: bool = False
     workdir: bool = False
-    files: bool = False
     shared_files: bool = False
     packs: bool = False
     script_variables: str = ""

@@ -42,7 +42,7 @@ class MemoryBackend(Backend):
 
     name = "memory"
     poll_s = 0.01
-    traits = Traits(Paths.NODES, dict.fromkeys([*rules.platform_keys(), *rules.SHARED_KEYS], HONOURED), workdir=True)
+    traits = Traits(Paths.NODES, dict.fromkeys([*rules.platform_keys(), *rules.SHARED_KEYS], HONOURED))
     attempts: ClassVar[dict[str, SubmittedAttempt]] = {}  # by attempt id, which is the handle
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:

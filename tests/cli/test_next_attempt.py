@@ -63,18 +63,3 @@ def test_cancel_names_resume_and_says_where_it_begins(shell, project, saved):
     out = shell("cancel", run_id).out
     assert f"CANCELLED; cloudtrain resume {run_id} " in out
     assert ("from its newest checkpoint" in out) is saved and ("from the beginning" in out) is not saved
-
-
-def test_the_help_of_resume_names_the_keys_that_it_can_change():
-    from cloudtrain.cli.resume import command
-    from cloudtrain.runs.sending.resume import CHANGES
-
-    listed = " ".join(str(command.help).split()).partition("can change these keys: ")[2].partition(".")[0]
-    assert listed.split(", ") == list(CHANGES)
-
-
-def test_resume_can_change_how_many_nodes_a_role_has_and_not_what_it_runs():
-    from cloudtrain.runs.sending.resume import can_change
-
-    assert all(map(can_change, ("num_nodes", "limits.stall", "roles.server.num_nodes", "roles.server.restart")))
-    assert not any(map(can_change, ("args", "roles", "roles.server", "roles.server.run", "roles.server.num_nodes.x")))

@@ -439,3 +439,10 @@ def test_the_policy_of_a_broken_file_stops_the_plan_and_not_other_commands(proje
     assert cli("ls")[0] == 0
     code, out, _ = cli("doctor", "local")
     assert code == 1 and "rules.a.spot: can only be true" in out
+
+
+def test_a_refused_account_is_that_of_the_option_that_says_who_pays(project: Path):
+    (project / "policy.toml").write_text('[rules.one]\naccounts = ["9999"]\n')
+    vertex = ["target=vertex", "image=r/n:1", "options.vertex.project=acme", "options.vertex.bucket=results"]
+    (text,) = refusal("job.yaml", sets=vertex)
+    assert "options.vertex.project: is acme" in text

@@ -100,6 +100,15 @@ def test_a_refused_submission_is_looked_for_before_the_next_try(submitter, job, 
     assert platform.calls.count("submit") == 2 and len(platform.attempts) == 1
 
 
+def test_nothing_is_sent_without_its_secrets(submitter, job, platform, monkeypatch):
+    monkeypatch.setenv("TOKEN", "geheim")
+    run = unasked(submitter, job.replace(secrets={"TOKEN": "env:TOKEN"}))
+    monkeypatch.delenv("TOKEN")
+    look(run)
+    assert run.state is State.FAILED and "secret TOKEN: env:TOKEN is not set" in run.record.status.reason
+    assert "submit" not in platform.calls
+
+
 def test_the_wait_ends(submitter, job, platform):
     run = unasked(submitter, job)
     before = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

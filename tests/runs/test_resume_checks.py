@@ -14,13 +14,14 @@ from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.checkpoints import FOLDERS
+from cloudtrain.cli.resume import command
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.forecast import fit
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.sending import resume, retry
-from cloudtrain.runs.sending.resume import describe_start, plan_next, send_copy
+from cloudtrain.runs.sending.resume import CHANGES, can_change, describe_start, plan_next, send_copy
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
@@ -270,3 +271,13 @@ def test_limits_alone_change_nothing_else_of_the_plan(memory, submitter, job, mo
     for sets, target in ((["env.A=b"], None), (["limits.max_runtime=2h", "env.A=b"], None), ([], "local")):
         with pytest.raises(BadRequest, match="read again"):
             plan_next(run.store, earlier, sets, target)
+
+
+def test_the_help_of_resume_names_the_keys_that_it_can_change():
+    listed = " ".join(str(command.help).split()).partition("can change these keys: ")[2].partition(".")[0]
+    assert listed.split(", ") == list(CHANGES) and all(map(can_change, listed.split(", ")))
+
+
+def test_resume_can_change_how_many_nodes_a_role_has_and_not_what_it_runs():
+    assert all(map(can_change, ("num_nodes", "limits.stall", "roles.server.num_nodes", "roles.server.restart")))
+    assert not any(map(can_change, ("args", "roles", "roles.server", "roles.server.run", "roles.server.num_nodes.x")))

@@ -164,3 +164,12 @@ def test_the_console_writes_the_run_and_not_what_was_found(store, job):
     data = Planner("local").plan(using(job, first)).job
     assert lean(data)["inputs"] == {"model": {"run": first, "what": "model"}}
     assert lean(job.replace(inputs={"a": "s3://b/c"}).to_dict())["inputs"] == {"a": "s3://b/c"}
+
+
+def test_a_cluster_reads_what_its_run_left_in_the_folder_of_all_nodes(store, job):
+    plan = Planner("slurm", home=store.home, folder="/shared").plan(job)
+    store.intend(plan, identity="", owner=Process.here())
+    store.accept(plan.attempt_id, str(plan.request["folder"]))
+    store.set_status(plan.run_id, Status(State.SUCCEEDED))
+    found = located(using(job, plan.run_id), "slurm", folder="/shared")
+    assert found["uri"] == f"/shared/runs/{plan.run_id}/model" and found.get("sha256") is None

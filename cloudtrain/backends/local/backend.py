@@ -49,9 +49,7 @@ class LocalBackend(FolderBackend):
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    traits = Traits(
-        Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, files=True, shell=True, fixes=HERE_FIXES
-    )
+    traits = Traits(Paths.HERE, KEYS, in_place=True, workdir=True, own_machines=True, shell=True, fixes=HERE_FIXES)
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     variables: tuple[str, ...] = ()
 

@@ -42,7 +42,6 @@ class SagemakerLocalBackend(Backend):
         Paths.HERE,
         local_request.KEYS,
         own_machines=True,
-        files=True,
         packs=True,
         script_variables="sm_env",
         fixes=HERE_FIXES,

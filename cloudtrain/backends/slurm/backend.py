@@ -49,7 +49,6 @@ class SlurmBackend(FolderBackend):
         Paths.NODES,
         request.KEYS,
         own_machines=True,
-        files=True,
         shared_files=True,
         client="asyncssh",
         shell=True,

@@ -54,7 +54,7 @@ class SshBackend(FolderBackend):
     """Runs jobs on machines that are reached over SSH."""
 
     name = "ssh"
-    traits = Traits(Paths.NODES, KEYS, own_machines=True, files=True, client="asyncssh", shell=True, fixes=FIXES)
+    traits = Traits(Paths.NODES, KEYS, own_machines=True, client="asyncssh", shell=True, fixes=FIXES)
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
     logs_per_s = 20.0  # requests over connections that are open

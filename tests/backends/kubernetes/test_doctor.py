@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.backends.kubernetes.request import MAX_INLINE_BYTES
+from cloudtrain.errors import BadRequest
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle, File
 from tests.backends.kubernetes.locked_down import ENFORCE
@@ -107,3 +113,14 @@ def test_a_job_is_held_against_the_quotas_with_all_its_pods(cluster: Cluster):
     assert many == "11 pods need 11 of pods, and the quota team has 10 left"
     (large,) = probed(cluster, resources={"accelerators": "H100:16"})
     assert "exceeded quota: team" in large
+
+
+def test_manifests_for_kubectl_hold_the_source_where_they_can(tmp_path: Path):
+    backend = KubernetesBackend({"server": "https://10.0.0.1", "image": "any:1"}, tmp_path)
+    job = Job.from_dict({"name": "tried", "source": "/", "entrypoint": "train.py"})
+    made = list(yaml.safe_load_all(backend.manifests(backend.plan(job, CODE, "tried-run"), b"the source")))
+    assert "Job" in [each["kind"] for each in made]
+    assert base64.b64encode(b"the source").decode() in json.dumps(made)
+    large = replace(CODE, size_bytes=MAX_INLINE_BYTES + 1)
+    with pytest.raises(BadRequest, match="too large for a ConfigMap"):
+        backend.manifests(backend.plan(job.replace(output="gs://bucket/out"), large, "tried-run"), b"")

@@ -21,7 +21,6 @@ from cloudtrain.errors import BackendError, BadJob, StoreError
 from cloudtrain.job.job import Job
 from cloudtrain.nodes import supervisor
 from cloudtrain.nodes.agents import Answer, LocalAgent
-from cloudtrain.runs.planning import environment
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.source import node_code
@@ -185,11 +184,6 @@ def test_what_this_machine_carries_out_is_planned(home, tmp_path, keys: dict[str
     given = {"source": str(tmp_path), "entrypoint": "train.py", **keys}
     plan = Planner("local").plan(Job.from_dict({name: value for name, value in given.items() if value}))
     assert not [note for note in plan.notes if any(key in note and "without effect" in note for key in keys)]
-
-
-def test_the_calls_for_a_job_on_this_machine_read_no_credentials():
-    shell = {"AWS_PROFILE": "one", "KUBECONFIG": "/k", "HOME": "/home/me"}
-    assert environment.select(shell, environment.patterns_of("local")) == {}
 
 
 # -- bytecode ---------------------------------------------------------------------------------------------------------

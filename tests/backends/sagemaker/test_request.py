@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker import client, fields, limits, machine, request
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.sagemaker.hyperparameters import TORCHRUN
 from cloudtrain.backends.sagemaker.policy import _Needs
+from cloudtrain.errors import MissingExtra
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.plan import Planner
 from tests.backends.sagemaker.oracle import violations
@@ -642,3 +646,62 @@ def test_a_later_job_finds_what_sagemaker_packed(tmp_path, home, compress: bool,
     assert all(uri.startswith("s3://mine/") for uri in found.values())
     ends = [uri.partition(f"/{plan.request['TrainingJobName']}/output/")[2] for uri in found.values()]
     assert ends == [model, outputs]
+
+
+OBJECT = {"Key": "r/output/a", "Size": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)}
+
+
+def test_a_digest_is_that_of_what_sagemaker_packed(tmp_path, monkeypatch) -> None:
+    """The stand-in is AWS itself: which operations are asked for, and with what."""
+    backend = SagemakerBackend(ACCOUNT, tmp_path)
+    objects = [{**OBJECT, "ETag": '"1"'}]
+
+    def call(service: str, operation: str, **values: str) -> dict[str, object]:
+        assert (service, operation, values["Prefix"]) == ("s3", "list_objects_v2", "r/output/")
+        return {"Contents": objects}
+
+    monkeypatch.setattr(backend.aws, "call", call)
+    first = backend.packed_digest("s3://mine/r/output/")
+    objects[0]["ETag"] = '"2"'
+    assert len(first) == 64 and backend.packed_digest("s3://mine/r/output/") not in ("", first)
+    objects.clear()
+    assert backend.packed_digest("s3://mine/r/output/") == ""
+
+
+def test_the_accounts_registry_is_logged_in_to(tmp_path, monkeypatch) -> None:
+    asked: list[str] = []
+    granted = {"authorizationToken": base64.b64encode(b"AWS:word").decode(), "proxyEndpoint": "https://123.ecr"}
+
+    def call(service: str, operation: str, **values: object) -> dict[str, object]:
+        asked.append(operation)
+        if operation == "describe_repositories":
+            raise AwsError("none", code="RepositoryNotFoundException")
+        return {"authorizationData": [granted]}
+
+    backend = SagemakerBackend(ACCOUNT, tmp_path)
+    monkeypatch.setattr(backend.aws, "call", call)
+    login = backend.image_registry("cloudtrain-train")
+    assert (login.host, login.user, login.password) == ("123.ecr", "AWS", "word")
+    assert asked == ["describe_repositories", "create_repository", "get_authorization_token"]
+
+
+def test_an_output_is_opened_with_the_credentials_that_the_options_name(monkeypatch) -> None:
+    used: list[tuple[str | None, str | None, str]] = []
+
+    def call(self: Aws, service: str, operation: str, **values: object) -> None:
+        used.append((self.profile, self.endpoint, f"{values['Bucket']}/{values['Key']}"))
+
+    monkeypatch.setattr(Aws, "call", call)
+    files = SagemakerBackend.open_output("s3://mine/runs", {"profile": "team", "endpoint": "https://store"})
+    assert files is not None and files.add("r/audit/1.json", b"{}")
+    assert used == [("team", "https://store", "mine/runs/r/audit/1.json")]
+    assert SagemakerBackend.open_output("/shared/runs", {"profile": "team"}) is None
+
+
+def test_an_estimator_needs_the_sdk(tmp_path, home, monkeypatch) -> None:
+    monkeypatch.setattr(client, "find_spec", lambda name: None)
+    (tmp_path / "train.py").write_text("")
+    options = {**ACCOUNT, "image": "any/a:1"}
+    job = Job(name="x", source=str(tmp_path), entrypoint="train.py", resources={"accelerators": "A100:8"})
+    with pytest.raises(MissingExtra, match="sagemaker"):
+        SagemakerBackend(options, tmp_path).estimator(Planner("sagemaker", **options).plan(job))

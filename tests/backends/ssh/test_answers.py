@@ -425,6 +425,14 @@ def test_doctor_goes_on_after_a_machine_that_is_away(fleet):
     assert not fleet["one"].calls("listen") and fleet["two"].calls("reach") == [{"host": "three", "port": 4001}]
 
 
+def test_doctor_shows_what_it_found_on_each_machine(backend, fleet):
+    for name in NAMES:
+        fleet[name].answers |= {"facts": FACTS, "listen": 4001, "reach": None}
+    assert backend.check() == []
+    lines = backend.checked_machines()
+    assert list(lines) == list(NAMES) and all(line.startswith("reached: Python 3.11") for line in lines.values())
+
+
 def answers_of_a_submit(fleet: dict[str, Scripted], *, control: str = "10.0.0.1:9") -> None:
     for name in NAMES:
         fleet[name].answers |= dict.fromkeys(("folders", "extract", "write", "cancel"))
