@@ -157,7 +157,7 @@ def test_a_change_is_compared_with_what_has_landed_else_with_a_day_ago_else_with
 
 
 def test_a_change_runs_the_long_tests_of_what_it_touches():
-    assert long_tests(["cloudtrain/report/use.py", "docs/index.md"]) == ([], [])
+    assert long_tests(["cloudtrain/metrics/use.py", "docs/index.md"]) == ([], [])
     slurm, _ = long_tests(["cloudtrain/backends/slurm/script.py"])
     assert "backends/slurm/test_backend.py" in slurm and "backends/ssh/test_backend.py" not in slurm
     assert set(LAB) <= set(long_tests(["entrypoints/launcher/ranks.py"]).chosen)
