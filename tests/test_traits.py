@@ -308,7 +308,7 @@ def test_a_key_changes_the_field_that_traits_name(tmp_path: Path, home: Path, na
     assert planned() != planned(**use)
 
 
-PRICED = ("sagemaker", "vertex")
+PRICED = ("azureml", "sagemaker", "vertex")
 
 
 @pytest.mark.parametrize("name", PRICED)

@@ -23,12 +23,13 @@ class BadList(BackendError):
 
 
 class Offer(NamedTuple):
-    """Prices of one machine by its type, whose list they are from, and what they are derived from where they are estimates."""
+    """Prices of one machine by its type, whose list they are from, what estimates are derived from, and prices of spot ones."""
 
     usd_per_hour: dict[str, float]
     source: str
     url: str
     estimate: str = ""
+    spot: Mapping[str, float] = {}
 
 
 class Downloads(Protocol):

@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,7 @@ class PriceList:
         as_of: the day on which it was read (UTC, ISO 8601).
         estimate: what the prices are derived from; "" for those of the list itself.
         url: where it was read.
+        spot: machine type -> price of one spot machine, where the list has it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PriceList:
     as_of: str
     estimate: str = ""
     url: str = ""
+    spot: Mapping[str, float] = field(default_factory=dict)
 
 
 class Shipped(NamedTuple):
@@ -137,8 +139,9 @@ def load(home: Path, name: str) -> PriceList | None:
 def _read(path: Path, _changed_ns: int) -> PriceList:
     data = json.loads(path.read_bytes())
     date.fromisoformat(data["as_of"])
-    prices = {str(name): usd for name, usd in data.pop("usd_per_hour").items() if is_price(usd)}
-    return PriceList(usd_per_hour=prices, **data)
+    usual, spot = ({str(machine): usd for machine, usd in table.items() if is_price(usd)}
+                   for table in (data.pop("usd_per_hour"), data.pop("spot", {})))  # fmt: skip
+    return PriceList(usd_per_hour=usual, spot=spot, **data)
 
 
 def stored_lists(home: Path) -> Iterator[PriceList]:
@@ -190,7 +193,9 @@ def listed(named: str, shipped: Mapping[str, Any] | None, nodes: int, home: Path
     if stored and usd_of_one is not None and (not price or price.get("estimate") or price["as_of"] <= stored.as_of):
         price = {"usd_per_hour": round(usd_of_one * nodes, 6), "as_of": stored.as_of, "source": stored.source}
         price |= {"estimate": stored.estimate} if stored.estimate else {}
-    if price and own and own.spot:
+    if price and stored and machine in stored.spot:
+        price |= {"spot": [round(stored.spot[machine] * nodes, 6)] * 2, "spot_as_of": stored.as_of}
+    elif price and own and own.spot:
         price |= {"spot": [round(usd * nodes, 6) for usd in own.spot], "spot_as_of": own.as_of}
     return price | {"machine": f"{nodes} x {machine}, {region}"} if price else None
 

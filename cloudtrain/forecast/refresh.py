@@ -39,4 +39,4 @@ def _read(name: str, google_key: str) -> PriceList:
     else:
         offer = read_catalogue(download, provider, region).offer()
     today = SYSTEM.utc().date().isoformat()
-    return PriceList(name, offer.usd_per_hour, offer.source, today, offer.estimate, offer.url)
+    return PriceList(name, offer.usd_per_hour, offer.source, today, offer.estimate, offer.url, offer.spot)

@@ -47,7 +47,7 @@ def test_the_lists_that_the_page_names_can_be_asked_for(tmp_path: Path, monkeypa
     lines = re.findall(r"^cloudtrain prices refresh ([a-z]\S+)", PAGE, re.MULTILINE)
     assert len(lines) == 2 and command._wanted(tmp_path, tuple(lines)) == sorted(lines)
     table = {row.split("/")[0] for row in re.findall(r"`([a-z]+/)REGION`", PAGE)}
-    assert table == {"sagemaker", "vertex", "aws", "gcp", "runpod"}
+    assert table == {"sagemaker", "vertex", "azureml", "aws", "gcp", "runpod"}
     assert f"{prices.FACTOR} times Compute Engine's price" in PAGE
 
 

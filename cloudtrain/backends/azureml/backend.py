@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from cloudtrain.backends.azureml.jobs import Jobs
+    from cloudtrain.backends.price_lists import Downloads, Offer
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -53,6 +54,7 @@ class AzuremlBackend(Backend):
         client="azure-identity>=1.25",
         ci=Path(__file__).with_name("ci.yml"),
         account="subscription",
+        prices="eastus",
         machines=Path(__file__).with_name("machines.csv"),
         fixes={"disk-full": "choose a larger machine (resources.instance_type), or keep fewer checkpoints"},
     )
@@ -99,7 +101,13 @@ class AzuremlBackend(Backend):
 
     def machine(self, plan: Plan) -> str:
         kind = plan.request["job"]["properties"]["resources"].get("instanceType", "")
-        return f"azure/{self._options['region']}/{kind}" if kind and self._options.get("region") else ""
+        return f"{self.name}/{self._options['region']}/{kind}" if kind and self._options.get("region") else ""
+
+    @classmethod
+    def read_prices(cls, provider: str, region: str, key: str, downloads: Downloads) -> Offer:
+        from cloudtrain.backends.azureml import prices
+
+        return prices.read_prices(downloads, region)
 
     def facts(self, plan: Plan) -> Facts:
         own = plan.request["job"]["properties"]

@@ -40,7 +40,7 @@ class AzuremlOptions(BaseModel):
     priority: Literal["", "low", "medium", "high"] = Field("", description="Priority in the serverless queue.")
     shm_gb: int | None = Field(None, ge=1, le=2048, description="Shared memory of a container, in GiB.")
     python: str = Field("python", description="Python of the image, 3.9 or newer.")
-    region: str = Field("", description="Region of the workspace; policies check it.")
+    region: str = Field("", description="Region of the workspace, for prices and policies.")
     endpoint: str = Field("", description="Address of a simulator instead of Azure's.")
 
     @model_validator(mode="after")

@@ -225,7 +225,8 @@ def _describe_price(plan: Plan) -> str:
     spot = ""
     if price.get("spot"):
         low, high = price["spot"]
-        spot = f", on spot {low:g}{f' to {high:g}' if high > low else ''} (30 days to {price['spot_as_of']})"
+        days = f"{f' to {high:g}' if high > low else ''} ({'30 days to ' if high > low else ''}{price['spot_as_of']})"
+        spot = f", on spot {low:g}{days}"
     return f"{about}{price['usd_per_hour']} USD an hour{' on demand' if spot else ''} ({'; '.join(facts)}){spot}"
 
 
