@@ -254,6 +254,7 @@ USES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resources.memory": ({"resources": {"memory": "111GB"}}, {}),
     "roles.resources": ({"roles": {"trainer": {}, "server": {"run": "serve", "resources": {"cpus": 33}}}}, ROLES),
     "roles.image": ({"roles": {"trainer": {}, "server": {"run": "serve", "image": "registry/other:2"}}}, ROLES),
+    "roles.colocate": ({"roles": {"trainer": {}, "server": {"run": "serve", "colocate": "trainer"}}}, ROLES),
     "secrets.k8s": ({"secrets": {"TOKEN": "k8s:name/key"}}, {}),
     "limits.max_runtime": ({"limits": {"max_runtime": "7h"}}, {}),
     "limits.max_wait": ({"limits": {"max_wait": "3h"}}, {}),

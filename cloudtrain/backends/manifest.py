@@ -253,7 +253,7 @@ def gpus_of_nodes(job: JobModel) -> list[int | None]:
     """Return the GPUs that each node asks for, by its rank; None where it takes those that are there."""
     own = job.resources.gpus if job.resources.accelerators is not None else None
     gpus: list[int | None] = [own] * job.main_nodes
-    for role in (role for name, role in job.roles.items() if name != job.main_role):
+    for role in (job.roles[name] for name in (roles.services(job) if job.roles else ())):
         gpus += [role.resources.gpus if role.resources else own] * role.num_nodes
     return gpus
 

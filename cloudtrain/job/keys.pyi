@@ -144,6 +144,8 @@ class RoleKeys(TypedDict, total=False):
     """As the job's."""
     num_nodes: int
     """Nodes of this role."""
+    colocate: str | None
+    """Role on whose nodes this one runs too. GPUs: those of its own resources, else none."""
     processes_per_node: int | None
     """As the job's; of a service: default 1."""
     env: Mapping[str, str | int | float | bool]
@@ -209,7 +211,7 @@ class JobKeys(TypedDict, total=False):
     args: Sequence[str | int | float | bool]
     """More arguments, appended unchanged."""
     roles: Mapping[str, RoleKeys | sections.Role]
-    """Several programs by name, each on nodes of its own; the run ends with the main one, `trainer`."""
+    """Several programs by name, each on its nodes; the run ends with the main one, `trainer`."""
     environment: EnvironmentKeys | sections.Environment
     """What to install on each node."""
     num_nodes: int

@@ -133,7 +133,7 @@ class JobModel(Spec):
     args: Many[list[Text]] = Field(default_factory=none_yet, description="More arguments, appended unchanged.")
     roles: Few[dict[str, Role]] = Field(
         default_factory=dict,
-        description="Several programs by name, each on nodes of its own; the run ends with the main one, `trainer`.",
+        description="Several programs by name, each on its nodes; the run ends with the main one, `trainer`.",
     )
     environment: Environment = Field(default=Environment(), description="What to install on each node.")
     num_nodes: Nodes = Field(default=1, description="Nodes.")
@@ -315,6 +315,9 @@ class JobModel(Spec):
     @model_validator(mode="after")
     def _follow(self) -> Self:
         """Set what follows from other fields, unless it was given."""
+        for name, role in self.roles.items():
+            if role.colocate:
+                self.roles[name] = role.on_nodes_of(self.roles.get(role.colocate))
         if self.roles and "num_nodes" not in self.model_fields_set:
             self.__dict__["num_nodes"] = sum(role.num_nodes for role in self.roles.values())
         if "strategy" not in self.parallelism.model_fields_set:

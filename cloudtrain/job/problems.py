@@ -177,10 +177,6 @@ def fit_name(text: str) -> str:
 
 _NOT_OF_A_ROLE = {  # keys that people look for in a role: what is so, and what to do
     "min_nodes": ("is not there for roles: all nodes of all roles start, or none", "remove it"),
-    "colocate": (
-        "is not there: each role has nodes of its own",
-        "remove it, or start this program from the other role's entrypoint",
-    ),
 }
 
 

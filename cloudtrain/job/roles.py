@@ -1,4 +1,8 @@
-"""Roles: the programs of one job, each on nodes of its own. The keys of the main role's program stand at the top of a job."""
+"""Roles: the programs of one job, each on nodes of its own, or on those of a role that it names (`colocate`).
+
+The keys of the main role's program stand at the top of a job. A node of a role has a launcher and a rank of its own also
+where several share a machine.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +86,46 @@ def on_own_machines(job: J) -> Iterator[tuple[J, int]]:
 
 
 def services(job: JobModel) -> list[str]:
-    """Return the roles beside the main one, in the order of their nodes, which follow the main role's."""
-    return [name for name in job.roles if name != job.main_role]
+    """Return the roles beside the main one, in the order of their nodes, which follow the main role's.
+
+    Those that share the nodes of another come after it.
+    """
+    hosts = [job.main_role, *(name for name, role in job.roles.items() if name != job.main_role and not role.colocate)]
+    return [name for host in hosts for name in sharing(job, host)][1:]
+
+
+def sharing(job: JobModel, host: str) -> list[str]:
+    """Return the roles that run on the nodes of a role, that one first."""
+    return [host, *(name for name, role in job.roles.items() if role.colocate == host)]
+
+
+def machines(job: JobModel) -> list[int]:
+    """Return the number of each node's machine, by the node's rank; nodes of roles that share machines have the same."""
+    found: list[int] = []
+    first = 0
+    for name in (job.main_role, *services(job)):
+        if found and not job.roles[name].colocate:
+            first = max(found) + 1
+        found += range(first, first + job.roles[name].num_nodes)
+    return found
+
+
+def on_shared_machines(job: J) -> Iterator[tuple[J, int, int]]:
+    """Yield the job of each role's machines, with what all roles there ask for; how many these are, and their roles."""
+    for host in (name for name in (job.main_role, *services(job)) if not job.roles[name].colocate):
+        names = sharing(job, host)
+        own = [on_own_machine(job, name).resources if name != job.main_role else job.resources for name in names]
+        changes: dict[str, Any] = {}
+        if gpus := sum(each.gpus for each in own):
+            kind = next(each.accelerator for each in own if each.gpus)
+            changes["accelerators"] = f"{kind}:{gpus}"
+        if any(each.cpus for each in own):
+            changes["cpus"] = sum(each.cpus or 0 for each in own)
+        if any(each.memory for each in own):
+            changes["memory"] = f"{-(-sum(each.memory_bytes or 0 for each in own) >> 20)}MiB"
+        host_job = job if host == job.main_role else on_own_machine(job, host)
+        resources = own[0].model_copy(update=changes) if names[1:] else own[0]
+        yield host_job.model_copy(update={"resources": resources}), job.roles[host].num_nodes, len(names)
 
 
 def to_manifest(job: JobModel) -> list[dict[str, Any]]:
@@ -100,6 +142,8 @@ def to_manifest(job: JobModel) -> list[dict[str, Any]]:
                 "env": dict(own.env), "setup": own.setup or "", "secrets": role.secrets, "ready": role.ready,
                 "ready_s": duration_s(role.ready_timeout), "restart": role.restart,
             }  # fmt: skip
+            if role.colocate:
+                entry["colocate"] = role.colocate
             if role.resources:
                 entry["gpus_per_node"] = role.resources.gpus
             if role.grace:
@@ -110,14 +154,15 @@ def to_manifest(job: JobModel) -> list[dict[str, Any]]:
     return made
 
 
-def find_shared_ports(job: JobModel) -> Iterator[Problem]:
-    """Yield the ports that several nodes of a job use, for a target whose nodes are all on one machine."""
+def find_shared_ports(job: JobModel, host: str = "") -> Iterator[Problem]:
+    """Yield the ports that several nodes on one machine use: on the nodes of a role, or where one machine has all nodes."""
     users: dict[int, str] = {}
+    where = f"both run on the nodes of {host}" if host else "all nodes are on one machine"
     for name, role in job.roles.items():
-        for port in role.all_ports:
-            if port in users or role.num_nodes > 1:
+        for port in role.all_ports if host in ("", name, role.colocate) else ():
+            if port in users or (role.num_nodes > 1 and not host):
                 other = users.get(port, f"another node of {name}")
-                message = f"uses port {port} as {other} does, and all nodes are on one machine"
+                message = f"uses port {port} as {other} does, and {where}"
                 yield Problem(message, f"roles.{name}.ports", "choose another port")
             users[port] = name
 
@@ -157,11 +202,15 @@ def find_role_problems(job: JobModel) -> Iterator[Problem]:
             yield Problem(message, f"roles.{name}.resources")
         if role.resources and isinstance(role.resources.accelerators, list):
             yield Problem("names several", f"roles.{name}.resources.accelerators", "name one")
+        if role.colocate:
+            yield from _colocated(name, job)
         if role.grace and duration_s(role.grace) > job.limits.grace_s:
             message = f"is longer than limits.grace ({job.limits.grace}), by which platforms end a node"
             yield Problem(message, f"roles.{name}.grace", "lower it, or raise limits.grace")
     if circle := _circle(job):
         yield Problem(f"waits in a circle: {' after '.join(circle)}", f"roles.{circle[0]}.after", "remove one of them")
+    for host in dict.fromkeys(role.colocate for role in roles.values() if role.colocate):
+        yield from find_shared_ports(job, host)
     nodes, given = sum(role.num_nodes for role in roles.values()), "num_nodes" in job.model_fields_set
     if given and (job.num_nodes != nodes or "num_nodes" not in roles[main].model_fields_set):
         yield Problem("is the number of nodes of each role", "num_nodes", f"write roles.{main}.num_nodes instead")
@@ -172,6 +221,39 @@ def find_role_problems(job: JobModel) -> Iterator[Problem]:
         yield Problem("cannot be combined with roles", "retry.restarts", "remove it")
     if job.parallelism.strategy == "auto":
         yield Problem("is auto, which cannot be combined with roles", "parallelism.strategy", "name a strategy")
+
+
+def _colocated(name: str, job: JobModel) -> Iterator[Problem]:
+    """Yield why a role cannot run on the nodes of the role that it names."""
+    role, path = job.roles[name], f"roles.{name}"
+    host = job.roles.get(role.colocate or "")
+    free = [other for other, each in job.roles.items() if other != name and not each.colocate]
+    if host is None or host.colocate or name == job.main_role:
+        why = "is for services, and this is the main role" if name == job.main_role else f"names {role.colocate}, "
+        why += (
+            "" if name == job.main_role else "no role of this job" if host is None else "which has no nodes of its own"
+        )
+        yield Problem(
+            why, f"{path}.colocate", f"choose from {', '.join(free)}" if name != job.main_role else "remove it"
+        )
+        return
+    if role.num_nodes != host.num_nodes:
+        message = f"is {role.num_nodes}, and {role.colocate}, whose nodes it shares, has {host.num_nodes}"
+        yield Problem(message, f"{path}.num_nodes", "remove it")
+    own, theirs = role.resources, job.resources if role.colocate == job.main_role else host.resources or job.resources
+    if own and (given := sorted(own.model_dump(include={"disk_gb", "instance_type"}, exclude_defaults=True))):
+        message = f"is that of the nodes of {role.colocate}, which it shares"
+        yield Problem(message, f"{path}.resources.{given[0]}", "remove it")
+    if own and own.gpus:
+        hint = f"write how many {role.colocate} has, such as accelerators: {own.accelerator}:6"
+        if theirs.accelerators is None:
+            message = f"asks for GPUs of nodes of which {role.colocate} takes all: it has no resources.accelerators"
+            yield Problem(message, f"{path}.resources.accelerators", hint)
+        elif theirs.accelerator not in (None, own.accelerator):
+            message = (
+                f"is {own.accelerator}, and the nodes of {role.colocate}, which it shares, have {theirs.accelerator}"
+            )
+            yield Problem(message, f"{path}.resources.accelerators", f"write {theirs.accelerator}:{own.gpus}")
 
 
 def _names(name: str, job: JobModel) -> Iterator[Problem]:

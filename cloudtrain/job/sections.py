@@ -344,7 +344,7 @@ class Retry(Spec):
 
 
 class Role(Spec):
-    """One program of a job with several, on nodes of its own."""
+    """One program of a job with several, on nodes of its own or on those of another role."""
 
     main: Flag = Field(
         default=False,
@@ -355,6 +355,9 @@ class Role(Spec):
     args: Many[list[Text]] = Field(default_factory=none_yet, description="As the job's.")
     hyperparameters: Annotated[Hyperparameters, MANY_ENTRIES] = Field(default_factory=dict, description="As the job's.")
     num_nodes: Nodes = Field(default=1, description="Nodes of this role.")
+    colocate: str | None = Field(
+        default=None, description="Role on whose nodes this one runs too. GPUs: those of its own resources, else none."
+    )
     processes_per_node: Processes | None = Field(default=None, description="As the job's; of a service: default 1.")
     env: Many[dict[Name, Text]] = Field(default_factory=dict, description="As the job's.")
     setup: str | None = Field(default=None, description="As the job's.")
@@ -395,6 +398,14 @@ class Role(Spec):
             for key, value in handler(self).items()
             if (value not in empty or (key == "resources" and value is not None)) and value is not False
         }
+
+    def on_nodes_of(self, other: Role | None) -> Role:
+        """Return this role with what follows from the one whose nodes it shares."""
+        copy = self.model_copy()
+        if other and "num_nodes" not in self.model_fields_set:
+            copy.__dict__["num_nodes"] = other.num_nodes
+        copy.__dict__["resources"] = self.resources or Resources()
+        return copy
 
     @property
     def all_ports(self) -> list[int]:

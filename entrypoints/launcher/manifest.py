@@ -106,8 +106,27 @@ class Manifest:
 
     def gpus_of(self, node: int) -> int:
         """Return the GPUs that a node asks for."""
-        index, _ = self.place(node)
-        return int(self.roles[index].get("gpus_per_node", self.gpus_per_node)) if index else self.gpus_per_node
+        return self._role_gpus()[self.place(node)[0]]
+
+    def _role_gpus(self) -> list[int]:
+        """Return the GPUs that a node of each role asks for."""
+        own: Any = self.fields["gpus_per_node"]
+        return [int(role.get("gpus_per_node", own)) for role in self.roles] or [own]
+
+    def shared_gpus(self, node: int) -> tuple[int, int, int]:
+        """Return which GPUs of its machine a node has, where others of this attempt may be there, too.
+
+        How many the nodes there have before its own; how many all have; which node of them is the first that asks for some.
+        """
+        index, rank = self.place(node)
+        counts = self._role_gpus()
+        if not self.roles:
+            return 0, counts[0], node
+        host = self.roles[index].get("colocate") or self.roles[index]["name"]
+        there = [at for at, role in enumerate(self.roles) if host in (role["name"], role.get("colocate"))]
+        first = next((at for at in there if counts[at]), index)
+        before = sum(counts[at] for at in there if at < index)
+        return before, sum(counts[at] for at in there), sum(role["nodes"] for role in self.roles[:first]) + rank
 
     def take_role(self, node: int) -> None:
         """Make this the manifest of one node: with its role, and for a service with the service's program."""

@@ -1,4 +1,8 @@
-"""The GPUs of a node on a host that several jobs share: the preparing thread waits for them, the supervisor reports it."""
+"""The GPUs of a node on a host that several jobs share: the preparing thread waits for them, the supervisor reports it.
+
+Where several nodes of an attempt are on one host, the first that asks for GPUs takes those of all: two that each waited for
+their own could wait for those of another attempt for ever.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,13 @@ from .manifest import Manifest
 from .prepare import gpus
 from .prepare.gpu_queue import GpuQueue
 from .processes import boot_id
-from .status import Status, stamp
+from .status import Status, read, stamp
 from .world.cluster import Cluster
 from .world.coordinator import Coordinator
 from .world.worker import Worker
 
 LOOK_S = 2.0  # between two looks at the queue
+SHARE_S = 0.2  # between two looks for what another node of the attempt has taken
 SMI_S = 10.0  # between two calls of nvidia-smi, where other programs fill GPUs: it may cost a second
 LINE_S = 60.0  # between two lines of the log on the wait
 
@@ -32,8 +37,13 @@ class SharedGpus:
         wait_s = environ.get("CLOUDTRAIN_GPU_WAIT_S")
         self._wait_s = float(wait_s) if wait_s else None
         self._asked, self._began = manifest.gpus_per_node, log.clock.monotonic()
+        node, here = int(environ["CLOUDTRAIN_NODE_RANK"]), environ["CLOUDTRAIN_NODE_DIR"]
+        self._before, together, first = manifest.shared_gpus(node)
+        self._first = os.path.join(os.path.dirname(here), f"node-{first}")  # whose launcher takes GPUs of this machine
+        self._wanted = (0 if self._before else together) if self._asked else 0
         self.turn, self._reported = threading.Event(), threading.Event()
         self._reason, self._taken, self._over = "", False, False
+        self._all: list[str] = []  # those of this machine that this node has taken for others, too
         self._busy: dict[str, str] = {}
         self._busy_until = 0.0
 
@@ -42,7 +52,7 @@ class SharedGpus:
 
         The order in which attempts take GPUs of several hosts goes by what names a host to all users.
         """
-        if self._asked:
+        if self._wanted:
             peers.queue(f"{boot_id() or ''} {socket.gethostname()}")
         else:
             self.turn.set()
@@ -53,8 +63,9 @@ class SharedGpus:
             self._over = False
             peers.stop("TIMED_OUT")
         elif self._taken and not self._reported.is_set():
-            status.set(state="STARTING", reason="", started_at=stamp(self._log.clock.now()))
-            if self._asked:
+            more = {"gpus": self._all} if self._all else {}
+            status.set(state="STARTING", reason="", started_at=stamp(self._log.clock.now()), **more)
+            if self._wanted:
                 peers.taken()
             self._reported.set()
         elif self._reason != status.fields["reason"] and not self._taken:
@@ -64,13 +75,17 @@ class SharedGpus:
         """Return the node's place with the GPUs that its ranks may use; blocking. Raises Refused."""
         uuids = gpus.visible()
         usable = _usable(uuids, self._environ)
-        if self._asked > len(usable):
+        if self._wanted > len(usable):
             shows = f"has {len(usable)}" if usable else "shows none"
-            raise Refused(f"{self._asked} GPUs per node were requested, this machine {shows} (nvidia-smi)")
+            raise Refused(f"{self._wanted} GPUs per node were requested, this machine {shows} (nvidia-smi)")
         self.turn.wait()
         try:
             queue = GpuQueue(clock=self._log.clock)
-            mine = self._wait(queue, usable) if self._asked else self._take_rest(queue, usable)
+            if self._wanted:
+                mine = self._wait(queue, usable)
+                self._all, mine = mine[self._asked :] and mine, mine[: self._asked]
+            else:
+                mine = self._take_part(queue) if self._asked else self._take_rest(queue, usable)
         except OSError as error:
             raise Refused(f"GPUs cannot be locked: {error.filename or ''} {error.strerror}") from None
         for lock in queue.locks:
@@ -92,9 +107,17 @@ class SharedGpus:
         self._manifest.gpus_per_node = len(mine)
         return mine
 
+    def _take_part(self, queue: GpuQueue) -> list[str]:
+        """Take this node's GPUs from those that another node of this attempt has taken on this machine."""
+        self._reason = f"waits for the GPUs of {os.path.basename(self._first)}, whose machine it shares"
+        while not (taken := (read(self._first) or {}).get("gpus")):
+            self._log.clock.sleep(SHARE_S)
+        return queue.join_in(list(taken)[self._before : self._before + self._asked])  # type: ignore[call-overload]
+
     def _wait(self, queue: GpuQueue, usable: list[str]) -> list[str]:
         line_at = 0.0
-        while (mine := queue.advance(self._asked, usable, self._filled)) is None:
+        shared = self._wanted > self._asked
+        while (mine := queue.advance(self._wanted, usable, self._filled, shared)) is None:
             self._reason = self._why(queue, usable)
             now = self._log.clock.monotonic()
             if now >= line_at:
@@ -114,7 +137,7 @@ class SharedGpus:
         return self._busy
 
     def _why(self, queue: GpuQueue, usable: list[str]) -> str:
-        wanted = f"{self._asked} of {len(usable)} GPUs of {socket.gethostname()}"
+        wanted = f"{self._wanted} of {len(usable)} GPUs of {socket.gethostname()}"
         if queue.place > 1:
             return f"number {queue.place} in the queue for {wanted}"
         others = "".join(f"; GPU {number}: {self._busy[gpu]}" for number, gpu in enumerate(usable) if gpu in self._busy)

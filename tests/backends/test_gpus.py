@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.ssh.launch import with_gpus
+from cloudtrain.backends.ssh.launch import machine_count, with_gpus
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.runs.planning.plan import Planner
@@ -143,6 +143,14 @@ def test_each_role_gets_machines_with_as_many_gpus_as_it_asks_for():
         with_gpus(hosts, asking(2, 3, gpus=[2, 8, 8]))
 
 
+def test_roles_that_share_machines_get_one_with_gpus_for_all_of_them():
+    hosts = [Host("a", 8), Host("b", 6), Host("c", 8)]
+    plan = asking(6, 0, gpus=[6, 6, 2, 2, None], machines=[0, 1, 0, 1, 2])
+    assert [host.label for host in with_gpus(hosts, plan)] == ["a", "c", "b"] and machine_count(plan) == 3
+    with pytest.raises(BackendError, match="nodes with 8, 8 GPUs were requested; the machines have .*: a 8, b 6"):
+        with_gpus(hosts[:2], asking(6, 0, gpus=[6, 6, 2, 2], machines=[0, 1, 0, 1]))
+
+
 def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     (project / "train.py").write_text("")
     roles = {"trainer": {}, "server": {"run": "serve", "num_nodes": 2, "resources": {"accelerators": "A100"}}}
@@ -152,6 +160,13 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     assert plan.requested_gpus == 4
     plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "abc"]).plan(job)
     assert (plan.request["gpus"], plan.request["env"]["CLOUDTRAIN_GPUS"]) == ([2, 1, 1], "${node.gpus}")
+    roles["trainer"], roles["server"]["colocate"] = {"num_nodes": 2}, "trainer"
+    plan = Submitter(target="local", home=home).plan(job)
+    assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2,3", "4", "5"]
+    plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "ab"]).plan(job)
+    assert (plan.request["gpus"], plan.request["machines"]) == ([2, 2, 1, 1], [0, 1, 0, 1])
+    roles["trainer"] = {}
+    del roles["server"]["colocate"]
     roles["server"]["resources"] = {"instance_type": "a2"}
     with pytest.raises(BadJob) as refused:
         Submitter(target="local", home=home).plan(job)

@@ -12,7 +12,7 @@ from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.job import rules, targets
 from cloudtrain.job.job import Job
 from cloudtrain.job.model import RAY
-from cloudtrain.job.roles import find_shared_ports
+from cloudtrain.job.roles import find_shared_ports, machines, on_shared_machines, services
 from cloudtrain.job.rules import find_keys
 from cloudtrain.nodes.paths import check_shared_output
 from cloudtrain.runs.inside import Inside
@@ -160,11 +160,6 @@ def test_checkpoints_of_one_main_node_need_no_shared_output():
             "    secrets: [TOKEN]",
             "11: roles.server.secrets names TOKEN, which the job does not have",
         ),
-        (
-            "    restart: 0",
-            "    colocate: trainer",
-            "13: roles.server.colocate is not there: each role has nodes of its",
-        ),
         ("    num_nodes: 2", "    min_nodes: 1", "7: roles.trainer.min_nodes is not there for roles: all nodes of"),
         ("    after: [server]", "    ready: tcp://:1", "8: roles.trainer.ready is for services"),
         ("    after: [server]", "    grace: 5s", "8: roles.trainer.grace is for services"),
@@ -178,6 +173,67 @@ def test_what_is_wrong_is_refused_with_its_line(old: str, new: str, said: str):
     assert any(each.startswith(said) for each in problems(FILE.replace(old, new, 1))), problems(
         FILE.replace(old, new, 1)
     )
+
+
+SHARED = FILE.replace("    num_nodes: 3\n", "    colocate: trainer\n")
+
+
+def test_a_role_on_the_nodes_of_another_follows_it_and_has_the_gpus_that_it_names():
+    gpus = "    num_nodes: 2\n    resources: {accelerators: A100:6, cpus: 16}"
+    own = "    colocate: trainer\n    resources: {accelerators: A100:2, cpus: 4, memory: 8GiB}"
+    job = Job.load(
+        SHARED.replace("    num_nodes: 2", gpus)
+        .replace("    colocate: trainer", own)
+        .replace("  trainer:", "  judge: {run: judge}\n  trainer:")
+    )
+    assert services(job) == ["server", "judge"] and job.num_nodes == 5
+    assert (machines(job), gpus_of_nodes(job)) == ([0, 1, 0, 1, 2], [6, 6, 2, 2, 0])
+    parts = [(one.resources, nodes, roles) for one, nodes, roles in on_shared_machines(job)]
+    assert [(each.gpus, each.cpus, each.memory_bytes, nodes, roles) for each, nodes, roles in parts] == [
+        (8, 20, 8 << 30, 2, 2),
+        (0, None, None, 1, 1),
+    ]
+    made = [(role["name"], role.get("colocate")) for role in Manifest.of(job, "r", 1).to_dict()["roles"]]
+    assert made == [("trainer", None), ("server", "trainer"), ("judge", None)]
+    assert Job.from_dict(job.to_dict()) == Job.from_dict(job.to_dict(given=True)) == job.replace() == job
+    fewer = Job.from_dict(job.to_dict(given=True) | {"roles": {**job.to_dict(given=True)["roles"], "trainer": {}}})
+    assert (fewer.roles["server"].num_nodes, job.roles["server"].num_nodes) == (1, 2)
+
+
+def test_a_role_on_the_nodes_of_another_has_no_gpus_where_it_names_none():
+    job = Job.load(SHARED.replace("source: .", "source: .\nresources: {accelerators: A100:6}"))
+    assert gpus_of_nodes(job) == [6, 6, 0, 0]
+    assert (machines(Job.load(SHARED)), gpus_of_nodes(Job.load(SHARED))) == ([0, 1, 0, 1], [None, None, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("colocate: trainer", "colocate: learner", "11: roles.server.colocate names learner, no role of this job"),
+        ("colocate: trainer", "colocate: server", "11: roles.server.colocate names server, which has no nodes of its own"),
+        ("source: .", "source: .\nresources: {accelerators: A100:6}", ""),
+        (
+            "source: .",
+            "source: .\nresources: {accelerators: H100:6}",
+            "13: roles.server.resources.accelerators is A100, and the nodes of trainer, which it shares, have H100",
+        ),
+        ("num_nodes: 2", "colocate: server", "7: roles.trainer.colocate is for services, and this is the main role"),
+        ("colocate: trainer", "colocate: trainer\n    num_nodes: 3", "12: roles.server.num_nodes is 3, and trainer, whose"),
+        ("    num_nodes: 2", "    num_nodes: 2\n    ports: [8000]", "10: roles.server.ports uses port 8000 as trainer does"),
+        ("colocate: trainer", "colocate: trainer\n  judge:\n    run: judge\n    colocate: server",
+         "14: roles.judge.colocate names server, which has no nodes of its own"),
+        ("accelerators: A100:2", "disk_gb: 100", "12: roles.server.resources.disk_gb is that of the nodes of trainer"),
+        ("source: .", "source: .", "12: roles.server.resources.accelerators asks for GPUs of nodes of which trainer takes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_share_nodes_is_refused_with_its_line(old: str, new: str, said: str):
+    text = SHARED.replace("colocate: trainer", "colocate: trainer\n    resources: {accelerators: A100:2}")
+    text = text.replace(old, new, 1)
+    if not said:
+        Job.load(text)
+        return
+    found = problems(text)
+    assert any(each.startswith(said) for each in found), found
 
 
 def test_a_value_that_may_be_a_secret_is_not_repeated():

@@ -41,7 +41,7 @@ JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are starte
 
 
 KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
-KEYS |= {"roles.resources": HONOURED}
+KEYS |= dict.fromkeys(("roles.resources", "roles.colocate"), HONOURED)
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 
 

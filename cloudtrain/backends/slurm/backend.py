@@ -277,6 +277,8 @@ class SlurmBackend(FolderBackend):
         job = self._agent.ask("read", path=f"{handle}/job").data.decode().strip()
         if not job:
             raise BackendError(f"{handle} holds no job")
+        places = json.loads(self._agent.ask("read", path=f"{handle}/machines").data or "[]")
+        node = places[node] if 0 <= node < len(places) else node
         return step_shell(self._run, self.site_options, job, node, words, stdin=stdin, terminal=terminal)
 
     def cancel(self, handle: str) -> None:

@@ -89,6 +89,7 @@ KEYS = {
     "limits.max_runtime": "--time",
     "retry.max_attempts": "--requeue",
     "roles.resources": "--cpus-per-task, --gpus-per-node, --mem",  # of a component of a heterogeneous job
+    "roles.colocate": "--ntasks-per-node",
 }
 FIXES = {"disk-full": "check your quota of the shared folder (quota -s), choose another folder or output, or keep fewer "
          "checkpoints"}  # fmt: skip
@@ -119,24 +120,23 @@ def build_request(
     }
     attempt_id, parts = manifest.attempt_id, components(job)
     needs = {
-        **_hardware(job),
+        **_hardware(*parts[0][::2] if parts else (job,)),
         "nodes": parts[0][1] if parts else manifest.nodes,
         "requeue": restarts > 0 or slices is not None,
         "minutes": slices.minutes if slices else -(-(manifest.max_runtime_s + MARGIN_S) // 60),
     }
-    argv = sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options)
-    for own, nodes in parts[1:]:
-        gres = options.get("gres")
-        if gres and own.resources != job.resources:
-            gres = own.resources.gpus and f"{re.sub(r':[0-9]+$', '', gres)}:{own.resources.gpus}"
-        allocated = _allocation(own.resources.gpus, _hardware(own), {**options, "gres": gres})
-        argv[-1:-1] = [":", f"--nodes={nodes}", "--ntasks-per-node=1", *allocated]
+    first = _with_gres(parts[0][0], job, options) if needs["gpus"] and parts else options
+    argv = sbatch_arguments(attempt_id, run_id, folder, manifest, needs, first)
+    for own, nodes, tasks in parts[1:]:
+        allocated = _allocation(_hardware(own, tasks), _with_gres(own, job, options))
+        argv[-1:-1] = [":", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", *allocated]
     return {
         "login": _describe_login(options.get("login") or {}),
         "folder": folder,
         "run_dir": run_dir,
         "umask": umask,
         "nodes": 1 if manifest.compat == "sbatch" else manifest.nodes,  # that have a log
+        **({"machines": roles.machines(job)} if any(tasks > 1 for *_, tasks in parts) else {}),
         **({"starts": slices.count + restarts} if slices else {}),
         "sbatch": argv,
         "script": batch_script(
@@ -148,20 +148,31 @@ def build_request(
             requeue_events,
             options,
             slices,
-            [(nodes, own.resources.cpus) for own, nodes in parts],
+            [(nodes, tasks, _hardware(own, tasks)["cpus"]) for own, nodes, tasks in parts],
         ),
     }
 
 
-def components(job: Job) -> list[tuple[Job, int]]:
-    """Return the job and the nodes of each component of a heterogeneous job; [] where one allocation serves all roles."""
-    return list(roles.on_own_machines(job)) if "roles.resources" in rules.keys_in_use(job) else []
+def components(job: Job) -> list[tuple[Job, int, int]]:
+    """Return the job, the nodes and the roles of each component of a job; [] where one allocation serves all roles alike."""
+    own = {"roles.resources", "roles.colocate"}.intersection(rules.keys_in_use(job))
+    return list(roles.on_shared_machines(job)) if own else []
 
 
-def _hardware(job: Job) -> dict[str, Any]:
+def _with_gres(own: Job, job: Job, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options with the GPUs of a component in `gres`."""
+    gres = options.get("gres")
+    if gres and own.resources != job.resources:
+        gres = own.resources.gpus and f"{re.sub(r':[0-9]+$', '', gres)}:{own.resources.gpus}"
+    return {**options, "gres": gres}
+
+
+def _hardware(job: Job, tasks: int = 1) -> dict[str, Any]:
     memory = job.resources.memory_bytes
     return {
-        "cpus": job.resources.cpus,
+        "tasks": tasks,
+        "gpus": job.resources.gpus,
+        "cpus": -(-job.resources.cpus // tasks) if job.resources.cpus else None,
         "memory_mb": -(-memory >> 20) if memory else None,
         "spot": job.resources.use_spot,
     }
@@ -187,7 +198,8 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments of sbatch; they override #SBATCH lines and the login node's SBATCH_* variables.
 
-    `needs` are minutes, nodes, cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
+    `needs` are minutes, nodes, tasks, gpus, cpus, memory_mb, spot and requeue; `options` is the backend's own model as a
+    dictionary.
     """
     is_body = manifest.compat == "sbatch"
     given = {text.partition("=")[0][2:] for text in options.get("directives", ())} if is_body else set()
@@ -200,7 +212,7 @@ def sbatch_arguments(
         f"--job-name={attempt_id}",
         f"--comment=cloudtrain {run_id}",
         *([] if manifest.nodes == 1 and "ntasks" in given else [f"--nodes={nodes}"]),
-        *([] if is_body else ["--ntasks-per-node=1"]),
+        *([] if is_body else [f"--ntasks-per-node={needs.get('tasks', 1)}"]),
         f"--time={needs['minutes']}",
         f"--output={folder.replace('%', '%%')}/slurm.out",  # %j and the like would be numbers
         "--open-mode=append",
@@ -208,11 +220,11 @@ def sbatch_arguments(
         "--export=NONE",
         "--requeue" if needs.get("requeue") else "--no-requeue",
     ]
-    return [*argv, *_allocation(manifest.gpus_per_node, needs, options, given), f"{folder}/job.sh"]
+    return [*argv, *_allocation({"gpus": manifest.gpus_per_node, **needs}, options, given), f"{folder}/job.sh"]
 
 
 def _allocation(
-    gpus: int, needs: Mapping[str, Any], options: Mapping[str, Any], given: AbstractSet[str] = frozenset()
+    needs: Mapping[str, Any], options: Mapping[str, Any], given: AbstractSet[str] = frozenset()
 ) -> list[str]:
     """Return the arguments that each component of a job has of its own, without those `given` as directives."""
     argv: list[str] = []
@@ -222,7 +234,7 @@ def _allocation(
     site_options = {"partition": partition_of(bool(needs.get("spot")), options), **site_options}
     if options.get("gres") and given.isdisjoint(("gres", "gpus")):
         argv.append(f"--gres={options['gres']}")
-    elif gpus and given.isdisjoint(("gres", "gpus", "gpus-per-node", "gpus-per-task")):
+    elif (gpus := needs.get("gpus")) and given.isdisjoint(("gres", "gpus", "gpus-per-node", "gpus-per-task")):
         gpu_type = f"{options['gpu_type']}:" if options.get("gpu_type") else ""
         argv.append(f"--gpus-per-node={gpu_type}{gpus}")
     if needs.get("cpus") and "cpus-per-task" not in given:
@@ -265,7 +277,7 @@ def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
 
 def plan_notes(manifest: Manifest, restarts: int, slices: Slices | None, parts: int) -> Iterator[str]:
     """Yield what a user should know of the batch job before it is sent, one of `parts` components."""
-    if parts:
+    if parts > 1:
         yield (
             f"roles have resources of their own: a heterogeneous job of {parts} components, which Slurm's backfill "
             "scheduler starts together"

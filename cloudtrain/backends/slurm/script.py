@@ -86,7 +86,7 @@ say ENDED "$code" "$(phase)"
 exit "$code"
 """
 
-_STEP = r"""--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 \
+_STEP = r"""--nodes={nodes} --ntasks={tasks} --ntasks-per-node={each} \
   {cpus} --export=ALL --mpi=none --cpu-bind=none \
   --kill-on-bad-exit=0 --wait={wait} --job-name=launch {srun_args}\
 """
@@ -135,13 +135,13 @@ def batch_script(
     events: Sequence[str],
     options: Mapping[str, Any],
     slices: Slices | None = None,
-    parts: Sequence[tuple[int, int | None]] = (),
+    parts: Sequence[tuple[int, int, int | None]] = (),
 ) -> str:
     """Return the batch script.
 
     Args:
         restarts: how often Slurm may start the job again, after `events` as in retry.
-        parts: nodes and CPUs of each component of a heterogeneous job.
+        parts: nodes, launchers on each and CPUs of each launcher, of the components of a job whose nodes are not all alike.
     """
     lines = [*environment_lines(options), *options.get("setup", ())]
     setup = "".join(
@@ -153,10 +153,19 @@ def batch_script(
         "wait": manifest.grace_s + STRAGGLER_S,
         "srun_args": "".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
     }
-    counts = [(str(nodes), f"--cpus-per-task={cpus}" if cpus else "") for nodes, cpus in parts]
+    all_nodes = '"$SLURM_JOB_NUM_NODES"'
     steps = [
-        _STEP.format(nodes=nodes, cpus=cpus, **step) for nodes, cpus in counts or [('"$SLURM_JOB_NUM_NODES"', _CPUS)]
-    ]
+        _STEP.format(
+            nodes=nodes,
+            tasks=nodes * each,
+            each=f"{each} --distribution=cyclic" if each > 1 else each,
+            cpus=f"--cpus-per-task={cpus}" if cpus else "",
+            **step,
+        )
+        for nodes, each, cpus in parts
+    ] or [_STEP.format(nodes=all_nodes, tasks=all_nodes, each=1, cpus=_CPUS, **step)]
+    if any(each > 1 for _, each, _ in parts):
+        env = {**env, "CLOUDTRAIN_LAUNCHERS": ",".join(str(each) for _, each, _ in parts)}
     gpus = manifest.gpus_per_node or any(role.get("gpus_per_node") for role in manifest.roles)
     launch = (_BODY if is_body else _TASK).format(
         folder=shlex.quote(folder),

@@ -63,6 +63,8 @@ class Submission:
             self._agent.ask("write", given=array.encode(), path=f"{folder}/array")
         self._agent.ask("write", given=str(plan.request["script"]).encode(), path=f"{folder}/job.sh", mode=0o700)
         self._agent.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
+        if places := plan.request.get("machines"):
+            self._agent.ask("write", given=json.dumps(places).encode(), path=f"{folder}/machines")
         self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
         self._agent.ask("write", given=labels, path=f"{folder}/labels.json")

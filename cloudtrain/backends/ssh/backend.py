@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Paths, Plan, Shell, TimeLimit, Traits
 from cloudtrain.backends.folder import FOLLOW_S, FolderBackend
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, gpus_of_nodes
-from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
+from cloudtrain.backends.ssh.launch import (
+    START_S,
+    check_shared_output,
+    choose_machines,
+    deliver_source,
+    launch_node,
+    machine_count,
+)
 from cloudtrain.backends.ssh.machines import Machine, attempt_nodes, collect_reports, make_handle
 from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable, raise_first
 from cloudtrain.events import Status
+from cloudtrain.job import roles, rules
 from cloudtrain.nodes import common_folder, directory, paths
 from cloudtrain.nodes.agents import Agent, Node, call_all
 from cloudtrain.nodes.ssh_command import client_argv, python_line
@@ -40,7 +48,7 @@ DIRECTORY = "~/.cloudtrain"
 
 
 KEYS = dict.fromkeys(("num_nodes", "min_nodes", "resources.accelerators", "secrets.env", "secrets.file"), HONOURED)
-KEYS |= {"limits.max_wait": HONOURED, "roles.resources": HONOURED}
+KEYS |= dict.fromkeys(("limits.max_wait", "roles.resources", "roles.colocate"), HONOURED)
 KEYS |= dict.fromkeys(("resources.cpus", "resources.memory", "resources.disk_gb"), NO_EFFECT)
 FIXES = {
     "host-memory": "hold less in memory at once (a smaller batch, data read in pieces), or choose hosts with more memory: "
@@ -90,19 +98,20 @@ class SshBackend(FolderBackend):
         manifest = Manifest.of(job, run_id, attempt, about)
         output, problems = paths.output_path(job.output)
         problems += paths.check_inputs(job) + paths.check_shared_output(job)
+        count = max(roles.machines(job)) + 1 if job.roles else manifest.nodes
         if not self.machines:
             problems.append(Problem("no machines are set", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]"))
-        elif manifest.nodes > len(self.machines):
-            message = f"is {manifest.nodes}, but options.ssh.hosts names {len(self.machines)}"
+        elif count > len(self.machines):
+            message = f"is {count}, but options.ssh.hosts names {len(self.machines)}"
             problems.append(Problem(message, "num_nodes", "add machines, or lower num_nodes"))
         if problems:
             raise BadJob(problems)
         notes = gpu_notes(job, "its machine, of those that no other run holds")
-        if len(self.machines) > manifest.nodes:
+        if len(self.machines) > count:
             notes.append(
-                f"the first {manifest.nodes} of {len(self.machines)} machines in options.ssh.hosts that can be reached are used"
+                f"the first {count} of {len(self.machines)} machines in options.ssh.hosts that can be reached are used"
             )
-        if manifest.nodes > 1 and job.output is None:
+        if count > 1 and job.output is None:
             notes.append(
                 "`output` is not set: each node keeps its files on its own disk, and `fetch` copies those of all nodes"
             )
@@ -128,7 +137,9 @@ class SshBackend(FolderBackend):
         if gpus:
             env["CLOUDTRAIN_SHARED_GPUS"] = "1"
         by_node: dict[str, Any] = {}
-        if len(set(of_nodes)) > 1:
+        if "roles.colocate" in rules.keys_in_use(job):
+            by_node["machines"] = roles.machines(job)
+        if len(set(of_nodes)) > 1 or by_node:
             by_node["gpus"] = of_nodes
             env |= {"CLOUDTRAIN_GPUS": "${node.gpus}", "CLOUDTRAIN_SHARED_GPUS": "${node.shared}"}
         if any(of_nodes) and job.limits.max_wait_s is not None:
@@ -150,7 +161,7 @@ class SshBackend(FolderBackend):
 
     def avoid(self, plan: Plan, names: Sequence[str]) -> Plan:
         """Return the plan with these machines last: they are used where the others are too few."""
-        if len(plan.request["hosts"]) <= int(plan.request["nodes"]):
+        if len(plan.request["hosts"]) <= machine_count(plan):
             return plan
         hosts = sorted(plan.request["hosts"], key=lambda host: Machine({}, host).label in names)
         return replace(plan, request={**plan.request, "hosts": hosts})

@@ -52,7 +52,7 @@ def choose_machines(
     if earlier_choices:
         raise_first([unreachable[label] for label in earlier_choices[0] if label in unreachable])
         return [(m, prepared[label]) for label in earlier_choices[0] for m in machines if m.label == label]
-    num_nodes, min_nodes = plan.request["nodes"], min_nodes_of(plan)
+    num_nodes, min_nodes = machine_count(plan), min_nodes_of(plan)
     # Which attempt of the run had its node 0 there last. Without `output` its disk has the run's checkpoints.
     first = {label: int(answer["first"]) for label, answer in prepared.items()}
     files_of = int(plan.request.get("files_of", 1)) if plan.attempt > 1 and plan.manifest["output"] is None else 0
@@ -69,7 +69,7 @@ def choose_machines(
         )
         waits = not all(isinstance(error, NoService) for error in unreachable.values())
         raise NotReached(f"{shortage} can be reached: {errors}", waits=waits)
-    return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
+    return [(available[at], prepared[available[at].label]) for at in _places(plan) if at < len(available)]
 
 
 def _refuse_denied(errors: Sequence[CloudtrainError], plan: Plan) -> None:
@@ -85,12 +85,15 @@ def _with_hint(error: CloudtrainError) -> str:
 
 
 def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:
-    """Return the machines that show as many GPUs as the job asks for, of a job with roles by node rank.
+    """Return the machines that show as many GPUs as the job asks for, of a job with roles in the order of its nodes.
 
     Raises BackendError where they are too few.
     """
     asked = int(plan.manifest["gpus_per_node"])
-    by_node = [int(count or 0) for count in plan.request.get("gpus", ())]
+    by_node: list[int] = []
+    for place, count in zip(_places(plan), plan.request.get("gpus", ()), strict=False):
+        by_node += [0] * (place + 1 - len(by_node))
+        by_node[place] += int(count or 0)
     if not asked and not any(by_node):
         return machines
     answers = call_all(lambda machine: machine.agent.ask("command", argv=["nvidia-smi", "-L"]).value, machines)
@@ -192,6 +195,16 @@ def clock_offset_s(agent: RemoteAgent) -> float:
     return offset_s if abs(offset_s) > SKEW_S else 0.0
 
 
+def machine_count(plan: Plan) -> int:
+    """Return how many machines an attempt needs: nodes of roles that name the same one share it."""
+    return len(set(_places(plan)))
+
+
 def min_nodes_of(plan: Plan) -> int:
-    """Return the fewest nodes that an attempt begins with."""
-    return int(plan.manifest["min_nodes"] or plan.request["nodes"])
+    """Return the fewest machines that an attempt begins with."""
+    return int(plan.manifest["min_nodes"] or machine_count(plan))
+
+
+def _places(plan: Plan) -> Sequence[int]:
+    """Return the number of each node's machine, by the node's rank."""
+    return plan.request.get("machines") or range(int(plan.request["nodes"]))

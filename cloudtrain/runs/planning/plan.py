@@ -325,7 +325,11 @@ def _path(job: Job, key: str) -> str:
     """Return where a job says a platform key: of `roles` at the first service that has its own value."""
     section, _, name = key.partition(".")
     if section == "roles":
-        own = (each for each in roles.services(job) if getattr(job.roles[each], name) not in (None, getattr(job, name)))
+        own = (
+            each
+            for each in roles.services(job)
+            if getattr(job.roles[each], name) not in (None, getattr(job, name, None))
+        )
         return f"roles.{next(own, job.main_role)}.{name}"
     return section if section == "secrets" else key
 
@@ -340,6 +344,8 @@ def _instead(key: str, kind: type[Backend]) -> str:
         if "secrets.file" in kind.traits.keys:
             return "put it into a file with mode 600 on the node and write file:PATH"
         return "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+    if key == "roles.colocate":
+        return "remove it: the role then has nodes of its own; or choose another target (-t)"
     if key.startswith("roles."):
         name = key.removeprefix("roles.")
         return f"write one {name} for all roles at the top of the job, or choose another target (-t)"

@@ -12,6 +12,33 @@ from cloudtrain.backends.api import Backend
 from cloudtrain.events import State
 from cloudtrain.testing.fixtures import ContractFixtures
 
+# The service tells where it is and kills itself when it is asked to; the main role asks before and after.
+COLOCATED = """
+import os, signal, socket, time
+if os.environ['CLOUDTRAIN_ROLE'] == 'server':
+    server = socket.create_server(('', PORT))
+    while True:
+        connection = server.accept()[0]
+        word = connection.recv(8)
+        if word == b'die':
+            os.kill(os.getpid(), signal.SIGKILL)
+        connection.sendall(f'{socket.gethostname()} {os.getpid()}'.encode() if word else b'')
+        connection.close()
+def ask(word):
+    try:
+        with socket.create_connection((os.environ['CLOUDTRAIN_ROLE_SERVER_HOST'], PORT)) as connection:
+            connection.sendall(word)
+            return connection.makefile().read().split()
+    except OSError:
+        return []
+host, process = ask(b'who')
+ask(b'die')
+while not (answer := ask(b'who')):
+    time.sleep(0.1)
+print('the same host', answer[0] == host == socket.gethostname(), end=', ')
+print('another process', answer[1] != process, flush=True)
+"""
+
 
 class NodesContract(ContractFixtures):
     """What a backend with `num_nodes` promises."""
@@ -56,6 +83,22 @@ class NodesContract(ContractFixtures):
                 (line.node, line.text) for line in self.script_lines(backend, handle) if "received" in line.text
             ]
         assert received == [(0, "received weights")]
+        self.assert_no_leftovers(handle)
+
+    def test_a_killed_service_on_the_node_of_the_main_role_is_started_again_there(
+        self, backend: Backend, start: Any
+    ) -> None:
+        self.require(backend, "roles.colocate")
+        with socket.socket() as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            port = int(held.getsockname()[1])
+            server = {"entrypoint": "script.py", "ready": f"tcp://:{port}", "colocate": "trainer"}
+            script = COLOCATED.replace("PORT", str(port))
+            handle = start(script, roles={"trainer": {"after": ["server"]}, "server": server})
+            assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+            received = [(line.node, line.text) for line in self.script_lines(backend, handle)]
+        assert received == [(0, "the same host True, another process True")]
         self.assert_no_leftovers(handle)
 
     @pytest.mark.train

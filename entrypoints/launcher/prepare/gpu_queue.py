@@ -36,12 +36,15 @@ class GpuQueue:
         self.locks: list[int] = []  # descriptors, one for each GPU that was taken
         self._ticket: tuple[str, int] | None = None
 
-    def advance(self, count: int, gpus: Sequence[str], filled: Callable[[], Mapping[str, str]]) -> list[str] | None:
+    def advance(
+        self, count: int, gpus: Sequence[str], filled: Callable[[], Mapping[str, str]], shared: bool = False
+    ) -> list[str] | None:
         """Return `count` of these GPUs, locked, once all before it in the queue have theirs; None until then.
 
         Args:
             gpus: UUIDs, the preferred ones first.
             filled: returns those that programs outside of the queue use; called by the first of the queue alone.
+            shared: whether other processes of this attempt are to `join_in`.
         """
         with self._queue() as entered:
             if not entered:
@@ -60,6 +63,8 @@ class GpuQueue:
             for descriptor in self.locks[len(taken) :]:
                 os.close(descriptor)
             del self.locks[len(taken) :]
+            for descriptor in self.locks if shared else ():
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # nobody asks for it meanwhile: the queue is held
             if taken:
                 self.leave()
         return taken or None
@@ -74,6 +79,16 @@ class GpuQueue:
                 self.release()
                 return []
         return taken
+
+    def join_in(self, gpus: Sequence[str]) -> list[str]:
+        """Lock GPUs that another process of this attempt holds as `shared`, and return them; raises OSError."""
+        for gpu in gpus:
+            self.locks.append(open_lock(self._lock_file(gpu)))
+            fcntl.flock(self.locks[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return list(gpus)
+
+    def _lock_file(self, gpu: str) -> str:
+        return os.path.join(self.folder, f"cloudtrain-gpu-lock-{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}")
 
     def leave(self) -> None:
         """Give the place in the queue up."""
@@ -135,9 +150,8 @@ class GpuQueue:
         """Lock those of these GPUs that no job holds, and return them; their descriptors are in `locks`."""
         taken = []
         for gpu in gpus:
-            name = f"cloudtrain-gpu-lock-{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}"
             try:
-                descriptor = open_lock(os.path.join(self.folder, name))
+                descriptor = open_lock(self._lock_file(gpu))
             except OSError:
                 continue  # whoever made it keeps this GPU from all
             if _try_lock(descriptor):

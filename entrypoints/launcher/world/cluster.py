@@ -223,9 +223,13 @@ def _slurm(environ: Mapping[str, str], _: str) -> Cluster | None:
         return None
     if environ.get("CLOUDTRAIN_NUM_NODES") == "1":  # a body of sbatch, which the batch script's node runs alone
         return Cluster("slurm", 1, 0, (), LOOPBACK, LOOPBACK, 0, LOOPBACK)
-    if environ.get("SLURM_HET_SIZE"):  # one step over all components, with one task on each node
+    launchers = [
+        int(each) for each in environ.get("CLOUDTRAIN_LAUNCHERS", "").split(",") if each
+    ]  # of each node, by part
+    if environ.get("SLURM_HET_SIZE"):  # one step over all components, with one task on each node for each launcher
         parts = range(int(environ["SLURM_HET_SIZE"]))
-        hosts = tuple(host for n in parts for host in expand_hosts(environ[f"SLURM_JOB_NODELIST_HET_GROUP_{n}"]))
+        lists = [expand_hosts(environ[f"SLURM_JOB_NODELIST_HET_GROUP_{n}"]) for n in parts]
+        hosts = tuple(host for n in parts for host in lists[n] * (launchers[n] if launchers else 1))
         nodes, rank, job = len(hosts), int(environ["SLURM_PROCID"]), environ["SLURM_JOB_ID_HET_GROUP_0"]
     else:
         nodes = int(
@@ -235,6 +239,8 @@ def _slurm(environ: Mapping[str, str], _: str) -> Cluster | None:
         hosts = expand_hosts(
             environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
         )
+        if launchers:
+            hosts, nodes, rank = hosts * launchers[0], nodes * launchers[0], int(environ["SLURM_PROCID"])
     if len(hosts) != nodes:
         raise Refused(f"Slurm gave {nodes} nodes but names {len(hosts)}: {', '.join(hosts) or 'none'}")
     # Two jobs may share a machine: the port comes from the job's number, below the ephemeral range.

@@ -329,7 +329,8 @@ class Coordinator:
         A node waits only while its attempt holds GPUs of hosts before its own, so attempts never wait in a circle.
         """
         if self._turn is None:
-            asking = sum(self._manifest.gpus_of(node) > 0 for node in (0, *self._workers))
+            ours = self._manifest
+            asking = sum(ours.gpus_of(node) > 0 and not ours.shared_gpus(node)[0] for node in (0, *self._workers))
             if len(self._turns) < asking or (self._state.missing and self._clock.monotonic() < self._join_by):
                 return
             self._state.closed = True  # a host that came now might be before those whose GPUs are held

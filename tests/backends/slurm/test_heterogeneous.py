@@ -128,6 +128,34 @@ def test_a_preempted_job_is_requeued_as_a_whole(cluster: Cluster, gpus: dict[str
     assert "Restarts=1" in cluster.slurm.ask("scontrol", "-o", "show", "job", job_of(handle))
 
 
+def test_roles_that_share_nodes_divide_their_gpus_and_have_a_shell_each(cluster: Cluster, gpus: dict[str, Any]) -> None:
+    """Two nodes with a trainer and a server each: the server has the GPU that the trainer left."""
+    script = SCRIPT.replace("SLURM_CPUS_ON_NODE", "CUDA_VISIBLE_DEVICES")
+    (cluster.slurm.shared / "bin/nvidia-smi").write_text(
+        "#!/bin/sh\necho 'GPU 0: X (UUID: GPU-a)'; echo 'GPU 1: X (UUID: GPU-b)'\n"
+    )
+    roles = {"trainer": {"num_nodes": 2, "after": ["server"]}, "server": {**SERVER, "colocate": "trainer"}}
+    job = {**JOB, "resources": {"accelerators": "any:1", "cpus": 2}, "roles": roles}
+    backend, handle = cluster.submit(script, options=gpus, **job)
+    wait_for(lambda: lines("received", backend, handle)() == 2, "both trainers")
+    rows = {
+        line.node: line.text.split() for line in backend.logs(handle) if line.text.startswith(("trainer", "server"))
+    }
+    hosts = [host.name for host in cluster.slurm.nodes][:2]
+    assert rows == {
+        0: ["trainer", "0", hosts[0]],
+        1: ["trainer", "0", hosts[1]],
+        2: ["server", "1", hosts[0]],
+        3: ["server", "1", hosts[1]],
+    }
+    words = ("-c", "import os; print(os.environ['SLURMD_NODENAME'])")
+    argv = backend.shell(handle, 3, words, stdin=False, terminal=False).argv
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout.split() == hosts[1:], done.stderr
+    backend.cancel(handle)
+    assert final(backend, handle).state is State.CANCELLED
+
+
 def test_a_dry_run_of_slurm_takes_the_arguments(cluster: Cluster, gpus: dict[str, Any]) -> None:
     backend, plan, _ = cluster.plan(SCRIPT, options=gpus, **JOB)
     assert isinstance(backend, SlurmBackend) and not list(backend.probe(plan)), json.dumps(plan.request["sbatch"])

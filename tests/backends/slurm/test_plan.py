@@ -218,6 +218,31 @@ def test_roles_with_their_own_hardware_are_a_heterogeneous_job(planned) -> None:
     assert avoiding[avoiding.index(":") - 1] == "--exclude=n7" and len(avoiding) == len(plan.request["sbatch"]) + 1
 
 
+def test_roles_that_share_nodes_are_tasks_of_one_allocation_with_the_sum_of_their_hardware(planned) -> None:
+    server = {
+        "run": "serve",
+        "colocate": "trainer",
+        "resources": {"accelerators": "H100:2", "cpus": 7, "memory": "1GiB"},
+    }
+    job = {"resources": {"accelerators": "H100:6", "cpus": 8}, "roles": {"trainer": {"num_nodes": 2}, "server": server}}
+    plan = planned({"folder": "/s"}, job)
+    argv = [*plan.request["sbatch"]]
+    wanted = {"--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=8", "--cpus-per-task=8", "--mem=1024M"}
+    assert wanted <= {*argv} and ":" not in argv and plan.request["machines"] == [0, 1, 0, 1]
+    script = str(plan.request["script"])
+    assert "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --distribution=cyclic" in script
+    assert "export CLOUDTRAIN_LAUNCHERS=2\n" in script and "node-$SLURM_PROCID" in script and "STARTED - 4" in script
+    assert request.count_gpus(argv, 1) == 16 and plan.requested_gpus == 16
+    assert "--gres=gpu:h100:8" in planned({"folder": "/s", "gres": "gpu:h100:6"}, job).request["sbatch"]
+    job["roles"]["judge"] = {"run": "judge", "resources": {"cpus": 2}}
+    plan = planned({"folder": "/s"}, job)
+    script, (first, last) = str(plan.request["script"]), " ".join(plan.request["sbatch"]).split(" : ")
+    assert "--ntasks-per-node=2 " in first and last.startswith("--nodes=1 --ntasks-per-node=1 --cpus-per-task=2 ")
+    assert "export CLOUDTRAIN_LAUNCHERS=2,1\n" in script and "2 components" in " ".join(plan.notes)
+    assert re.findall(r"--nodes=(\d) --ntasks=(\d)", script) == [("2", "4"), ("1", "1")]
+    assert plan.request["machines"] == [0, 1, 0, 1, 2]
+
+
 def test_the_option_gres_counts_the_gpus_of_each_component(planned) -> None:
     argv = planned({"folder": "/s", "gres": "gpu:h100:8"}, HARDWARE).request["sbatch"]
     assert [text for text in argv if text.startswith("--g")] == ["--gres=gpu:h100:8"] * 2 + ["--gres=gpu:h100:2"]

@@ -179,3 +179,24 @@ def test_each_role_has_gpus_of_its_own_number(users: Users) -> None:
     wait_for(lambda: {"JUDGE ''", "HELPER '0'"} <= {line.text for line in backend.logs(handle)}, "the services")
     users.end("roles")
     until(job, State.SUCCEEDED)
+
+
+def test_roles_on_one_host_take_its_gpus_together_and_the_next_attempt_waits_for_both(users: Users) -> None:
+    server = {"run": "echo SEES $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER; exec sleep 600", "colocate": "trainer"}
+    roles = {"trainer": {}, "server": {**server, "resources": {"accelerators": "A100:1"}}}
+    first = users.submit("ann", "first", roles=roles)
+    until(first, State.RUNNING)
+    backend, handle = first
+
+    def seen() -> dict[int, str]:
+        return {line.node: line.text.split()[1] for line in backend.logs(handle) if line.text.startswith("SEES")}
+
+    wait_for(lambda: len(seen()) == 2, "the lines of both roles")
+    assert seen() == {0: "0", 1: "1"}
+    second = users.submit("bob", "second", roles=roles)
+    until(second, State.QUEUED, "2 of 2 GPUs")
+    users.end("first")
+    until(first, State.SUCCEEDED)
+    until(second, State.RUNNING)
+    users.end("second")
+    until(second, State.SUCCEEDED)

@@ -103,6 +103,18 @@ def test_two_jobs_of_two_users_have_one_each(locks: str) -> None:
     assert not [name for name in os.listdir(locks) if "queue-" in name], "no place is left"
 
 
+def test_gpus_that_one_process_of_an_attempt_has_taken_for_another_are_free_when_both_have_ended(locks: str) -> None:
+    first, second, other = GpuQueue(locks), GpuQueue(locks), GpuQueue(locks)
+    assert first.advance(2, ["a", "b"], dict, shared=True) == ["a", "b"]
+    assert second.join_in(["b"]) == ["b"]
+    first.release()
+    assert other.advance(2, ["a", "b"], dict) is None
+    second.release()
+    assert other.advance(2, ["a", "b"], dict) == ["a", "b"]
+    with pytest.raises(OSError):
+        second.join_in(["a"])
+
+
 def test_a_gpu_that_other_programs_fill_is_not_free(locks: str) -> None:
     job = Job(locks, 1, 0)
     job.look(filled=dict.fromkeys(GPUS, "40,000 MiB in use"))

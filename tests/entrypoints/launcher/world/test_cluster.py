@@ -160,6 +160,30 @@ PLACES = {
         },
         ("slurm", 3, 2, "spk1", 24242, "spk1", 0),
     ),
+    "Slurm, two launchers on each node": (
+        {
+            "SLURM_JOB_ID": "4242",
+            "SLURM_NODEID": "1",
+            "SLURM_PROCID": "3",
+            "SLURM_NNODES": "2",
+            "SLURM_STEP_NODELIST": "gpu[1-2]",
+            "CLOUDTRAIN_LAUNCHERS": "2",
+        },
+        ("slurm", 4, 3, "gpu1", 24242, "gpu1", 0),
+    ),
+    "Slurm, two launchers on each node of the first component": (
+        {
+            "SLURM_JOB_ID": "4242",
+            "SLURM_NODEID": "1",
+            "SLURM_PROCID": "4",
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_ID_HET_GROUP_0": "4242",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "gpu[1-2]",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "cpu1",
+            "CLOUDTRAIN_LAUNCHERS": "2,1",
+        },
+        ("slurm", 5, 4, "gpu1", 24242, "gpu1", 0),
+    ),
     "ranks that count nodes": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "w-0", "MASTER_PORT": "23456"},
         ("generic", 2, 1, "w-0", CONTROL_PORT, "w-0", 23456),

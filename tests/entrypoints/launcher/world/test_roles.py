@@ -63,13 +63,36 @@ def test_a_node_has_the_program_and_the_secrets_of_its_role():
 def test_a_service_has_its_own_grace_requirements_and_gpus_and_else_the_jobs():
     own, other = manifest(), manifest()
     own.roles[1].update(grace_s=4, requirements=None, gpus_per_node=1)
-    own.gpus_per_node = other.gpus_per_node = 8
+    for each in (own, other):
+        each.gpus_per_node = each.fields["gpus_per_node"] = 8
     assert [own.gpus_of(node) for node in range(5)] == [8, 8, 1, 1, 8]
     for each in (own, other):
         each.grace_s, each.requirements = 30, "requirements.txt"
         each.take_role(3)
     assert (own.grace_s, own.requirements, own.gpus_per_node) == (4, None, 1)
     assert (other.grace_s, other.requirements, other.gpus_per_node) == (30, "requirements.txt", 8)
+
+
+def test_roles_on_one_machine_divide_its_gpus():
+    """Nodes 0 and 1 are the trainer's; the server and the judge are on them too, and the last role is alone."""
+    roles = [{"name": "trainer", "nodes": 2, "after": []}] + [
+        {"name": name, "nodes": nodes, "after": [], "gpus_per_node": gpus, "processes_per_node": 1, **where}
+        for name, nodes, gpus, where in (
+            ("server", 2, 2, {"colocate": "trainer"}),
+            ("judge", 2, 1, {"colocate": "trainer"}),
+            ("alone", 1, 3, {}),
+        )
+    ]
+    own = manifest()
+    own.roles = roles
+    own.fields["gpus_per_node"] = 5
+    assert [own.shared_gpus(node) for node in range(7)] == [
+        (0, 8, 0), (0, 8, 1), (5, 8, 0), (5, 8, 1), (7, 8, 0), (7, 8, 1), (0, 3, 6),
+    ]  # fmt: skip
+    own.fields["gpus_per_node"] = 0
+    assert [own.shared_gpus(node) for node in range(6)] == [
+        (0, 3, 2), (0, 3, 3), (0, 3, 2), (0, 3, 3), (2, 3, 2), (2, 3, 3),
+    ], "the first that asks for some takes those of the others, too"  # fmt: skip
 
 
 def test_a_node_with_other_processes_than_its_role_has_is_refused():

@@ -92,6 +92,16 @@ def test_a_role_without_gpus_waits_for_none(attempt):
     assert not made.has_turn(last) and made.turns == [0]
 
 
+def test_a_role_on_another_roles_machine_asks_for_no_turn_of_its_own(attempt):
+    service = {"name": "server", "nodes": 1, "processes_per_node": 1, "gpus_per_node": 2, "after": []}
+    trainer = {"name": "trainer", "nodes": 1, "after": []}
+    made = attempt(2, roles=[trainer, {**service, "colocate": "trainer"}], version=4)
+    made.coordinator.queue("host-a")
+    assert made.turns == []
+    made.join(1, "host-a", queues=False)
+    assert made.turns == [0]
+
+
 def test_a_node_that_comes_after_the_first_turn_is_left_out(attempt):
     made = attempt(3, fewest=2)
     made.coordinator.queue("host-b")
