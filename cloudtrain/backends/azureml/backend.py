@@ -6,7 +6,7 @@ Blob Storage, or where the job's `output` says.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.backends.azureml.jobs import Jobs
     from cloudtrain.backends.price_lists import Downloads, Offer
+    from cloudtrain.backends.shell import Shell
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -54,6 +55,7 @@ class AzuremlBackend(Backend):
         client="azure-identity>=1.25",
         ci=Path(__file__).with_name("ci.yml"),
         account="subscription",
+        shell=True,
         prices="eastus",
         machines=Path(__file__).with_name("machines.csv"),
         fixes={"disk-full": "choose a larger machine (resources.instance_type), or keep fewer checkpoints"},
@@ -63,6 +65,8 @@ class AzuremlBackend(Backend):
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self._clock = dict(options), clock
+        place = (str(options.get("endpoint") or ""), request.workspace_id(options), self._experiment)
+        self.group = f"{self.name} {' '.join(place)}"
         if options.get("endpoint"):  # a simulator answers at once
             self.poll_s, self.follow_s = 0.5, 0.2
 
@@ -71,6 +75,10 @@ class AzuremlBackend(Backend):
         from cloudtrain.backends.azureml.options import AzuremlOptions
 
         return AzuremlOptions
+
+    @property
+    def _experiment(self) -> str:
+        return self._options.get("experiment") or request.EXPERIMENT
 
     @cached_property
     def _jobs(self) -> Jobs:
@@ -133,6 +141,9 @@ class AzuremlBackend(Backend):
     def status(self, handle: str) -> Status:
         return self._jobs.status(handle)
 
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        return self._jobs.statuses(self._experiment, handles)
+
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._jobs.logs(handle, follow, after)
 
@@ -152,6 +163,11 @@ class AzuremlBackend(Backend):
         for name in what:
             files.bring(name, into / name)
         return into
+
+    def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
+        from cloudtrain.backends.azureml import ssh
+
+        return ssh.shell(self._jobs.read(handle), handle, node, self._options)
 
     def labels(self, handle: str) -> dict[str, str] | None:
         from cloudtrain.backends.azureml.jobs import labels_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -95,6 +95,13 @@ class Workspace:
         path = f"{self._history()}/history/v1.0{self.id}/runs/{quote(job)}/details"
         answer = self._http.call("GET", path, f"the log of {job} cannot be read", accept=(404,))
         return {} if answer.status == 404 else dict(answer.json)
+
+    def runs(self, experiment: str, jobs: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return what Run History knows of jobs of one experiment; without those that it does not have there."""
+        path = f"{self._history()}/history/v1.0{self.id}/experiments/{quote(experiment)}/runs/runIds"
+        body, headers = json.dumps({"runIds": list(jobs)}).encode(), {"Content-Type": "application/json"}
+        answer = self._http.call("POST", path, "jobs cannot be read", data=body, headers=headers, accept=(404,))
+        return {} if answer.status == 404 else dict(answer.json.get("runs") or {})
 
     def both_ends(self, url: str, tail: int) -> list[str]:
         """Return the first lines of a log file, and the lines in its last `tail` bytes."""

@@ -27,6 +27,7 @@ STATES = {
 # azure-ai-ml 1.35.2, constants/_job/job.py: COMMON_RUNTIME_ALL_USER_LOG_PATTERN; with a distribution one file a process
 _EVICTED = re.compile(r"preempt|evict|low.?priority|spot", re.IGNORECASE)
 _LINE = re.compile(r"\d+ (-?\d+) (\d{4}-\S+Z) (.*)")
+TOGETHER = 100  # jobs that are asked for in one call
 TAIL_BYTES = 64 << 10  # of a log, in which the launcher's last state is
 _LOG = re.compile(r"user_logs/std_log(?:_process_(\d+)(?:_\w+)?)?\.txt")
 # What Resource Manager says where more than the job does not exist: then it is not known whether there is such a job.
@@ -77,16 +78,32 @@ class Jobs:
             return Status(State.LOST, reason="the workspace has no such job")
         own = job["properties"]
         state = STATES.get(str(own.get("status")), State.STARTING)
-        url = (own.get("services") or {}).get("Studio", {}).get("endpoint")
         if not state.final:
-            return Status(state, None, url=url, started_at=self._started(name) if state is State.RUNNING else None)
-        status = self._end(name, state, url)
+            return self._open(name, state, self._started(name) if state is State.RUNNING else None)
+        status = self._end(name, state)
         self._ends[name] = status
         return status
 
-    def _end(self, name: str, state: State, url: str | None) -> Status:
+    def statuses(self, experiment: str, names: Sequence[str]) -> dict[str, Status]:
+        """Return the states of jobs that have not ended, from a call for some hundred; without those that need more calls."""
+        found = {}
+        for first in range(0, len(names), TOGETHER):
+            for name, run in self._workspace.runs(experiment, names[first : first + TOGETHER]).items():
+                state = STATES.get(str(run.get("status")), State.STARTING)
+                started = _time(run, "startTimeUtc") if state is State.RUNNING else None
+                if not state.final and (started or state is not State.RUNNING):
+                    found[name] = self._open(name, state, started)
+        return found
+
+    def _open(self, name: str, state: State, started: str | None) -> Status:
+        return Status(state, None, url=self._url(name), started_at=started)
+
+    def _url(self, name: str) -> str:
+        return f"https://ml.azure.com/runs/{name}?wsid={self._workspace.id}"
+
+    def _end(self, name: str, state: State) -> Status:
         """Return the state of a job that has ended: what the launcher of node 0 wrote last, else Azure's word."""
-        first, last, result = None, None, None
+        first, last, result, url = None, None, None, self._url(name)
         run = self._workspace.run(name)
         for _, address in sorted(_files(run).items()):
             for line in self._workspace.both_ends(address, TAIL_BYTES):
@@ -147,10 +164,8 @@ class Jobs:
             )
 
     def tagged(self, name: str, value: str) -> Iterator[FoundAttempt]:
-        """Yield the attempts with a tag, newest first."""
-        for job in self._workspace.pages(
-            "/jobs", "jobs cannot be listed", {"tag": f"{name}={value}", "jobType": "Command"}
-        ):
+        """Yield the attempts with a tag, newest first. The service finds tags by their name alone."""
+        for job in self._workspace.pages("/jobs", "jobs cannot be listed", {"tag": name, "jobType": "Command"}):
             own = job["properties"]
             tags = own.get("tags") or {}
             if tags.get(name) == value and ATTEMPT_TAG in tags:

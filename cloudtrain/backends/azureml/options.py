@@ -38,6 +38,11 @@ class AzuremlOptions(BaseModel):
     )
     client_id: str = Field("", description="The user-assigned identity among several; with identity: managed.")
     priority: Literal["", "low", "medium", "high"] = Field("", description="Priority in the serverless queue.")
+    ssh_public_key: str = Field(
+        "",
+        pattern=r"^(|[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\n]*)?)$",
+        description="Who may open shells in jobs of a cluster.",
+    )
     shm_gb: int | None = Field(None, ge=1, le=2048, description="Shared memory of a container, in GiB.")
     python: str = Field("python", description="Python of the image, 3.9 or newer.")
     region: str = Field("", description="Region of the workspace, for prices and policies.")
@@ -49,4 +54,6 @@ class AzuremlOptions(BaseModel):
             raise ValueError("client_id names a managed identity: write identity: managed")
         if self.priority and self.compute:
             raise ValueError("priority is of the serverless queue: remove it, or compute")
+        if self.ssh_public_key and not self.compute:
+            raise ValueError("ssh_public_key is of jobs on a cluster: name it with compute")
         return self

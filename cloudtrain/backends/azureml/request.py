@@ -22,6 +22,7 @@ from cloudtrain.source.bundle import Bundle
 
 NAME = "azureml"
 RUN_TAG, ATTEMPT_TAG = "cloudtrain_run", "cloudtrain_attempt"
+EXPERIMENT = "cloudtrain"
 ENVIRONMENT = "cloudtrain"  # the environment whose versions are images
 PRIORITIES = {"low": 1, "medium": 2, "high": 3}  # azure-ai-ml, entities/_job/queue_settings.py
 SETUP_S = 900  # of the platform, before our command starts: image, inputs
@@ -107,7 +108,7 @@ def _properties(
     properties: dict[str, Any] = {
         "jobType": "Command",
         "displayName": manifest.attempt_id,
-        "experimentName": options.get("experiment") or "cloudtrain",
+        "experimentName": options.get("experiment") or EXPERIMENT,
         "command": command(nodes, options.get("python") or "python"),
         "environmentId": options.get("environment") or environment_id(options, _environment(str(job.image))["version"]),
         "environmentVariables": environment,
@@ -128,6 +129,11 @@ def _properties(
         properties["identity"] = {"identityType": "Managed", **client}
     elif options.get("identity") == "user":
         properties["identity"] = {"identityType": "UserIdentity"}
+    if options.get("ssh_public_key"):
+        key = {"sshPublicKeys": options["ssh_public_key"]}
+        properties["services"] = {
+            "ssh": {"jobServiceType": "SSH", "nodes": {"nodesValueType": "All"}, "properties": key}
+        }
     queue: dict[str, Any] = {"jobTier": "Spot"} if job.resources.use_spot else {}
     if options.get("priority"):
         queue = {"jobTier": queue.get("jobTier", "Standard"), "priority": PRIORITIES[options["priority"]]}

@@ -87,6 +87,7 @@ class Simulator:
             ("PUT", one, self._create),
             ("POST", rf"{one}/cancel", self._cancel),
             ("GET", rf"{OPERATIONS}/([^/]+)", self._cancelled),
+            ("POST", rf"/history/v1\.0{ID}/experiments/([^/]+)/runs/runIds", self._runs),
             ("GET", rf"/history/v1\.0{ID}/runs/([^/]+)/details", self._details),
             ("POST", rf"/history/v1\.0{ID}/rundata", self._run_data),
             ("GET", rf"{ID}/datastores", lambda _: Response({"value": [DATASTORE]})),
@@ -169,7 +170,10 @@ class Simulator:
             return self.jobs[name]
 
     def _shown(self, job: SimulatedJob) -> dict[str, Any]:
-        studio = {"Studio": {"endpoint": f"https://ml.azure.com/runs/{job.name}?wsid={ID}", "jobServiceType": "Studio"}}
+        studio = {
+            **(job.properties.get("services") or {}),
+            "Studio": {"endpoint": f"https://ml.azure.com/runs/{job.name}?wsid={ID}", "jobServiceType": "Studio"},
+        }
         own = {**job.properties, "status": job.status, "services": studio}
         return {
             "id": f"{ID}/jobs/{job.name}",
@@ -179,16 +183,14 @@ class Simulator:
         }
 
     def _list(self, request: Request) -> Response:
-        tag, _, value = request.query.get("tag", "").partition("=")
+        tag = request.query.get("tag", "")
         with self._lock:
             found = [
-                job
-                for job in reversed(self.jobs.values())
-                if not tag or (job.properties.get("tags") or {}).get(tag) == value
+                job for job in reversed(self.jobs.values()) if not tag or tag in (job.properties.get("tags") or {})
             ]
         first = int(request.query.get("$skip") or 0)
         page, more = found[first : first + self.behavior.page], first + self.behavior.page < len(found)
-        where = f"{request.base}{ID}/jobs?tag={tag}={value}&$skip={first + self.behavior.page}"
+        where = f"{request.base}{ID}/jobs?tag={tag}&$skip={first + self.behavior.page}"
         return Response({"value": [self._shown(job) for job in page], **({"nextLink": where} if more else {})})
 
     def _cancel(self, request: Request, name: str) -> Response:
@@ -210,17 +212,20 @@ class Simulator:
         job = self._find(name)
         where = f"{request.base}/{ACCOUNT}/{ARTIFACTS}"
         files = {file: f"{where}/{path}?{self.blobs.signed()}" for file, path in self._publish(job).items()}
-        more = {
-            "startTimeUtc": job.started,
-            "endTimeUtc": job.ended,
-            "error": {"error": job.error} if job.error else None,
-        }
-        return Response({"runId": name, "status": job.status, "logFiles": files, **more})
+        return Response({**_run(job), "logFiles": files})
+
+    def _runs(self, request: Request, experiment: str) -> Response:
+        wanted = request.json.get("runIds") or []
+        with self._lock:
+            found = {name: self.jobs[name] for name in wanted if name in self.jobs}
+        runs = {name: _run(job) for name, job in found.items() if job.properties["experimentName"] == experiment}
+        errors = {name: {"error": {"code": "UserError"}} for name in wanted if name not in runs}
+        return Response({"runs": runs, "errors": errors})
 
     def _run_data(self, request: Request) -> Response:
         job = self._find(str(request.json.get("runId")))
         self._publish(job)
-        return Response({"runMetadata": {"runId": job.name, "status": job.status, "outputs": {}}})
+        return Response({"runMetadata": {**_run(job), "outputs": {}}})
 
     def _publish(self, job: SimulatedJob) -> dict[str, str]:
         """Write the logs of a job to the workspace's store, as they are now; return their names there."""
@@ -231,3 +236,10 @@ class Simulator:
 
     def _secrets(self, _: Request) -> Response:
         return Response({"secretsType": "Sas", "sasToken": self.blobs.signed()})
+
+
+def _run(job: SimulatedJob) -> dict[str, Any]:
+    """Return a job as Run History shows it."""
+    error = {"error": job.error} if job.error else None
+    times = {"startTimeUtc": job.started, "endTimeUtc": job.ended}
+    return {"runId": job.name, "status": job.status, "error": error, **times}

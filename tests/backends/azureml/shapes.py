@@ -1,4 +1,4 @@
-"""Ten job shapes, as a job file and as the arguments of azure-ai-ml's `command(...)`; imports neither of the two."""
+"""Eleven job shapes, as a job file and as the arguments of azure-ai-ml's `command(...)`; imports neither of the two."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ SHAPES: dict[str, tuple[dict, dict, dict]] = {
         {"limits": {"max_runtime": "15m", "grace": "60s"}},
         {"identity": "user"},
         {"instance_type": "Standard_D4s_v3", "timeout": 1860, "identity": "user"},
+    ),
+    "ssh": (
+        {"num_nodes": 2},
+        {"compute": "gpus", "ssh_public_key": "ssh-ed25519 AAAA me"},
+        {"compute": COMPUTE, "instance_count": 2, "distribution": 1, "timeout": 87330, "ssh": "ssh-ed25519 AAAA me"},
     ),
     "priority": (
         {"resources": {"cpus": 12}},

@@ -149,6 +149,47 @@ def test_an_end_is_what_the_launcher_wrote_last(
     assert (status.state, status.exit_code) == (state, code)
 
 
+def test_many_attempts_are_one_call_for_some_together(paper: Paper, monkeypatch: pytest.MonkeyPatch):
+    backend = paper.backend()
+    handles = [backend.submit(paper.plan(f"run-{number}"), paper.bundle) for number in range(5)]
+    states = ("Queued", "Preparing", "Running", "CancelRequested", "Completed")
+    for handle, state in zip(handles, states, strict=True):
+        paper.simulator.jobs[handle].status, paper.simulator.jobs[handle].started = state, "2026-01-01T00:00:00Z"
+    elsewhere = paper.backend(experiment="study")
+    assert elsewhere.group != backend.group == paper.backend().group
+    asked = paper.simulator.server.requests
+    assert elsewhere.statuses(handles) == {} == backend.statuses([])
+    monkeypatch.setattr(jobs, "TOGETHER", 3)
+    backend.statuses(handles)
+    before = len(asked)
+    found = backend.statuses([*handles, "absent-a1"])
+    assert len(asked) == before + 2
+    assert found == {handle: backend.status(handle) for handle in handles[:4]}, "an end needs the log"
+    assert found[handles[2]].started_at and str(found[handles[0]].url).endswith(f"/runs/{handles[0]}?wsid={ID}")
+    paper.simulator.jobs[handles[2]].started = None
+    assert handles[2] not in backend.statuses(handles), "its start is in the log"
+    paper.simulator.server.faults.append(Fault("POST", "/runs/runIds", 503, times=99))
+    with pytest.raises(Unreachable):
+        backend.statuses(handles)
+
+
+def test_a_shell_is_a_command_of_azures_where_the_job_has_a_key(paper: Paper):
+    key = {"ssh_public_key": "ssh-ed25519 AAAA me", "compute": "gpus"}
+    backend = paper.backend(**key)
+    plan = backend.plan(Job.from_dict({**paper.plan(num_nodes=2).job, "options": {}}), paper.bundle, "run")
+    handle = backend.submit(plan, paper.bundle)
+    opened = backend.shell(handle, 1, (), stdin=True, terminal=True)
+    start, end = "az ml job connect-ssh --name run-a1 --node-index 1 --private-key-file-path PRIVATE_KEY_FILE", "local"
+    assert opened.address.startswith(start) and opened.address.endswith(f"--workspace-name {end}") and opened.note
+    with pytest.raises(BackendError, match="no node 2"):
+        backend.shell(handle, 2, (), stdin=True, terminal=True)
+    with pytest.raises(BackendError, match="no job"):
+        backend.shell("absent-a1", 0, (), stdin=True, terminal=True)
+    bare = paper.backend().submit(paper.plan("bare"), paper.bundle)
+    closed = backend.shell(bare, 0, (), stdin=True, terminal=True)
+    assert not closed.address and "ssh_public_key" in closed.note
+
+
 def test_an_evicted_machine_is_a_preemption(paper: Paper):
     backend = paper.backend()
     handle = backend.submit(paper.plan(), paper.bundle)

@@ -43,6 +43,8 @@ def test_azures_own_client_creates_reads_streams_cancels_lists_and_downloads(
         ended = {"two": "Completed", "fails": "Failed", "long": "Canceled"}
         assert {name: seen["states"][name] for name in ended} == ended
         assert seen["tags"] == {"of": "a stranger"} and seen["listed"] == ["long", "fails", "two", "ours-a1"]
+        assert seen["runs"] == {"two": ["Completed", "20"], "long": ["Canceled", "20"]}
+        assert seen["not_runs"] == ["ours-a1"], "it is of another experiment"
         own = plan.request["job"]["properties"]
         assert seen["ours"] == [own["command"], 87330, own["inputs"]["source"]["uri"]]
         logs = {f"artifacts/user_logs/std_log_process_{node}.txt": f"node {node}\nend\n" for node in (0, 1)}

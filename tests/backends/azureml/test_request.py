@@ -105,6 +105,8 @@ def test_what_cannot_run_is_refused_with_its_place(changes: dict, options: dict,
         {"client_id": "x"},
         {"priority": "low", "compute": "gpus"},
         {"subscription": "mine"},
+        {"ssh_public_key": "ssh-ed25519 AAAA"},
+        {"ssh_public_key": "a\nb", "compute": "gpus"},
     ],
 )
 def test_options_that_azure_would_refuse_are_refused(options: dict):

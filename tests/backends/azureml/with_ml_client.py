@@ -40,6 +40,7 @@ def make(client: MLClient, name: str, line: str, nodes: int = 1) -> str:
     job = command(
         name=name,
         display_name=name,
+        experiment_name="strangers",
         command=line,
         environment=f"{ID}/environments/cloudtrain/versions/1",
         instance_type="Standard_D4s_v3",
@@ -81,6 +82,11 @@ def main() -> dict[str, Any]:
     client.jobs.download("two", download_path=FOLDER)
     files = (path for path in Path(FOLDER).rglob("*") if path.is_file())
     seen["downloaded"] = {path.relative_to(FOLDER).as_posix(): path.read_text() for path in files}
+    runs = client.jobs._runs_operations._operation.get_by_ids_by_experiment_name(
+        SUBSCRIPTION, GROUP, WORKSPACE, "strangers", {"runIds": ["two", "long", "ours-a1"]}
+    )
+    seen["runs"] = {name: [run.status, str(run.start_time_utc)[:2]] for name, run in runs.runs.items()}
+    seen["not_runs"] = list(runs.errors)
     try:
         client.jobs.get("absent")
     except ResourceNotFoundError as error:

@@ -17,7 +17,7 @@ logging.disable()
 
 from azure.ai.ml import Input, PyTorchDistribution, command, load_job  # noqa: E402
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder  # noqa: E402
-from azure.ai.ml.entities import ManagedIdentityConfiguration, UserIdentityConfiguration  # noqa: E402
+from azure.ai.ml.entities import ManagedIdentityConfiguration, SshJobService, UserIdentityConfiguration  # noqa: E402
 from shapes import SHAPES, WORKSPACE  # noqa: E402
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "azureml"
@@ -34,6 +34,8 @@ def rendering(arguments: dict) -> dict:
         )
     if processes := given.pop("distribution", 0):
         given["distribution"] = PyTorchDistribution(process_count_per_instance=processes)
+    if key := given.pop("ssh", ""):
+        given["services"] = {"ssh": SshJobService(nodes="all", ssh_public_keys=key)}
     common = {
         "name": "run-a1",
         "display_name": "run-a1",
