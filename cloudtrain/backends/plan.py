@@ -126,6 +126,12 @@ class Plan:
         """The nodes of the main role; of a job without roles, all."""
         return int(self.manifest["roles"][0]["nodes"] if self.manifest.get("roles") else self.manifest["nodes"])
 
+    @property
+    def machines(self) -> int:
+        """The machines of all nodes: a role that runs on another's nodes has none of its own."""
+        roles = self.manifest.get("roles") or [self.manifest]
+        return sum(int(role["nodes"]) for role in roles if not role.get("colocate"))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields; what they hold is not copied."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

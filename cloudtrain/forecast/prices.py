@@ -159,7 +159,7 @@ def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[
     price; their own is there as `spot`. Where the job states less than the known price, that one is there as
     `known_usd_per_hour`: a policy's max_cost asks for it.
     """
-    resources, nodes = job.resources, job.num_nodes
+    resources, nodes = job.resources, plan.machines
     known = listed(backend.machine(plan), plan.price, nodes, home)
     price: dict[str, Any] | None
     if resources.usd_per_hour is not None:

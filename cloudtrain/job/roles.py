@@ -7,7 +7,7 @@ where several share a machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.errors import BadJob, Problem
@@ -18,6 +18,7 @@ from cloudtrain.job.units import duration_s
 if TYPE_CHECKING:
     from cloudtrain.job.document import Document
     from cloudtrain.job.model import JobModel
+    from cloudtrain.job.sections import Resources
 
 PROGRAM = ("entrypoint", "run", "args", "hyperparameters", "processes_per_node", "env", "setup", "ray", "resources")
 _HARDWARE = {"accelerators", "cpus", "memory", "disk_gb", "instance_type"}
@@ -78,11 +79,30 @@ def on_own_machine(job: J, name: str) -> J:
     return job.model_copy(update=changes)
 
 
-def on_own_machines(job: J) -> Iterator[tuple[J, int]]:
-    """Yield the job of each role's machines, as `on_own_machine` makes it, and how many these are; the main role's first."""
-    yield job, job.main_nodes
-    for name in services(job):
-        yield on_own_machine(job, name), job.roles[name].num_nodes
+def on_own_machines(job: J) -> Iterator[tuple[J, int, int]]:
+    """Yield the job of each role's machines, as `on_own_machine` makes it, how many these are, and how many roles they have.
+
+    The main role's come first. Where roles share machines, the job has what they ask for together.
+    """
+    for host in _hosts(job):
+        one = on_own_machine(job, host) if host != job.main_role else job
+        own = [one.resources, *(on_own_machine(job, name).resources for name in _sharing(job, host)[1:])]
+        if own[1:]:
+            one = one.model_copy(update={"resources": _together(own)})
+        yield one, job.main_nodes if host == job.main_role else job.roles[host].num_nodes, len(own)
+
+
+def _together(parts: Sequence[Resources]) -> Resources:
+    """Return what roles ask for together of a machine."""
+    changes: dict[str, Any] = {}
+    if gpus := sum(each.gpus for each in parts):
+        kind = next(each.accelerator for each in parts if each.gpus)
+        changes["accelerators"] = f"{kind}:{gpus}"
+    if cpus := sum(each.cpus or 0 for each in parts):
+        changes["cpus"] = cpus
+    if memory := sum(each.memory_bytes or 0 for each in parts):
+        changes["memory"] = f"{-(-memory >> 20)}MiB"
+    return parts[0].model_copy(update=changes)
 
 
 def services(job: JobModel) -> list[str]:
@@ -90,11 +110,15 @@ def services(job: JobModel) -> list[str]:
 
     Those that share the nodes of another come after it.
     """
-    hosts = [job.main_role, *(name for name, role in job.roles.items() if name != job.main_role and not role.colocate)]
-    return [name for host in hosts for name in sharing(job, host)][1:]
+    return [name for host in _hosts(job) for name in _sharing(job, host)][1:]
 
 
-def sharing(job: JobModel, host: str) -> list[str]:
+def _hosts(job: JobModel) -> list[str]:
+    """Return the roles that have nodes of their own, the main one first."""
+    return [job.main_role, *(name for name, role in job.roles.items() if name != job.main_role and not role.colocate)]
+
+
+def _sharing(job: JobModel, host: str) -> list[str]:
     """Return the roles that run on the nodes of a role, that one first."""
     return [host, *(name for name, role in job.roles.items() if role.colocate == host)]
 
@@ -103,29 +127,11 @@ def machines(job: JobModel) -> list[int]:
     """Return the number of each node's machine, by the node's rank; nodes of roles that share machines have the same."""
     found: list[int] = []
     first = 0
-    for name in (job.main_role, *services(job)):
-        if found and not job.roles[name].colocate:
-            first = max(found) + 1
-        found += range(first, first + job.roles[name].num_nodes)
+    for host in _hosts(job):
+        here = range(first, first + job.roles[host].num_nodes)
+        found += [*here] * len(_sharing(job, host))
+        first = here.stop
     return found
-
-
-def on_shared_machines(job: J) -> Iterator[tuple[J, int, int]]:
-    """Yield the job of each role's machines, with what all roles there ask for; how many these are, and their roles."""
-    for host in (name for name in (job.main_role, *services(job)) if not job.roles[name].colocate):
-        names = sharing(job, host)
-        own = [on_own_machine(job, name).resources if name != job.main_role else job.resources for name in names]
-        changes: dict[str, Any] = {}
-        if gpus := sum(each.gpus for each in own):
-            kind = next(each.accelerator for each in own if each.gpus)
-            changes["accelerators"] = f"{kind}:{gpus}"
-        if any(each.cpus for each in own):
-            changes["cpus"] = sum(each.cpus or 0 for each in own)
-        if any(each.memory for each in own):
-            changes["memory"] = f"{-(-sum(each.memory_bytes or 0 for each in own) >> 20)}MiB"
-        host_job = job if host == job.main_role else on_own_machine(job, host)
-        resources = own[0].model_copy(update=changes) if names[1:] else own[0]
-        yield host_job.model_copy(update={"resources": resources}), job.roles[host].num_nodes, len(names)
 
 
 def to_manifest(job: JobModel) -> list[dict[str, Any]]:

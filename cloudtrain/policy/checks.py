@@ -210,9 +210,7 @@ def _max_gpus(wanted: int, plan: Plan, facts: Facts, backend: Backend) -> Found:
         hint = "write resources.accelerators (0 for none), and no machine type or option whose GPUs cloudtrain cannot count"
         yield "resources", f"have an unknown number of GPUs; the policy allows at most {wanted}", hint
     elif facts.gpus > wanted:
-        gpus, nodes = (
-            units.format_count(n, what) for n, what in ((facts.gpus, "GPU"), (plan.manifest["nodes"], "node"))
-        )
+        gpus, nodes = (units.format_count(n, what) for n, what in ((facts.gpus, "GPU"), (plan.machines, "node")))
         yield "resources", f"have {gpus} on {nodes}; the policy allows at most {wanted}", "ask for fewer nodes or GPUs"
 
 

@@ -165,6 +165,13 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2,3", "4", "5"]
     plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "ab"]).plan(job)
     assert (plan.request["gpus"], plan.request["machines"]) == ([2, 2, 1, 1], [0, 1, 0, 1])
+    priced = {**job, "resources": {"accelerators": "A100:2", "usd_per_hour": 3}}
+    plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "ab"]).plan(priced)
+    assert (plan.machines, plan.price["usd_per_hour"]) == (2, 6), "a machine is paid once"
+    with pytest.raises(BadJob) as refused:
+        Submitter(target="kubernetes", home=home, image="a:1", kind="jobset").plan(job)
+    [problem] = refused.value.problems
+    assert problem.path == "roles.server.colocate" and problem.hint.startswith("remove it: the role then has nodes")
     roles["trainer"] = {}
     del roles["server"]["colocate"]
     roles["server"]["resources"] = {"instance_type": "a2"}

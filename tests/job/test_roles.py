@@ -12,7 +12,7 @@ from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.job import rules, targets
 from cloudtrain.job.job import Job
 from cloudtrain.job.model import RAY
-from cloudtrain.job.roles import find_shared_ports, machines, on_shared_machines, services
+from cloudtrain.job.roles import find_shared_ports, machines, on_own_machines, services
 from cloudtrain.job.rules import find_keys
 from cloudtrain.nodes.paths import check_shared_output
 from cloudtrain.runs.inside import Inside
@@ -188,7 +188,7 @@ def test_a_role_on_the_nodes_of_another_follows_it_and_has_the_gpus_that_it_name
     )
     assert services(job) == ["server", "judge"] and job.num_nodes == 5
     assert (machines(job), gpus_of_nodes(job)) == ([0, 1, 0, 1, 2], [6, 6, 2, 2, 0])
-    parts = [(one.resources, nodes, roles) for one, nodes, roles in on_shared_machines(job)]
+    parts = [(one.resources, nodes, roles) for one, nodes, roles in on_own_machines(job)]
     assert [(each.gpus, each.cpus, each.memory_bytes, nodes, roles) for each, nodes, roles in parts] == [
         (8, 20, 8 << 30, 2, 2),
         (0, None, None, 1, 1),

@@ -98,7 +98,7 @@ class Request:
     def to_dict(self) -> dict[str, Any]:
         """Return the request as the plan shows it."""
         limits = self._job.limits
-        own = [job.resources for job, _ in roles.on_own_machines(self._job)]
+        own = [job.resources for job, *_ in roles.on_own_machines(self._job)]
         models = {each.accelerator: sdl.gpu_model(each.accelerator) for each in own if each.accelerator}
         return {
             "sdl": self.sdl,
@@ -132,7 +132,7 @@ class Request:
             return {sdl.PROFILE: (self.manifest.nodes, self._resources(self._job))}
         names = [self._job.main_role, *roles.services(self._job)]
         parts = zip(names, roles.on_own_machines(self._job), strict=True)
-        return {name: (nodes, self._resources(job)) for name, (job, nodes) in parts}
+        return {name: (nodes, self._resources(job)) for name, (job, nodes, _) in parts}
 
     def _resources(self, job: Job) -> dict[str, Any]:
         resources, options = job.resources, self._options

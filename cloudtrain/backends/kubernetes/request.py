@@ -133,7 +133,7 @@ class Request:
         if self._options.get("kind") != "jobset":
             message = "have different resources or images, which needs a JobSet with one Job for each role"
             self._add_problem("roles", message, "set options.kubernetes.kind: jobset, or give all roles the same")
-        for own, nodes in roles.on_own_machines(job):
+        for own, nodes, _ in roles.on_own_machines(job):
             yield own, nodes, at
             at += nodes
 

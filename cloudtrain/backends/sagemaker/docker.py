@@ -90,9 +90,12 @@ def container_command(
     command_line = [PROGRAM, "run", "--pull", "never", "--name", f"{network}-{host}", "--label", f"{LABEL}={folder}"]
     command_line += ["--network", network, "--hostname", host, "--network-alias", host, "--log-driver", "none"]
     command_line += ["--shm-size", "1g", "--stop-signal", "SIGTERM"]
-    if request["ResourceConfig"]["InstanceType"] == "local_gpu":
+    environment = {"TRAINING_JOB_NAME": attempt_id, **request.get("Environment", {})}
+    if of_hosts := request.get("Gpus"):
+        environment["CLOUDTRAIN_GPUS"] = of_hosts[int(host.rpartition("-")[2]) - 1]
+    if request["ResourceConfig"]["InstanceType"] == "local_gpu" and environment.get("CLOUDTRAIN_GPUS") != "":
         command_line += ["--gpus", "all"]
-    for variable, value in {"TRAINING_JOB_NAME": attempt_id, **request.get("Environment", {})}.items():
+    for variable, value in environment.items():
         command_line += ["--env", f"{variable}={value}"]
     for source, target, writable in mounts:
         command_line += ["--mount", _mount(source, target, writable)]

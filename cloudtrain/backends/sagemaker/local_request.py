@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest, chosen_gpus, gpus_of_nodes
 from cloudtrain.backends.sagemaker import limits
 from cloudtrain.backends.sagemaker.channels import CHANNEL, s3_channel, split_prefix
 from cloudtrain.backends.sagemaker.hyperparameters import (
@@ -30,8 +30,9 @@ from cloudtrain.backends.sagemaker.request import (
     BuiltRequest,
     container_command,
 )
-from cloudtrain.backends.traits import NO_EFFECT
+from cloudtrain.backends.traits import HONOURED, NO_EFFECT
 from cloudtrain.errors import Problem
+from cloudtrain.job import rules
 from cloudtrain.nodes import paths
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ KEYS = {
     "resources.disk_gb": NO_EFFECT,
     "resources.use_spot": NO_EFFECT,
     "resources.instance_type": NO_EFFECT,
+    "roles.resources": HONOURED,
 }
 
 
@@ -78,10 +80,12 @@ def build_request(
     channels, inputs, found_problems = _build_channels(job, options)
     problems += found_problems
     manifest = replace(manifest, output=None, inputs=inputs, hyperparameters=dict(job.hyperparameters))
-    gpus = manifest.gpus_per_node
-    if gpus and job.num_nodes > 1:
+    of_hosts = [asked or 0 for asked in gpus_of_nodes(job)]
+    divided = "roles.resources" in rules.keys_in_use(job)
+    gpus = sum(of_hosts)
+    if gpus and job.num_nodes > 1 and not divided:
         message = "local mode runs one host when GPUs are used, because all GPUs belong to this machine"
-        problems.append(Problem(message, "num_nodes", "num_nodes: 1, or no accelerators"))
+        problems.append(Problem(message, "num_nodes", "num_nodes: 1, no accelerators, or resources of each role"))
     code = _file_channel(CHANNEL, f"{folder}/code/{OBJECT}")
     if bucket := options.get("bucket"):
         code = s3_channel(CHANNEL, f"s3://{bucket}/{options.get('prefix') or 'cloudtrain'}/code/{sha256}/")
@@ -114,8 +118,10 @@ def build_request(
         "ResourceConfig": {"InstanceCount": job.num_nodes, "InstanceType": instance_type},
         "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},
     }
-    if gpus:
-        request["Environment"] = {"CLOUDTRAIN_GPUS": ",".join(map(str, range(gpus)))}
+    if divided:  # not a field of SageMaker's
+        request["Gpus"] = [chosen_gpus(asked, of_hosts[:rank]) for rank, asked in enumerate(of_hosts)]
+    elif gpus:
+        request["Environment"] = {"CLOUDTRAIN_GPUS": chosen_gpus(gpus)}
     if options.get("image") is None and job.image is None:
         notes.append(
             f"the image is {IMAGE}; build it once with images/build.sh of cloudtrain's repository, or set image to another one"

@@ -156,7 +156,7 @@ def build_request(
 def components(job: Job) -> list[tuple[Job, int, int]]:
     """Return the job, the nodes and the roles of each component of a job; [] where one allocation serves all roles alike."""
     own = {"roles.resources", "roles.colocate"}.intersection(rules.keys_in_use(job))
-    return list(roles.on_shared_machines(job)) if own else []
+    return list(roles.on_own_machines(job)) if own else []
 
 
 def _with_gres(own: Job, job: Job, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -282,7 +282,7 @@ def _describe_case(plan: Plan, case: Mapping[str, Any] | None) -> str:
         return ""
     if case["unbounded"]:
         return f"no cost limit: {case['unbounded']}"
-    nodes = _count(int(plan.manifest["nodes"]), "node")
+    nodes = _count(plan.machines, "node")
     each = f"{format_duration(case['attempt_s'])} on {nodes}"
     capped = limits.get("max_cost") or limits.get("max_total_runtime")
     each = f"this attempt {each}" if capped else f"{_count(case['attempts'], 'attempt')} of {each}"

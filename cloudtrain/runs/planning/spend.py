@@ -92,8 +92,7 @@ class Sum:
 def share_of(attempt: AttemptRecord, home: Path, clock: Clock = SYSTEM) -> Share:
     """Return what an attempt has spent by its billed seconds, else by its measured time; of a live one until now."""
     attempt = _until_now(attempt, clock)
-    plan, status = attempt.plan, attempt.status
-    nodes = int(plan.manifest["nodes"])
+    plan, status, nodes = attempt.plan, attempt.status, attempt.plan.machines
     used = cap.spent([attempt], lambda plan: replace(_limit(plan, home), after_end_s=0.0))  # without a cap's margin
     labels, price = plan.job.get("labels") or {}, plan.price or {}
     target, month = plan.target or plan.backend, attempt.created_at[:7]

@@ -71,6 +71,21 @@ def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None
     assert Manifest.decode(orders).inputs["one"]["file"] == "x.jsonl"
 
 
+def test_roles_with_resources_of_their_own_divide_the_gpus_of_this_machine(bench: Bench, tmp_path: Path) -> None:
+    judge = {"run": "judge", "num_nodes": 2}
+    roles = {"trainer": {}, "server": {"run": "x", "resources": {"accelerators": "L4"}}, "judge": judge}
+    judge["resources"] = {"cpus": 2}
+    plan, _ = bench.plan(roles=roles, resources={"accelerators": "L4:2"})
+    assert plan.request["ResourceConfig"] == {"InstanceCount": 4, "InstanceType": "local_gpu"}
+    commands = [
+        docker_engine.container_command(tmp_path, "near-a1", f"algo-{number}", plan.request, [])
+        for number in range(1, 5)
+    ]
+    chosen = [next(word for word in words if word.startswith("CLOUDTRAIN_GPUS=")) for words in commands]
+    assert chosen == [f"CLOUDTRAIN_GPUS={numbers}" for numbers in ("0,1", "2", "", "")]
+    assert ["--gpus" in words for words in commands] == [True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("changes", "path"),
     [

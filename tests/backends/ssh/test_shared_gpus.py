@@ -184,7 +184,7 @@ def test_each_role_has_gpus_of_its_own_number(users: Users) -> None:
 def test_roles_on_one_host_take_its_gpus_together_and_the_next_attempt_waits_for_both(users: Users) -> None:
     server = {"run": "echo SEES $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER; exec sleep 600", "colocate": "trainer"}
     roles = {"trainer": {}, "server": {**server, "resources": {"accelerators": "A100:1"}}}
-    first = users.submit("ann", "first", roles=roles)
+    first = users.submit("ann", "pair", roles=roles)
     until(first, State.RUNNING)
     backend, handle = first
 
@@ -193,10 +193,10 @@ def test_roles_on_one_host_take_its_gpus_together_and_the_next_attempt_waits_for
 
     wait_for(lambda: len(seen()) == 2, "the lines of both roles")
     assert seen() == {0: "0", 1: "1"}
-    second = users.submit("bob", "second", roles=roles)
+    second = users.submit("bob", "later", roles=roles)
     until(second, State.QUEUED, "2 of 2 GPUs")
-    users.end("first")
+    users.end("pair")
     until(first, State.SUCCEEDED)
     until(second, State.RUNNING)
-    users.end("second")
+    users.end("later")
     until(second, State.SUCCEEDED)
