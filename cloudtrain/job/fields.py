@@ -29,7 +29,11 @@ from cloudtrain.job.problems import NUMBER, ONE, SEVERAL, example, explain, quot
 from cloudtrain.job.units import MOST_RANKS, PRICE_LIST, RANKS_WHY, duration_s, size_bytes, usd
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
+_SECRET = re.compile(
+    r"(env:[A-Za-z_][A-Za-z0-9_]*|azure-keyvault:[A-Za-z0-9-]{3,24}/[A-Za-z0-9-]{1,127}(#.+)?"
+    r"|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)",
+    re.DOTALL,
+)
 READY = r"tcp://:(?P<tcp>[0-9]{1,5})|http://:(?P<http>[0-9]{1,5})(/[!-~]*)?|line:.+"
 # what the launcher sets on every rank, beside CLOUDTRAIN_*
 _RANKS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
@@ -241,7 +245,8 @@ def _source_of_secret(value: str) -> str:
     if not _SECRET.fullmatch(value):
         raise wrong(
             "is not a source of a secret (never write the secret itself here)",
-            "write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY",
+            "write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME, azure-keyvault:VAULT/KEY"
+            " or k8s:NAME/KEY",
         )
     return value
 

@@ -247,7 +247,7 @@ class JobKeys(TypedDict, total=False):
     env: Mapping[str, str | int | float | bool]
     """Environment variables of the ranks."""
     secrets: Mapping[str, str | Sequence[str]]
-    """Environment variables with secret values, from env:, file:, aws-secretsmanager:, gcp-secretmanager: or k8s:."""
+    """Secret environment variables, from env:, file:, aws-secretsmanager:, gcp-secretmanager:, azure-keyvault: or k8s:."""
     labels: Mapping[str, str | int | float | bool]
     """Labels of the run."""
     metrics: Mapping[str, str] | Literal["off", False]

@@ -187,8 +187,8 @@ class JobModel(Spec):
     env: Many[dict[Name, Text]] = Field(default_factory=dict, description="Environment variables of the ranks.")
     secrets: Few[dict[Name, Sources]] = Field(
         default_factory=dict,
-        description="Environment variables with secret values, from env:, file:, aws-secretsmanager:, "
-        "gcp-secretmanager: or k8s:.",
+        description="Secret environment variables, from env:, file:, aws-secretsmanager:, "
+        "gcp-secretmanager:, azure-keyvault: or k8s:.",
     )
     labels: Few[dict[str, Text]] = Field(default_factory=dict, description="Labels of the run.")
     metrics: Annotated[Metrics, FEW_ENTRIES] = Field(

@@ -111,7 +111,7 @@ def named_value(name: str, value: str) -> str:
     shortest = PASSWORD_LENGTH if _PASSWORD_NAME.search(name) else TOKEN_LENGTH
     varied = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value) and len(set(value)) > shortest // 2
     is_path = value.startswith(("/", "~", ".", "s3:", "gs:")) or "://" in value
-    is_pointer = re.match(r"(?:env|file|k8s|aws-secretsmanager|gcp-secretmanager):", value)
+    is_pointer = re.match(r"(?:env|file|k8s|aws-secretsmanager|gcp-secretmanager|azure-keyvault):", value)
     if len(value) < shortest or not varied or is_path or is_pointer:
         return ""
     return f"a value under the name {name}"

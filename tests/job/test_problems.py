@@ -92,7 +92,7 @@ SAID = [
         "secrets:\n  HF_TOKEN: hf_thevalue",
         [
             "job.yaml:3: secrets.HF_TOKEN[0]: is not a source of a secret (never write the secret itself here) "
-            "(write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY)"
+            "(write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME, azure-keyvault:VAULT/KEY or k8s:NAME/KEY)"
         ],
     ),
     ("secrets: {A: []}", ["job.yaml:2: secrets.A: must not be empty"]),

@@ -343,7 +343,7 @@ def _instead(key: str, kind: type[Backend]) -> str:
             return "use a secret of the cluster, k8s:SECRET/KEY, or aws-secretsmanager:NAME or gcp-secretmanager:NAME"
         if "secrets.file" in kind.traits.keys:
             return "put it into a file with mode 600 on the node and write file:PATH"
-        return "use a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        return "use a secret store: aws-secretsmanager:NAME, gcp-secretmanager:NAME or azure-keyvault:VAULT/KEY"
     if key == "roles.colocate":
         return "remove it: the role then has nodes of its own; or choose another target (-t)"
     if key.startswith("roles."):

@@ -129,39 +129,39 @@ def signature(account: str, key: str, until: float, permissions: str = "rwdlac")
     return urllib.parse.urlencode(values)
 
 
-def node_token(environ: Mapping[str, str]) -> tuple[str, float]:
+def node_token(environ: Mapping[str, str], resource: str = STORAGE, what: str = "Blob Storage") -> tuple[str, float]:
     """Return a token of a service principal, or of this machine, and the seconds for which it is valid; blocking.
 
-    Raises OSError.
+    `resource` is the address that it is for, and `what` the service's name for messages. Raises OSError.
     """
     client, tenant = environ.get("AZURE_CLIENT_ID", ""), environ.get("AZURE_TENANT_ID", "")
     secret, file = environ.get("AZURE_CLIENT_SECRET", ""), environ.get("AZURE_FEDERATED_TOKEN_FILE", "")
     if client and tenant and (secret or file):
-        form = {"grant_type": "client_credentials", "client_id": client, "scope": STORAGE + ".default"}
+        form = {"grant_type": "client_credentials", "client_id": client, "scope": resource + ".default"}
         if secret:
             form["client_secret"] = secret
         else:
             with open(file, encoding="utf-8") as assertion:
                 form.update(client_assertion_type=ASSERTION, client_assertion=assertion.read().strip())
         login = (environ.get("AZURE_AUTHORITY_HOST") or LOGIN).rstrip("/")
-        grant = _json(f"{login}/{tenant}/oauth2/v2.0/token", {}, urllib.parse.urlencode(form).encode())
+        grant = _json(f"{login}/{tenant}/oauth2/v2.0/token", {}, urllib.parse.urlencode(form).encode(), what)
         return grant["access_token"], float(grant["expires_in"])
     client = client or environ.get("DEFAULT_IDENTITY_CLIENT_ID", "")
-    query = {"resource": STORAGE, "api-version": "2018-02-01"}
+    query = {"resource": resource, "api-version": "2018-02-01"}
     where, headers = IMDS, {"Metadata": "true"}
     if environ.get("MSI_ENDPOINT") and environ.get("MSI_SECRET"):  # a node of Azure Machine Learning
         where, headers, query["api-version"] = environ["MSI_ENDPOINT"], {"secret": environ["MSI_SECRET"]}, "2017-09-01"
         query.update({"clientid": client} if client else {})
     elif client:
         query["client_id"] = client
-    grant = _json(f"{where}?{urllib.parse.urlencode(query)}", headers)
+    grant = _json(f"{where}?{urllib.parse.urlencode(query)}", headers, None, what)
     ends = str(grant.get("expires_on", ""))
     return grant["access_token"], float(ends) - SYSTEM.now() if ends.isdigit() else float(
         grant.get("expires_in") or 300
     )
 
 
-def _json(url: str, headers: Mapping[str, str], data: bytes | None = None) -> Any:
+def _json(url: str, headers: Mapping[str, str], data: bytes | None, what: str) -> Any:
     request = urllib.request.Request(url, data, dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -169,12 +169,10 @@ def _json(url: str, headers: Mapping[str, str], data: bytes | None = None) -> An
     except urllib.error.HTTPError as error:
         with error:
             text = " ".join(error.read().decode("utf-8", "replace").split())[:200]
-        raise PermissionError(errno.EACCES, f"no token for Blob Storage: {error.code} {text}") from None
+        raise PermissionError(errno.EACCES, f"no token for {what}: {error.code} {text}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         where = urllib.parse.urlsplit(url).netloc
-        raise PermissionError(
-            errno.EACCES, f"no credentials for Blob Storage, and no token from {where}: {error}"
-        ) from None
+        raise PermissionError(errno.EACCES, f"no credentials for {what}, and no token from {where}: {error}") from None
 
 
 def listing(xml: bytes) -> tuple[list[dict[str, Any]], list[str], str]:

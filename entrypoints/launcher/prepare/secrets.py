@@ -1,4 +1,4 @@
-"""Resolve the job's secrets on the node: standard input, files, Kubernetes, AWS and Google secret managers."""
+"""Resolve the job's secrets on the node: standard input, files, Kubernetes, secret managers of AWS, Google and Azure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 from ..errors import Refused, one_line
 from ..masks import SHORTEST
+
+KEY_VAULT = "https://{}.vault.azure.net"  # of Key Vault's REST reference, Get Secret 7.4 (2026-11-30)
+TIMEOUT_S = 60.0
 
 
 def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) -> dict[str, str]:
@@ -63,6 +66,8 @@ def _read(source: str, env_values: Mapping[str, str]) -> str:
         return _aws(name)
     if scheme == "gcp-secretmanager":
         return _gcp(name)
+    if scheme == "azure-keyvault":
+        return _azure(name)
     raise _Absent("unknown kind of secret source")
 
 
@@ -114,6 +119,31 @@ def _gcp(name: str) -> str:
     except Exception as error:
         raise _Absent(one_line(error)) from None
     return _pick(answer.payload.data.decode(), key)
+
+
+def _azure(name: str) -> str:
+    """Ask Azure Key Vault as the node's identity, or as a service principal of the environment: VAULT/NAME."""
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    from ..output import blob
+
+    name, _, key = name.partition("#")
+    vault, _, name = name.partition("/")
+    try:
+        token = blob.node_token(os.environ, "https://vault.azure.net/", "Key Vault")[0]
+        url = f"{KEY_VAULT.format(vault)}/secrets/{urllib.parse.quote(name, safe='')}?api-version=7.4"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            value = str(json.load(answer)["value"])
+    except urllib.error.HTTPError as error:
+        with error:
+            text = " ".join(error.read(2000).decode("utf-8", "replace").split())
+        raise _Absent(f"{error.code} {text[:300]}") from None
+    except Exception as error:
+        raise _Absent(one_line(error)) from None
+    return _pick(value, key)
 
 
 def _pick(text: str, key: str) -> str:

@@ -156,6 +156,7 @@ def test_many_attempts_are_one_call_for_some_together(paper: Paper, monkeypatch:
     for handle, state in zip(handles, states, strict=True):
         paper.simulator.jobs[handle].status, paper.simulator.jobs[handle].started = state, "2026-01-01T00:00:00Z"
     elsewhere = paper.backend(experiment="study")
+    assert paper.backend(endpoint="http://other").group != backend.group != paper.backend(workspace="other").group
     assert elsewhere.group != backend.group == paper.backend().group
     asked = paper.simulator.server.requests
     assert elsewhere.statuses(handles) == {} == backend.statuses([])
@@ -283,6 +284,11 @@ def test_an_expired_token_is_renewed_once(paper: Paper, monkeypatch: pytest.Monk
     with pytest.raises(BackendError) as refused:
         backend.find("run-a1")
     assert refused.value.hint.startswith("az login")
+
+
+def test_an_error_of_storage_has_its_code_in_xml():
+    answer = client.Answer(403, {}, b"<?xml?><Error><Code>AuthenticationFailed</Code><Message>long</Message></Error>")
+    assert client.api_error(answer, "a log cannot be read").code == "AuthenticationFailed"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 from launcher.errors import Refused
+from launcher.prepare import secrets
 from launcher.prepare.secrets import resolve
+
+from cloudtrain.errors import BadJob
+from cloudtrain.job.job import Job
+from cloudtrain.simulators.http import Request, Response, Server
 
 
 def private(path: Path, text: str, mode: int = 0o600) -> str:
@@ -119,3 +124,42 @@ def test_aws_gives_text_bytes_and_keys(monkeypatch: pytest.MonkeyPatch):
     assert resolve(wanted, {"env:D": "fallback"}) == {"A": "from aws", "B": "inner", "C": "bytes", "D": "fallback"}
     with pytest.raises(Refused, match="it has no key nope"):
         resolve({"B": ["aws-secretsmanager:json#nope"]}, {})
+
+
+def test_a_key_vault_is_asked_as_the_nodes_identity(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Request] = []
+
+    def answer(request: Request, *_: str) -> Response:
+        asked.append(request)
+        if "/msi" in request.path:
+            return Response({"access_token": "abc", "expires_on": "99999999999"})
+        found = "plain" in request.path or "json" in request.path
+        return Response(
+            {"value": "from azure" if "plain" in request.path else '{"token": "inner"}'}, 200 if found else 404
+        )
+
+    server = Server([("GET", "/.*", answer)])
+    monkeypatch.setattr(secrets, "KEY_VAULT", server.url + "/{}")
+    monkeypatch.setenv("MSI_ENDPOINT", f"{server.url}/msi")
+    monkeypatch.setenv("MSI_SECRET", "s")
+    monkeypatch.delenv("AZURE_CLIENT_ID", raising=False)
+    wanted = {"A": ["azure-keyvault:mine/plain"], "B": ["azure-keyvault:mine/json#token"]}
+    try:
+        assert resolve(wanted, {}) == {"A": "from azure", "B": "inner"}
+        assert asked[0].query["resource"] == "https://vault.azure.net/"
+        assert asked[1].path == "/mine/secrets/plain?api-version=7.4"
+        assert asked[1].headers["authorization"] == "Bearer abc"
+        with pytest.raises(Refused, match="azure-keyvault:mine/none: 404"):
+            resolve({"A": ["azure-keyvault:mine/none"]}, {})
+    finally:
+        server.close()
+    with pytest.raises(Refused, match="no credentials for Key Vault"):
+        resolve({"A": ["azure-keyvault:mine/plain"]}, {})
+
+
+@pytest.mark.parametrize(
+    "source", ["a/b/c", "vault", "ab/name", "a.b.c/name", "vault/na_me", "vault.evil.org#/x", "vault/"]
+)
+def test_a_key_vault_that_cannot_be_is_refused_in_the_job(source: str):
+    with pytest.raises(BadJob):
+        Job.from_dict({"name": "a", "source": ".", "entrypoint": "a.py", "secrets": {"A": f"azure-keyvault:{source}"}})
