@@ -252,7 +252,9 @@ class Backend(ABC):
 
     def facts(self, plan: Plan) -> Facts:
         """Return to which account, region and machines a plan goes; policies are checked against it. Pure."""
-        return Facts(gpus=plan.requested_gpus) if self.traits.own_machines else Facts("", "", (), (), None)
+        if not self.traits.own_machines:
+            return Facts("", "", (), (), None)
+        return Facts(gpus=None if plan.job["resources"]["accelerators"] is None else plan.requested_gpus)
 
     def plan_after(self, plan: Plan, newest: int) -> Plan:
         """Return the plan of a later attempt, sent to the machine that has the files of attempt `newest`. Pure.

@@ -233,15 +233,13 @@ def _colocated(name: str, job: JobModel) -> Iterator[Problem]:
     """Yield why a role cannot run on the nodes of the role that it names."""
     role, path = job.roles[name], f"roles.{name}"
     host = job.roles.get(role.colocate or "")
-    free = [other for other, each in job.roles.items() if other != name and not each.colocate]
-    if host is None or host.colocate or name == job.main_role:
-        why = "is for services, and this is the main role" if name == job.main_role else f"names {role.colocate}, "
-        why += (
-            "" if name == job.main_role else "no role of this job" if host is None else "which has no nodes of its own"
-        )
-        yield Problem(
-            why, f"{path}.colocate", f"choose from {', '.join(free)}" if name != job.main_role else "remove it"
-        )
+    if name == job.main_role:
+        yield Problem("is for services, and this is the main role", f"{path}.colocate", "remove it")
+        return
+    if host is None or host.colocate:
+        why = "no role of this job" if host is None else "which has no nodes of its own"
+        hint = f"choose from {', '.join(_hosts(job))}"
+        yield Problem(f"names {role.colocate}, {why}", f"{path}.colocate", hint)
         return
     if role.num_nodes != host.num_nodes:
         message = f"is {role.num_nodes}, and {role.colocate}, whose nodes it shares, has {host.num_nodes}"
