@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +120,6 @@ class _Conversion:
     def _take_all(self, prefix: str) -> dict[str, Any]:
         keys = [key for key in self._left if key.startswith(f"{prefix}.")]
         return {key[len(prefix) + 1 :]: self._left.pop(key) for key in keys}
-
-    def _change(self, key: str, put: Callable[[Any], bool]) -> None:
-        """Let `put` take a value; what it refuses is left over, and becomes a note."""
-        if self._left.get(key) is not None and put(self._left[key]):
-            del self._left[key]
 
     # -- what needs no other key ---------------------------------------------------------------------------------------
 

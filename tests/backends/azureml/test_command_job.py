@@ -183,10 +183,11 @@ def test_init_writes_it_and_other_files_are_refused(
 def test_a_file_of_another_kind_is_no_command_job(tmp_path: Path) -> None:
     path = tmp_path / "x.yml"
     schema = "$schema: https://azuremlschemas.azureedge.net/latest/{}.schema.json\n"
-    for text, error in [(schema.format("pipelineJob"), BadRequest), (schema.format("commandJob"), BadRequest),
-                        (schema.format("commandJob") + "command: a\ncommand: b\n", BadJob)]:  # fmt: skip
+    for text, error, words in [(schema.format("pipelineJob"), BadRequest, "is a pipelineJob; only a command job can"),
+                               (schema.format("commandJob"), BadRequest, "is a commandJob without a command; only"),
+                               (schema.format("commandJob") + "command: a\ncommand: b\n", BadJob, "command")]:  # fmt: skip
         path.write_text(text)
-        with pytest.raises(error):
+        with pytest.raises(error, match=words):
             convert_file(path)
     for text in ("a: 1\n", "- a\n", "type: task\ncommands: [a]\n"):
         path.write_text(text)

@@ -237,6 +237,40 @@ def test_attempts_are_found_by_their_tag_on_all_pages(paper: Paper):
     assert found[0].record["manifest"]["run_id"] == "run-4" and found[0].created_at
 
 
+def test_a_job_without_a_time_was_found_without_one(paper: Paper):
+    paper.simulator.jobs[paper.backend().submit(paper.plan(), paper.bundle)].created = ""
+    assert [each.created_at for each in paper.backend().labelled("cloudtrain_run", "run", ())] == [None]
+
+
+def test_facts_and_the_machine_are_those_of_the_request(paper: Paper):
+    plan = paper.plan(num_nodes=2, resources={"accelerators": "A100-80GB:2"})
+    known = paper.backend(region="eastus").facts(plan)
+    machine = "Standard_NC48ads_A100_v4"
+    assert (known.account, known.region) == (paper.simulator.options["subscription"], "eastus")
+    assert (known.instance_types, known.images, known.gpus) == ((machine,), ("any:1",), 4)
+    assert paper.backend(region="eastus").machine(plan) == f"azureml/eastus/{machine}"
+    assert paper.backend().facts(plan).region == "" == paper.backend().machine(plan)
+
+
+def test_a_refusal_says_what_was_not_made(paper: Paper):
+    paper.simulator.server.faults.append(Fault("PUT", "/jobs/run-a1", 400, "no such thing"))
+    with pytest.raises(BackendError) as refused:
+        paper.backend().submit(paper.plan(), paper.bundle)
+    assert refused.value.message.startswith("the job was not created: no such thing")
+
+
+def test_results_are_fetched_from_where_the_job_says(paper: Paper, tmp_path: Path):
+    handle = paper.backend().submit(paper.plan(), paper.bundle)
+    for name in ("model/w", "outputs/a/b"):
+        paper.simulator.blobs.write("jobs", f"runs/run/{name}", name.encode())
+    into = paper.backend().fetch(handle, tmp_path / "into" / "deep")
+    assert (into / "model" / "w").read_bytes() == b"model/w" and (into / "outputs" / "a" / "b").exists()
+    part = paper.backend().fetch(handle, tmp_path / "part", ("outputs/a",))
+    assert [path.name for path in part.rglob("*") if path.is_file()] == ["b"]
+    with pytest.raises(BackendError, match="where its results are"):
+        paper.backend().fetch("absent-a1", tmp_path / "none")
+
+
 def test_logs_of_nodes_by_their_cursor(paper: Paper):
     backend = paper.backend()
     handle = backend.submit(paper.plan(num_nodes=2, resources={"instance_type": "Standard_D4s_v3"}), paper.bundle)

@@ -35,6 +35,7 @@ def plan_of(folder: Path, changes: dict[str, Any], options: dict[str, Any] | Non
 def refusals(folder: Path, changes: dict[str, Any], options: dict[str, Any] | None = None) -> set[str]:
     with pytest.raises(BadJob) as refused:
         plan_of(folder, changes, options)
+    assert all(problem.message and problem.hint for problem in refused.value.problems), "what to do"
     return {problem.path for problem in refused.value.problems}
 
 
