@@ -259,7 +259,8 @@ def main() -> int:
     for place in counts:
         shown_rows = [row[2:] for row in rows if row[:2] == (place, False)]
         name = "seeded_faults_" + "_".join(Path(place.partition("+")[0]).parts[1:])
-        report(name, titles[place], table(shown_rows, ("place", "fault", "not caught")), [])
+        body = table(shown_rows, ("place", "fault", "not caught")) + f"\n\nThe run took {used:.1f} CPU minutes."
+        report(name, titles[place], body, [])
     return 0
 
 

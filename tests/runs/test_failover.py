@@ -85,6 +85,8 @@ def test_a_second_round_begins_after_a_pause(fleet, source, home):
     run = submit(fleet, job_of(source, retry={"max_attempts": 2}), home)
     fleet.look(run)
     assert places(run) == ["east", "west", "lab"] and "another attempt in" in run.record.status.reason
+    (seen,) = run.store.events(run.run_id, "capacity")  # the pause begins with it: another version must find it
+    assert seen.attempt == f"{run.run_id}-a3" and seen.data["seconds"] > 0
     fleet.clock.sleep(3600)
     fleet.refuses = {"east"}
     fleet.look(run)
