@@ -252,8 +252,9 @@ def test_facts_and_the_machine_are_those_of_the_request(paper: Paper):
     assert paper.backend().facts(plan).region == "" == paper.backend().machine(plan)
 
 
-def test_a_refusal_says_what_was_not_made(paper: Paper):
-    paper.simulator.server.faults.append(Fault("PUT", "/jobs/run-a1", 400, "no such thing"))
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_refusal_says_what_was_not_made(paper: Paper, status: int):
+    paper.simulator.server.faults.append(Fault("PUT", "/jobs/run-a1", status, "no such thing"))
     with pytest.raises(BackendError) as refused:
         paper.backend().submit(paper.plan(), paper.bundle)
     assert refused.value.message.startswith("the job was not created: no such thing")
