@@ -53,6 +53,7 @@ def has_bf16(accelerator: str) -> bool:
 _DEVICES = {
     "A100-40GB": "A100-SXM4-40GB",
     "A100-80GB": "A100-SXM4-80GB",
+    "A6000": "RTX A6000",
     "H100": "H100 80GB HBM3",
     "V100-16GB": "V100-SXM2-16GB",
     "V100-32GB": "V100-SXM2-32GB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from cloudtrain.forecast.models import FAMILIES
 from cloudtrain.forecast.network import GB, Band, pool
 from cloudtrain.forecast.training import Length
 from cloudtrain.job.units import HOUR_S, format_duration
+from cloudtrain.source.imports import Imports
+from cloudtrain.source.texts import Texts
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -22,15 +25,31 @@ START_S = Band(60, 240, 900)
 # Bytes per second of one node to the checkpoint's folder, as far as training waits for it. Opinion.
 _SAVED = Band(1 * GB, 10 * GB, float("inf"))
 LEAST = 0.1e9  # parameters: published trainings have more
+_FUSED = re.compile(
+    r"\btorch\.compile\(|\b(?:from|import) (?:apex|flash_attn|liger_kernel|megatron|transformer_engine|unsloth)\b"
+    r"|\b(?:torch_compile|use_liger_kernel)[\"']? ?[=:] ?True\b"
+)
+_SCRIPTS = {"eager": " of eager scripts", "fused": " of compiled or fused scripts"}
 
 
-def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[str, Any]:
+def program(source: Texts) -> str:
+    """Return what kind of program a script's source is, as `speed.PROGRAMS` has it; blocking."""
+    if not source.find(_FUSED):
+        return "eager"
+    imports = Imports(source) if source.entry else None
+    if imports is None or imports.unknown:
+        return "fused"
+    return "fused" if Texts(source.root, imports.importers).find(_FUSED) else "eager"
+
+
+def forecast(found: Training, job: Job, plan: Plan, source: Texts, machine: str = "") -> dict[str, Any]:
     """Return how long a training takes, as `Plan.time` has it.
 
     Args:
         found: what the job says of it.
         job: a resolved job.
         plan: its plan, with the number of nodes and the price of all of them.
+        source: what it runs.
         machine: type of a node as provider/region/name; "" where it is not known.
 
     Returns:
@@ -43,7 +62,9 @@ def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[s
     length, nodes = found.length, plan.main_nodes
     assert gpu and isinstance(length, Length)
     machines = pool(gpu, nodes, int(plan.manifest["processes_per_node"]), machine)
-    made = speed.of_step(found.shape, found.step, machines, found.ranks)
+    compiled = "torch_compile" in found.open  # by the shared trainer
+    kind = ("fused" if compiled else "trainer") if job.trainer else program(source)
+    made = speed.of_step(found.shape, found.step, machines, found.ranks, program=kind)
     if made is None:
         return {"line": "unknown: cloudtrain does not know the network between these nodes"}
     if not made.busy:
@@ -58,7 +79,8 @@ def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[s
         usd = [round(whole.low / HOUR_S * float(low), 2), round(whole.high / HOUR_S * float(high), 2)]
         line += f", {usd[0]:.2f} to {usd[1]:.2f} USD"
     slow, fast = (made.tokens / seconds for seconds in (made.step.high, made.step.low))
-    line += f" (p10 to p90; {length.steps:,} steps at {slow:,.0f} to {fast:,.0f} tokens/s)"
+    like = "" if job.trainer else _SCRIPTS[kind]
+    line += f" (p10 to p90{like}; {length.steps:,} steps at {slow:,.0f} to {fast:,.0f} tokens/s)"
     line += f"; without {length.without}" if length.without else ""
     if whole.middle > job.limits.max_runtime_s:
         line += f"; limits.max_runtime ends an attempt after {format_duration(job.limits.max_runtime_s)}"

@@ -26,19 +26,23 @@ MFU = {
     # PyTorch/LanguageModeling/BERT/README.md at 23a6382c (2020-03), read 2026-11-30.
     "V100-16GB": (0.178, 0.242, 0.356),
     "V100-32GB": (0.178, 0.242, 0.356),
+    # 0.69 to 0.90 of an A100's share in the same BERT trainings (docs/published.csv, L)
+    **dict.fromkeys(("A10", "A40", "A6000"), (0.29, 0.41, 0.48)),
 }
-# Those are tuned programs. What is slower in transformers' eager layers is an opinion until a GPU has measured it.
-_EAGER = (0.6, 0.75, 1.0)
-# FP8 against bf16: the data sheet promises twice the speed, 6 pairs of rows of that source have 1.12. The shared trainer
-# has no FP8: docs/published.csv has.
-_FP8 = (1.0, 1.12, 2.0)
+# What of those shares programs reach, by the rows of docs/published.csv that are not kept apart: fused or compiled layers,
+# eager scripts, and of these the trainings of transformers' layers (V, Q, M), which the shared trainer has too. It was not
+# measured on a GPU.
+PROGRAMS = {"trainer": (0.75, 1.0, 1.0), "eager": (0.55, 1.0, 1.0), "fused": (0.75, 1.1, 1.15)}
+# FP8 against bf16: the data sheet promises twice the speed, 6 pairs of rows of that source have 1.12, later programs in
+# docs/published.csv more. The shared trainer has no FP8.
+_FP8 = (1.0, 1.5, 2.0)
 _AGAIN = (1.0, 1.2, 4 / 3)  # checkpointing: work that is done again, as far as it shows
-# LoRA against training all parameters: a third less work, since frozen matrices have no gradient; 1.82 times the tokens/s at
-# most (pytorch/torchtune README.md at bd2a0fc7, 2026-04-23: 4699 and 2579 of Llama 3.1 8B on an A6000). QLoRA against
-# LoRA: 1.28 there (3083 and 2413 on a 4090), 1.56 and 2.0 in Lightning-AI/litgpt, tutorials/resource-tables.md
-# at 26857050 (Llama 2 7B and 13B on an A100).
-_LORA = (0.55, 2 / 3, 1.0)
-_QLORA = (1.28, 1.56, 2.0)
+# LoRA against training all parameters: a third less work at most, since frozen matrices have no gradient; docs/published.csv
+# has 1.06 to 1.15 times the tokens/s (V). QLoRA against LoRA: 0.96 to 1.40 there (Q), 1.28 on a 4090 (pytorch/torchtune
+# README.md at bd2a0fc7, 2026-04-23), 1.56 and 2.0 for short samples (Lightning-AI/litgpt, tutorials/resource-tables.md at
+# 26857050).
+_LORA = (0.6, 0.8, 1.0)
+_QLORA = (1.0, 1.25, 1.6)
 _KERNELS_S = 0.001  # a layer's kernels are started in that time, forward and backward; opinion
 
 
@@ -59,7 +63,9 @@ def flops_per_token(shape: Shape, sequence: int) -> float:
     return 6 * matrices + 12 * shape.layers * shape.queries * sequence * FAMILIES[shape.family].attentions
 
 
-def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None = None) -> Speed | None:
+def of_step(
+    shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None = None, program: str = "trainer"
+) -> Speed | None:
     """Return the time of an optimizer step.
 
     Args:
@@ -68,6 +74,7 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None
         pool: the GPUs.
         ranks: data-parallel ranks, which take samples of their own.
         peak: FLOP/s of a GPU that no data sheet is known of.
+        program: what trains, as PROGRAMS has it.
 
     Returns:
         The time; None where the GPU's speed or the network between the nodes is not known.
@@ -78,7 +85,7 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None
     split = step.tensor * step.pipeline * step.context
     work = step.batch * step.sequence * flops_per_token(shape, step.sequence) / split * step.accumulation
     shares = MFU.get(pool.gpu) or MFU["A100-40GB"]
-    fast = [share * eager for share, eager in zip(shares, _EAGER, strict=True)]
+    fast = [share * reached for share, reached in zip(shares, PROGRAMS[program], strict=True)]
     again: tuple[float, ...] = _AGAIN if step.checkpointing else (1.0, 1.0, 1.0)
     if step.lora:
         again = tuple(each * share for each, share in zip(again, _LORA, strict=True))

@@ -13,6 +13,7 @@ from cloudtrain.forecast.memory import Step
 from cloudtrain.forecast.models import Shape, find
 from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.plan import Planner
+from cloudtrain.source.texts import Texts
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOUR = {"model": "meta-llama/Llama-3.1-8B", "dataset": "python-stdlib", "bf16": True, "block_size": 4096,
@@ -57,12 +58,35 @@ def published() -> ModuleType:
 
 
 def test_published_trainings_lie_in_the_band_and_the_page_says_how_many():
-    found = list(published().compared())
-    inside = sum(each.inside for each in found)
-    assert [each.number for each in found] == list(range(1, 39)) and inside >= 30
-    assert f"| all | 38 | {inside} |" in (DOCS / "tables-evidence.md").read_text()
+    whole = list(published().compared())
+    assert [each.number for each in whole] == list(range(1, 151))
+    page = (DOCS / "tables-evidence.md").read_text()
+    for name, apart, least in (("all", False, 104), ("kept apart", True, 0)):
+        found = [each for each in whole if each.apart == apart]
+        inside = sum(each.inside for each in found)
+        assert len(found) == (20 if apart else 130) and inside >= least
+        assert f"| {name} | {len(found)} | {inside} |" in page
+    faster = sum(each.over.middle < 1 for each in whole if not each.apart)
+    assert 130 / 3 < faster < 130 * 2 / 3, "as many are faster as are slower"
     # a band that held everything would say nothing
-    assert all(each.over.low / each.over.high < 7 for each in found)
+    assert all(each.over.low / each.over.high < 8 for each in whole)
+
+
+@pytest.mark.parametrize(
+    "text, kind",
+    [
+        ("from transformers import Trainer\n", "eager"),
+        ("import torch\nmodel = torch.compile(model)\n", "fused"),
+        ("import helper\n", "fused"),
+        ("args = dict(torch_compile=True)\n", "fused"),
+        ("args = dict(torch_compile=False)\n# torch.compile(x)\n", "eager"),
+    ],
+)
+def test_a_scripts_source_says_which_trainings_it_is_compared_with(text: str, kind: str, tmp_path: Path):
+    (tmp_path / "t.py").write_text(text)
+    (tmp_path / "helper.py").write_text("import flash_attn\n")
+    (tmp_path / "other.py").write_text("import unsloth\n")
+    assert duration.program(Texts(tmp_path, ["t.py", "helper.py", "other.py"], "t.py")) == kind
 
 
 def test_a_plan_says_time_and_cost(planned):
@@ -128,6 +152,7 @@ def test_of_scripts_the_gpu_and_the_kind_of_model_decide(
     (tmp_path / "t.py").write_text("")
     found = Planner("kubernetes", home=tmp_path / "home").plan(job).time
     assert found is not None and ("seconds" in found) == (not why) and why in found["line"]
+    assert why or "(p10 to p90 of eager scripts; " in found["line"]
 
 
 def test_communication_is_what_the_ring_passes_on():

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from cloudtrain.forecast.training import Training
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
+    from cloudtrain.source.texts import Texts
 
 
-def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan, list[Problem]]:
+def forecast(job: Job, plan: Plan, force: bool, backend: Backend, source: Texts) -> tuple[Plan, list[Problem]]:
     """Return the plan with its lines on memory and time, and why the shared trainer cannot fit, unless `force`.
 
     A script is never refused: what it does is its own.
@@ -44,7 +45,7 @@ def forecast(job: Job, plan: Plan, force: bool, backend: Backend) -> tuple[Plan,
     if answer.answer == fit.NOT and job.trainer and not force:
         hint = "; ".join(text for text in (answer.hint, "use --force to submit it anyway") if text)
         problems.append(Problem(answer.line, "resources.accelerators", hint))
-    time = duration.forecast(found, job, plan, _machine(job, plan, backend))
+    time = duration.forecast(found, job, plan, source, _machine(job, plan, backend))
     return replace(plan, fit=answer.to_dict(), time=time), problems
 
 

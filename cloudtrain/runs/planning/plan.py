@@ -226,7 +226,7 @@ class Planner:
         if job.trainer or job.fit.model:
             from cloudtrain.runs.planning import fit_check
 
-            plan, problems = fit_check.forecast(job, plan, self.force, backend)
+            plan, problems = fit_check.forecast(job, plan, self.force, backend, source)
         governed = resolved.governed
         case = Case(job, plan, source, backend, (*found, *problems), governed.notes if governed else ())
         plan = replace(plan, target=resolved.target, notes=notes_of(case))
