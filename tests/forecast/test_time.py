@@ -69,7 +69,7 @@ def test_published_trainings_lie_in_the_band_and_the_page_says_how_many():
     faster = sum(each.over.middle < 1 for each in whole if not each.apart)
     assert 130 / 3 < faster < 130 * 2 / 3, "as many are faster as are slower"
     # a band that held everything would say nothing
-    assert all(each.over.low / each.over.high < 8 for each in whole)
+    assert all(each.over.low / each.over.high < (9 if each.group == "QLoRA" else 7) for each in whole)
 
 
 @pytest.mark.parametrize(
