@@ -106,6 +106,8 @@ def command(
         raise BadRequest(f"there is no folder {folder}", "create it first")
     if path.is_dir():
         raise BadRequest(f"{path} is a folder", f"give a file name: -o {path / 'job.yaml'}")
+    if path.suffix not in (".yaml", ".yml"):
+        raise BadRequest(f"a job file ends with .yaml, unlike {path}", f"write -o {path.with_suffix('.yaml')}")
     exists = os.path.lexists(path)
     if exists and not force and (call or script or trainer or not target):
         raise BadRequest(f"{path} already exists", "choose another name with -o, or replace it with --force")

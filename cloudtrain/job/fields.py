@@ -164,9 +164,10 @@ def _accelerators(value: Any) -> Any:
     count = re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*:0*([1-9]\d*)", value)
     if count and (len(count[1]) > 4 or int(count[1]) > MOST_PROCESSES):
         raise wrong(f"has more than {MOST_PROCESSES:,} GPUs of a node: {quote(value)}", "no machine has more")
-    if value == "0" or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
+    joined = re.fullmatch(r"([A-UW-Za-uw-z]+\d{1,4}[A-Za-z]?|[Vv]100)[x-]([1-9]|16)", value)  # not v5e-8, a TPU
+    if value == "0" or (not joined and re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value)):
         return value
-    number = re.fullmatch(r"(\d+) ?[x:* ] ?([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*) ?[x* ] ?(\d+)", value)
+    number = re.fullmatch(r"(\d+) ?[x:* ] ?([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*?) ?[x*\- ] ?(\d+)", value)
     right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
     raise wrong(f"must be a name and a count, not {quote(value)}", f"write {right}")
 
@@ -231,6 +232,12 @@ def place(value: str, info: ValidationInfo) -> str:
         raise wrong("is empty", "write a path or a URI such as s3://bucket/prefix")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
         return value
+    if re.match(r"\$[A-Za-z_{]", value):
+        raise wrong(
+            f"has a variable, which is not replaced: {quote(value)}", "write the path itself; ~ is your home folder"
+        )
+    if uri := re.match(r"(s3|gs|az)(:/?|//)(?=[^/])", value):
+        raise wrong(f"is a path of this machine: {quote(value)}", f"write {uri[1]}://{value[uri.end() :]}")
     folder = (info.context or {}).get("folder") or Path.cwd()
     path = os.path.join(folder, os.path.expanduser(value))  # noqa: PTH111, PTH118 - a trailing slash has a meaning
     plain = os.path.realpath(path) if ".." in Path(path).parts else os.path.abspath(path)  # noqa: PTH100

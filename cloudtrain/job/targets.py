@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.errors import BadJob, Problem, UnknownBackend
+from cloudtrain.errors import BadJob, BadRequest, Problem, UnknownBackend
 from cloudtrain.job.document import Document, Mark, written
 from cloudtrain.job.homes import home as home
 from cloudtrain.job.providers import DEFAULT_TARGET
@@ -182,6 +182,11 @@ def _document(
         return Document.of(job.to_dict(given=True), "Job"), Path.cwd()
     if isinstance(job, Mapping):
         return Document.of(dict(job), "Job"), Path.cwd()
+    if not isinstance(job, str | os.PathLike):
+        raise BadRequest(f"{job!r} is no job", "give a Job, a dictionary with its keys, or the path of a job file")
+    if Path(job).suffix == ".py":
+        hint = f'give its job: {{"entrypoint": "{Path(job).name}"}}'
+        raise BadRequest(f"{os.fspath(job)} is a script, not a job file", hint)
     return read(job)
 
 

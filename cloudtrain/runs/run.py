@@ -47,7 +47,10 @@ class Run(RunResults):
 
         Raises:
             UnknownRun: No run, or more than one, has that id or prefix.
+            BadRequest: It is not a text.
         """
+        if not isinstance(text, str | None):
+            raise BadRequest(f"a run's id is a text, not {text!r}")
         store = Store(home or targets.home())
         return cls(store.find(text).run_id, store)
 

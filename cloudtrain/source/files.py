@@ -32,11 +32,9 @@ _FOLDERS = {"__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules", ".ip
             ".mypy_cache", ".ruff_cache", ".hg", ".svn"}  # fmt: skip
 _ENDINGS = (".pyc", ".pyo")
 _NAMES = {".DS_Store"}
-# Left out in git too, unless it tracks them: files that `cloudtrain report` writes, named after a run.
-_REPORT = re.compile(r".+-(\d{6}-\d{6}-[a-z0-9]{4}|k[0-9a-f]{16})\.html")
-
-
-_REPORT_RULE = f"its name is that of a run's report; a line !NAME in {IGNORE_FILE} includes it"
+# Left out in git too, unless it tracks them: reports, results and records of attempts (.index), named after a run.
+_RUN = re.compile(r".+-(\d{6}-\d{6}-[a-z0-9]{4}|k[0-9a-f]{16})(\.html|\.a\d+\..+)?")
+_RUN_RULE = f"it is named as a run's report or results; a line !NAME in {IGNORE_FILE} includes it"
 
 
 class File(NamedTuple):
@@ -177,10 +175,10 @@ class _Choice:
         self.nested = [path for path in nested if not self.rules.excludes(path + "/")]
         self.nested += [path.rstrip("/") for path in again if path.endswith("/")]
         self.absent_submodules = [path for path in listing.absent_submodules if not self.rules.excludes(path + "/")]
-        for path in [path for path, tracked in tracked_paths.items() if not tracked and is_report(path)]:
+        for path in [path for path, tracked in tracked_paths.items() if not tracked and is_of_run(path)]:
             if self.rules.excludes(path) is not False:
                 del tracked_paths[path]
-                self.left_out[path] = _REPORT_RULE
+                self.left_out[path] = _RUN_RULE
         self.tracked = {**tracked_paths, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
 
     def _walk(self) -> None:
@@ -202,8 +200,8 @@ class _Choice:
                 ours, reason = self.rules.excludes(asked), out
                 if not reason and (ignored := git_rules.excludes(asked)):
                     reason = f"{git_rules.line(asked)} excludes it"
-                if not reason and ignored is None and not inside and is_report(name):
-                    reason = _REPORT_RULE
+                if not reason and ignored is None and is_of_run(name):
+                    reason = _RUN_RULE
                 if not reason and ignored is None and _is_custom(entry, inside):
                     reason = (
                         f"{name} is never packaged outside of git, unless a line with ! in {IGNORE_FILE} includes it"
@@ -337,9 +335,9 @@ def _scan(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
         raise BadSource(f"{root / folder} cannot be read: {error.strerror}", f"name it in {IGNORE_FILE}") from None
 
 
-def is_report(path: str) -> bool:
-    """Return whether a file is named as `cloudtrain report` names it: after a run."""
-    return bool(_REPORT.fullmatch(path.rpartition("/")[2]))
+def is_of_run(path: str) -> bool:
+    """Return whether a file, or a folder above it, is named after a run, as reports and results are."""
+    return any(_RUN.fullmatch(name) for name in path.split("/"))
 
 
 def _is_custom(entry: os.DirEntry[str], folder: bool) -> bool:

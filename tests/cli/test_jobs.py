@@ -188,3 +188,21 @@ def test_a_command_beside_a_job_file_is_a_command_only_when_it_is_a_program(proj
 def test_a_module_and_a_file_exclude_each_other(project):
     with pytest.raises(BadRequest, match="both the module"):
         parse_job_words(JobWords("train.py", module="pkg.mod"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("nb.ipynb", "jupyter nbconvert --to script nb.ipynb"), ("job.txt", "cloudtrain init creates a job file")],
+)
+def test_a_file_of_another_kind_is_refused_with_what_to_do(project, name, hint):
+    (project / name).write_text("{}")
+    with pytest.raises(BadRequest) as caught:
+        parse_job_words(JobWords(job=name))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(("job", "said"), [("train.py", "is a script"), (None, "is no job"), (5, "is no job")])
+def test_what_is_no_job_is_refused_in_python_too(project, job, said):
+    script_at(project / "train.py")
+    with pytest.raises(BadRequest, match=said):
+        targets.resolve(job)

@@ -43,6 +43,26 @@ SAID = [
         ['job.yaml:2: resources.accelerators: must be a name and a count, not the text "8xA100" (write A100:8)'],
     ),
     (
+        "resources: {accelerators: h100x8}",
+        ['job.yaml:2: resources.accelerators: must be a name and a count, not the text "h100x8" (write h100:8)'],
+    ),
+    (
+        "resources: {accelerators: A10G-4}",
+        ['job.yaml:2: resources.accelerators: must be a name and a count, not the text "A10G-4" (write A10G:4)'],
+    ),
+    (
+        "output: $HOME/runs",
+        [
+            'job.yaml:2: output: has a variable, which is not replaced: the text "$HOME/runs" '
+            "(write the path itself; ~ is your home folder)"
+        ],
+    ),
+    ("output: s3:/b/x", ['job.yaml:2: output: is a path of this machine: the text "s3:/b/x" (write s3://b/x)']),
+    (
+        "inputs: {data: gs//b/x}",
+        ['job.yaml:2: inputs.data.uri: is a path of this machine: the text "gs//b/x" (write gs://b/x)'],
+    ),
+    (
         "resources: {accelerators: 'A100:0'}",
         ['job.yaml:2: resources.accelerators: must be a name and a count, not the text "A100:0" (write A100:8)'],
     ),

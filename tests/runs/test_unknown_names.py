@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.cli import main
+from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.history import filters
+from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.runs.steps import newest, watch
@@ -62,3 +64,28 @@ def test_terms_are_read_as_the_filter_reads_them():
     text = 'words "two words" -hp.lr>=1e-3 label."a b":x,"y z" state:failed'
     assert filters.fields_of(text) == ["hp.lr", "label.a b", "state"]
     assert filters.values_of(text, ("label.a b",)) == [("label.a b", "x"), ("label.a b", "y z")]
+
+
+def test_the_use_of_a_run_that_has_ended_is_not_waited_for(run, capsys):
+    capsys.readouterr()
+    assert main(["top", run.run_id]) == 0
+    assert capsys.readouterr().err == f"{run.run_id} has ended (SUCCEEDED), and no node has reported what it used\n"
+
+
+def test_a_submit_of_what_has_ended_says_so(memory, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("name: x\ntarget: memory\nrun: echo 1\n")
+    made = Submitter("memory", watch=False).submit("job.yaml", key="k")
+    made.acknowledge()
+    MemoryBackend.finish(newest(made), State.SUCCEEDED, 0)
+    watch(made)
+    capsys.readouterr()
+    assert main(["submit", "--key", "k"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{made.run_id}  was already submitted to memory, and has ended: SUCCEEDED\n" in printed
+    assert f"cloudtrain fetch {made.run_id}" in printed and "cancel" not in printed
+
+
+def test_a_run_is_named_by_a_text(run):
+    with pytest.raises(BadRequest, match="a run's id is a text, not 3"):
+        Run.find(3)

@@ -261,14 +261,16 @@ def test_cloudtrainignore_rules_out_and_takes_in(tmp_path, repo, rules, there):
 
 
 @pytest.mark.parametrize("repo", [True, False])
-def test_a_report_of_a_run_is_left_out_unless_it_is_taken_in(tmp_path, repo):
+def test_what_is_of_a_run_is_left_out_unless_it_is_taken_in(tmp_path, repo):
     report, other = "sub/tiny-lm-261125-201003-steq.html", "by-key-k0123456789abcdef.html"
-    plain = {"train.py": "x", "page.html": "x", "a-123.html": "x"}
-    write(tmp_path, {**plain, report: "x", other: "x"})
+    results = [f"out/lm-261125-201003-steq/{name}" for name in ("model/w.bin", "run.json", "source/a.tar.gz")]
+    results.append("out/.index/new/lm-261125-201003-steq.a1.20261125T201003.830528Z-9515.end.json")
+    plain = {"train.py": "x", "page.html": "x", "a-123.html": "x", "out/lm-261125/x": "x"}
+    write(tmp_path, {**plain, **dict.fromkeys([report, other, *results], "x")})
     if repo:
         git(tmp_path, "init", "-q")
     assert names(tmp_path) == sorted(plain)
-    assert "that of a run's report" in why(tmp_path, report).sentence
+    assert all("named as a run's report or results" in why(tmp_path, name).sentence for name in (report, *results))
     (tmp_path / ".cloudtrainignore").write_text(f"!{other}\n")
     assert names(tmp_path) == sorted([".cloudtrainignore", *plain, other])
     if repo:

@@ -84,7 +84,12 @@ def _acknowledge(run: Run) -> None:
 
 
 def _print_started(run: Run, action: str, ending: Ending) -> None:
-    if not ending.as_json:
+    state = run.record.status.state
+    if run.adopted and run.record.acknowledged and state.final and not ending.as_json:
+        terminal.print_lines(f"{run.run_id}  {action} {run.record.backend}, and has ended: {state}")
+        if not (ending.follow or ending.wait):
+            summary.print_next_commands(run.run_id, "show", "fetch")
+    elif not ending.as_json:
         summary.print_submitted(run, action)
         if not (ending.follow or ending.wait):
             summary.print_next_commands(run.run_id, "follow", "show", "cancel")

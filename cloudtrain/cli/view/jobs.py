@@ -67,7 +67,9 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise BadRequest(
             f"{path} is not a job file (.yaml), a script (.py, .sh), a batch script (#SBATCH) or a plan (.json)",
-            "a batch script begins with #!, as sbatch wants it; cloudtrain init creates a job file",
+            f"make a script of the notebook: jupyter nbconvert --to script {path}"
+            if path.suffix == ".ipynb"
+            else "a batch script begins with #!, as sbatch wants it; cloudtrain init creates a job file",
         )
     if args:
         settings.append("args=" + json.dumps([*_job_args(path, settings), *args], ensure_ascii=False))

@@ -70,6 +70,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
 
     Raises BadRequest, DiskError, and BackendError.
     """
+    what = (what,) if isinstance(what, str) else what
     unknown = set(what) - {*FETCHABLE, WORKDIR, RETURNED}
     if unknown:
         raise BadRequest(f"there is no part named {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
