@@ -114,7 +114,7 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("limit", planned.describe_limit(plan)),
             ("attempts", _describe_used(run, attempts[-1])),
             ("not tried", candidates.describe_left_out(plan.candidates)),
-            ("runs", planned.describe_command(plan)),
+            *(("runs", each) for each in planned.describe_commands(plan)),
             ("source", planned.describe_source(plan)),
             ("parent", record.parent or ""),
             *runs.chain_rows(run),

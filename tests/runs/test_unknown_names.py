@@ -1,4 +1,4 @@
-"""`ls` says which names of a filter or of its columns no run has: an empty list alone would look like an answer."""
+"""What is said of names that no run has, of runs that have ended, and of roles: silence would look like an answer."""
 
 from __future__ import annotations
 
@@ -84,6 +84,19 @@ def test_a_submit_of_what_has_ended_says_so(memory, tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out
     assert f"{made.run_id}  was already submitted to memory, and has ended: SUCCEEDED\n" in printed
     assert f"cloudtrain fetch {made.run_id}" in printed and "cancel" not in printed
+
+
+def test_show_has_the_program_of_each_role(memory, source, capsys):
+    roles = {"trainer": {"entrypoint": "train.py"}, "judge": {"run": "python serve.py"}}
+    made = Submitter("memory", watch=False).submit({"name": "x", "source": str(source), "roles": roles})
+    MemoryBackend.finish(newest(made), State.SUCCEEDED, 0)
+    watch(made)
+    capsys.readouterr()
+    assert main(["show", made.run_id]) == 0
+    shown = [
+        line.split(None, 1) for line in capsys.readouterr().out.splitlines() if "train.py" in line or "serve.py" in line
+    ]
+    assert shown == [["runs", "trainer: train.py"], ["runs", "judge: python serve.py  (run, once per node)"]]
 
 
 def test_a_run_is_named_by_a_text(run):

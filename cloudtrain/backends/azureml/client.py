@@ -18,7 +18,7 @@ from cloudtrain.backends.azure import LOGIN, Tokens
 from cloudtrain.backends.azureml.request import workspace_id
 from cloudtrain.backends.http import RETRYABLE, Answer, Http, HttpError
 from cloudtrain.clock import SYSTEM, Clock
-from cloudtrain.errors import NoCapacity, Unreachable
+from cloudtrain.errors import BackendError, NoCapacity, Unreachable
 
 MANAGEMENT = "https://management.azure.com"
 SCOPES = {MANAGEMENT: "https://management.azure.com/.default", "": "https://ml.azure.com/.default"}
@@ -137,6 +137,8 @@ class Workspace:
     def _address(self, url: str) -> tuple[str, Mapping[str, str]]:
         if self._endpoint:
             return url.replace(MANAGEMENT, self._endpoint, 1), {}
+        if not url.startswith(("https://", MANAGEMENT)):  # Azure's answers name some of the addresses
+            raise BackendError(f"no token is sent to {url[:200]!r}, which is not encrypted")
         scope = SCOPES[MANAGEMENT if url.startswith(f"{MANAGEMENT}/") else ""]
         token, until = self._held.get(scope, ("", 0.0))
         if not token or self._clock.monotonic() > until:

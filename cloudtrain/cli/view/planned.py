@@ -32,7 +32,7 @@ def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False, more: Se
         ("world", describe_nodes(plan)),
         ("limit", f"{describe_limit(plan)} ({_limit_key(plan)}), {_describe_attempts(plan)}"),
         ("setup", _first_line(str(plan.job.get("setup") or ""))),
-        *(("runs", _describe_program(each)) for each in _programs(plan)),
+        *(("runs", each) for each in describe_commands(plan)),
         ("secrets", _describe_secrets(plan)),
         ("source", describe_source(plan)),
         ("keeps", _describe_kept(plan)),
@@ -180,9 +180,9 @@ def _first_line(text: str) -> str:
     return f"{shown}{' ...' if rest or len(first) > 200 else ''}"
 
 
-def describe_command(plan: Plan) -> str:
-    """Return the command of a rank without the interpreter, quoted for a shell; of a shell text its first line."""
-    return _describe_program(_programs(plan)[0])
+def describe_commands(plan: Plan) -> list[str]:
+    """Return each role's command without the interpreter, quoted for a shell; of a shell text its first line."""
+    return [_describe_program(each) for each in _programs(plan)]
 
 
 def _describe_program(program: Mapping[str, Any]) -> str:

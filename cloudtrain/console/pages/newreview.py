@@ -110,7 +110,7 @@ class ReviewStep:
             ("place", planned.describe_target(plan)),
             ("world", planned.describe_nodes(plan)),
             ("limit", planned.describe_limit(plan)),
-            ("runs", planned.describe_command(plan)),
+            *(("runs", each) for each in planned.describe_commands(plan)),
             ("source", planned.describe_source(plan)),
             *(("note", note) for note in plan.notes),
         ]

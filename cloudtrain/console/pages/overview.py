@@ -62,7 +62,7 @@ def read_details(run: Run) -> RunDetails:
         ("attached", f"from {text.clean(record.attached, 300)}, read only" if record.attached else ""),
         ("backend", planned.describe_target(plan)),
         ("world", planned.describe_nodes(plan)),
-        ("command", planned.describe_command(plan)),
+        *(("command", each) for each in planned.describe_commands(plan)),
         (
             "source",
             f"{files} file{'s' if files != 1 else ''}, {format_size(plan.bundle.get('size_bytes', 0))} packed",

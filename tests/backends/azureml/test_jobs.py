@@ -15,6 +15,7 @@ from cloudtrain.backends.azure import Tokens
 from cloudtrain.backends.azureml import client, jobs
 from cloudtrain.backends.azureml.backend import AzuremlBackend
 from cloudtrain.backends.azureml.options import AzuremlOptions
+from cloudtrain.backends.http import Answer, Http
 from cloudtrain.backends.plan import Plan
 from cloudtrain.errors import BackendError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
@@ -390,3 +391,22 @@ def test_permissions_are_a_role_of_the_group(paper: Paper):
     assert role["AssignableScopes"] == [ID.partition("/providers/")[0]] and any(
         "jobs/write" in one for one in role["Actions"]
     )
+
+
+@pytest.mark.parametrize("answers", [{"discoveryUrl": "http://10.0.0.7/x"}, {"api": "http://10.0.0.7"}])
+def test_a_token_is_not_sent_to_an_address_that_is_not_encrypted(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]
+):
+    names = {"subscription": "s", "resource_group": "g", "workspace": "w"}
+    workspace, asked = client.Workspace(names), []
+
+    def call(self: Http, method: str, url: str, failure: str, **_: Any) -> Answer:
+        asked.append(self._address(url))
+        found = {"properties": {"discoveryUrl": "https://x", **answers}, "api": "https://y", **answers}
+        return Answer(200, {}, json.dumps(found).encode())
+
+    monkeypatch.setattr(Http, "call", call)
+    monkeypatch.setattr(Tokens, "token", lambda self, scope: ("secret", 3600.0))
+    with pytest.raises(BackendError, match="no token is sent to 'http://10.0.0.7"):
+        workspace.run("a-job")
+    assert asked and all("10.0.0.7" not in address for address, _ in asked)
