@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from cloudtrain.backends.api import Plan
@@ -17,9 +18,15 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 
 
-def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
-    store = Store(console.home)
-    fill(store, 123)
+@pytest.fixture(scope="module")
+def store(console) -> Store:
+    """A history of 123 runs that have ended, a third of them failed."""
+    made = Store(console.home)
+    fill(made, 123)
+    return made
+
+
+def test_a_long_history_is_paged_searched_and_filtered(store, console, page, seemly):
     page.goto(console.root)
     rows, told = page.locator("tbody tr"), page.get_by_text("of 123")
     expect(rows).to_have_count(50)
@@ -63,7 +70,7 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     seemly(page)
 
 
-def test_all_runs_that_a_filter_selects_are_chosen_tagged_and_exported(console, page):
+def test_all_runs_that_a_filter_selects_are_chosen_tagged_and_exported(store, console, page):
     page.goto(f"{console.root}/?filter=run:old-*+state:succeeded")
     page.get_by_role("checkbox", name="choose all rows").check()
     expect(page.get_by_text("50 runs chosen")).to_be_visible()

@@ -65,8 +65,8 @@ class AzuremlBackend(Backend):
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options, self._clock = dict(options), clock
-        place = (str(options.get("endpoint") or ""), request.workspace_id(options), self._experiment)
-        self.group = f"{self.name} {' '.join(place)}"
+        place = (str(options.get(name) or "") for name in ("endpoint", "subscription", "resource_group", "workspace"))
+        self.group = f"{self.name} {' '.join(place)} {self._experiment}"
         if options.get("endpoint"):  # a simulator answers at once
             self.poll_s, self.follow_s = 0.5, 0.2
 
