@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.cli import main
 from cloudtrain.cli.view.jobs import JobInput, parse_job_words, script_job
 from cloudtrain.cli.view.options import JobWords
 from cloudtrain.errors import BadRequest
@@ -206,3 +207,9 @@ def test_what_is_no_job_is_refused_in_python_too(project, job, said):
     script_at(project / "train.py")
     with pytest.raises(BadRequest, match=said):
         targets.resolve(job)
+
+
+def test_init_writes_no_file_that_is_no_job_file(project, capsys):
+    assert main(["init", "-o", "job.txt"]) == 2
+    assert "write -o job.yaml" in capsys.readouterr().err
+    assert not (project / "job.txt").exists()
