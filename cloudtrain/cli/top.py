@@ -69,11 +69,11 @@ def _print(run: Run, as_json: bool) -> None:
         for row in rows:
             terminal.print_json(row)
         return
-    if not rows and run.record.status.state.final:
-        terminal.note(f"{run.run_id} has ended ({run.record.status.state}), and no node has reported what it used")
-        return
     if not rows:
-        terminal.note("no node has reported yet; a node reports every 10 s while it runs: try again in some seconds")
+        state = run.record.status.state
+        ended = f"{run.run_id} has ended ({state}), and no node has reported what it used"
+        soon = "no node has reported yet; a node reports every 10 s while it runs: try again in some seconds"
+        terminal.note(ended if state.final else soon)
         return
     terminal.print_table(
         HEADS,

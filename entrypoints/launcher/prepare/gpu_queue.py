@@ -64,7 +64,7 @@ class GpuQueue:
                 os.close(descriptor)
             del self.locks[len(taken) :]
             for descriptor in self.locks if shared else ():
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # nobody asks for it meanwhile: the queue is held
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # no other job asks for it meanwhile: the queue is held
             if taken:
                 self.leave()
         return taken or None
