@@ -126,8 +126,8 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("ended", runs.describe_time(status.ended_at)),
             ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
             ("forecast", progress.describe_forecast(attempts, run.store.home)),
-            ("spent", spend.describe_run(attempts, run.store.home)),
-            ("cap", spend.describe_cap(attempts, run.store.home)),
+            ("spent", planned.in_currency(spend.describe_run(attempts, run.store.home))),
+            ("cap", planned.in_currency(spend.describe_cap(attempts, run.store.home))),
             ("billed", summary.describe_billing(attempts)),
             *(("warning", text) for text in summary.remarks(run, "incomplete")),
         ]

@@ -29,6 +29,7 @@ _FUSED = re.compile(
     r"\btorch\.compile\(|\b(?:from|import) (?:apex|flash_attn|liger_kernel|megatron|transformer_engine|unsloth)\b"
     r"|\b(?:torch_compile|use_liger_kernel)[\"']? ?[=:] ?True\b"
 )
+_NEURON, _TPU = re.compile(r"(?i)trn|trainium|inf\d|inferentia"), re.compile(r"(?i)tpu|v\d[ep]?(?:-|$)")
 _SCRIPTS = {"eager": " of eager scripts", "fused": " of compiled or fused scripts"}
 
 
@@ -57,7 +58,7 @@ def forecast(found: Training, job: Job, plan: Plan, source: Texts, machine: str 
         to).
     """
     gpu = devices.named(job.resources.accelerator or "", speed.MFU)
-    if why := next(_unknown(found, gpu), ""):
+    if why := next(_unknown(found, gpu, job.resources.accelerator or ""), ""):
         return {"line": f"unknown: {why}"}
     length, nodes = found.length, plan.main_nodes
     assert gpu and isinstance(length, Length)
@@ -90,13 +91,13 @@ def forecast(found: Training, job: Job, plan: Plan, source: Texts, machine: str 
     }  # fmt: skip
 
 
-def _unknown(found: Training, gpu: str | None) -> Iterator[str]:
+def _unknown(found: Training, gpu: str | None, accelerator: str) -> Iterator[str]:
     """Yield why nothing can be said of a training's time."""
     step = found.step
     if isinstance(found.length, str):
         yield found.length
     if gpu is None:
-        yield "cloudtrain has no reference trainings on this GPU"
+        yield _why_silent(accelerator)
     half = "bf16" if gpu is None or devices.has_bf16(gpu) else "fp16"
     if step.precision.removeprefix("pure ") != half:
         yield f"cloudtrain has reference trainings in {half} only"
@@ -113,6 +114,15 @@ def _unknown(found: Training, gpu: str | None) -> Iterator[str]:
             yield f"no published training with {text} was found to compare with"
     if found.shape.parameters < LEAST:
         yield "cloudtrain has no reference trainings of models below 0.1 billion parameters"
+
+
+def _why_silent(accelerator: str) -> str:
+    """Return why nothing is known of the speed of an accelerator that no published training is known of."""
+    if compiler := "Neuron's" if _NEURON.match(accelerator) else "XLA's" if _TPU.match(accelerator) else "":
+        return (
+            f"on {accelerator} {compiler} compiler decides how fast a model is, and no figures of this launcher exist"
+        )
+    return f"no published training on {accelerator} with its model, batch and time was found"
 
 
 def _evaluations(found: Training, length: Length, made: speed.Speed) -> Band:

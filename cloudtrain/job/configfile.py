@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
@@ -14,11 +15,14 @@ from cloudtrain.job.document import Document
 from cloudtrain.job.providers import EXAMPLE
 from cloudtrain.job.units import usd, usd_per_month
 
-_TABLES = ("defaults", "targets", "notify", "budgets", "policy")
+_TABLES = ("defaults", "targets", "notify", "budgets", "currency", "policy")
 _NO_OPTIONS = (("backend",), ("defaults",))  # keys of a target that are no options of its backend
 _NOTIFY = {"on": list, "command": str, "webhook": str}
 _BUDGET = re.compile(r"all|(label\.\S+|target|user)=\S.*")
 _CHOOSING = (("target",), ("resources", "accelerators"))  # what names a job's candidates, before its target is known
+_CURRENCY = re.compile(r"[A-Z]{3}")
+_AMOUNT = re.compile(r"\d+(?:\.\d+)?")
+_DOLLARS = re.compile(rf"(?<![\d.])({_AMOUNT.pattern}(?: to {_AMOUNT.pattern})?) USD\b")
 _NEVER = re.compile(r"(?!)")
 _ADDRESS = r"git\+\w+://\S+|https://[^\s/@]+/\S*|http://(127\.0\.0\.1|localhost)(:\d+)?/\S*"
 _POLICY = {"from": re.compile(_ADDRESS), "sha256": re.compile(r"[0-9a-f]{64}")}
@@ -86,6 +90,24 @@ def part(document: Document, path: tuple[str, ...]) -> Document:
     return Document(value, {old[size:]: mark for old, mark in document.marks.items() if old[:size] == path})
 
 
+def in_currency(text: str, paths: Iterable[Path]) -> str:
+    """Return a text with the amount in the user's currency after each in USD; as it is where no file has [currency].
+
+    Blocking: reads the files, of which the later ones win. Raises BadRequest.
+    """
+    rates: dict[str, float] = {}
+    for path in paths if " USD" in text else ():
+        rates = read(path).value.get("currency") or rates
+    for name, rate in rates.items():
+
+        def converted(found: re.Match[str], name: str = name, rate: float = float(rate)) -> str:
+            amounts = _AMOUNT.sub(lambda amount: f"{float(amount[0]) * rate:.2f}", found[1])
+            return f"{found[0]} ({amounts} {name})"
+
+        text = _DOLLARS.sub(converted, text)
+    return text
+
+
 def targets(documents: list[Document]) -> dict[str, Target]:
     """Return the named targets of some files, of which the later ones win key by key; raises BadJob."""
     merged = Document.of({}, "")
@@ -121,7 +143,7 @@ def _problems(document: Document) -> list[Problem]:
             add(
                 "is not a known table",
                 (table,),
-                "use [defaults], [targets.NAME], [notify], [budgets] or [policy]",
+                "use [defaults], [targets.NAME], [notify], [budgets], [currency] or [policy]",
             )
         elif not isinstance(entries, dict):
             add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
@@ -137,6 +159,15 @@ def _problems(document: Document) -> list[Problem]:
                         ' or "https://host/policy.toml", and sha256')  # fmt: skip
             if "from" not in entries:
                 add("names no policy", (table,), 'write from = "git+https://host/repo@rev"')
+        elif table == "currency":
+            for name, value in entries.items():
+                rate = float(value) if isinstance(value, (int, _Number)) and not isinstance(value, bool) else 0.0
+                if not _CURRENCY.fullmatch(name) or not 0 < rate < math.inf or len(entries) > 1:
+                    add(
+                        "is not a currency with its rate",
+                        (table, name),
+                        "write one, and what a USD is in it: EUR = 0.92",
+                    )
         elif table == "budgets":
             for name, value in entries.items():
                 amount = usd if name == "confirm_above" else usd_per_month

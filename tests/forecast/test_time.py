@@ -111,8 +111,11 @@ def test_with_lora_steps_take_up_to_as_long_and_begin_at_half(planned):
     "changes, why",
     [
         ({"max_steps": None}, "max_steps"),
-        ({"gpus": "L4:8"}, "cloudtrain has no reference trainings on this GPU"),
-        ({"gpus": "H100-PCIE:8"}, "cloudtrain has no reference trainings on this GPU"),
+        ({"gpus": "L4:8"}, "no published training on L4 "),
+        ({"gpus": "Trainium:16"}, "Neuron's compiler"),
+        ({"gpus": "v5p:8"}, "XLA's compiler"),
+        ({"gpus": "V100:8", "bf16": True}, "fp16"),
+        ({"gpus": "H100-PCIE:8"}, "no published training on H100-PCIE "),
         ({"bf16": None}, "bf16"),
         ({"model": "gpt2", "block_size": 64}, "so small a micro-batch"),
         ({"model": None, "tokenizer": "bpe:4096"}, "0.1 billion"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.manifest import missing_secrets
 from cloudtrain.cli.view import terminal
-from cloudtrain.job import homes
+from cloudtrain.job import configfile, homes, targets
 from cloudtrain.job.units import duration_s, format_duration, format_size
 from cloudtrain.job.units import usd as _usd
 
@@ -37,8 +38,8 @@ def print_plan(plan: Plan, *, heading: str = "", verbose: bool = False, more: Se
         ("source", describe_source(plan)),
         ("keeps", _describe_kept(plan)),
         *_forecast_rows(plan),
-        ("price", _describe_price(plan)),
-        ("cost", describe_cost(plan)),
+        ("price", in_currency(_describe_price(plan))),
+        ("cost", in_currency(describe_cost(plan))),
         *(("policy", _describe_policy(policy)) for policy in plan.policies),
         *(("note", text) for text in notes[: len(notes) - left_out]),
         ("notes", f"{left_out} more: cloudtrain plan --verbose prints all" if left_out else ""),
@@ -208,6 +209,11 @@ def describe_source(plan: Plan) -> str:
     files = _count(int(bundle["files"]), "file")
     size = f"{format_size(bundle['size_bytes'])} packed with cloudtrain's launcher"
     return f"{plan.job.get('source', '')} ({files}, {size}{commit})"
+
+
+def in_currency(text: str) -> str:
+    """Return a text with its amounts in the user's currency too, by the rate in the configuration that counts here."""
+    return configfile.in_currency(text, targets.config_files(Path.cwd()))
 
 
 def _describe_price(plan: Plan) -> str:
