@@ -116,7 +116,7 @@ def command(
         terminal.print_lines(f"{path}  is left as it is")
         return _print_next(path, folder, target, discovered, f" -t {target}")
     entrypoint = None if call else _find_entrypoint(script, folder, trainer)
-    text = _converted(Path(call), target) if call else _job_file_text(folder.resolve(), entrypoint, target)
+    text = _converted(Path(call), target, folder) if call else _job_file_text(folder.resolve(), entrypoint, target)
     _write(folder / SCHEMA, schema_text())
     if exists:
         kept = next(name for number in itertools.count() if not os.path.lexists(name := f"{path}.old{number or ''}"))
@@ -250,15 +250,15 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
 
     lines = [f"# yaml-language-server: $schema={SCHEMA}", f"name: {fit_name(folder.name)}"]
     script = _text_of(folder / entrypoint) if entrypoint else ""
+    options = options_of(Texts(folder, [entrypoint] if entrypoint else [], entrypoint or ""))
+    style = ["arg_style: hydra               # overrides: lr=3.0e-4, not --lr 3.0e-4"] if options.hydra else []
     if entrypoint and LIBRARIES.search(script):
-        return "\n".join([*lines, *_spot_lines(entrypoint, script, target)]) + "\n"
+        return "\n".join([*lines, *_spot_lines(entrypoint, script, target, style)]) + "\n"
     lines.append("source: .")
     if entrypoint:
-        lines += [
-            f"entrypoint: {_quote_yaml(entrypoint)}",
-            "hyperparameters: {}            # learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4",
-        ]
-        if options_of(Texts(folder, [entrypoint], entrypoint)).wants_boolean_values:
+        example = "optim.lr: 3.0e-4 becomes optim.lr=3.0e-4" if style else "learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4"
+        lines += [f"entrypoint: {_quote_yaml(entrypoint)}", f"hyperparameters: {{}}            # {example}", *style]
+        if options.wants_boolean_values and not style:
             lines.append("arg_style: hf                  # true and false are given as values: --fp16 true")
         if RESUMES.search(script):
             lines.append(RESUME_LINE)
@@ -283,7 +283,7 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
     return "\n".join([*lines, _target_line(target)]) + "\n"
 
 
-def _spot_lines(entrypoint: str, script: str, target: str | None) -> list[str]:
+def _spot_lines(entrypoint: str, script: str, target: str | None, style: list[str]) -> list[str]:
     """Return the lines of a script that writes into `out` and resumes from there, on a spot machine where there are any."""
     from cloudtrain.backends import registry
 
@@ -296,6 +296,7 @@ def _spot_lines(entrypoint: str, script: str, target: str | None) -> list[str]:
     return [
         f"entrypoint: {_quote_yaml(entrypoint)}",
         f"args: {args}",
+        *style,
         *([RESUME_LINE] if RESUMES.search(script) else []),
         f"resources: {spot}"
         if target not in (None, registry.DEFAULT)
@@ -314,8 +315,11 @@ def _target_line(target: str | None) -> str:
     return f"target: {registry.DEFAULT:<23}# one of {', '.join(choices)}"
 
 
-def _converted(path: Path, target: str | None) -> str:
-    """Return the job file of a file that was written for a platform's own tools; what it does not say is a comment."""
+def _converted(path: Path, target: str | None, folder: Path) -> str:
+    """Return the job file of a file that was written for a platform's own tools; what it does not say is a comment.
+
+    Without `target` it is the configured one of that platform: that of [defaults], else the first.
+    """
     import yaml
 
     from cloudtrain.backends import registry
@@ -328,7 +332,8 @@ def _converted(path: Path, target: str | None) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     Dumper.add_representer(str, put_text)
-    named = targets.named_targets().get(target or "")
+    configured = targets.named_targets(folder)
+    named = configured.get(target or "")
     for kind in registry.loaded():
         if found := kind.convert(path, named.backend if named else target or ""):
             break
@@ -341,6 +346,11 @@ def _converted(path: Path, target: str | None) -> str:
         hint = "give a batch script of sbatch, a command job's YAML, or a script or notebook with an estimator's call"
         raise BadRequest(f"{path} cannot be converted into a job file", hint)
     job, notes = found
+    mine = [name for name, each in configured.items() if each.backend == kind.name]
+    usual = targets.default_target(folder)
+    if not target and mine:
+        target = usual if usual in mine else mine[0]
+        notes = [*notes, *([f"target: {', '.join(mine)} are configured for {kind.name}"] if len(mine) > 1 else [])]
     job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or kind.name}
     lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
     return "\n".join(lines) + "\n" + yaml.dump(job, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)

@@ -214,20 +214,28 @@ def _from_reason(label: str, text: str) -> Verdict:
 
 
 def _add_unknown_exception(verdict: Verdict, end: End, ranks: Ranks) -> Verdict:
-    """Return an `unknown` verdict with the exception that ended the first rank, if no pattern matches it."""
+    """Return an `unknown` verdict with the exception, or else the last line, that ended the first rank."""
     traceback = _unknown_exception(end, ranks)
     if traceback is None:
-        return verdict
+        last = _last_words(end, ranks)
+        return _with_line(verdict, last, "the script ended itself, and this is its last line") if last else verdict
     line = ranks[end.rank_or_launcher][traceback.index]
-    return replace(
-        verdict,
-        what="an exception that cloudtrain does not recognize",
-        deciding=line.text[:LONGEST],
-        where="log",
-        node=line.node,
-        seq=line.seq,
-        raised=_format_own_frame(traceback),
-    )
+    verdict = _with_line(verdict, line, "an exception that cloudtrain does not recognize")
+    return replace(verdict, raised=_format_own_frame(traceback))
+
+
+def _with_line(verdict: Verdict, line: LogLine, what: str) -> Verdict:
+    return replace(verdict, what=what, deciding=line.text[:LONGEST], where="log", node=line.node, seq=line.seq)
+
+
+def _last_words(end: End, ranks: Ranks) -> LogLine | None:
+    """Return the last line of a rank that ended itself with 1, as `sys.exit("text")` does; None where it says no cause."""
+    lines = [line for line in ranks.get(end.failed_rank or 0, ()) if line.text.strip()][-LAST_LINES:]
+    texts = [clean_text(line) for line in lines]
+    if end.exit_code != 1 or end.by != "script" or end.failed_rank is None or not texts or find_tracebacks(texts):
+        return None
+    others = ("alive", "progress", "warning", "consequence")
+    return None if any(is_line(kind, texts[-1]) for kind in others) else lines[-1]
 
 
 def _unknown_exception(end: End, ranks: Ranks) -> Traceback | None:

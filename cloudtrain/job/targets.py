@@ -82,6 +82,11 @@ def named_targets(start: Path | None = None) -> dict[str, Target]:
     return _read_config(start or Path.cwd())[1]
 
 
+def default_target(start: Path) -> Any:
+    """Return the target that the configuration gives jobs of a folder: a name, a list of names, or None; raises BadRequest."""
+    return _stack(_read_config(start)[0], (), None).value.get("target")
+
+
 def options_of(target: Target) -> dict[str, Any]:
     """Return the options of a target that are its backend's own: without the prices of its machines."""
     return {name: value for name, value in target.options.value.items() if name not in PRICE_KEYS}

@@ -23,6 +23,7 @@ class Options(NamedTuple):
 
     by_name: dict[str, Option]
     hf_parser: str  # where HfArgumentParser is called, or ""
+    hydra: str = ""  # where hydra.main decorates a function, or ""
 
     @property
     def wants_boolean_values(self) -> bool:
@@ -34,18 +35,23 @@ def declared(texts: Texts) -> Options:
     """Return what the entry declares; nothing where it is no Python, or declares its options elsewhere."""
     found = Options({}, "")
     text = texts.files.get(texts.entry, "")
-    if not texts.entry.endswith(".py") or ("add_argument" not in text and "HfArgumentParser" not in text):
+    if not texts.entry.endswith(".py") or not any(word in text for word in ("add_argument", "HfArgumentParser", "hydra")):
         return found
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return found
+    hydra = {"hydra.main"}
     for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "hydra":
+            hydra |= {name.asname or name.name for name in node.names if name.name == "main"}
         if not isinstance(node, ast.Call):
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         place = f"{texts.entry}:{node.lineno}"
-        if called == "HfArgumentParser":
+        if ast.unparse(node.func) in hydra:
+            found = found._replace(hydra=found.hydra or place)
+        elif called == "HfArgumentParser":
             found = found._replace(hf_parser=found.hf_parser or place)
         elif called == "add_argument" and (option := _option(node, place)):
             names = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]

@@ -247,6 +247,17 @@ def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained
     assert verdict.sentence == "an exception that cloudtrain does not recognize (rank 0)"
 
 
+def test_what_a_script_says_as_it_ends_itself_is_shown():
+    end = End(State.FAILED, 1, "rank 0 exited with code 1", "script", 0)
+    verdict = judge(end, lines("epoch 1 loss 2.1", "no images below data/", " "))
+    assert (verdict.label, verdict.deciding, verdict.seq, verdict.change) == ("unknown", "no images below data/", 1, "")
+    assert verdict.sentence == "the script ended itself, and this is its last line (rank 0)"
+    for other in (lines("epoch 1 loss 2.1"), lines("x", "Connection closed by peer"), lines("x", rank=1), ()):
+        assert judge(end, other).where == ""
+    for change in ({"exit_code": 9}, {"by": "platform"}):
+        assert judge(end._replace(**change), lines("no images below data/")).where == ""
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from cloudtrain.cli import main
+from cloudtrain.job.job import Job
 from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.options import declared
 from cloudtrain.source.texts import Texts
@@ -21,6 +24,7 @@ parser.add_argument("--both", action=argparse.BooleanOptionalAction)
 parser.add_argument("-n", "--name", default="x")
 parser.add_argument("--flag", type=lambda text: text == "true")
 """
+HYDRA = "import hydra\n@hydra.main(version_base=None)\ndef main(config): ...\n"
 HF = "from transformers import HfArgumentParser\nparser = HfArgumentParser((A, B))\n"
 
 
@@ -37,6 +41,9 @@ def test_what_is_declared(tmp_path: Path):
     assert of(tmp_path, HF).wants_boolean_values and of(tmp_path, HF).hf_parser == "train.py:2"
     assert not of(tmp_path, 'parser.add_argument("--x", action="store_true")\n').wants_boolean_values
     assert of(tmp_path, "add_argument(\n").by_name == {}
+    for text in (HYDRA, "from hydra import main as start\n@start()\ndef main(config): ...\n"):
+        assert of(tmp_path, text).hydra == "train.py:2"
+    assert not of(tmp_path, "from hydra import compose\nmain()\n").hydra
 
 
 @pytest.mark.parametrize(("text", "written"), [(SCRIPT, True), (HF, True), ("print('add_argument')\n", False)])
@@ -46,6 +53,19 @@ def test_init_writes_the_style(tmp_path: Path, home: Path, text: str, written: b
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert ("\narg_style: hf" in (tmp_path / "job.yaml").read_text()) is written
+
+
+@pytest.mark.parametrize("text", [HYDRA, f"import lightning\n{HYDRA}"])
+def test_a_script_of_hydra_gets_overrides(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, text: str):
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    job = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    assert Job.from_dict({**job, "hyperparameters": {"optim.lr": 0.1}}).argv() == ["train.py", "optim.lr=0.1"]
+    place = "train.py:2" if text == HYDRA else "train.py:3"
+    [note] = notes(tmp_path, hyperparameters={"lr": 1})
+    assert note == f"--lr is given, and {place} reads overrides of hydra: set arg_style: hydra to pass lr=..."
+    assert notes(tmp_path, hyperparameters={"lr": 1}, arg_style="hydra") == notes(tmp_path, args=["lr=1"]) == []
 
 
 def notes(folder: Path, backend: str = "local", **changes: object) -> list[str]:

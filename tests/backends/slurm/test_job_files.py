@@ -225,6 +225,23 @@ def test_init_writes_the_same_job(cli, tmp_path: Path):
     assert yaml.safe_load((tmp_path / "job.yaml").read_text())["compat"] == "sbatch", "nothing was written"
 
 
+def test_init_takes_the_configured_target(cli, tmp_path: Path):
+    (tmp_path / "job.sbatch").write_text(HEADER.format(1, 1) + "srun python train.py\n")
+    config, job = tmp_path / "cloudtrain.toml", tmp_path / "job.yaml"
+
+    def target(*words: str) -> str:
+        assert cli("init", "--from", "job.sbatch", "--force", *words)[0] == 0
+        return str(yaml.safe_load(job.read_text())["target"])
+
+    assert target() == "slurm"
+    config.write_text('[targets.near]\nbackend = "ssh"\n[targets.a]\nbackend = "slurm"\n')
+    assert target() == "a" and "configured for" not in job.read_text()
+    config.write_text(config.read_text() + '[targets.b]\nbackend = "slurm"\n[defaults]\ntarget = "b"\n')
+    assert target() == "b" and "# target: a, b are configured for slurm" in job.read_text()
+    config.write_text(config.read_text().replace('target = "b"', 'target = "near"'))
+    assert target() == "a" and target("-t", "b") == "b"
+
+
 def test_a_script_with_directives_is_no_plain_script(cli, tmp_path: Path):
     (tmp_path / "job.sh").write_text(HEADER.format(1, 2) + "srun python train.py\n")
     (tmp_path / "prepare.sh").write_text("#!/bin/bash\necho '#SBATCH --nodes=2'\n")

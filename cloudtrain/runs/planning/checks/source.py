@@ -162,11 +162,14 @@ def of_backend(case: Case) -> Iterator[str]:
 
 
 def arguments(case: Case) -> Iterator[str]:
-    """Say what the script would misread of the booleans that a job gives; nothing is changed by itself."""
+    """Say what the script would misread of the arguments that a job gives; nothing is changed by itself."""
     job = case.job
     if job.form != "script" or job.trainer or not (job.hyperparameters or job.args):
         return
     declared = options.declared(case.source)
+    if declared.hydra and job.arg_style != "hydra" and (name := next(iter(job.hyperparameters), "")):
+        yield f"--{name} is given, and {declared.hydra} reads overrides of hydra: set arg_style: hydra to pass {name}=..."
+        return
     hf = job.arg_style == "hf"
     given = {name: value for name, value in job.hyperparameters.items() if isinstance(value, bool)}
     pairs = pairwise([*job.args, "--"])
