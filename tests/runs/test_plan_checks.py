@@ -153,6 +153,21 @@ def test_a_value_that_args_give_too_is_refused_where_a_run_begins(job: dict):
     assert len(found(**hydra, args=["lr=0.1"])) == 1 and found(**hydra, args=["lr", "model.lr=0.1"]) == []
 
 
+def test_an_input_that_this_machine_lacks_is_refused_where_it_is_the_node(job: dict, tmp_path: Path):
+    (tmp_path / "there").touch()
+    lacking = str(tmp_path / "nowhere")
+    inputs = {"a": "there", "b": f"file://{tmp_path}/there", "c": lacking, "d": f"file://{lacking}", "e": "s3://b/x"}
+    Path("job.json").write_text(json.dumps(job | {"inputs": inputs, "target": "local"}))
+    with pytest.raises(BadJob) as refused:
+        Planner().plan("job.json")
+    assert [problem.path for problem in refused.value.problems] == ["inputs.c", "inputs.d"]
+    assert refused.value.problems[0].message == f"{lacking} does not exist on this machine"
+    Planner("lab").plan("job.json")  # the nodes are other machines
+    case = Case(Job.from_dict(job | {"inputs": {"c": lacking}, "after": ["earlier"]}), Planner("local").plan(job | {"args": []}),
+                Unread(), registry.create("local", {}, tmp_path))  # fmt: skip
+    assert list(job_checks.missing_inputs(case)) == [], "an earlier run may write it"
+
+
 def test_a_plan_says_where_secrets_come_from_and_which_are_not_set(job: dict, capsys: pytest.CaptureFixture[str]):
     Path("job.json").write_text(json.dumps(job | {"secrets": {"API_TOKEN": "env:NOBODY_SETS_THIS"}}))
     assert main(["plan", "job.json"]) == 0

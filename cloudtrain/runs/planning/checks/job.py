@@ -112,6 +112,16 @@ def given_twice(case: Case) -> Iterator[str | Problem]:
             yield Problem(message, f"hyperparameters.{name}", f"change it there: --set args='{json.dumps(args)}'")
 
 
+def missing_inputs(case: Case) -> Iterator[Problem]:
+    """Refuse an input that is not on this machine, which is the node; a run that this one waits for may write it."""
+    job = case.job
+    here = case.backend.traits.paths is Paths.HERE and not job.after and job.entrypoint != IN_MEMORY
+    paths = {name: _here(item, here) for name, item in job.inputs.items()}
+    for name, path in paths.items():
+        if path and not Path(path).expanduser().exists():
+            yield Problem(f"{path} does not exist on this machine", f"inputs.{name}", "correct the path")
+
+
 def launcher_nodes(case: Case) -> Iterator[str]:
     """Say where a launcher in a command expects other nodes than the job has."""
     if case.job.form != "script":
@@ -330,7 +340,8 @@ def _missing_folders(job: Job) -> list[Problem]:
 
 def _here(value: Input, local: bool) -> str:
     """Return an input's path on this machine, "" where only its nodes have it."""
-    return value.uri if local and "://" not in value.uri and value.run is None else ""
+    path = value.uri.removeprefix("file://")
+    return path if local and "://" not in path and value.run is None else ""
 
 
 def _version_problems(parallelism: Mapping[str, Any], world: int, nodes: int, images: Iterable[str]) -> list[Problem]:

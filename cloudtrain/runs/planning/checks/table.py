@@ -14,6 +14,7 @@ CHECKS: tuple[Callable[[Case], Iterator[str | Problem]], ...] = (
     job.too_long,
     job.lost_values,
     job.given_twice,
+    job.missing_inputs,
     job.audit_elsewhere,
     # Work or its results are lost.
     source.results_outside,
