@@ -22,6 +22,7 @@ from cloudtrain.history.file import (
     Repaired,
     describe_holders,
     find_holders,
+    full_disk,
     identity,
     lock,
     make_private,
@@ -192,6 +193,9 @@ class Database:
             hint = next((hint for phrase, hint in _HINTS.items() if phrase in str(error)), "")
             if "locked" in str(error):
                 hint = describe_holders(*self._locked_files()) or hint
+            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _NO_SPACE and (disk := full_disk(self.home)):
+                message = f"the history {self.path} cannot be used: the disk at {disk} is full"
+                raise StoreError(message, f"free some space below {disk}, or set CLOUDTRAIN_HOME") from error
             raise StoreError(f"the history {self.path} cannot be used: {error}", hint) from error
 
     def open(self, *, writing: bool = False) -> sqlite3.Connection:

@@ -33,6 +33,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
     "fuse.s3fs",
 })  # fmt: skip
 T = TypeVar("T")
+MOST_SHARED = 64 << 10  # bytes: SQLite makes its file of shared memory 32 KiB long, and longer by as much
 _MOST_ID = 512  # bytes of the newest line of the journal that hold its id
 
 
@@ -69,6 +70,15 @@ def describe_holders(*paths: Path) -> str:
     return (
         f"held by {', '.join(named)}: wait for it, or end it (a stopped one continues with kill -CONT)" if named else ""
     )
+
+
+def full_disk(folder: Path) -> str:
+    """Return where the disk of a folder is mounted, if it has no room for a file of the history; else ""."""
+    with suppress(OSError):
+        about = os.statvfs(folder)
+        if about.f_bavail * about.f_frsize < MOST_SHARED or (about.f_files and not about.f_favail):
+            return str(next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.ismount(each)))  # noqa: PTH
+    return ""
 
 
 def find_holders(*paths: Path) -> list[int]:

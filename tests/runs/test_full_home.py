@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 import cloudtrain
 from cloudtrain.cli import main
+from cloudtrain.errors import StoreError
+from cloudtrain.history.file import full_disk
+from cloudtrain.history.store import Store
 from cloudtrain.nodes.supervisor import read_status
 from tests import disks
 from tests.conftest import wait_for
@@ -50,3 +55,25 @@ def test_a_full_home_shows_what_it_has_and_then_the_end_and_the_gap(tmp_path, mo
         logged = capsys.readouterr().out
         assert "[launcher] log incomplete: disk full, " in logged and "line 59999 of" in logged
     figure("disks full until the end of a run, its result and state are known", 1)
+
+
+def test_a_full_home_is_named(tmp_path, monkeypatch, capsys):
+    with disks.small_disk(tmp_path / "disk", "4m") as disk:
+        store = Store(disk / "home")
+        store.names()
+        store.database.close()
+        with pytest.raises(OSError), (disk / "fill").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        for is_open in (False, True):
+            with pytest.raises(StoreError) as refused:
+                store.offer("run")
+            assert refused.value.message.endswith(f"cannot be used: the disk at {disk} is full"), is_open
+            assert refused.value.hint == f"free some space below {disk}, or set CLOUDTRAIN_HOME"
+            with (disk / "fill").open("r+b") as file:
+                file.truncate(1 << 20)
+            assert full_disk(disk) == "", "there is room now"
+            store.names()
+            with pytest.raises(OSError), (disk / "fill").open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
