@@ -256,7 +256,11 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         return "\n".join([*lines, *_spot_lines(entrypoint, script, target, style)]) + "\n"
     lines.append("source: .")
     if entrypoint:
-        example = "optim.lr: 3.0e-4 becomes optim.lr=3.0e-4" if style else "learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4"
+        example = (
+            "optim.lr: 3.0e-4 becomes optim.lr=3.0e-4"
+            if style
+            else "learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4"
+        )
         lines += [f"entrypoint: {_quote_yaml(entrypoint)}", f"hyperparameters: {{}}            # {example}", *style]
         if options.wants_boolean_values and not style:
             lines.append("arg_style: hf                  # true and false are given as values: --fp16 true")

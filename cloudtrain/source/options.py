@@ -35,7 +35,9 @@ def declared(texts: Texts) -> Options:
     """Return what the entry declares; nothing where it is no Python, or declares its options elsewhere."""
     found = Options({}, "")
     text = texts.files.get(texts.entry, "")
-    if not texts.entry.endswith(".py") or not any(word in text for word in ("add_argument", "HfArgumentParser", "hydra")):
+    if not texts.entry.endswith(".py") or not any(
+        word in text for word in ("add_argument", "HfArgumentParser", "hydra")
+    ):
         return found
     try:
         tree = ast.parse(text)

@@ -10,7 +10,7 @@ import pytest
 from cloudtrain import events
 from cloudtrain.cli import main
 from cloudtrain.cli.view import follow, log
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_duration
 from cloudtrain.runs.run import Run
@@ -150,6 +150,17 @@ def test_events_are_no_lines_unless_raw(submitter, job):
 def _a_link_to_a_folder(self, handle, into, what):
     (into / "outputs").mkdir(parents=True)
     (into / "outputs" / "latest").symlink_to(into, target_is_directory=True)
+
+
+def test_a_place_that_cannot_be_a_folder_is_one_sentence(submitter, job, tmp_path):
+    run = submitter.submit(job)
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("absent")
+    for name in ("file", "nowhere"):
+        with pytest.raises(BadRequest, match=f"{name} is not a folder"):
+            run.fetch(tmp_path / name)
+    with pytest.raises(DiskError, match="file/out cannot be written: Not a directory"):
+        run.fetch(tmp_path / "file" / "out")
 
 
 def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from cloudtrain.backends import checkpoints, registry
 from cloudtrain.backends.api import FETCHABLE, WORKDIR
 from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.runs.planning import attempts
+from cloudtrain.source.folder_writer import writing
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import RunRecord
@@ -25,8 +26,10 @@ RETURNED = "outputs/returned"  # what functions have returned (functions/call.py
 def owned(folder: Path, run_id: str) -> Iterator[None]:
     """Make a folder, and mark it as this run's; without a file in it at the end the mark goes if it is new.
 
-    Raises BadRequest when the folder is another run's, or holds results of which no run is known.
+    Raises BadRequest when the folder is none, is another run's, or holds results of which no run is known, and DiskError.
     """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise BadRequest(f"{folder} is not a folder", "choose another folder")
     mark = folder / MARK
     owner = mark.read_text("utf-8").strip() if mark.is_file() else None
     if owner not in (None, run_id):
@@ -38,10 +41,11 @@ def owned(folder: Path, run_id: str) -> Iterator[None]:
         )
     new = owner is None and not folder.exists()
     if owner is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if new:
-            (folder / ".gitignore").write_text("*\n")
-        mark.write_text(run_id + "\n", "utf-8")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if new:
+                (folder / ".gitignore").write_text("*\n")
+            mark.write_text(run_id + "\n", "utf-8")
     try:
         yield
     finally:
