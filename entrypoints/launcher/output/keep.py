@@ -18,13 +18,14 @@ from . import keep_list
 from .keep_choice import LIMIT, SMALL, Choice, group, state_of
 from .keep_mirrors import Mirrors
 from .keep_patterns import compile_pattern, literal
-from .keep_report import SHOWN, describe, explain_limit, largest, measure
+from .keep_report import SHOWN, describe, explain_limit, explain_links, largest, measure
 from .keep_restore import NODE, Restore, linkable
 from .keep_source import UNKNOWN, Summary, survey
 from .script_files import (
     OURS,
     checkpoint_of,
     files,
+    folder_links,
     holds_credentials,
     is_result,
     is_saved_state,
@@ -316,7 +317,10 @@ class Keeper:
             if self._mirrors.held:
                 sizes = {name: size for name, (size, _) in self._mirrors.held.items()}
                 self._log.say(f"keep: {describe(sizes)} {'is' if len(sizes) == 1 else 'are'} in the run's outputs")
-            self.not_kept = explain_limit(self._choice.over, self._limit)
+            outside, inside = explain_links(folder_links(self._source, self._began_ns), self._source)
+            if inside:
+                self._log.say(f"keep: {inside}")
+            self.not_kept = "; ".join(filter(None, (explain_limit(self._choice.over, self._limit), outside)))
         elif sizes := measure(self._source, self._wrote_elsewhere):
             names = ", ".join(top.rstrip("/") for top in largest(sizes)[:SHOWN])
             self.not_kept = (

@@ -48,6 +48,25 @@ def measure(source: str, is_counted: Callable[[str, os.stat_result], bool]) -> d
     return sizes
 
 
+def explain_links(links: Mapping[str, str], folder: str) -> tuple[str, str]:
+    """Return that links to folders are not kept: of those that lead out of a folder, and of those within; "" for none."""
+    top = os.path.join(os.path.realpath(folder), "")
+    inner = {name for name in links if os.path.realpath(os.path.join(folder, name)).startswith(top)}
+    outside, inside = (
+        _list({name: links[name] for name in links if (name in inner) is within}) for within in (False, True)
+    )
+    hint = "write into a folder, or name the link in keep"
+    return (
+        outside and f"links to folders are not kept: {outside}; {hint}",
+        inside and f"the links are not kept, only their folders: {inside}",
+    )
+
+
+def _list(links: Mapping[str, str]) -> str:
+    more = f" and {len(links) - SHOWN} more" if len(links) > SHOWN else ""
+    return ", ".join(f"{name} -> {to}" for name, to in islice(links.items(), SHOWN)) + more
+
+
 def explain_limit(over: Mapping[str, int], limit: int) -> str:
     """Return which files the limit leaves out, "" for none."""
     if not over:

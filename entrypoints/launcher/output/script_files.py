@@ -34,13 +34,30 @@ def files(folder: str, roots: Sequence[str]) -> Iterator[str]:
         top = os.path.join(folder, root)
         if os.path.isfile(top):
             yield root
-        for at, folders, names in os.walk(top):
-            below = os.path.relpath(at, folder).replace(os.sep, "/") + "/"
-            folders[:] = [name for name in folders if name not in CACHES and not _is_cache(os.path.join(at, name))]
+        for at, below, _, names in _walk(top, folder):
             for name in names:
                 path = os.path.join(at, name)
                 if os.path.isfile(path) and not name.startswith(PART):
-                    yield (below if below != "./" else "") + name
+                    yield below + name
+
+
+def _walk(top: str, folder: str) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """Yield each folder below `top`, its name below `folder` with a /, its folders and its files; without caches."""
+    for at, folders, names in os.walk(top):
+        below = os.path.relpath(at, folder).replace(os.sep, "/") + "/"
+        folders[:] = [name for name in folders if name not in CACHES and not _is_cache(os.path.join(at, name))]
+        yield at, below if below != "./" else "", folders, names
+
+
+def folder_links(folder: str, since_ns: int) -> dict[str, str]:
+    """Return the links to folders below a folder that were made since a time, and where they lead: nothing follows them."""
+    found = {}
+    for at, below, folders, _ in _walk(folder, folder):
+        for name in folders:
+            path = os.path.join(at, name)
+            if os.path.islink(path) and os.lstat(path).st_ctime_ns >= since_ns:
+                found[below + name] = os.readlink(path)
+    return found
 
 
 def _is_cache(folder: str) -> bool:

@@ -109,6 +109,25 @@ def test_over_the_limit_the_newest_are_kept_and_the_largest_folders_are_named(tm
     assert keeper.not_kept.startswith("2.1 MB in out/ are over keep_limit (4.2 MB), so they are not kept: set a larger")
 
 
+def test_links_to_folders_are_named_at_the_end(tmp_path: Path):
+    (tmp_path / "scratch").mkdir()
+    keeper, outputs = made(tmp_path, None)
+    source = tmp_path / "source"
+    (source / "before").symlink_to(tmp_path / "scratch")
+    while (tmp_path / "scratch").stat().st_ctime_ns <= (source / "before").lstat().st_ctime_ns:
+        (tmp_path / "scratch").touch()  # until the clock of this file system has moved
+    keeper.begin()
+    write(source / "step-4/model.pt")
+    (source / "latest").symlink_to("step-4")
+    (source / "runs").mkdir()
+    (source / "runs/out").symlink_to(tmp_path / "scratch")
+    write(tmp_path / "scratch/weights.bin")
+    assert keeper.finish() == "" and files(outputs) == ["step-4/model.pt"]
+    hint = "write into a folder, or name the link in keep"
+    assert keeper.not_kept == f"links to folders are not kept: runs/out -> {tmp_path}/scratch; {hint}"
+    assert "keep: the links are not kept, only their folders: latest -> step-4" in (tmp_path / "log").read_text()
+
+
 def test_what_is_over_the_limit_is_named_while_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keep, "EVERY_S", 0.01)
     keeper, _ = made(tmp_path, None, limit=3 << 20)
