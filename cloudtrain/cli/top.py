@@ -65,15 +65,19 @@ def command(run_id: str | None, once: bool, as_json: bool) -> int:
 
 def _print(run: Run, as_json: bool) -> None:
     rows = list(_rows(run))
-    if as_json:
-        for row in rows:
-            terminal.print_json(row)
-        return
     if not rows:
         state = run.record.status.state
         ended = f"{run.run_id} has ended ({state}), and no node has reported what it used"
         soon = "no node has reported yet; a node reports every 10 s while it runs: try again in some seconds"
-        terminal.note(ended if state.final else soon)
+        note = ended if state.final else soon
+        if as_json:
+            terminal.print_json({"run_id": run.run_id, "state": state.value, "note": note})
+        else:
+            terminal.note(note)
+        return
+    if as_json:
+        for row in rows:
+            terminal.print_json(row)
         return
     terminal.print_table(
         HEADS,

@@ -161,7 +161,7 @@ def test_a_port_is_reached_here(run: str, project: Path):
 
 
 def test_top_prints_what_the_nodes_measured(run: str, cli: Cli):
-    wait_for(lambda: cli("top", run, "--json").out, "the first measurement")
+    wait_for(lambda: '"node"' in cli("top", run, "--json").out, "the first measurement")
     (row,) = cli("top", run, "--json").rows
     assert row["node"] == 0 and row["memory_bytes"] > 1e6 and row["processes"] >= 2 and row["gpus"] == []
     heads, cells = cli("top", run).out.splitlines()

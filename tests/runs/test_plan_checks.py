@@ -13,6 +13,7 @@ from cloudtrain.backends import registry
 from cloudtrain.cli import main
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
+from cloudtrain.runs.planning import attempts
 from cloudtrain.runs.planning.checks import job as job_checks
 from cloudtrain.runs.planning.checks.job import Case
 from cloudtrain.runs.planning.checks.table import CHECKS
@@ -166,6 +167,16 @@ def test_an_input_that_this_machine_lacks_is_refused_where_it_is_the_node(job: d
     case = Case(Job.from_dict(job | {"inputs": {"c": lacking}, "after": ["earlier"]}), Planner("local").plan(job | {"args": []}),
                 Unread(), registry.create("local", {}, tmp_path))  # fmt: skip
     assert list(job_checks.missing_inputs(case)) == [], "an earlier run may write it"
+
+
+@pytest.mark.parametrize(("script", "count"), [("print(1)\n", 0), ("import torch\n", 1)])
+def test_a_resume_says_no_word_of_gpus_that_the_submit_did_not(job: dict, home: Path, script: str, count: int):
+    Path(job["source"], "train.py").write_text(script)
+    plain = {name: job[name] for name in ("name", "entrypoint", "source")}
+    plan = Planner("local", home=home).plan(plain)
+    made, _ = attempts.replan(plan, 2, registry.create_for(plan, home), home)
+    for notes in (plan.notes, made.notes):
+        assert len([note for note in notes if "does not request GPUs" in note]) == count
 
 
 def test_a_plan_says_where_secrets_come_from_and_which_are_not_set(job: dict, capsys: pytest.CaptureFixture[str]):

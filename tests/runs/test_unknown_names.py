@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cloudtrain.cli import main
@@ -69,7 +71,10 @@ def test_terms_are_read_as_the_filter_reads_them():
 def test_the_use_of_a_run_that_has_ended_is_not_waited_for(run, capsys):
     capsys.readouterr()
     assert main(["top", run.run_id]) == 0
-    assert capsys.readouterr().err == f"{run.run_id} has ended (SUCCEEDED), and no node has reported what it used\n"
+    note = f"{run.run_id} has ended (SUCCEEDED), and no node has reported what it used"
+    assert capsys.readouterr().err == f"{note}\n"
+    assert main(["top", run.run_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run_id": run.run_id, "state": "SUCCEEDED", "note": note}
 
 
 def test_a_submit_of_what_has_ended_says_so(memory, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend
 from cloudtrain.backends.checkpoints import FOLDERS
-from cloudtrain.backends.plan import ATTACHED, Plan
+from cloudtrain.backends.plan import ATTACHED, Fact, Plan, say
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError
 from cloudtrain.runs.planning import cap
@@ -52,7 +52,9 @@ def replan(
     bundle = stored_bundle(plan, home)
     rows = () if job else plan.candidates
     made = cap.plan_attempt(backend, job or plan.stored_job, bundle, plan.run_id, number, earlier, home, rows)
-    return replace(made, target=plan.target, candidates=rows, policies=plan.policies), bundle
+    # What a check of the source has left out of the plan before stays out: a script that uses no GPU needs no word of them.
+    notes = tuple(note for note in made.notes if note in plan.notes or not say([note], Fact.NO_GPUS))
+    return replace(made, target=plan.target, candidates=rows, policies=plan.policies, notes=notes), bundle
 
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:
