@@ -241,7 +241,7 @@ def ask(method: str, url: str, data: bytes | None, headers: Mapping[str, str], t
     """Send one request and return the answer, whatever its status; blocking. Raises OSError."""
     request = urllib.request.Request(url, data, dict(headers), method=method)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with urllib.request.build_opener(_Redirects).open(request, timeout=timeout_s) as response:
             return Answer(response.status, _lowercase_names(response.headers), _read_all(response))
     except urllib.error.HTTPError as error:
         return _read_error(error)

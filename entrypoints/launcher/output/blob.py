@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from xml.etree import ElementTree
 
 from ..clock import SYSTEM, Clock
-from .gcs import download
+from .gcs import download, send
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ SAS_S = 86400  # how long a signature of ours is valid
 PIECE = 32 << 20  # bytes in one request
 MOST_BLOCKS = 40_000  # of an object; the service takes 50,000
 TRIES = 6
-TIMEOUT_S = 60.0
 LATER = (408, 429, 500, 502, 503, 504)  # the same request may work later
 
 
@@ -164,7 +163,7 @@ def node_token(environ: Mapping[str, str], resource: str = STORAGE, what: str = 
 def _json(url: str, headers: Mapping[str, str], data: bytes | None, what: str) -> Any:
     request = urllib.request.Request(url, data, dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with send(request) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -310,7 +309,7 @@ class Files:
                 url, own = self._access.request(path)
                 form = {"Content-Type": "application/octet-stream"} if data is not None else {}
                 request = urllib.request.Request(url, data, {**own, **form, **(headers or {})}, method=method)
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                with send(request) as answer:
                     return {name.lower(): value for name, value in answer.headers.items()}, answer.read()
             except urllib.error.HTTPError as error:
                 with error:

@@ -30,6 +30,20 @@ TIMEOUT_S = 60.0
 LATER = (408, 429, 500, 502, 503, 504)  # the same request may work later
 
 
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within a host alone: urllib would send a request's token to any other one too."""
+
+    def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
+        redirected = super().redirect_request(req, *rest)
+        old, new = (urllib.parse.urlsplit(each.full_url)[:2] if each else None for each in (req, redirected))
+        return redirected if old == new else None
+
+
+def send(request: urllib.request.Request) -> Any:
+    """Return the answer to a request that carries credentials; raises OSError."""
+    return urllib.request.build_opener(_SameHost).open(request, timeout=TIMEOUT_S)
+
+
 def download(
     look: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any], int, int], bytes], target: str, piece: int
 ) -> None:
@@ -143,7 +157,7 @@ class Files:
             try:
                 url = path if path.startswith("http") else self._base + path
                 request = urllib.request.Request(url, data, {**self._signed(), **(headers or {})}, method=method)
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                with send(request) as answer:
                     return _small(answer.headers), answer.read()
             except urllib.error.HTTPError as error:
                 with error:
@@ -168,7 +182,7 @@ class Files:
             if self._clock.monotonic() >= self._valid_until:
                 host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
                 request = urllib.request.Request(f"http://{host}/{TOKEN}", headers={"Metadata-Flavor": "Google"})
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                with send(request) as answer:
                     grant = json.load(answer)
                 self._token = grant["access_token"]
                 self._valid_until = self._clock.monotonic() + max(0.0, float(grant["expires_in"]) - 120)

@@ -13,7 +13,6 @@ from ..errors import Refused, one_line
 from ..masks import SHORTEST
 
 KEY_VAULT = "https://{}.vault.azure.net"  # of Key Vault's REST reference, Get Secret 7.4 (2026-11-30)
-TIMEOUT_S = 60.0
 
 
 def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +126,7 @@ def _azure(name: str) -> str:
     import urllib.parse
     import urllib.request
 
-    from ..output import blob
+    from ..output import blob, gcs
 
     name, _, key = name.partition("#")
     vault, _, name = name.partition("/")
@@ -135,7 +134,7 @@ def _azure(name: str) -> str:
         token = blob.node_token(os.environ, "https://vault.azure.net/", "Key Vault")[0]
         url = f"{KEY_VAULT.format(vault)}/secrets/{urllib.parse.quote(name, safe='')}?api-version=7.4"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with gcs.send(request) as answer:
             value = str(json.load(answer)["value"])
     except urllib.error.HTTPError as error:
         with error:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import types
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from launcher.errors import Refused
+from launcher.output import blob
 from launcher.prepare import secrets
 from launcher.prepare.secrets import resolve
 
+from cloudtrain.backends import http
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.http import Request, Response, Server
@@ -155,6 +158,33 @@ def test_a_key_vault_is_asked_as_the_nodes_identity(monkeypatch: pytest.MonkeyPa
         server.close()
     with pytest.raises(Refused, match="no credentials for Key Vault"):
         resolve({"A": ["azure-keyvault:mine/plain"]}, {})
+
+
+def test_a_token_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch):
+    """Of a key vault, of a store, of the machine's identity: what redirects a request does not pass its credentials on."""
+    asked: list[Request] = []
+    with closing(
+        Server([("GET", "/.*", lambda request: asked.append(request) or Response({"value": "stolen"}))])
+    ) as other:
+        away = closing(
+            Server([("GET", "/.*", lambda request: Response(None, 302, {"Location": f"{other.url}{request.path}"}))])
+        )
+        with away as server:
+            monkeypatch.setattr(secrets, "KEY_VAULT", server.url + "/{}")
+            monkeypatch.setattr(blob, "node_token", lambda *_: ("abc", 60.0))
+            with pytest.raises(Refused, match="azure-keyvault:mine/plain: 302"):
+                resolve({"A": ["azure-keyvault:mine/plain"]}, {})
+            access = f"BlobEndpoint={server.url}/a;AccountName=a;SharedAccessSignature=sig=x"
+            monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", access)
+            with pytest.raises(PermissionError, match="302"):
+                blob.Files("c@a").cat_file("c/x")
+            monkeypatch.undo()
+            monkeypatch.setenv("MSI_ENDPOINT", f"{server.url}/msi")
+            monkeypatch.setenv("MSI_SECRET", "s")
+            with pytest.raises(PermissionError, match="no token for Blob Storage: 302"):
+                blob.node_token({**os.environ})
+            answer = http.ask("GET", f"{server.url}/x", None, {"Authorization": "Bearer abc"}, 60.0)
+    assert answer.status == 200 and [request.headers.get("authorization") for request in asked] == [None]
 
 
 @pytest.mark.parametrize(
