@@ -137,7 +137,7 @@ class Workspace:
     def _address(self, url: str) -> tuple[str, Mapping[str, str]]:
         if self._endpoint:
             return url.replace(MANAGEMENT, self._endpoint, 1), {}
-        if not url.startswith(("https://", MANAGEMENT)):  # Azure's answers name some of the addresses
+        if not url.startswith("https://"):  # Azure's answers name some of the addresses
             raise BackendError(f"no token is sent to {url[:200]!r}, which is not encrypted")
         scope = SCOPES[MANAGEMENT if url.startswith(f"{MANAGEMENT}/") else ""]
         token, until = self._held.get(scope, ("", 0.0))

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 import pytest
 
 from cloudtrain.backends.azure import Tokens
 from cloudtrain.backends.azureml import client, jobs
 from cloudtrain.backends.azureml.backend import AzuremlBackend
+from cloudtrain.backends.azureml.client import Workspace
 from cloudtrain.backends.azureml.options import AzuremlOptions
 from cloudtrain.backends.http import Answer, Http
 from cloudtrain.backends.plan import Plan
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -288,6 +291,41 @@ def test_logs_of_nodes_by_their_cursor(paper: Paper):
     assert list(backend.logs(handle, after=lines[-1].cursor))[0].text == "d"
 
 
+def real_address(paper: Paper, monkeypatch: pytest.MonkeyPatch, clock: Clock = SYSTEM) -> AzuremlBackend:
+    """Return a backend of Azure's own address, where the simulator answers; discovery and logs are the simulator's."""
+
+    def answer(_: object, request: Request) -> object:
+        address = request.full_url.replace(client.MANAGEMENT, paper.simulator.url).replace(
+            "https://loop", paper.simulator.url
+        )
+        again = Request(address, request.data, dict(request.header_items()), method=request.get_method())
+        return build_opener(ProxyHandler({})).open(again, timeout=60)
+
+    monkeypatch.setattr(HTTPSHandler, "https_open", answer)
+    monkeypatch.setattr(Workspace, "_history", lambda _: "https://loop")
+    return AzuremlBackend({**paper.simulator.options, "endpoint": ""}, paper.folder / "runs", clock)
+
+
+def test_a_followed_log_of_azure_is_looked_at_every_five_seconds(paper: Paper, monkeypatch: pytest.MonkeyPatch):
+    """Azure allows some hundred calls a minute for a subscription, and a look costs three."""
+    monkeypatch.setattr(Tokens, "token", lambda self, scope: ("token", 3600.0))
+    handle = paper.backend().submit(paper.plan(), paper.bundle)
+    job = paper.simulator.jobs[handle]
+    job.status, job.logs = "Running", [bytearray(b"0 0 2026-01-01T00:00:01Z a\n")]
+
+    class Passing(VirtualClock):
+        """Each pause brings the job nearer to its end."""
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            job.logs[0] += b"1 0 2026-01-01T00:00:02Z b\n" if len(self.slept) == 2 else b""
+            job.status = "Running" if len(self.slept) < 4 else "Completed"
+
+    clock = Passing()
+    lines = real_address(paper, monkeypatch, clock).logs(handle, follow=True)
+    assert [line.text for line in lines] == ["a", "b"] and clock.slept == [5.0] * 4
+
+
 def test_each_token_is_asked_for_with_the_identity_that_the_file_has_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -311,11 +349,9 @@ def test_each_token_is_asked_for_with_the_identity_that_the_file_has_now(
 def test_an_expired_token_is_renewed_once(paper: Paper, monkeypatch: pytest.MonkeyPatch):
     scopes: list[str] = []
     monkeypatch.setattr(Tokens, "token", lambda self, scope: (scopes.append(scope) or f"token-{len(scopes)}", 3600.0))
-    monkeypatch.setattr(client, "MANAGEMENT", paper.simulator.url)
-    monkeypatch.setattr(client, "SCOPES", {paper.simulator.url: "management", "": "ml"})
-    backend = paper.backend(endpoint="")
+    backend = real_address(paper, monkeypatch)
     paper.simulator.server.faults.append(Fault("GET", "/jobs/run-a1", 401))
-    assert backend.find("run-a1") is None and scopes == ["management"] * 2
+    assert backend.find("run-a1") is None and scopes == ["https://management.azure.com/.default"] * 2
     paper.simulator.server.faults.append(Fault("GET", "/jobs/run-a1", 401, times=9))
     with pytest.raises(BackendError) as refused:
         backend.find("run-a1")
