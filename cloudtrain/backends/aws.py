@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from cloudtrain.backends.aws_credentials import Credentials
-from cloudtrain.backends.http import read_body
+from cloudtrain.backends.http import network_hint, read_body
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, NoCapacity, NoService, Unreachable
 from cloudtrain.job.providers import EXTRAS
@@ -268,9 +268,9 @@ class Aws:
         from botocore import exceptions
 
         if isinstance(error, exceptions.ProxyConnectionError):
-            return "check the proxy's address: HTTPS_PROXY, or NO_PROXY for hosts that need none"
+            return network_hint("proxy")
         if isinstance(error, exceptions.SSLError):
-            return "export AWS_CA_BUNDLE=FILE, with the certificates of the proxy or of your organisation"
+            return network_hint("certificate", ("AWS_CA_BUNDLE",))
         return self._region_hint(error) or "check the network, proxies and the region"
 
     def _region_hint(self, error: Exception) -> str:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
 import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -186,12 +189,24 @@ def is_refused_connection(error: BaseException) -> bool:
     return isinstance(reason, ConnectionRefusedError | socket.gaierror)
 
 
-def network_hint(reason: str) -> str:
-    """Return what to do where a server of a cloud was not reached."""
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")  # what Python's ssl and requests read
+
+
+def network_hint(reason: str, variables: Sequence[str] = CERTIFICATES) -> str:
+    """Return what to do where a server of a cloud was not reached; it names the proxy, and the file of certificates.
+
+    `variables` name the file for the client that was used.
+    """
+    proxies = urllib.request.getproxies()
+    proxy = re.sub(r"//[^/@]*@", "//", proxies.get("https") or proxies.get("http") or "")
     if "certificate" in reason.lower():
-        return "export SSL_CERT_FILE=FILE REQUESTS_CA_BUNDLE=FILE, with the certificates of the proxy or of your organisation"
-    if {"http", "https"} & {*urllib.request.getproxies()}:
-        return "check the proxy's address: HTTPS_PROXY, or NO_PROXY for hosts that need none"
+        whose = f"the proxy {proxy}" if proxy else "the proxy or of your organisation"
+        named = ((name, os.environ.get(name)) for name in variables)
+        absent = ", which does not exist"
+        now = next((f"; {name} is {file}{'' if Path(file).exists() else absent}" for name, file in named if file), "")
+        return f"export {' '.join(f'{name}=FILE' for name in variables)}, with the certificates of {whose}{now}"
+    if proxy:
+        return f"check the proxy {proxy} (HTTPS_PROXY), or name the host in NO_PROXY"
     return "check the network"
 
 

@@ -44,7 +44,7 @@ def command(
 
     The command runs on the node of the rank, in the container or pod where there is one. The exit code is that of
     CMD. The run must have started, and not ended. The run's own processes continue, also when Ctrl-C ends CMD.
-    Without CMD, -it opens a shell. On SageMaker and Vertex AI cloudtrain cannot run CMD: it prints the command or
+    Without CMD, -it opens a shell. On SageMaker, Vertex AI and Azure ML cloudtrain cannot run CMD: it prints the command or
     address that opens a shell there, and exits with 0. Each use is an event of the run: `cloudtrain show` prints
     who ran which command.
 

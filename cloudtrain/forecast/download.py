@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from cloudtrain.backends.http import network_hint
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class _Answer:
                 raise BackendError(f"{self._url} answered with status {error.code}{moved}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            raise Unreachable(f"{self._url} cannot be reached: {reason}", "check the network and proxies") from None
+            raise Unreachable(f"{self._url} cannot be reached: {reason}", network_hint(str(reason))) from None
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

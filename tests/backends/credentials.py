@@ -133,7 +133,9 @@ def world(folder: Path) -> Iterator[World]:
     (folder / ".aws").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         for name in [
-            name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "CLOUDSDK_")) or "PROXY" in name.upper()
+            name
+            for name in os.environ
+            if name.startswith(("AWS_", "GOOGLE_", "CLOUDSDK_", "SSL_CERT", "REQUESTS_CA")) or "PROXY" in name.upper()
         ]:
             patch.delenv(name)
         (folder / ".aws" / "config").write_text(CONFIG)
@@ -371,11 +373,9 @@ def no_address(*_: object, **__: object) -> Any:
     raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-@contextmanager
-def secured(folder: Path) -> Iterator[str]:
-    """Yield the URL of a server with a certificate that nothing vouches for."""
+def unknown_certificate(folder: Path) -> ssl.SSLContext:
+    """Return a server's side of TLS with a certificate that nothing vouches for."""
     from datetime import timedelta
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -396,6 +396,15 @@ def secured(folder: Path) -> Iterator[str]:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
+    return context
+
+
+@contextmanager
+def secured(folder: Path) -> Iterator[str]:
+    """Yield the URL of a server with a certificate that nothing vouches for."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    context = unknown_certificate(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]

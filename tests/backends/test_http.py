@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -193,3 +194,41 @@ def test_a_body_that_is_shorter_than_its_header_says_is_asked_for_again(clock: V
     replies = [lambda h: send(h, 200, b"[1", 100), lambda h: send(h, 200, b"[1]")]
     with serving(lambda handler: replies.pop(0)(handler)) as (url, _):
         assert client(url, clock).call("GET", "/x", "it failed").json == [1]
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["TLS", "refused"])
+def test_a_proxy_and_its_certificates_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool):
+    """A proxy of a company ends TLS itself, with a certificate of its own; another one takes nobody."""
+    from tests.backends.credentials import unknown_certificate  # it imports this module
+
+    context = unknown_certificate(tmp_path)
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            self.send_response(200 if answers else 407)
+            self.end_headers()
+            if answers:
+                with suppress(OSError):  # the client does not trust it
+                    context.wrap_socket(self.connection, server_side=True)
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in ("NO_PROXY", "no_proxy", "https_proxy", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Proxy)) as server:
+        proxy = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:secret@{proxy}")
+        cloud = Http(
+            lambda path: (f"https://cloud.example/{path}", {}),
+            lambda answer, failure: HttpError(failure, "", answer),
+            lambda it: http.network_hint(str(it)),
+        )
+        with pytest.raises(Unreachable, match="https://cloud.example cannot be reached") as refused:
+            cloud.call("GET", "x", "it failed", tries=1)
+    hint = f"export SSL_CERT_FILE=FILE REQUESTS_CA_BUNDLE=FILE, with the certificates of the proxy http://{proxy}"
+    hint += "; SSL_CERT_FILE is /nowhere/ca.pem, which does not exist"
+    refusal = f"check the proxy http://{proxy} (HTTPS_PROXY), or name the host in NO_PROXY"
+    assert refused.value.hint == (hint if answers else refusal)

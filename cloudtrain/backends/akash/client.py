@@ -53,9 +53,7 @@ class Console:
         self.address, self._key_source = address.rstrip("/"), key_source
         local = self.address.startswith("http://127.0.0.1")
         direct = (urllib.request.ProxyHandler({}),) if local else ()
-        self._http = http.Http(
-            self._target, _error, lambda _: "check the network and proxies", lambda: direct, clock=clock
-        )
+        self._http = http.Http(self._target, _error, lambda it: http.network_hint(str(it)), lambda: direct, clock=clock)
         self._clock_s = 0.0  # how far the Console's clock is ahead of this one
 
     def now(self) -> float:

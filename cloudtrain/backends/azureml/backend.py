@@ -154,12 +154,13 @@ class AzuremlBackend(Backend):
         from cloudtrain.backends.manifest import sent_record
         from cloudtrain.backends.store.open import opened
 
-        job = self._jobs.read(handle)
-        sent = sent_record((job or {}).get("properties", {}).get("environmentVariables") or {}).get("manifest")
+        own = (self._jobs.read(handle) or {}).get("properties", {})
+        sent = sent_record(own.get("environmentVariables") or {}).get("manifest")
         if sent is None:
             raise BackendError(f"the workspace has no job {handle}: where its results are is not known")
         into.mkdir(parents=True, exist_ok=True)
-        files = opened(f"{sent['output'].rstrip('/')}/{sent['run_id']}")
+        place = str((own.get("outputs") or {}).get(request.RESULTS, {}).get("uri") or "")
+        files = opened(self._jobs.place(place) if place else f"{sent['output'].rstrip('/')}/{sent['run_id']}")
         for name in what:
             files.bring(name, into / name)
         return into

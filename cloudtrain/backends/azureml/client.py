@@ -90,6 +90,17 @@ class Workspace:
                 return
             page = self._http.call("GET", following, failure).json
 
+    def container(self, datastore: str) -> str:
+        """Return az://CONTAINER@ACCOUNT of a datastore. Raises BackendError for one that is no Blob Storage."""
+        found = self.call("GET", f"/datastores/{datastore}", f"the datastore {datastore} cannot be read").json[
+            "properties"
+        ]
+        name = found.get("containerName") or found.get("filesystem")
+        if not name or not found.get("accountName"):
+            message = f"the datastore {datastore} is of {found.get('datastoreType')}, which cloudtrain does not read"
+            raise BackendError(message, "copy the results with the Azure CLI, or use az://CONTAINER@ACCOUNT/PATH")
+        return f"az://{name}@{found['accountName']}"
+
     def run(self, job: str) -> dict[str, Any]:
         """Return what Run History knows of a job, with signed addresses of its logs; {} for a job that it does not know yet."""
         path = f"{self._history()}/history/v1.0{self.id}/runs/{quote(job)}/details"

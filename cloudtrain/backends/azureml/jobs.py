@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain import events
 from cloudtrain.backends.azureml.client import AzureError, Workspace, api_error
-from cloudtrain.backends.azureml.request import ATTEMPT_TAG, ENVIRONMENT, RUN_TAG
+from cloudtrain.backends.azureml.request import ATTEMPT_TAG, DATASTORE, ENVIRONMENT, RUN_TAG
 from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import FoundAttempt, Plan
 from cloudtrain.clock import SYSTEM, Clock
@@ -155,6 +155,12 @@ class Jobs:
             return now is None or STATES.get(str(now["properties"].get("status")), State.STARTING).final
 
         return merge(read, nodes, after=after, follow=follow, ended=ended, pause_s=self._follow_s, clock=self._clock)
+
+    def place(self, uri: str) -> str:
+        """Return the place in Blob Storage of a path in a datastore."""
+        found = DATASTORE.fullmatch(uri)
+        assert found is not None, "our own request has it"
+        return f"{self._workspace.container(found[1])}/{found[2]}"
 
     def cancel(self, name: str) -> None:
         job = self.read(name)

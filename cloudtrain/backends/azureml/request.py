@@ -7,6 +7,7 @@ rendering equals that of azure-ai-ml 1.35.2, `command(...)._to_job()._to_rest_ob
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,6 +27,9 @@ EXPERIMENT = "cloudtrain"
 ENVIRONMENT = "cloudtrain"  # the environment whose versions are images
 PRIORITIES = {"low": 1, "medium": 2, "high": 3}  # azure-ai-ml, entities/_job/queue_settings.py
 SETUP_S = 900  # of the platform, before our command starts: image, inputs
+RESULTS = "results"  # the output of a job that is in a datastore
+DATASTORE = re.compile(r"azureml://datastores/([a-zA-Z0-9_-]+)/paths/([^?#]*[^?#/])/?")
+MODES = {"copy": "Download", "mount": "ReadOnlyMount", "stream": "Direct"}
 TAG_CHARS = 256  # of a tag's value: Azure Resource Manager's limit of tags
 
 
@@ -48,7 +52,10 @@ def build(job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[
         job, notes = with_gpus(job, chosen)
     instance_type = job.resources.instance_type or (chosen.name if isinstance(chosen, Machine) else "")
     manifest = Manifest.of(job, run_id, attempt)
-    manifest = replace(manifest, output=job.output or f"{options['store'].rstrip('/')}/runs")
+    # What is in a datastore is brought by Azure: the launcher finds folders.
+    output = None if is_datastore(job.output) else job.output or f"{options['store'].rstrip('/')}/runs"
+    inputs = {name: {**item, **_given(name, item["uri"])} for name, item in manifest.inputs.items()}
+    manifest = replace(manifest, output=output, inputs=inputs)
     source = f"{options['store'].rstrip('/')}/bundles/{bundle.sha256}.tar.gz"
     request = {
         "source": source,
@@ -67,6 +74,24 @@ def build(job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[
     return Plan.of(NAME, job, bundle, manifest.to_dict(), request, notes)
 
 
+_PATH = "azureml://datastores/NAME/paths/PATH"
+
+
+def is_datastore(uri: str | None) -> bool:
+    """Return whether a place is a path in a datastore of the workspace."""
+    return DATASTORE.fullmatch(uri or "") is not None
+
+
+def _given(name: str, uri: str) -> dict[str, str]:
+    """Return what the launcher needs of an input that Azure brings."""
+    return {"mode": "given", "variable": f"CLOUDTRAIN_AZUREML_{_input(name).upper()}"} if is_datastore(uri) else {}
+
+
+def _input(name: str) -> str:
+    """Return the name that an input has in the request: Azure takes no dash, and `source` is ours."""
+    return f"input_{name.lower().replace('-', '_')}"
+
+
 def _problems(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
     if job.image and options.get("environment"):
         yield Problem("cannot be combined with options.azureml.environment", "image", "remove one of the two")
@@ -77,14 +102,23 @@ def _problems(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
         message = "is of serverless compute: a cluster has dedicated or low-priority nodes by itself"
         yield Problem(message, "resources.use_spot", "remove it, or options.azureml.compute")
     for name, item in job.inputs.items():
-        if item.mode == "mount":
+        if item.uri.startswith("azureml://") and not is_datastore(item.uri):
+            yield Problem(f"{item.uri!r} is no path in a datastore", f"inputs.{name}.uri", _PATH)
+        elif is_datastore(item.uri):
+            continue
+        elif item.mode == "mount":
             yield Problem("nothing mounts an input for this backend", f"inputs.{name}.mode", "write copy or stream")
-        elif "://" not in item.uri or item.uri.startswith(("file://", "azureml://")):
-            hint = "az://CONTAINER@ACCOUNT/PATH; the studio shows the address of a datastore's container"
+        elif "://" not in item.uri or item.uri.startswith("file://"):
+            hint = f"write az://CONTAINER@ACCOUNT/PATH, or {_PATH}"
             yield Problem(f"{item.uri!r} is not in a store that nodes can read", f"inputs.{name}.uri", hint)
-    if job.output and not job.output.startswith(("az://", "s3://", "gs://")):
+    if job.output and not is_datastore(job.output) and not job.output.startswith(("az://", "s3://", "gs://")):
+        hint = f"write az://CONTAINER@ACCOUNT/PATH, or {_PATH}"
+        yield Problem(f"{job.output!r} is not in a store that nodes can write to", "output", hint)
+    if job.audit and is_datastore(job.output):
         yield Problem(
-            f"{job.output!r} is not in a store that nodes can write to", "output", "write az://CONTAINER@ACCOUNT/PATH"
+            "is written from this machine, which reads no datastore",
+            "audit",
+            "write output: az://CONTAINER@ACCOUNT/PATH",
         )
     for name, value in job.labels.items():
         if len(value) > TAG_CHARS:
@@ -109,11 +143,11 @@ def _properties(
         "jobType": "Command",
         "displayName": manifest.attempt_id,
         "experimentName": options.get("experiment") or EXPERIMENT,
-        "command": command(nodes, options.get("python") or "python"),
+        "command": command(nodes, options.get("python") or "python", _bindings(job, manifest)),
         "environmentId": options.get("environment") or environment_id(options, _environment(str(job.image))["version"]),
         "environmentVariables": environment,
-        "inputs": {"source": {"jobInputType": "uri_file", "uri": https(source), "mode": "Download"}},
-        "outputs": {},
+        "inputs": {"source": {"jobInputType": "uri_file", "uri": https(source), "mode": "Download"}, **_inputs(job)},
+        "outputs": _outputs(job, manifest.run_id),
         "resources": resources,
         "limits": {"jobLimitsType": "Command", "timeout": iso(time_limit_s(manifest.max_runtime_s, manifest.grace_s))},
         "tags": {**job.labels, RUN_TAG: manifest.run_id, ATTEMPT_TAG: manifest.attempt_id},
@@ -142,15 +176,43 @@ def _properties(
     return properties
 
 
-def command(nodes: int, python: str) -> str:
+def _inputs(job: Job) -> dict[str, Any]:
+    """Return the inputs that are in datastores. One whose last part has an ending is a file."""
+    return {
+        _input(name): {
+            "jobInputType": "uri_file" if re.search(r"/[^/]+\.\w+$", item.uri) else "uri_folder",
+            "uri": item.uri,
+            "mode": MODES[item.mode],
+        }
+        for name, item in job.inputs.items()
+        if is_datastore(item.uri)
+    }
+
+
+def _outputs(job: Job, run_id: str) -> dict[str, Any]:
+    if not is_datastore(job.output):
+        return {}
+    uri = f"{str(job.output).rstrip('/')}/{run_id}"
+    return {RESULTS: {"jobOutputType": "uri_folder", "uri": uri, "mode": "ReadWriteMount"}}
+
+
+def _bindings(job: Job, manifest: Manifest) -> dict[str, str]:
+    """Return the variables of a node that say where Azure has brought what is in datastores."""
+    given = {name: item for name, item in manifest.inputs.items() if item["mode"] == "given"}
+    found = {item["variable"]: f"${{{{inputs.{_input(name)}}}}}" for name, item in given.items()}
+    return found | ({"CLOUDTRAIN_RUN_DIR": f"${{{{outputs.{RESULTS}}}}}"} if is_datastore(job.output) else {})
+
+
+def command(nodes: int, python: str, bindings: Mapping[str, str]) -> str:
     """Return the command of every node: it fetches the bundle and becomes the launcher.
 
     With `distribution: PyTorch` and one process on a node, RANK and WORLD_SIZE count nodes. Azure sets LOCAL_RANK too,
     beside which they would be taken for those of ranks.
     """
     alone = "env -u LOCAL_RANK " if nodes > 1 else "env "
-    source = f"{fetch_program.SOURCE}=${{{{inputs.source}}}}"
-    return f"exec {alone}{source} {shlex.quote(python)} -c {shlex.quote(fetch_program.LAUNCH)}"
+    variables = {fetch_program.SOURCE: "${{inputs.source}}", **bindings}
+    given = " ".join(f"{name}={value}" for name, value in variables.items())
+    return f"exec {alone}{given} {shlex.quote(python)} -c {shlex.quote(fetch_program.LAUNCH)}"
 
 
 def workspace_id(options: Mapping[str, Any]) -> str:

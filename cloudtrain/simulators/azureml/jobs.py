@@ -17,7 +17,9 @@ from cloudtrain.simulators.replicas import Replica, base_environment, free_port,
 FINAL = ("Completed", "Failed", "Canceled")
 TICK_S = 0.02
 AFTER_FAILURE_S = 60.0  # other nodes live on after one has failed: our launcher ends them itself earlier
-_INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
+_BINDING = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)\s*\}\}")
+_DATASTORE = re.compile(r"azureml://datastores/(\w+)/paths/(.*)")
+STORES = {"workspaceartifactstore": "azureml", "workspaceblobstore": "azureml-blobstore"}  # datastores and containers
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 
 
@@ -109,22 +111,52 @@ class Runner:
             ended, job.status = job.status, "Finalizing"
             for replica in replicas:
                 replica.kill()
+            self._return(job)
             job.status, job.ended = ended, now()
 
     def _replica(self, job: SimulatedJob, node: int, folder: Path, environment: Mapping[str, str]) -> Replica:
-        inputs = {}
+        bound = {}
         for name, item in (job.properties.get("inputs") or {}).items():
-            container, _, key = item["uri"].removeprefix(f"https://{ACCOUNT}.blob.core.windows.net/").partition("/")
-            inputs[name] = str(folder / name / Path(key).name)
-            Path(inputs[name]).parent.mkdir()
-            Path(inputs[name]).write_bytes(self._blobs.objects(container)[key])
-        command = _INPUT.sub(lambda found: inputs[found[1]], job.properties["command"])
+            bound["inputs", name] = item["uri"] if item["mode"] == "Direct" else self._bring(item["uri"], folder / name)
+        for name, item in (job.properties.get("outputs") or {}).items():  # a mount is one folder of all nodes
+            bound["outputs", name] = self._bring(item["uri"], folder.parent / "mounted" / name, is_new=True)
+        command = _BINDING.sub(lambda found: bound[found[1], found[2]], job.properties["command"])
         log = job.logs[node]
 
         def write(lines: list[str]) -> None:
             log.extend("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
         return Replica(str(node), ["bash", "-c", command], environment, folder / "work", write)
+
+    def _bring(self, uri: str, into: Path, is_new: bool = False) -> str:
+        """Copy a blob, or all below a folder, to a machine; return the path. A folder is made where it is an output's."""
+        container, key = split(uri)
+        objects = self._blobs.objects(container)
+        if key in objects:
+            objects, into = {key: objects[key]}, into / Path(key).name
+        files = {name: data for name, data in objects.items() if name == key or name.startswith(f"{key.rstrip('/')}/")}
+        if not files and not is_new:
+            raise ValueError(f"Input path {uri} does not exist")
+        into.parent.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            path = into / name.removeprefix(key.rstrip("/")).lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        if is_new:
+            into.mkdir(exist_ok=True)
+        return str(into)
+
+    def _return(self, job: SimulatedJob) -> None:
+        """Make the files of mounted outputs blobs."""
+        for name, item in (job.properties.get("outputs") or {}).items():
+            container, key = split(item["uri"])
+            folder = self._folder / job.name / "mounted" / name
+            files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+            for below in self._blobs.objects(container):
+                if below.startswith(f"{key}/") and below.removeprefix(f"{key}/") not in files:
+                    del self._blobs.containers[container][below]
+            for below, path in files.items():
+                self._blobs.write(container, f"{key}/{below}", path.read_bytes())
 
     def _environments(self, job: SimulatedJob) -> list[dict[str, str]]:
         """Return the variables of each node; with a distribution those of its one process, LOCAL_RANK among them."""
@@ -164,6 +196,16 @@ class Runner:
                 "message": f"Execution failed. User process exited with status code {first}.",
             }
         return "Completed", None
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Return container and name of an address of the account, or of a path in a datastore. Raises ValueError."""
+    if found := _DATASTORE.fullmatch(uri):
+        if found[1] not in STORES:
+            raise ValueError(f"Datastore {found[1]} was not found")
+        return STORES[found[1]], found[2]
+    container, _, key = uri.removeprefix(f"https://{ACCOUNT}.blob.core.windows.net/").partition("/")
+    return container, key
 
 
 def _seconds(properties: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.simulators.azureml.jobs import FINAL, Behavior, Runner, SimulatedJob, is_duration, now
+from cloudtrain.simulators.azureml.jobs import FINAL, STORES, Behavior, Runner, SimulatedJob, is_duration, now
 from cloudtrain.simulators.blob import ACCOUNT, BlobService
 from cloudtrain.simulators.http import ApiError, Request, Response, Route, Server
 
@@ -16,13 +16,7 @@ SUBSCRIPTION, GROUP, WORKSPACE = "00000000-0000-0000-0000-000000000000", "local"
 CONTAINER = "jobs"
 ID = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.MachineLearningServices/workspaces/{WORKSPACE}"
 OPERATIONS = f"{ID.partition('/workspaces/')[0]}/locations/local/mfeOperationResults"
-ARTIFACTS = "azureml"  # the container of the workspace's own store
-DATASTORE = {
-    "id": f"{ID}/datastores/workspaceartifactstore",
-    "name": "workspaceartifactstore",
-    "properties": {"datastoreType": "AzureBlob", "accountName": ACCOUNT, "containerName": ARTIFACTS, "isDefault": True,
-                   "credentials": {"credentialsType": "Sas"}},
-}  # fmt: skip
+ARTIFACTS = STORES["workspaceartifactstore"]  # the container of the workspace's own store
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}")
 # fields of CommandJob in azure-rest-api-specs, machinelearningservices stable/2024-10-01
 FIELDS = {"jobType", "displayName", "experimentName", "command", "environmentId", "environmentVariables", "inputs", "outputs",
@@ -47,7 +41,7 @@ class Simulator:
 
     def __init__(self, folder: Path, *, behavior: Behavior | None = None, port: int = 0) -> None:
         self.blobs, self.behavior = BlobService(), behavior or Behavior()
-        self.blobs.containers[CONTAINER] = {}
+        self.blobs.containers.update({name: {} for name in (CONTAINER, *STORES.values())})
         self.runner = Runner(folder, self.blobs, self.behavior)
         self.jobs: dict[str, SimulatedJob] = {}
         self.environments: dict[str, dict[str, Any]] = {}
@@ -90,8 +84,8 @@ class Simulator:
             ("POST", rf"/history/v1\.0{ID}/experiments/([^/]+)/runs/runIds", self._runs),
             ("GET", rf"/history/v1\.0{ID}/runs/([^/]+)/details", self._details),
             ("POST", rf"/history/v1\.0{ID}/rundata", self._run_data),
-            ("GET", rf"{ID}/datastores", lambda _: Response({"value": [DATASTORE]})),
-            ("GET", rf"{ID}/datastores/\w+", lambda _: Response(DATASTORE)),
+            ("GET", rf"{ID}/datastores", lambda _: Response({"value": [_datastore("workspaceartifactstore")]})),
+            ("GET", rf"{ID}/datastores/(\w+)", lambda _, name: Response(_datastore(name))),
             ("POST", rf"{ID}/datastores/\w+/listSecrets", self._secrets),
             *(
                 (method, r"/subscriptions/.+/workspaces/([^/]+)(?:/.*)?", self._absent)
@@ -236,6 +230,14 @@ class Simulator:
 
     def _secrets(self, _: Request) -> Response:
         return Response({"secretsType": "Sas", "sasToken": self.blobs.signed()})
+
+
+def _datastore(name: str) -> dict[str, Any]:
+    if name not in STORES:
+        raise AzureApiError(404, "UserError", f"Could not find datastore with name: {name}")
+    own = {"datastoreType": "AzureBlob", "accountName": ACCOUNT, "containerName": STORES[name],
+           "isDefault": name == "workspaceartifactstore", "credentials": {"credentialsType": "Sas"}}  # fmt: skip
+    return {"id": f"{ID}/datastores/{name}", "name": name, "properties": own}
 
 
 def _run(job: SimulatedJob) -> dict[str, Any]:

@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": ""}  # scheme -> module that fsspec needs for it; "": none is needed
 HINT = "pip install 'cloudtrain[storage]'"
-OWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_", "AZURE_")  # what the clients read from the environment
+PROXY = (
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+)  # not HTTP_PROXY: machines' identities are by http
+OWN = (
+    "AWS_",
+    "GOOGLE_",
+    "STORAGE_EMULATOR_HOST",
+    "CLOUDSDK_",
+    "AZURE_",
+    *PROXY,
+)  # what clients read from the environment
 AT_ONCE = 4  # transfers
 UNCONDITIONAL = ("NotImplemented", "unexpected keyword")  # in the error of a store or client without conditional writes
 PARTIAL = ".cloudtrain-part-"  # begins the name of a file that is being fetched

@@ -3,6 +3,7 @@
 copy     into the node's folder; CLOUDTRAIN_INPUT_<NAME> is a path
 stream   not touched; CLOUDTRAIN_INPUT_<NAME> is the URI, which the script opens itself
 mount    only where the platform mounts (it then comes as a path): refused here
+given    the platform has brought it, and its path or URI is in a variable of this node
 channel  SageMaker has laid it below /opt/ml/input/data; `file` names the one object that an input is
 
 Results of a run that are an archive, as SageMaker keeps them, are unpacked: the path is that of the folder.
@@ -37,6 +38,9 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
         try:
             if mode == "channel":
                 paths[name] = _channel(name, item.get("file", ""))
+            elif mode == "given":
+                given = os.environ.get(item["variable"], "")
+                paths[name] = given if "://" in given else _local(name, given)
             elif kind == "file":
                 paths[name] = _local(name, uri)
             elif mode == "stream":

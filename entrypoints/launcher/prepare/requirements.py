@@ -55,7 +55,12 @@ def for_pip(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str
 
     An index with a password in its address is so known to pip alone, not to the requirements file or a command line.
     """
-    return {**environ, **{name: value for name, value in job.items() if name.startswith("PIP_") or name == "NETRC"}}
+    from ..output.store import PROXY
+
+    return {
+        **environ,
+        **{name: value for name, value in job.items() if name.startswith("PIP_") or name in ("NETRC", *PROXY)},
+    }
 
 
 def read(path: str) -> str:

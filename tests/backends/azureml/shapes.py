@@ -1,4 +1,4 @@
-"""Eleven job shapes, as a job file and as the arguments of azure-ai-ml's `command(...)`; imports neither of the two."""
+"""Twelve job shapes, as a job file and as the arguments of azure-ai-ml's `command(...)`; imports neither of the two."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ OPTIONS = {
 IMAGE = {"image": "registry.azurecr.io/train:1"}
 COMPUTE = f"{WORKSPACE}/computes/gpus"
 CURATED = "azureml:acpt-pytorch@latest"
+
+DATASTORE = "azureml://datastores/workspaceblobstore/paths/words"
 
 # name -> keys of the job, options beside OPTIONS, arguments of command(...) beside COMMON
 SHAPES: dict[str, tuple[dict, dict, dict]] = {
@@ -73,6 +75,27 @@ SHAPES: dict[str, tuple[dict, dict, dict]] = {
             "tags": {"team": "nlp", "cost": "x"},
             "experiment_name": "study",
             "environment": CURATED,
+        },
+    ),
+    "datastores": (
+        {
+            "inputs": {
+                "train-set": f"{DATASTORE}/train/",
+                "labels": {"uri": f"{DATASTORE}/labels.csv", "mode": "mount"},
+                "web": {"uri": f"{DATASTORE}/web", "mode": "stream"},
+            },
+            "output": f"{DATASTORE}/runs/",
+        },
+        {},
+        {
+            "instance_type": "Standard_D4s_v3",
+            "timeout": 87330,
+            "inputs": {
+                "input_train_set": ("uri_folder", f"{DATASTORE}/train/", "download"),
+                "input_labels": ("uri_file", f"{DATASTORE}/labels.csv", "ro_mount"),
+                "input_web": ("uri_folder", f"{DATASTORE}/web", "direct"),
+            },
+            "outputs": {"results": ("uri_folder", f"{DATASTORE}/runs/run", "rw_mount")},
         },
     ),
 }

@@ -19,10 +19,12 @@ from cloudtrain.backends.azureml.client import Workspace
 from cloudtrain.backends.azureml.options import AzuremlOptions
 from cloudtrain.backends.http import Answer, Http
 from cloudtrain.backends.plan import Plan
+from cloudtrain.cli import main
 from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, NoCapacity, NotReached, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators.azureml.jobs import Behavior
 from cloudtrain.simulators.azureml.server import ID, AzureApiError, Simulator
 from cloudtrain.simulators.http import Fault
@@ -193,6 +195,28 @@ def test_a_shell_is_a_command_of_azures_where_the_job_has_a_key(paper: Paper):
     bare = paper.backend().submit(paper.plan("bare"), paper.bundle)
     closed = backend.shell(bare, 0, (), stdin=True, terminal=True)
     assert not closed.address and "ssh_public_key" in closed.note
+
+
+def test_exec_and_forward_name_what_azure_offers(paper: Paper, home: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(paper.folder)
+    job = {"name": "a", "source": str(paper.folder / "source"), "entrypoint": "script.py", "image": "any:1"}
+    printed = {}
+    for kind, more in {
+        "cluster": {"ssh_public_key": "ssh-ed25519 AAAA me", "compute": "gpus"},
+        "serverless": {},
+    }.items():
+        options = {"azureml": {**paper.simulator.options, **more}}
+        run = Submitter("azureml", home=home, watch=False).submit({**job, "options": options})
+        paper.simulator.jobs[f"{run.run_id}-a1"].status = "Running"
+        for words in (["exec", run.run_id, "--", "true"], ["forward", run.run_id, "6006:0"]):
+            printed[kind, words[0]] = main(words), "".join(capsys.readouterr())
+    assert printed["cluster", "exec"][0] == 0 and "az ml job connect-ssh --name a-" in printed["cluster", "exec"][1]
+    assert (
+        printed["serverless", "exec"][0] == 2 and "options.azureml.ssh_public_key" in printed["serverless", "exec"][1]
+    )
+    for kind, word in (("cluster", "connect-ssh"), ("serverless", "options.azureml.ssh_public_key")):
+        code, text = printed[kind, "forward"]
+        assert code == 2 and "runs on azureml, where cloudtrain cannot forward ports" in text and word in text
 
 
 def test_an_evicted_machine_is_a_preemption(paper: Paper):

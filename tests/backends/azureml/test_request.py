@@ -69,6 +69,18 @@ def test_nodes_find_their_bundle_their_place_and_their_orders(tmp_path: Path):
     assert alone["environmentVariables"]["CLOUDTRAIN_NODE_RANK"] == "0" and "distribution" not in alone
 
 
+def test_the_launcher_finds_what_azure_brings_from_datastores(tmp_path: Path):
+    changes, options, _ = SHAPES["datastores"]
+    plan = plan_of(tmp_path, changes, options)
+    words = shlex.split(plan.request["job"]["properties"]["command"])
+    assert words[3:6] == [f"CLOUDTRAIN_AZUREML_INPUT_{name.upper()}=${{{{inputs.input_{name}}}}}"
+                          for name in ("train_set", "labels", "web")]  # fmt: skip
+    assert words[6] == "CLOUDTRAIN_RUN_DIR=${{outputs.results}}"
+    made = sent_record(plan.request["job"]["properties"]["environmentVariables"])["manifest"]
+    assert made["output"] is None and made["inputs"]["train-set"]["variable"] == "CLOUDTRAIN_AZUREML_INPUT_TRAIN_SET"
+    assert {item["mode"] for item in made["inputs"].values()} == {"given"}
+
+
 def test_an_output_of_the_job_is_used(tmp_path: Path):
     plan = plan_of(tmp_path, {"output": "s3://bucket/x"})
     assert Manifest.from_dict(plan.manifest).output == "s3://bucket/x"
@@ -88,7 +100,9 @@ def test_an_output_of_the_job_is_used(tmp_path: Path):
             {},
             {"inputs.d.uri", "inputs.e.mode"},
         ),
-        ({"inputs": {"d": "azureml://datastores/x/paths/y"}}, {}, {"inputs.d.uri"}),
+        ({"inputs": {"d": "azureml://datastores/x", "e": "azureml:y:1"}}, {}, {"inputs.d.uri", "inputs.e.uri"}),
+        ({"output": "azureml://datastores/x/paths/"}, {}, {"output"}),
+        ({"output": "azureml://datastores/x/paths/y", "audit": True}, {}, {"audit"}),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_place(changes: dict, options: dict, paths: set[str], tmp_path: Path):

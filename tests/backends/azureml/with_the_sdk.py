@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 logging.disable()
 
-from azure.ai.ml import Input, PyTorchDistribution, command, load_job  # noqa: E402
+from azure.ai.ml import Input, Output, PyTorchDistribution, command, load_job  # noqa: E402
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder  # noqa: E402
 from azure.ai.ml.entities import ManagedIdentityConfiguration, SshJobService, UserIdentityConfiguration  # noqa: E402
 from shapes import SHAPES, WORKSPACE  # noqa: E402
@@ -46,6 +46,12 @@ def rendering(arguments: dict) -> dict:
         "environment_variables": {"NAME": "VALUE"},
         "inputs": {"source": Input(type="uri_file", path="https://place/SOURCE", mode="download")},
     }
+    inputs = {
+        name: Input(type=kind, path=path, mode=mode) for name, (kind, path, mode) in given.pop("inputs", {}).items()
+    }
+    common["inputs"] = {**common["inputs"], **inputs}
+    outputs = given.pop("outputs", {})
+    common["outputs"] = {name: Output(type=kind, path=path, mode=mode) for name, (kind, path, mode) in outputs.items()}
     job = command(**{**common, **given, "tags": {**given.get("tags", {}), **OURS}})
     body = json.loads(json.dumps(job._to_job()._to_rest_object(), cls=SdkJSONEncoder))
     return {"properties": body["properties"]}

@@ -265,7 +265,7 @@ def refusals(case: Case) -> Iterator[Problem]:
 def lost_values(case: Case) -> Iterator[Problem]:
     """Refuse the call of a function whose value nothing would keep."""
     traits = case.backend.traits
-    kept = traits.own_machines or traits.packs or case.plan.manifest.get("output")
+    kept = traits.own_machines or traits.packs or case.plan.manifest.get("output") or case.job.output
     if case.job.entrypoint == CALL and not kept:
         yield Problem("is needed: the value of a function is kept there", "output", "name a bucket or a mounted path")
 
