@@ -1,6 +1,7 @@
 """What the command line costs beside torchx: --help, plan, import, a trivial script from submit to end, two ranks, the install.
 
     python benchmarks/startup.py [--rounds 9]
+    python benchmarks/startup.py --roles [--rounds 9]    # only two roles beside a job of two nodes; nothing is installed
 
 Either is installed as a user would, into a virtual environment of its own: torchx 0.7.0 on first use, cloudtrain's base
 install at every run. The two ranks need torch, and run in the environment that this script is started with.
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from measure import ROOT, Sample, interleaved, median, peer, process, report, spread, table
@@ -25,6 +27,7 @@ dist.barrier()
 assert dist.get_world_size() == 2
 dist.destroy_process_group()
 """
+NODES, TWO = "a job of two nodes", "two roles of a node each"
 ROLES = "name: roles\nroles:\n  trainer: {entrypoint: hello.py}\n  server: {run: exec sleep 600}\n"
 # The floor for two ranks: nothing but two interpreters with the five variables of env://.
 SPAWN = """
@@ -43,7 +46,11 @@ sys.exit(max(child.wait() for child in [rank(0), rank(1)]))
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--roles", action="store_true")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
+    if arguments.roles:
+        return beside_nodes(rounds)
     torchx = peer("torchx", "torchx==0.7.0").parent / "torchx"
     with_torch = Path(sys.executable).parent / "cloudtrain"
     with tempfile.TemporaryDirectory() as name:
@@ -60,8 +67,6 @@ def main() -> int:
             "name: ranks\nentrypoint: ranks.py\nprocesses_per_node: 2\nenv: {OMP_NUM_THREADS: 1}\n"
         )
         subprocess.run(["git", "init", "-q", str(source)], check=True)
-        (source / "nodes.yaml").write_text("name: nodes\nentrypoint: hello.py\nnum_nodes: 2\n")
-        (source / "roles.yaml").write_text(ROLES)
         env = dict(os.environ, CLOUDTRAIN_HOME=str(folder / "home"), HOME=str(folder))
 
         def run(*argv: object) -> Sample:
@@ -95,13 +100,7 @@ def main() -> int:
             },
             rounds,
         )
-        roles = interleaved(
-            {
-                "a job of two nodes": lambda: run(ours, "submit", "nodes.yaml", "--wait"),
-                "two roles of a node each": lambda: run(ours, "submit", "roles.yaml", "--wait"),
-            },
-            rounds,
-        )
+        roles = measure_roles(ours, env, source, rounds)
     found = light | ends | ranks | roles
     body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],
                  ["command", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
@@ -128,11 +127,41 @@ def main() -> int:
             wall("two ranks, cloudtrain") - wall("two ranks, bare env:// spawn"),
             0.3,
         ),
-        ("two roles, wall s over two nodes", wall("two roles of a node each") - wall("a job of two nodes"), 0.3),
+        roles_gate(roles),
         ("base install, MiB", mebibytes, 34.0),
         ("base install, distributions", distributions, 15),
     ]
     return report("startup", "Start-up and launch, beside torchx 0.7.0", body, gates)
+
+
+def measure_roles(ours: Path, env: Mapping[str, str], source: Path, rounds: int) -> dict[str, list[Sample]]:
+    """Return the times from submit to end of a job of two nodes, and of one of two roles of a node each."""
+    (source / "nodes.yaml").write_text("name: nodes\nentrypoint: hello.py\nnum_nodes: 2\n")
+    (source / "roles.yaml").write_text(ROLES)
+
+    def submit(job: str) -> Sample:
+        return process([str(ours), "submit", job, "--wait"], env, source)
+
+    return interleaved({NODES: lambda: submit("nodes.yaml"), TWO: lambda: submit("roles.yaml")}, rounds)
+
+
+def roles_gate(found: Mapping[str, list[Sample]]) -> tuple[str, float, float]:
+    return "two roles, wall s over two nodes", median(found[TWO], "wall") - median(found[NODES], "wall"), 0.3
+
+
+def beside_nodes(rounds: int) -> int:
+    """Measure two roles beside two nodes, in the environment that this script is started with."""
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "source"
+        source.mkdir()
+        (source / "hello.py").write_text("print('hello')\n")
+        env = dict(os.environ, CLOUDTRAIN_HOME=f"{name}/home", HOME=name)
+        found = measure_roles(Path(sys.executable).parent / "cloudtrain", env, source, rounds)
+    body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],
+                 ["job on `local`, from submit to end", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
+    return report(
+        "roles", "Two roles beside two nodes", f"{body}\n\n{rounds} rounds, interleaved.", [roles_gate(found)]
+    )
 
 
 def install(into: Path) -> tuple[float, int]:

@@ -84,9 +84,9 @@ def on_own_machines(job: J) -> Iterator[tuple[J, int, int]]:
 
     The main role's come first. Where roles share machines, the job has what they ask for together.
     """
-    for host in _hosts(job):
+    for host in hosts(job):
         one = on_own_machine(job, host) if host != job.main_role else job
-        own = [one.resources, *(on_own_machine(job, name).resources for name in _sharing(job, host)[1:])]
+        own = [one.resources, *(on_own_machine(job, name).resources for name in sharing(job, host)[1:])]
         if own[1:]:
             one = one.model_copy(update={"resources": _together(own)})
         yield one, job.main_nodes if host == job.main_role else job.roles[host].num_nodes, len(own)
@@ -110,15 +110,15 @@ def services(job: JobModel) -> list[str]:
 
     Those that share the nodes of another come after it.
     """
-    return [name for host in _hosts(job) for name in _sharing(job, host)][1:]
+    return [name for host in hosts(job) for name in sharing(job, host)][1:]
 
 
-def _hosts(job: JobModel) -> list[str]:
+def hosts(job: JobModel) -> list[str]:
     """Return the roles that have nodes of their own, the main one first."""
     return [job.main_role, *(name for name, role in job.roles.items() if name != job.main_role and not role.colocate)]
 
 
-def _sharing(job: JobModel, host: str) -> list[str]:
+def sharing(job: JobModel, host: str) -> list[str]:
     """Return the roles that run on the nodes of a role, that one first."""
     return [host, *(name for name, role in job.roles.items() if role.colocate == host)]
 
@@ -127,9 +127,9 @@ def machines(job: JobModel) -> list[int]:
     """Return the number of each node's machine, by the node's rank; nodes of roles that share machines have the same."""
     found: list[int] = []
     first = 0
-    for host in _hosts(job):
+    for host in hosts(job):
         here = range(first, first + job.roles[host].num_nodes)
-        found += [*here] * len(_sharing(job, host))
+        found += [*here] * len(sharing(job, host))
         first = here.stop
     return found
 
@@ -238,7 +238,7 @@ def _colocated(name: str, job: JobModel) -> Iterator[Problem]:
         return
     if host is None or host.colocate:
         why = "no role of this job" if host is None else "which has no nodes of its own"
-        hint = f"choose from {', '.join(_hosts(job))}"
+        hint = f"choose from {', '.join(hosts(job))}"
         yield Problem(f"names {role.colocate}, {why}", f"{path}.colocate", hint)
         return
     if role.num_nodes != host.num_nodes:

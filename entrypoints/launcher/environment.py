@@ -149,6 +149,8 @@ def rank_environment(
     """Return the environment of one rank: that of its node, and its rank in the world unless it runs as under plain python."""
     count = manifest.processes_per_node
     sharing = count * (world.nodes if world.master_host == LOOPBACK else 1)  # simulated nodes share one machine
+    if manifest.roles:  # as roles do that run on the same nodes
+        sharing = manifest.processes_beside(cluster.node_rank, cluster.control_host == LOOPBACK)
     defaults = {"OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or str(max(1, _processors() // sharing))}
     if manifest.rank_env and not manifest.gpus_per_node:
         defaults["ACCELERATE_USE_CPU"] = "true"  # without it Accelerate starts independent single processes on CPU

@@ -122,11 +122,23 @@ class Manifest:
         counts = self._role_gpus()
         if not self.roles:
             return 0, counts[0], node
-        host = self.roles[index].get("colocate") or self.roles[index]["name"]
-        there = [at for at, role in enumerate(self.roles) if host in (role["name"], role.get("colocate"))]
+        there = self._roles_beside(index)
         first = next((at for at in there if counts[at]), index)
         before = sum(counts[at] for at in there if at < index)
         return before, sum(counts[at] for at in there), sum(role["nodes"] for role in self.roles[:first]) + rank
+
+    def _roles_beside(self, index: int) -> list[int]:
+        """Return the roles that run on the nodes of a role, that one too, as indices."""
+        host = self.roles[index].get("colocate") or self.roles[index]["name"]
+        return [at for at, role in enumerate(self.roles) if host in (role["name"], role.get("colocate"))]
+
+    def processes_beside(self, node: int, is_one_machine: bool) -> int:
+        """Return the processes of all roles on the machine of a node, which may be one for all nodes of the attempt."""
+        own: Any = self.fields["processes_per_node"]
+        counts = [role.get("processes_per_node", own) for role in self.roles]
+        if is_one_machine:
+            return sum(counts[at] * role["nodes"] for at, role in enumerate(self.roles))
+        return sum(counts[at] for at in self._roles_beside(self.place(node)[0]))
 
     def take_role(self, node: int) -> None:
         """Make this the manifest of one node: with its role, and for a service with the service's program."""

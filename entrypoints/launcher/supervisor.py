@@ -138,11 +138,7 @@ class Supervisor:
                 self.log.masks.hide(value)
         check_world(manifest, cluster, self._environ)
         manifest.take_role(cluster.node_rank)
-        before, together, _ = manifest.shared_gpus(cluster.node_rank)
-        if manifest.gpus_per_node < together and cluster.gpus is None:  # one allocation for all roles of this machine
-            there = self._environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(together)))
-            mine = there.split(",")[before : before + manifest.gpus_per_node]
-            self._cluster = cluster = cluster._replace(gpus=",".join(mine))
+        self._cluster = cluster = clusters.with_own_gpus(cluster, manifest, self._environ)
         if manifest.is_service and manifest.role:
             self._environ = dict(self._environ)  # the job's credentials that stores' clients get are not the service's
             self._service = Service(manifest.role, self._loop, lambda: self._peers.up())

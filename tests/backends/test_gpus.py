@@ -168,10 +168,14 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     priced = {**job, "resources": {"accelerators": "A100:2", "usd_per_hour": 3}}
     plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "ab"]).plan(priced)
     assert (plan.machines, plan.price["usd_per_hour"]) == (2, 6), "a machine is paid once"
+    plan = Submitter(target="kubernetes", home=home, image="a:1").plan(job)
+    assert (plan.machines, plan.requested_gpus) == (2, 6), "containers of the same pods"
     with pytest.raises(BadJob) as refused:
-        Submitter(target="kubernetes", home=home, image="a:1", kind="jobset").plan(job)
-    [problem] = refused.value.problems
-    assert problem.path == "roles.server.colocate" and problem.hint.startswith("remove it: the role then has nodes")
+        Submitter(target="akash", home=home, image="a:1").plan(job)
+    assert (
+        "roles.server.colocate",
+        "remove it: the role then has nodes of its own; or choose another target (-t)",
+    ) in {(problem.path, problem.hint) for problem in refused.value.problems}
     roles["trainer"] = {}
     del roles["server"]["colocate"]
     roles["server"]["resources"] = {"instance_type": "a2"}

@@ -179,21 +179,23 @@ class KubernetesBackend(KubeJobs, Backend):
     def shell(self, handle: str, node: int, words: Sequence[str], *, stdin: bool, terminal: bool) -> Shell:
         argv = [str(self._options.get("python") or "python3"), *words]
         namespace, pod = self._running_pod(handle, node)
-        path = channel.exec_path(namespace, pod, CONTAINER, argv, stdin=stdin, terminal=terminal)
+        name, container = str(pod["metadata"]["name"]), pod.get("container", CONTAINER)
+        path = channel.exec_path(namespace, name, container, argv, stdin=stdin, terminal=terminal)
         return Shell(stream=partial(channel.run, self._api, path))
 
     def connect(self, handle: str, node: int, port: int) -> Shell:
-        path = channel.port_path(*self._running_pod(handle, node), port)
+        namespace, pod = self._running_pod(handle, node)
+        path = channel.port_path(namespace, str(pod["metadata"]["name"]), port)
         return Shell(stream=partial(channel.connect_port, self._api, path))
 
-    def _running_pod(self, handle: str, node: int) -> tuple[str, str]:
-        """Return namespace and name of a node's pod; raises BackendError where it does not run."""
+    def _running_pod(self, handle: str, node: int) -> tuple[str, dict[str, Any]]:
+        """Return the namespace of a node's pod, and the pod; raises BackendError where it does not run."""
         pods = newest_by_node(self.pods(handle))
         if node not in pods:
             raise BackendError(f"there is no node {node}: pods of these run: {', '.join(map(str, pods)) or 'none'}")
         if not container_state(pods[node]).get("startedAt") or pods[node]["status"].get("phase") != "Running":
             raise BackendError(f"node {node} does not run now: its pod is {pods[node]['status'].get('phase')}")
-        return parse_handle(handle).namespace, str(pods[node]["metadata"]["name"])
+        return parse_handle(handle).namespace, pods[node]
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         job = self.job(handle) or self._deleted_job(handle)

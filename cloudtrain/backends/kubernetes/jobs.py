@@ -36,6 +36,7 @@ from cloudtrain.backends.kubernetes.status import (
     newest_by_node,
     newest_note,
     silent_objects,
+    split_pod,
     status_of,
     waiting_reason,
 )
@@ -247,7 +248,7 @@ class KubeJobs:
 
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
         """Keep what a status was made of, for `known`."""
-        kept = [{"metadata": pod["metadata"], "status": pod["status"]} for pod in pods]
+        kept = [{key: pod[key] for key in ("metadata", "status", "container") if key in pod} for pod in pods]
         self._known[handle] = self._api.clock.monotonic(), job, kept
 
     def known(self, handle: str) -> tuple[Object, list[Object]] | None:
@@ -327,10 +328,11 @@ def _place(kind: str) -> tuple[str, str]:
 
 
 def pods_of(job: Object, pods: Iterable[Object]) -> list[Object]:
-    """Return the pods of a Job among others, in order of creation."""
+    """Return the pods of a Job among others, in order of creation: one for each node, where several roles share pods."""
     uids = {owner["metadata"]["uid"] for owner in pods_owners(job)}
     own = [pod for pod in pods if any(is_owned_by(pod, uid) for uid in uids)]
-    return sorted(own, key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
+    own.sort(key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
+    return [node for pod in own for node in split_pod(pod)]
 
 
 def _is_same_job(job: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.kubernetes.names import CONTAINER
+from cloudtrain.backends.kubernetes.names import BESIDE, CONTAINER
 
 Object = dict[str, Any]
 
@@ -196,6 +196,7 @@ def as_job(manifest: Mapping[str, Any], children: Sequence[Object] = ()) -> Obje
         job["completions"] = sum(int(each["completions"]) for each in templates_of(manifest))
     return {
         **manifest,
+        "nodes": sum(count_nodes({"spec": each}) for each in specs_of(manifest)) if kind == "jobset" else 0,
         "spec": {**job, "suspend": spec.get("suspend", False)},
         "status": status,
         "children": list(children),
@@ -232,6 +233,18 @@ def _trained_job(spec: Mapping[str, Any], template: Object, children: Sequence[O
     nodes = {"completions": trainer["numNodes"], "parallelism": trainer["numNodes"], "backoffLimit": 0}
     deadline = {"activeDeadlineSeconds": spec["activeDeadlineSeconds"]} if "activeDeadlineSeconds" in spec else {}
     return {**nodes, **deadline, "template": {**template, "spec": {**patch, "containers": [node]}}}
+
+
+def beside(pod: Mapping[str, Any]) -> dict[str, int]:
+    """Return the containers of a pod, or of a template of pods, that are nodes beside its first one: name -> first rank."""
+    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(BESIDE, "")
+    return {name: int(first) for name, _, first in (each.partition("=") for each in text.split())}
+
+
+def count_nodes(job: Mapping[str, Any]) -> int:
+    """Return how many nodes the pods of a Job have: several, where roles share pods."""
+    spec = job["spec"]
+    return job.get("nodes") or int(spec["completions"]) * (1 + len(beside(spec.get("template") or {})))
 
 
 def _container(pod: Mapping[str, Any]) -> Object:

@@ -11,6 +11,7 @@ from typing import Any
 from cloudtrain.backends.http import ANSWER_BYTES
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
+from cloudtrain.backends.kubernetes.kinds import count_nodes
 from cloudtrain.backends.kubernetes.log_merge import LogMerger, NodeLog, PodStart, split_lines
 from cloudtrain.backends.kubernetes.names import CONTAINER, OUTPUT, UNPACK
 from cloudtrain.backends.kubernetes.status import container_state, creation_order, get_annotations, node_rank, status_of
@@ -40,7 +41,7 @@ class KubeLogs:
             job = known[0] if known else self._jobs.job(handle)
             if job is None:
                 return
-            merger = merger or LogMerger(int(job["spec"]["completions"]), after)
+            merger = merger or LogMerger(count_nodes(job), after)
             with _denied("list pods"):
                 pods = known[1] if known else self._jobs.pods(handle, job)
             final = status_of(job, pods).state.final  # checked before reading: a final job prints nothing more
@@ -115,7 +116,9 @@ class KubeLogs:
 
     def _pod_log(self, pod: Object, since: str) -> Iterator[str]:
         """Yield the whole lines of a pod's log, none if it has not started; raises KubeError with status 404 if it is gone."""
-        state, name = container_state(pod), CONTAINER
+        state, name = container_state(pod), pod.get("container", CONTAINER)
+        if not state.get("startedAt") and "container" in pod:
+            return  # what came before is in the log of the pod's first node
         if not state.get("startedAt"):
             state, name = container_state(pod, UNPACK), UNPACK
             if not state.get("exitCode"):

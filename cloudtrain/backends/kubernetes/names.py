@@ -10,5 +10,7 @@ OUTPUT = "cloudtrain.dev/output"  # annotation: path or URI of the run's output
 QUEUE = "kueue.x-k8s.io/queue-name"
 # Label: seconds over all admissions of a queue (https://kueue.sigs.k8s.io/docs/concepts/workload, 2026-11-23)
 MAX_EXEC = "kueue.x-k8s.io/max-exec-time-seconds"
+# Annotation of pods: their containers of other roles, such as "node-server=2", each with the rank of its role's first node.
+BESIDE = "cloudtrain.dev/beside"
 CONTAINER, UNPACK = "node", "source"  # the launcher's container, and the init container
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label of nodes, set by the cloud

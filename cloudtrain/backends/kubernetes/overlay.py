@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, CONTAINER, FIRST_NODE, OUTPUT, RUN, STARTED, UNPACK
+from cloudtrain.backends.kubernetes.names import ATTEMPT, BESIDE, CANCELLED, FIRST_NODE, OUTPUT, RUN, STARTED
 from cloudtrain.errors import Problem, page
 
 # Fields that an overlay may not change: the number of pods, how the Job is found, how its pods start and end.
@@ -45,6 +45,7 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
     prefix = "options.kubernetes.overlay"
     protected = [*(path.split(".") for path in PROTECTED)]
     protected += [["metadata", "annotations", name] for name in (OUTPUT, STARTED, CANCELLED)]
+    protected.append(["spec", "template", "metadata", "annotations", BESIDE])
     for name in (RUN, ATTEMPT, FIRST_NODE):
         protected += [["metadata", "labels", name], ["spec", "template", "metadata", "labels", name]]
     for path in protected:
@@ -56,9 +57,9 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
         hint = "write keys of a pod's spec there, such as nodeSelector or volumes, or remove it"
         yield Problem(f"must be a mapping (key: value), not {pod!r:.80}", f"{prefix}.spec.template.spec", hint)
         return
-    for kind, name in (("initContainers", UNPACK), ("containers", CONTAINER)):
-        if kind in base["spec"]["template"]["spec"]:
-            yield from _check_container(f"{prefix}.spec.template.spec.{kind}.{name}", base, pod, kind, name)
+    for kind in ("initContainers", "containers"):
+        for original in base["spec"]["template"]["spec"].get(kind, ()):
+            yield from _check_container(f"{prefix}.spec.template.spec.{kind}", original, pod.get(kind) or ())
     for volume in pod.get("volumes") or ():
         folder = PurePosixPath(str((volume.get("hostPath") or {}).get("path", "/")))
         allowed = ".." not in folder.parts and any(folder.is_relative_to(each) for each in host_paths)
@@ -68,10 +69,10 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: S
 
 
 def _check_container(
-    prefix: str, base: Mapping[str, Any], pod: Mapping[str, Any], kind: str, name: str
+    prefix: str, original: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    original = base["spec"]["template"]["spec"][kind][0]
-    changed: Mapping[str, Any] = next((item for item in pod.get(kind) or () if item.get("name") == name), {})
+    prefix = f"{prefix}.{original['name']}"
+    changed: Mapping[str, Any] = next((item for item in containers if item.get("name") == original["name"]), {})
     for field in PROTECTED_IN_CONTAINER:
         if changed.get(field) != original.get(field):
             yield Problem("may not be changed", f"{prefix}.{field}")

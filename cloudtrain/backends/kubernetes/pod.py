@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import fetch_program
@@ -43,6 +43,7 @@ KEYS = {
     "resources.instance_type": "node.kubernetes.io/instance-type",
     "roles.resources": "replicatedJobs",
     "roles.image": "replicatedJobs",
+    "roles.colocate": "containers",
     "secrets.k8s": "secretKeyRef",
     "limits.max_runtime": "activeDeadlineSeconds",
     "limits.max_wait": "activeDeadlineSeconds",
@@ -63,12 +64,15 @@ class Pod:
     digest: str  # the bundle's
     problems: list[Problem]  # what is wrong with the job is added
     first_node: int = 0  # the rank of its role's first node, where roles have other pods
+    pods: int = 0  # of the attempt; 0: as many as nodes
+    beside: Sequence[tuple[str, Job, int]] = ()  # roles that share it: name, job and first rank of each
+    role: str = ""  # of those the one whose container this is
 
     def spec(self) -> dict[str, Any]:
         return {
             **self._fields(),
             **({} if self._kind == "trainjob" else {"initContainers": [self._unpack_container()]}),
-            "containers": [self._launcher_container()],
+            "containers": [self._launcher_container(), *(own._launcher_container() for own in self._others())],
             "volumes": self._volumes(),
         }
 
@@ -76,13 +80,27 @@ class Pod:
     def name(self) -> str:
         return self.manifest.attempt_id
 
+    def _others(self) -> Iterator[Pod]:
+        for role, job, first in self.beside:
+            # A resource of options.kubernetes is the pod's: the first container has it.
+            options = {**self.options, "extended_resources": None}
+            yield replace(self, job=job, options=options, first_node=first, role=role, beside=())
+
+    @property
+    def _work(self) -> str:
+        return f"work-{self.role}" if self.role else "work"
+
+    @property
+    def _has_peers(self) -> bool:
+        return (self.pods or self.manifest.nodes) > 1
+
     @property
     def _begin_s(self) -> int:
         """Seconds before training begins: images, unpacking, and other nodes, which may come late."""
         return BEGIN_S + (self.manifest.join_s or JOIN_S if self.manifest.nodes > 1 else 0)
 
     def _fields(self) -> dict[str, Any]:
-        options, nodes = self.options, self.manifest.nodes
+        options = self.options
         pod: dict[str, Any] = {
             "restartPolicy": "Never",
             "enableServiceLinks": False,
@@ -96,9 +114,11 @@ class Pod:
             if options.get("ipc_lock"):
                 hint = "remove one of the two, or use a namespace with a less strict Pod Security level"
                 self._add_problem("options.kubernetes.ipc_lock", "is not allowed in a restricted pod", hint)
-        if options.get("cpu_limits") and not self.job.resources.cpus:
-            self._add_problem("options.kubernetes.cpu_limits", "needs resources.cpus", "resources.cpus: 8")
-        if nodes > 1:
+        for role, job in (("", self.job), *((role, job) for role, job, _ in self.beside)):
+            if options.get("cpu_limits") and not job.resources.cpus:
+                key = f"roles.{role}.resources.cpus" if role else "resources.cpus"
+                self._add_problem("options.kubernetes.cpu_limits", f"needs {key}", f"{key}: 8")
+        if self._has_peers:
             pod["subdomain"] = self.name
         if options.get("service_account"):
             pod["serviceAccountName"] = options["service_account"]
@@ -198,10 +218,11 @@ class Pod:
                 "is missing: pods need a container image",
                 "set image: registry/name:tag in the job or the target",
             )
-        alone = self._kind == "trainjob"  # a TrainJob has no init containers of its own
+        # A TrainJob has no init containers of its own; the one of a pod has unpacked the folder of its first container.
+        alone = self._kind == "trainjob" or bool(self.role)
         program = ["-c", fetch_program.START] if alone else [f"{WORK}/{fetch_program.LAUNCHER}"]
         return {
-            "name": CONTAINER,
+            "name": container_name(self.role),
             "image": self._image,
             "command": [self._python, *program],
             "env": self._env(),
@@ -219,12 +240,13 @@ class Pod:
             self._add_problem("args", error.message, error.hint)
             env = {}
         job_name = KINDS[self._kind].job_name(self.name)
-        env |= self._source_env() if self._kind == "trainjob" else {}
+        env |= self._source_env() if self._kind == "trainjob" or self.role else {}
         env |= {
             "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
             **({"CLOUDTRAIN_FIRST_NODE": str(self.first_node)} if self.first_node else {}),
-            "MASTER_ADDR": f"{job_name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
         }
+        if self._has_peers or manifest.nodes == 1:
+            env["MASTER_ADDR"] = f"{job_name}-0.{self.name}" if self._has_peers else "127.0.0.1"
         if self.output_path is not None:
             env["CLOUDTRAIN_RUN_DIR"] = f"{self.output_path.rstrip('/')}/{manifest.run_id}"
             env["CLOUDTRAIN_RUN_DIR_SHARED"] = "1"
@@ -235,6 +257,8 @@ class Pod:
         variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in env.items()]
         if manifest.nodes > 1:
             variables.append(_pod_field_env("CLOUDTRAIN_POD_IP", "status.podIP"))
+            if not self._has_peers:  # all nodes are in one pod
+                variables.append(_pod_field_env("MASTER_ADDR", "status.podIP"))
         variables.append(_pod_field_env("CLOUDTRAIN_NODE_NAME", "spec.nodeName"))
         variables.append(_pod_field_env("CLOUDTRAIN_START", "metadata.uid"))  # tells the logs of several starts apart
         return [*variables, *self._secrets()]
@@ -258,7 +282,7 @@ class Pod:
         limits: dict[str, Any] = {}
         if wanted.cpus:
             requests["cpu"] = str(wanted.cpus)
-        if options.get("cpu_limits"):
+        if options.get("cpu_limits") and wanted.cpus:
             limits["cpu"] = str(wanted.cpus)
         if wanted.memory_bytes:
             requests["memory"] = limits["memory"] = str(wanted.memory_bytes)
@@ -272,7 +296,7 @@ class Pod:
         return {kind: values for kind, values in (("requests", requests), ("limits", limits)) if values}
 
     def _mounts(self) -> list[dict[str, Any]]:
-        mounts: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}, {"name": "shm", "mountPath": SHM}]
+        mounts: list[dict[str, Any]] = [{"name": self._work, "mountPath": WORK}, {"name": "shm", "mountPath": SHM}]
         for number, volume in enumerate(self.options.get("volumes") or ()):
             mount = {"name": f"claim-{number}", "mountPath": volume["path"]}
             mounts.append({**mount, "readOnly": True} if volume.get("read_only") else mount)
@@ -286,6 +310,7 @@ class Pod:
             except ValueError as error:
                 self._add_problem("options.kubernetes.shm", f"is not a size: {size}", str(error))
         volumes: list[dict[str, Any]] = [{"name": "work", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]
+        volumes += ({"name": own._work, "emptyDir": {}} for own in self._others())
         if self.source is None:
             volumes.insert(0, {"name": "source", "configMap": {"name": self.name}})
         for number, volume in enumerate(self.options.get("volumes") or ()):
@@ -294,6 +319,11 @@ class Pod:
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(message, path, hint))
+
+
+def container_name(role: str) -> str:
+    """Return the name of the container of a role that shares the pods of another; of "", the pod's first."""
+    return f"{CONTAINER}-{role}" if role else CONTAINER
 
 
 def _pod_field_env(name: str, path: str) -> dict[str, Any]:

@@ -21,17 +21,16 @@ from cloudtrain.backends.kubernetes import rules, security
 from cloudtrain.backends.kubernetes.kinds import BY_NAME, as_job, left_out, wrap
 from cloudtrain.backends.kubernetes.names import (
     ATTEMPT,
-    CONTAINER,
+    BESIDE,
     FIRST_NODE,
     MAX_EXEC,
     OUTPUT,
     QUEUE,
     RUN,
     STARTED,
-    UNPACK,
 )
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
-from cloudtrain.backends.kubernetes.pod import Pod
+from cloudtrain.backends.kubernetes.pod import Pod, container_name
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
 from cloudtrain.job import roles, units
@@ -68,9 +67,25 @@ class Request:
         self.source = self._bundle_uri(bundle, output)
         labels = self._labels()
         self.jobs: list[dict[str, Any]] = []  # of several, one for each role
-        for part, nodes, first in self._parts():
-            pod = Pod(part, options, self.manifest, output_path, self.source, bundle.sha256, self.problems, first)
+        parts = list(self._parts())
+        pods = sum(nodes for _, nodes, *_ in parts)
+        for part, nodes, first, beside in parts:
+            pod = Pod(
+                part,
+                options,
+                self.manifest,
+                output_path,
+                self.source,
+                bundle.sha256,
+                self.problems,
+                first,
+                pods,
+                beside,
+            )
             base = self._add_queue_label(self._job_manifest(labels, pod.spec(), nodes, first))
+            if beside:
+                ranks = " ".join(f"{container_name(role)}={rank}" for role, _, rank in beside)
+                base["spec"]["template"]["metadata"]["annotations"] = {BESIDE: ranks}
             self.jobs.append(merge_manifest(base, options.get("overlay") or {}))
             self.problems += check_overlay(base, self.jobs[-1], options.get("allow_host_paths") or ())
         self.job = self.jobs[0]
@@ -81,7 +96,7 @@ class Request:
         self.main = wrap(self.jobs, kind, str(options.get("runtime") or ""), self.starts - 1 if self._all_again else 0)
         owned = {"namespace": self.namespace, "labels": labels, "ownerReferences": [self._owner_reference()]}
         self.others: list[dict[str, Any]] = []
-        if self.manifest.nodes > 1 and kind == "job":  # a JobSet has its own
+        if pods > 1 and kind == "job":  # a JobSet has its own
             self.others.append(self._service(owned))
         if options.get("network_policy"):
             self.others.append(self._network_policy(owned))
@@ -124,18 +139,32 @@ class Request:
 
     # -- the parts -----------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> Iterator[tuple[Job, int, int]]:
-        """Yield a job for each Job of the attempt, its nodes and the first one's rank; several where roles differ."""
-        job, at = self._job, 0
-        if not {"roles.resources", "roles.image"}.intersection(keys_in_use(job)):
-            yield job, job.num_nodes, 0
-            return
-        if self._options.get("kind") != "jobset":
-            message = "have different resources or images, which needs a JobSet with one Job for each role"
+    def _parts(self) -> Iterator[tuple[Job, int, int, list[tuple[str, Job, int]]]]:
+        """Yield a job for each Job of the attempt, its pods and the first one's rank; several where roles differ.
+
+        And for each role that shares these pods its name, job and first rank.
+        """
+        job, at, kind = self._job, 0, self._options.get("kind") or "job"
+        own = {"roles.resources", "roles.image", "roles.colocate"}.intersection(keys_in_use(job))
+        hosts = roles.hosts(job) if own else []
+        if not own:
+            yield job, job.num_nodes, 0, []
+        elif "roles.colocate" in own and kind == "trainjob":
+            sharing = next(name for name, role in job.roles.items() if role.colocate)
+            message = "needs a second container in a pod, and a TrainJob sets one"
+            self._add_problem(f"roles.{sharing}.colocate", message, "set options.kubernetes.kind to job or jobset")
+        elif len(hosts) > 1 and kind != "jobset":
+            message = (
+                "have different resources or images, or share nodes; that needs a JobSet with one Job for each role"
+            )
             self._add_problem("roles", message, "set options.kubernetes.kind: jobset, or give all roles the same")
-        for own, nodes, _ in roles.on_own_machines(job):
-            yield own, nodes, at
-            at += nodes
+        for host in hosts:
+            nodes, beside = job.roles[host].num_nodes, []
+            main = job if host == job.main_role else roles.on_own_machine(job, host)
+            for number, name in enumerate(roles.sharing(job, host)[1:], 1):
+                beside.append((name, roles.on_own_machine(job, name), at + number * nodes))
+            yield main, nodes, at, beside
+            at += nodes * (1 + len(beside))
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any], nodes: int, first: int) -> dict[str, Any]:
         # Not 75: a pod leaves with it at the end of its own deadline too, and no condition tells that from a request.
@@ -173,8 +202,10 @@ class Request:
                                 "action": "FailJob",
                                 "onExitCodes": {"containerName": name, "operator": "NotIn", "values": [0, *codes]},
                             }
-                            for name, codes in ((CONTAINER, restarts), (UNPACK, []))
-                            if name == CONTAINER or "initContainers" in pod
+                            for name, codes in (
+                                *((each["name"], restarts) for each in pod["containers"]),
+                                *((each["name"], []) for each in pod.get("initContainers", ())),
+                            )
                         ),
                     ]
                 },

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudtrain.backends.images import pinned_image
-from cloudtrain.backends.kubernetes.kinds import pods_owners
+from cloudtrain.backends.kubernetes.kinds import beside, count_nodes, pods_owners
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
 from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, FIRST_NODE, MAX_EXEC, QUEUE, UNPACK
 from cloudtrain.events import ENDED, EXIT_RESUMABLE, State, Status
@@ -46,7 +46,7 @@ def status_of(job: Object, pods: Sequence[Object]) -> Status:
         queue = (job["metadata"].get("labels") or {}).get(QUEUE)
         return Status(State.QUEUED, None, f"waits in the queue {queue}" if queue else "the Job is suspended", started)
     running = [pod for pod in newest_pods.values() if container_state(pod).get("startedAt") and not has_failed(pod)]
-    if len(running) == job["spec"]["completions"]:
+    if len(running) == count_nodes(job):
         return Status(State.RUNNING, None, "", started)
     if not pods and job["status"].get("ready") == job["spec"]["completions"]:  # the account may not list pods
         return Status(State.RUNNING, None, "", job["status"].get("startTime"))
@@ -66,7 +66,7 @@ def _started_at(job: Object, newest_pods: Mapping[int, Object], pods: Sequence[O
     """
     if newest_pods and MAX_EXEC in (job["metadata"].get("labels") or {}):
         return str(job["metadata"]["creationTimestamp"])
-    return first_start(pods) if len(newest_pods) == job["spec"]["completions"] else None
+    return first_start(pods) if len(newest_pods) == count_nodes(job) else None
 
 
 def waiting_reason(job: Object, pods: Iterable[Object], noted: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -78,14 +78,14 @@ def waiting_reason(job: Object, pods: Iterable[Object], noted: Mapping[str, str]
     newest = newest_by_node(pods)
     of_job = next((note for each in pods_owners(job) if (note := noted.get(str(each["metadata"]["uid"]), ""))), "")
     ranks: dict[str, list[int]] = {}
-    for rank in range(job["spec"]["completions"]):
+    for rank in range(count_nodes(job)):
         if pod := newest.get(rank):
             reason = (pod_reason(pod) or noted.get(str(pod["metadata"]["uid"]), "")) if is_waiting(pod) else ""
         else:
             reason = of_job
         if reason:
             ranks.setdefault(reason, []).append(rank)
-    if not newest or job["spec"]["completions"] == 1:
+    if not newest or count_nodes(job) == 1:
         return next(iter(ranks), of_job)
     return "; ".join(f"node {', '.join(map(str, nodes))}: {reason}" for reason, nodes in ranks.items())
 
@@ -94,7 +94,7 @@ def silent_objects(job: Object, pods: Iterable[Object]) -> list[Object]:
     """Return the pods that wait and do not say why, and the Job if pods of it are missing (an exceeded quota)."""
     newest = newest_by_node(pods).values()
     silent = [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)]
-    return silent if len(newest) == job["spec"]["completions"] else [*silent, *pods_owners(job)]
+    return silent if len(newest) == count_nodes(job) else [*silent, *pods_owners(job)]
 
 
 def newest_note(events: Iterable[Object]) -> str:
@@ -151,6 +151,22 @@ def node_rank(pod: Object) -> int:
     """Return the node rank of a pod of an Indexed Job."""
     labels = pod["metadata"].get("labels") or {}
     return int(labels.get(INDEX) or get_annotations(pod)[INDEX]) + int(labels.get(FIRST_NODE) or 0)
+
+
+def split_pod(pod: Object) -> list[Object]:
+    """Return a pod once for each node that it has: each with the status of that node's container, as if it were CONTAINER.
+
+    `container` is the name that the container has in the pod.
+    """
+    others, views = beside(pod), [pod]
+    index = int((pod["metadata"].get("labels") or {}).get(INDEX) or get_annotations(pod).get(INDEX) or 0)
+    for name, first in others.items():
+        labels = {**(pod["metadata"].get("labels") or {}), INDEX: str(index), FIRST_NODE: str(first)}
+        statuses = pod["status"].get("containerStatuses") or ()
+        own = [{**each, "name": CONTAINER} for each in statuses if each["name"] == name]
+        status = {**pod["status"], "containerStatuses": own}
+        views.append({**pod, "metadata": {**pod["metadata"], "labels": labels}, "status": status, "container": name})
+    return views
 
 
 def container_state(pod: Object, name: str = CONTAINER) -> Object:

@@ -50,7 +50,7 @@ def prepare_node(
         if manifest.job_secrets:
             from . import secrets as store_of_secrets
 
-            secrets = store_of_secrets.resolve(manifest.job_secrets, given)
+            secrets = store_of_secrets.resolve(manifest.job_secrets, given, manifest.secrets)
             log.masks.hide(*secrets.values())
         if take_gpus is not None:
             cluster = take_gpus()

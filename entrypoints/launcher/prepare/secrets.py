@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from ..errors import Refused, one_line
@@ -15,10 +15,14 @@ from ..masks import SHORTEST
 KEY_VAULT = "https://{}.vault.azure.net"  # of Key Vault's REST reference, Get Secret 7.4 (2026-11-30)
 
 
-def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) -> dict[str, str]:
+def resolve(
+    wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str], needed: Container[str] | None = None
+) -> dict[str, str]:
     """Return name -> value for every secret; blocking (cloud stores are asked). Raises Refused with all that is wrong.
 
-    `given` are the values that came over standard input, by source ("env:NAME").
+    Args:
+        env_values: the values that came over standard input, by source ("env:NAME").
+        needed: those of the node's role; others are left out where this node has none. None: all.
     """
     values, problems = {}, []
     for name, sources in wanted.items():
@@ -33,6 +37,8 @@ def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) 
                 values[name] = value
                 break
         else:
+            if needed is not None and name not in needed:
+                continue
             problems.append(f"the secret {name} was not found ({'; '.join(tried) or 'it has no source'})")
             continue
         if len(values[name].strip()) < SHORTEST:

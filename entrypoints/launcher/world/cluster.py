@@ -15,6 +15,10 @@ from ..errors import Refused
 from . import platforms
 from .platforms import Platform
 
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from ..manifest import Manifest
+
 LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
 VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
@@ -141,6 +145,19 @@ def in_groups(cluster: Cluster, resourceconfig: str, names: Sequence[str]) -> Cl
     return cluster._replace(
         hosts=tuple(hosts), node_rank=hosts.index(cluster.host), control_host=hosts[0], master_host=hosts[0]
     )
+
+
+def with_own_gpus(cluster: Cluster, manifest: Manifest, environ: Mapping[str, str]) -> Cluster:
+    """Return a place with the GPUs of its own node alone, where one allocation has those of several roles."""
+    own = manifest.gpus_per_node
+    before, together, _ = manifest.shared_gpus(cluster.node_rank)
+    if own == together or cluster.gpus is not None:
+        return cluster
+    if own and cluster.does.divides_gpus:
+        return cluster
+    # Where a platform divides them: an image may show all GPUs to a container that asks for none.
+    there = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(together)))
+    return cluster._replace(gpus=",".join(there.split(",")[before : before + own]))
 
 
 def sagemaker_base(environ: Mapping[str, str]) -> str:

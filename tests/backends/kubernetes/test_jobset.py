@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
-from cloudtrain.backends.kubernetes.kinds import as_job, templates_of
+from cloudtrain.backends.kubernetes.kinds import as_job, count_nodes, templates_of
+from cloudtrain.backends.kubernetes.names import FIRST_NODE
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.backends.kubernetes.rules import check_set_name
 from cloudtrain.backends.kubernetes.status import status_of
+from cloudtrain.backends.shell import call
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from tests.backends.kubernetes.clusters import Ground
@@ -114,6 +118,55 @@ def test_roles_have_pods_of_their_own_in_one_set():
     assert as_job(request.main)["spec"]["completions"] == request.manifest.nodes == 4
 
 
+SHARED = {
+    **OF_ROLES,
+    "roles": {
+        "trainer": {"entrypoint": "train.py", "num_nodes": 2, "resources": {"accelerators": "H100:6"}},
+        "alone": {"run": "eval", "resources": {"accelerators": "0"}},
+        "server": {**SERVER, "resources": {"accelerators": "H100:2"}, "colocate": "trainer"},
+        "judge": {"run": "judge", "colocate": "trainer"},
+    },
+    "resources": {},
+}
+
+
+def test_roles_that_share_nodes_are_containers_of_one_pod():
+    request = made(SHARED, {"kind": "jobset"})
+    assert request.problems == [] and known_to_the_schema(request.main) == request.main
+    first, second = (job["template"] for job in templates_of(request.main))
+    containers = first["spec"]["containers"]
+    assert [each["name"] for each in containers] == ["node", "node-server", "node-judge"]
+    assert [each["image"] for each in containers] == ["img:1", "vllm:1", "img:1"]
+    assert [each["resources"].get("limits") for each in containers] == [
+        {"nvidia.com/gpu": "6"}, {"nvidia.com/gpu": "2"}, None,
+    ]  # fmt: skip
+    env = [{each["name"]: each.get("value", "") for each in container["env"]} for container in containers]
+    assert [each.get("CLOUDTRAIN_FIRST_NODE") for each in env] == [None, "2", "4"]
+    assert [sum(name.startswith("CLOUDTRAIN_SECRET_") for name in each) for each in env] == [2, 1, 0]
+    work = [
+        {m["mountPath"]: m["name"] for m in container["volumeMounts"]}["/cloudtrain/work"] for container in containers
+    ]
+    assert work == ["work", "work-server", "work-judge"], "each has a working directory of its own"
+    assert len(second["spec"]["containers"]) == 1 and second["metadata"]["labels"][FIRST_NODE] == "6"
+    read = as_job(request.main)
+    assert (read["spec"]["completions"], count_nodes(read), request.manifest.nodes) == (3, 7, 7)
+    assert problems(SHARED, {}) == ["roles"], "pods of two kinds"
+    trainjob = {"kind": "trainjob", "runtime": "torch-distributed"}
+    assert problems(SHARED, trainjob) == ["roles.server.colocate"]
+    assert problems(SHARED, {"kind": "jobset", "cpu_limits": True}) == ["options.kubernetes.cpu_limits"] * 4
+
+
+def test_one_pod_of_all_roles_needs_no_service():
+    """Its nodes find the first one by the address that they share, before the cluster's DNS knows any name."""
+    roles = {"trainer": {"entrypoint": "train.py"}, "server": {"run": "serve", "colocate": "trainer"}}
+    request = made({"entrypoint": None, "roles": roles}, {})
+    assert request.problems == [] and [each["kind"] for each in request.others] == ["ConfigMap"]
+    pod = request.main["spec"]["template"]["spec"]
+    masters = [each for container in pod["containers"] for each in container["env"] if each["name"] == "MASTER_ADDR"]
+    assert [each["valueFrom"]["fieldRef"]["fieldPath"] for each in masters] == ["status.podIP"] * 2
+    assert "subdomain" not in pod
+
+
 def test_a_machine_type_of_a_role_has_its_gpus_in_the_manifest():
     server = {"run": "serve", "resources": {"instance_type": "g6.12xlarge"}}
     changes = {"entrypoint": None, "roles": {"trainer": {"entrypoint": "train.py"}, "server": server}}
@@ -181,6 +234,61 @@ def test_roles_with_other_pods_find_each_other_and_end_together(place: Ground): 
     assert (status.state, lines) == (State.SUCCEEDED, [(0, "at 127.0.0.1"), (1, "up")])
     assert backend.statuses([handle]) == {handle: status} and set(backend.images(handle)) == {0, 1}
     assert len(place.cluster.objects.all("jobs")) == 2
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_roles_on_the_same_pods_have_logs_results_and_secrets_of_their_own(
+    place: Ground,  # noqa: F811
+    tmp_path: Path,
+    kind: str,
+):
+    place.cluster.objects.add("secrets", "default", {"metadata": {"name": "hub"}, "stringData": {"token": "hf-1"}})
+    save = "echo $CLOUDTRAIN_ROLE $RANK of $WORLD_SIZE $PWD >> $CLOUDTRAIN_OUTPUT_DIR/note; "
+    roles = {
+        "trainer": {
+            "run": save + "echo at $CLOUDTRAIN_ROLE_SERVER_ADDRESSES $TOKEN",
+            "num_nodes": 2,
+            "after": ["server"],
+        },
+        "server": {"run": save + "echo up $TOKEN; exec sleep 600", "colocate": "trainer", "ready": "line:up"},
+    }
+    more = {"entrypoint": None, "roles": roles, "secrets": {"TOKEN": ["k8s:hub/token"]}, "output": "gs://local/out"}
+    backend, handle = started(place, "", {"kind": kind}, **more)
+    status = ended(backend, handle)
+    lines = sorted((line.node, line.text) for line in backend.logs(handle) if line.rank >= 0)
+    assert status.state is State.SUCCEEDED, (status, lines)
+    assert [node for node, _ in lines] == [0, 1, 2, 3], lines
+    assert lines[0][1] == lines[1][1] and lines[0][1].endswith(" ***")
+    assert [text for _, text in lines[2:]] == ["up", "up"], "the secret is the trainer's"
+    pods = [pod for pod in place.cluster.objects.all("pods") if pod["status"]["phase"] == "Succeeded"]
+    assert len(pods) == 2 and set(backend.images(handle)) == {0, 1, 2, 3}
+    assert backend.statuses([handle]) == {handle: status}
+    own = backend.fetch(handle, tmp_path / kind)
+    found = {str(path.relative_to(own)): path.read_text() for path in own.rglob("note")}
+    assert sorted(found) == ["outputs/note", "outputs/server/note"], found
+    assert {text.split()[0] for text in found.values()} == {"trainer", "server"}
+    wait_for(lambda: not place.left(handle), "its processes end")
+
+
+def test_a_command_runs_in_the_container_of_its_role(place: Ground):  # noqa: F811
+    roles = {
+        "trainer": {"entrypoint": "script.py"},
+        "server": {"run": "exec sleep 600", "colocate": "trainer", "image": "vllm:1"},
+    }
+    script = "import time\nwhile True: time.sleep(0.1)"
+    backend, handle = started(place, script, {"python": sys.executable}, entrypoint=None, roles=roles)
+    wait_for(lambda: backend.status(handle).state is State.RUNNING, "its start")
+    for node in (0, 1):
+        words = ("-c", "import os; print(os.environ.get('CLOUDTRAIN_FIRST_NODE', '0'))")
+        done = call(backend.shell(handle, node, words, stdin=False, terminal=False))
+        assert done.out.split() == [str(node).encode()], done
+    (pod,) = place.cluster.objects.all("pods")
+    place.cluster.kubelet.oom.add(pod["metadata"]["name"])
+    status = ended(backend, handle)
+    assert (status.state, status.exit_code) == (State.FAILED, 137) and status.reason.startswith(
+        "node 0 ran out of memory"
+    )
+    wait_for(lambda: not place.left(handle), "its processes end")
 
 
 def test_a_role_that_waits_for_its_node_says_so_and_ends_with_the_set(place: Ground):  # noqa: F811

@@ -69,6 +69,21 @@ CASES = {
         {"kind": "jobset", "queue": "research"},
         1000,
     ),
+    "colocated": (
+        {
+            "entrypoint": None,
+            "secrets": {"HF_TOKEN": ["k8s:hub/token"]},
+            "roles": {
+                "trainer": {"entrypoint": "train.py", "num_nodes": 2, "resources": {"accelerators": "H100:6", "cpus": 64}},
+                "server": {
+                    "run": "serve", "image": "vllm:1", "resources": {"accelerators": "H100:2"},
+                    "secrets": ["HF_TOKEN"], "colocate": "trainer",
+                },
+            },
+        },
+        {"extended_resources": {"vpc.amazonaws.com/efa": 32}},
+        1000,
+    ),
     "jobset_restarted": (
         {"num_nodes": 2, "retry": {"max_attempts": 3, "by": "cluster"}, "output": "gs://bucket/out"}, {"kind": "jobset"}, 1000
     ),

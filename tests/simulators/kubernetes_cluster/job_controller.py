@@ -170,7 +170,7 @@ class JobController:
                 "metadata": {
                     "generateName": f"{metadata['name']}-{index}-",
                     "labels": pod_labels,
-                    "annotations": {INDEX: str(index)},
+                    "annotations": {**(template.get("metadata") or {}).get("annotations", {}), INDEX: str(index)},
                     "ownerReferences": [owner],
                     "finalizers": ["batch.kubernetes.io/job-tracking"],
                 },

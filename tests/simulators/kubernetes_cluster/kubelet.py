@@ -1,4 +1,4 @@
-"""The node of the simulated cluster: runs the containers of a pod as local processes, one after another.
+"""The node of the simulated cluster: runs a pod's containers as local processes, init containers one after another first.
 
 As on a real cluster, the log of a deleted pod is gone. A pod is deleted when its Job is suspended, or fails while the pod
 still runs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Kubelet(threading.Thread):
         self._jobsets = JobSetController(objects, self.delete)
         self.operators = {"jobset.x-k8s.io", "trainer.kubeflow.org"}  # those that are installed
         self._stopped = threading.Event()
-        self._containers: dict[str, Replica] = {}  # running container, by the pod's uid
+        self._containers: dict[tuple[str, str], Replica] = {}  # running, by the pod's uid and the container's name
         self._logs: dict[tuple[str, str], Lines] = {}  # by the pod's uid and the container's name
         self._kill_at: dict[str, float] = {}
         self._deadlines: dict[str, float] = {}  # activeDeadlineSeconds, counted from the pod's start
@@ -61,12 +62,15 @@ class Kubelet(threading.Thread):
         lines = self._logs.get((uid, container))
         return None if lines is None else list(lines)
 
-    def container(self, uid: str) -> Replica | None:
-        """Return the container of a pod that runs now."""
-        return self._containers.get(uid)
+    def container(self, uid: str, name: str = "node") -> Replica | None:
+        """Return a container of a pod, if it runs now."""
+        return self._containers.get((uid, name))
 
-    def has_ended(self, uid: str) -> bool:
-        return uid not in self._containers and any(pod_uid == uid for pod_uid, _ in self._logs)
+    def has_ended(self, uid: str, name: str) -> bool:
+        return (uid, name) not in self._containers and (uid, name) in self._logs
+
+    def _running(self, uid: str) -> list[tuple[str, Replica]]:
+        return [(name, container) for (own, name), container in self._containers.items() if own == uid]
 
     def delete(self, pod: Object, grace_s: float | None = None) -> None:
         """Delete a pod and its log: SIGTERM now, SIGKILL after the grace period."""
@@ -78,8 +82,8 @@ class Kubelet(threading.Thread):
             metadata |= {"deletionTimestamp": now(self._objects.clock), "deletionGracePeriodSeconds": int(grace)}
             # A kubelet that ends a pod already gives it no more time (calculateEffectiveGracePeriod in its pod_workers.go).
             self._kill_at[uid] = min(self._objects.clock.monotonic() + grace, self._kill_at.get(uid, float("inf")))
-            if uid in self._containers:
-                self._containers[uid].terminate()
+            for _, container in self._running(uid):
+                container.terminate()
             self._objects.touch("pods", pod)
 
     def disrupt(self, pod: Object, reason: str, *, grace_s: float | None = None) -> None:
@@ -118,18 +122,15 @@ class Kubelet(threading.Thread):
 
     def _advance(self, pod: Object) -> None:
         uid, status = pod["metadata"]["uid"], pod["status"]
-        container = self._containers.get(uid)
-        if container is not None:
-            self._enforce_deadline(pod, container)
-            killed = (
-                self._kill_at.get(uid, float("inf")) <= self._objects.clock.monotonic()
-                or pod["metadata"]["name"] in self.oom
-            )
-            if container.code is None and not killed:
-                return
-            container.kill()
-            del self._containers[uid]
-            self._end_container(pod, container.code if container.code is not None else 137)
+        if running := self._running(uid):
+            self._enforce_deadline(pod, [container for _, container in running])
+            killed = self._kill_at.get(uid, float("inf")) <= self._objects.clock.monotonic()
+            for name, container in running:
+                oom = pod["metadata"]["name"] in self.oom and name == running[0][0]
+                if container.code is not None or killed or oom:
+                    container.kill()
+                    del self._containers[uid, name]
+                    self._end_container(pod, name, container.code if container.code is not None else 137, oom)
         elif status["phase"] == "Pending" and "deletionTimestamp" in pod["metadata"]:
             status["phase"] = "Failed"
             self._objects.touch("pods", pod)
@@ -141,11 +142,11 @@ class Kubelet(threading.Thread):
             pod["spec"]["nodeName"] = self.node["metadata"]["name"]
             if limit := pod["spec"].get("activeDeadlineSeconds"):
                 self._deadlines[uid] = self._objects.clock.monotonic() + limit
-            self._start_container(pod)
+            self._start(pod)
         elif is_deleted(pod) and not self._has_active_job(pod):
             self._objects.remove("pods", pod)
 
-    def _enforce_deadline(self, pod: Object, container: Replica) -> None:
+    def _enforce_deadline(self, pod: Object, containers: list[Replica]) -> None:
         """Stop a pod that is active for longer than its activeDeadlineSeconds, with its own grace period."""
         uid = pod["metadata"]["uid"]
         if uid in self._kill_at or self._deadlines.get(uid, float("inf")) > self._objects.clock.monotonic():
@@ -153,7 +154,8 @@ class Kubelet(threading.Thread):
         message = "Pod was active on the node longer than the specified deadline"
         pod["status"] |= {"reason": "DeadlineExceeded", "message": message}
         self._kill_at[uid] = self._objects.clock.monotonic() + pod["spec"].get("terminationGracePeriodSeconds", 30)
-        container.terminate()
+        for container in containers:
+            container.terminate()
 
     def _has_active_job(self, pod: Object) -> bool:
         """Return whether a Job that has not ended owns the pod."""
@@ -168,10 +170,13 @@ class Kubelet(threading.Thread):
         """Return why a pod cannot start yet: kind (schedule, mount, image, pull), reason, message; else None."""
         spec, namespace = pod["spec"], pod["metadata"]["namespace"]
         allocatable = self.node["status"]["allocatable"]
+        wanted: Counter[str] = Counter()
         for container in spec["containers"]:
             for name, count in (container.get("resources") or {}).get("requests", {}).items():
-                if "/" in name and int(count) > int(allocatable.get(name, 0)):
-                    return "schedule", "Unschedulable", f"0/1 nodes are available: 1 Insufficient {name}."
+                wanted[name] += int(count) if "/" in name else 0
+        for name, total in wanted.items():
+            if total > int(allocatable.get(name, 0) if total else 0):
+                return "schedule", "Unschedulable", f"0/1 nodes are available: 1 Insufficient {name}."
         labels = self.node["metadata"]["labels"]
         if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
             message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
@@ -184,12 +189,12 @@ class Kubelet(threading.Thread):
                 if kind in volume and self._objects.get(plural, namespace, volume[kind][field]) is None:
                     message = f'MountVolume.SetUp failed for volume "{volume["name"]}": {volume[kind][field]} not found'
                     return "mount", "FailedMount", message
-        image = spec["containers"][0]["image"]
-        if image in self.absent_images:
-            return "image", "ImagePullBackOff", f'Back-off pulling image "{image}"'
-        if image in self.slow_images:
-            return "pull", "Pulling", f'Pulling image "{image}"'
-        for item in spec["containers"][0].get("env", ()):
+        for image in (container["image"] for container in spec["containers"]):
+            if image in self.absent_images:
+                return "image", "ImagePullBackOff", f'Back-off pulling image "{image}"'
+            if image in self.slow_images:
+                return "pull", "Pulling", f'Pulling image "{image}"'
+        for item in (item for container in spec["containers"] for item in container.get("env", ())):
             secret_reference = (item.get("valueFrom") or {}).get("secretKeyRef")
             if (
                 secret_reference
@@ -220,81 +225,83 @@ class Kubelet(threading.Thread):
         reason = "FailedScheduling" if kind == "schedule" else reason
         self._objects.add_event("Pod", pod, reason, message, "Normal" if kind == "pull" else "Warning")
 
-    def _start_container(self, pod: Object, number: int = 0) -> None:
-        """Start a pod's n-th container; init containers come first."""
-        uid, status = pod["metadata"]["uid"], pod["status"]
-        if number == 0:
-            (self._folder / uid).mkdir(parents=True)
+    def _start(self, pod: Object) -> None:
+        """Start the containers of a pod whose turn it is: the next init container, or all others at once."""
+        status = pod["status"]
+        if not status.get("containerStatuses") or not (self._folder / pod["metadata"]["uid"]).exists():
+            (self._folder / pod["metadata"]["uid"]).mkdir(parents=True)
             for field, containers in _container_groups(pod):
                 status[field] = [
-                    {**_initial_status(group_container), "state": {"waiting": {"reason": "PodInitializing"}}}
-                    for group_container in containers
+                    {**_initial_status(container), "state": {"waiting": {"reason": "PodInitializing"}}}
+                    for container in containers
                 ]
-        field, index, container = _nth_container(pod, number)
+        inits = pod["spec"].get("initContainers") or []
+        done = sum("terminated" in each["state"] for each in status.get("initContainerStatuses", ()))
+        for container in inits[done : done + 1] or pod["spec"]["containers"]:
+            self._start_container(pod, container)
+
+    def _start_container(self, pod: Object, container: Object) -> None:
+        uid, name = pod["metadata"]["uid"], container["name"]
+        own, is_main = _status_of(pod, name)
         lines: Lines = []
-        self._logs[uid, container["name"]] = lines
+        self._logs[uid, name] = lines
 
         def write_lines(texts: list[str]) -> None:
             at = units.now(self._objects.clock)
             lines.extend((at, text) for text in texts)
 
-        main = field == "containerStatuses"
-        status[field][index] |= {
-            "ready": main,
-            "state": {"running": {"startedAt": now(self._objects.clock)}},
-            "imageID": _image_id(container),
-        }
+        started = {"running": {"startedAt": now(self._objects.clock)}}
+        own |= {"ready": is_main, "state": started, "imageID": _image_id(container)}
         command, env = self._view(pod).command(container, self._env)
         try:
-            container_folder = self._folder / uid / f"machine-{number}"
-            self._containers[uid] = Replica(pod["spec"]["hostname"], command, env, container_folder, write_lines)
+            container_folder = self._folder / uid / f"machine-{name}"
+            self._containers[uid, name] = Replica(pod["spec"]["hostname"], command, env, container_folder, write_lines)
         except ApiError as refusal:
             lines.append((now(self._objects.clock), refusal.message))
-            self._end_container(pod, 128)
+            self._end_container(pod, name, 128)
             return
-        if main:
-            status["phase"] = "Running"
+        if is_main:
+            pod["status"]["phase"] = "Running"
         self._objects.touch("pods", pod)
 
-    def _end_container(self, pod: Object, code: int) -> None:
-        """Record the end of a pod's container, and start the next one."""
+    def _end_container(self, pod: Object, name: str, code: int, oom: bool = False) -> None:
+        """Record the end of a pod's container, and start the next one; the pod ends with the last of them."""
         uid, status = pod["metadata"]["uid"], pod["status"]
-        number = next(n for n in range(100) if "running" in _container_state(pod, n))
-        field, index, container = _nth_container(pod, number)
-        oom = pod["metadata"]["name"] in self.oom
+        own, is_main = _status_of(pod, name)
+        container = next(each for _, group in _container_groups(pod) for each in group if each["name"] == name)
         state = {"exitCode": code, "reason": "OOMKilled" if oom else "Error" if code else "Completed",
-                 "startedAt": _container_state(pod, number)["running"]["startedAt"],
-                 "finishedAt": now(self._objects.clock)}  # fmt: skip
+                 "startedAt": own["state"]["running"]["startedAt"], "finishedAt": now(self._objects.clock)}  # fmt: skip
         if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            tail = "".join(f"{text}\n" for _, text in self._logs[uid, container["name"]][-MESSAGE_LINES:])
+            tail = "".join(f"{text}\n" for _, text in self._logs[uid, name][-MESSAGE_LINES:])
             state["message"] = tail.encode()[-MESSAGE_BYTES:].decode("utf-8", "replace")
-        status[field][index] |= {"ready": False, "state": {"terminated": state}}
-        if field == "initContainerStatuses" and code == 0 and "deletionTimestamp" not in pod["metadata"]:
-            self._objects.touch("pods", pod)
-            self._start_container(pod, number + 1)
+        own |= {"ready": False, "state": {"terminated": state}}
+        self._objects.touch("pods", pod)
+        if not is_main and code == 0 and "deletionTimestamp" not in pod["metadata"]:
+            self._start(pod)
             return
-        status["phase"] = "Failed" if code or status.get("reason") or field == "initContainerStatuses" else "Succeeded"
+        ends = [each["state"].get("terminated") for each in status["containerStatuses"]]
+        if is_main and not all(ends):
+            return
+        failed = not is_main or status.get("reason") or any(end["exitCode"] for end in ends if end)
+        status["phase"] = "Failed" if failed else "Succeeded"
         shutil.rmtree(self._folder / uid, ignore_errors=True)
         self._objects.touch("pods", pod)
 
 
 def _container_groups(pod: Object) -> list[tuple[str, list[Object]]]:
-    """Return (status field, containers): init containers, then the first regular container; others do not run."""
+    """Return (status field, containers): init containers first."""
     init_containers = pod["spec"].get("initContainers") or []
     init_group = [("initContainerStatuses", init_containers)] if init_containers else []
-    return [*init_group, ("containerStatuses", pod["spec"]["containers"][:1])]
+    return [*init_group, ("containerStatuses", pod["spec"]["containers"])]
 
 
-def _nth_container(pod: Object, number: int) -> tuple[str, int, Object]:
-    return [
-        (field, n, container) for field, containers in _container_groups(pod) for n, container in enumerate(containers)
-    ][number]
-
-
-def _container_state(pod: Object, number: int) -> Object:
-    field, index, _ = _nth_container(pod, number)
-    state: Object = pod["status"][field][index]["state"]
-    return state
+def _status_of(pod: Object, name: str) -> tuple[Object, bool]:
+    """Return the status of a container, and whether it is no init container."""
+    for field, _ in _container_groups(pod):
+        for each in pod["status"][field]:
+            if each["name"] == name:
+                return each, field == "containerStatuses"
+    raise LookupError(name)
 
 
 def _image_id(container: Object) -> str:

@@ -30,10 +30,12 @@ class PodRequests:
         with self.resources.objects.lock:
             pod = self.resources.require("pods", namespace, name)
             uid = str(pod["metadata"]["uid"])
-        if query.get("follow") in ("true", "True"):
-            while self.resources.objects.get("pods", namespace, name) is pod and not self.kubelet.has_ended(uid):
-                self.resources.objects.clock.sleep(0.02)
         container = query.get("container") or pod["spec"]["containers"][0]["name"]
+        if query.get("follow") in ("true", "True"):
+            while self.resources.objects.get("pods", namespace, name) is pod and not self.kubelet.has_ended(
+                uid, container
+            ):
+                self.resources.objects.clock.sleep(0.02)
         containers = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
         if container not in {item["name"] for item in containers}:
             raise StatusError(400, f"container {container} is not valid for pod {name}")
@@ -61,7 +63,8 @@ class PodRequests:
             raise StatusError(400, f"container {wanted} is not valid for pod {name}")
         if not argv:
             raise StatusError(400, "you must specify at least 1 command for the container")
-        container = self.kubelet.container(str(self.resources.require("pods", namespace, name)["metadata"]["uid"]))
+        uid = str(self.resources.require("pods", namespace, name)["metadata"]["uid"])
+        container = self.kubelet.container(uid, wanted)
         if container is None or container.code is not None:
             raise StatusError(500, f'unable to upgrade connection: container not found ("{wanted}")')
         streams = frozenset(key for key, value in query if value in ("true", "1"))

@@ -41,6 +41,8 @@ def test_our_own_environment_is_no_source(monkeypatch: pytest.MonkeyPatch):
     assert resolve({"TOKEN": ["env:TOKEN"]}, {"env:TOKEN": "the client's"}) == {"TOKEN": "the client's"}
     with pytest.raises(Refused, match=r"the secret TOKEN was not found \(env:TOKEN: the client did not send it\)"):
         resolve({"TOKEN": ["env:TOKEN"]}, {})
+    both = {"TOKEN": ["env:TOKEN"], "KEY": ["env:KEY"]}
+    assert resolve(both, {"env:KEY": "the role's"}, ["KEY"]) == {"KEY": "the role's"}, "its node was given no other"
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o700])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from launcher import environment
 from launcher.manifest import Manifest
+from launcher.world.channel import World
+from launcher.world.cluster import Cluster, with_own_gpus
 from launcher.world.outcome import SETTLE_S, ClusterState, Outcome, Start
 from launcher.world.roles import RoleStarts, placeholders, variables
 
 from cloudtrain.backends.manifest import Manifest as Sent
 from cloudtrain.job.job import Job
 
+FOLDERS = ("outputs", "checkpoints", "model", "logs")
 ROLES = {
     "trainer": {"num_nodes": 2, "after": ["server"]},
     "server": {"run": "serve", "num_nodes": 2, "ready": "tcp://:8000", "after": ["weights"], "secrets": ["TOKEN"]},
@@ -74,9 +79,21 @@ def test_a_service_has_its_own_grace_requirements_and_gpus_and_else_the_jobs():
 
 
 def test_roles_on_one_machine_divide_its_gpus():
+    own = sharing()
+    assert [own.shared_gpus(node) for node in range(7)] == [
+        (0, 8, 0), (0, 8, 1), (5, 8, 0), (5, 8, 1), (7, 8, 0), (7, 8, 1), (0, 3, 6),
+    ]  # fmt: skip
+    own.fields["gpus_per_node"] = 0
+    assert [own.shared_gpus(node) for node in range(6)] == [
+        (0, 3, 2), (0, 3, 3), (0, 3, 2), (0, 3, 3), (2, 3, 2), (2, 3, 3),
+    ], "the first that asks for some takes those of the others, too"  # fmt: skip
+
+
+def sharing() -> Manifest:
     """Nodes 0 and 1 are the trainer's; the server and the judge are on them too, and the last role is alone."""
+    program = {"argv": ["true"], "form": "command", "rank_env": True, "env": {}, "setup": "", "secrets": []}
     roles = [{"name": "trainer", "nodes": 2, "after": []}] + [
-        {"name": name, "nodes": nodes, "after": [], "gpus_per_node": gpus, "processes_per_node": 1, **where}
+        {"name": name, "nodes": nodes, "after": [], "gpus_per_node": gpus, "processes_per_node": 1, **program, **where}
         for name, nodes, gpus, where in (
             ("server", 2, 2, {"colocate": "trainer"}),
             ("judge", 2, 1, {"colocate": "trainer"}),
@@ -85,14 +102,54 @@ def test_roles_on_one_machine_divide_its_gpus():
     ]
     own = manifest()
     own.roles = roles
-    own.fields["gpus_per_node"] = 5
-    assert [own.shared_gpus(node) for node in range(7)] == [
-        (0, 8, 0), (0, 8, 1), (5, 8, 0), (5, 8, 1), (7, 8, 0), (7, 8, 1), (0, 3, 6),
-    ]  # fmt: skip
-    own.fields["gpus_per_node"] = 0
-    assert [own.shared_gpus(node) for node in range(6)] == [
-        (0, 3, 2), (0, 3, 3), (0, 3, 2), (0, 3, 3), (2, 3, 2), (2, 3, 3),
-    ], "the first that asks for some takes those of the others, too"  # fmt: skip
+    own.fields["gpus_per_node"] = own.gpus_per_node = 5
+    return own
+
+
+@pytest.mark.parametrize(
+    ("platform", "visible", "seen"),
+    [
+        ("slurm", "", ["0,1,2,3,4", "5,6", "7", None]),
+        ("slurm", "8,9,10,11,12,13,14,15", ["8,9,10,11,12", "13,14", "15", None]),
+        ("kubernetes", "", [None, None, None, None]),
+    ],
+)
+def test_each_role_sees_its_own_gpus_of_one_machine(platform: str, visible: str, seen: list):
+    environ = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    for node, gpus in zip((0, 2, 4, 6), seen, strict=True):
+        own = sharing()
+        own.take_role(node)
+        assert with_own_gpus(Cluster(platform, 7, node), own, environ).gpus == gpus
+    own = sharing()
+    own.roles[1]["gpus_per_node"] = 0
+    own.take_role(2)
+    found = with_own_gpus(Cluster(platform, 7, 2), own, environ)
+    assert found.gpus == "", "its image may show all of the machine's to a container that asks for none"
+
+
+def test_roles_on_one_machine_divide_its_processors():
+    own = sharing()
+    own.fields["processes_per_node"] = 6
+    own.take_role(2)
+    assert [own.processes_beside(node, False) for node in range(7)] == [8] * 6 + [1]
+    assert {own.processes_beside(node, True) for node in range(7)} == {17}, "simulated nodes"
+
+
+def test_the_threads_of_a_rank_are_its_part_of_the_processors_that_all_roles_of_its_machine_have(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "_processors", lambda: 64)
+    own = sharing()
+    own.fields["processes_per_node"] = 6
+    for node, control, threads in (
+        (0, "10.0.0.1", "8"),
+        (2, "10.0.0.1", "8"),
+        (6, "10.0.0.1", "64"),
+        (6, "127.0.0.1", "3"),
+    ):
+        cluster = Cluster("local", 7, node, control_host=control)
+        prepared = environment.Prepared("python", {}, {}, dict.fromkeys(FOLDERS, ""), {}, "", None, {}, None, None)
+        world = World(1, 0, "127.0.0.1", 1, ["a"], {}, [[]], 0)
+        made = environment.rank_environment({}, own, cluster, world, prepared, 0, str(tmp_path))
+        assert made["OMP_NUM_THREADS"] == threads
 
 
 def test_a_node_with_other_processes_than_its_role_has_is_refused():
