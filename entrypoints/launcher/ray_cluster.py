@@ -20,6 +20,7 @@ from time import monotonic, sleep  # noqa: TID251 - the program runs by itself, 
 
 JOIN_S = 600.0  # until all nodes have joined
 END_S = 10.0  # for Ray to end
+REJOINS = 2  # of a node that has not joined: Ray gives its start half a minute, which a busy machine may exceed
 WORKER_PORTS = range(10002, 20000)  # Ray's own processes listen there
 DASHBOARD_PORT = 8265
 PRIVATE = (
@@ -94,6 +95,11 @@ class Node:
                 self._welcome(server, f"{port} {self._folder} {token}\n")
         if counting.returncode:
             return exit_code(counting.returncode)
+        for follower in self._followers:
+            try:
+                follower.sendall(b"+")
+            except OSError:
+                pass  # it has ended; Ray says so
         print(
             f"Ray: {self._nodes} nodes have joined; with ray[default], its dashboard is at port {dashboard}", flush=True
         )
@@ -139,15 +145,24 @@ class Node:
         shared = ["--include-log-monitor=false"] if host == self._meeting[0] else []  # the head's reads the same folder
         self._start_ray(host, f"--address={self._meeting[0]}:{port}", *shared)
         head.settimeout(0.2)
+        rejoins = REJOINS
         while True:
-            self._attend()
+            why = self._ray_ended()
             try:
                 if not head.recv(1):
                     return 0
+                rejoins = 0  # all nodes have joined
             except TimeoutError:
                 pass
             except OSError:
                 return 0  # the head has been killed
+            if why and not rejoins:
+                sys.exit(why)
+            if why:
+                rejoins -= 1
+                print(f"{why} before all nodes have joined: it is started again", flush=True)
+                self._kill_ray()
+                self._start_ray(host, f"--address={self._meeting[0]}:{port}", *shared)
 
     def _start_ray(self, host: str, *words: str) -> None:
         from health.measure import processors
@@ -169,16 +184,30 @@ class Node:
     def _attend(self, awaited: str = "") -> None:
         """Wait a little; exit where Ray has ended here, or what is awaited does not come."""
         sleep(0.1)
-        if self._ray and self._ray.poll() is not None:
-            sys.exit(f"Ray has ended on this node with exit code {exit_code(self._ray.returncode)}")
+        if why := self._ray_ended():
+            sys.exit(why)
         if awaited and monotonic() > self._end_at:
             sys.exit(f"{awaited} has not come up within {JOIN_S:g} s")
+
+    def _ray_ended(self) -> str:
+        """Return that Ray has ended on this node, "" while it runs."""
+        if self._ray is None or self._ray.poll() is None:
+            return ""
+        return f"Ray has ended on this node with exit code {exit_code(self._ray.returncode)}"
 
     def _stop(self, *_: object) -> None:
         """Pass a request to stop on to the command, which may save."""
         if self._command is None or self._command.poll() is not None:
             sys.exit(128 + signal.SIGTERM)
         self._command.send_signal(signal.SIGTERM)
+
+    def _kill_ray(self) -> None:
+        """Kill all processes of Ray on this node."""
+        try:
+            if self._ray is not None:
+                os.killpg(self._ray.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def _end_ray(self) -> None:
         if self._command and self._command.poll() is None:
@@ -188,7 +217,7 @@ class Node:
             try:
                 self._ray.wait(END_S)
             except subprocess.TimeoutExpired:
-                os.killpg(self._ray.pid, signal.SIGKILL)
+                self._kill_ray()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -26,6 +26,9 @@ if "--head" in sys.argv:
     if os.path.exists("../../broken"):
         sys.exit("no head here")
     server = socket.create_server(("", int(words["--port"])))
+elif os.path.exists("../../late"):
+    os.rename("../../late", "../../later")
+    sys.exit("too slow")
 with open("../../started", "a") as words:
     print(*(word for word in sys.argv if word.startswith("--num-gpus")), file=words)
 here = f"../../ray/{os.getpid()}"
@@ -100,6 +103,24 @@ def test_a_command_that_is_asked_to_stop_still_has_ray(tmp_path):
         one.launchers[0].send_signal(signal.SIGTERM)
         assert one.wait() == [75, 75]
         assert "saved with 2" in one.texts(0, 0) and one.left() == []
+
+
+def test_a_node_whose_start_takes_ray_too_long_is_started_again_until_all_have_joined(tmp_path):
+    script = "import os, time\nprint(len(os.listdir('../../ray')), 'joined', flush=True)\n"
+    with attempt(tmp_path / "a", script) as one:
+        (tmp_path / "a/late").touch()
+        assert one.run() == [0, 0]
+        assert "2 joined" in one.texts(0, 0)
+        again = "Ray has ended on this node with exit code 1 before all nodes have joined: it is started again"
+        assert {"too slow", again} <= set(one.texts(1, 1)) and one.left() == []
+
+
+def test_a_node_whose_ray_ends_later_ends_the_attempt(tmp_path):
+    script = "import os, signal, time\n[os.kill(int(pid), 9) for pid in os.listdir('../../ray')]\ntime.sleep(600)\n"
+    with attempt(tmp_path / "a", script) as one:
+        assert one.run() == [1, 1]
+        assert not any("started again" in line for node in (0, 1) for line in one.texts(node, node))
+        assert one.left() == []
 
 
 def test_a_head_that_does_not_start_ends_the_attempt_and_is_quoted(tmp_path):
