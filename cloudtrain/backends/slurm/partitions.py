@@ -12,19 +12,23 @@ from typing import Any, NamedTuple
 from cloudtrain.job.homes import new_file
 from cloudtrain.job.units import format_duration, now
 
-SINFO = ("sinfo", "--noheader", "--format=%P|%l|%s")  # name, longest time, sizes of a job in nodes (man sinfo, 22.05)
+# Name, longest time, sizes of a job in nodes, generic resources of nodes: a line for each kind of node (man sinfo, 22.05)
+SINFO = ("sinfo", "--noheader", "--format=%P|%l|%s|%G")
+_GPUS = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")  # of a node: gpu:2, gpu:a100:8(S:0-1)
+_ASKED = re.compile(r"--(?:gpus-per-node=(?:[^:,]+:)?|gres=gpu:(?:[^:,]+:)?)(\d+)")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # days-hours:minutes:seconds
 
 
 def parse(out: str) -> dict[str, dict[str, Any]]:
-    """Return name -> seconds, nodes (None: no limit) and whether it is the default, from what SINFO prints."""
-    partitions = {}
+    """Return name -> seconds, nodes (None: no limit), the most GPUs of a node and whether it is the default, as SINFO says."""
+    partitions: dict[str, dict[str, Any]] = {}
     for line in out.splitlines():
-        name, time, sizes = [*(part.strip() for part in line.split("|")), "", ""][:3]
-        most = sizes.rpartition("-")[2]
+        name, time, sizes, gres = [*(part.strip() for part in line.split("|")), "", "", ""][:4]
+        most, known = sizes.rpartition("-")[2], partitions.get(name.rstrip("*"), {})
         partitions[name.rstrip("*")] = {
             "seconds": _seconds(time),
             "nodes": int(most) if most.isdigit() else None,
+            "gpus": max(sum(map(int, _GPUS.findall(gres))), known.get("gpus", 0)),
             "default": name.endswith("*"),
         }
     return partitions
@@ -43,6 +47,7 @@ class Limits(NamedTuple):
     day: str = ""
     seconds: int | None = None
     nodes: int | None = None
+    gpus: int | None = None  # the most of a node
     others: tuple[str, ...] = ()  # the cluster's partitions, where this one was not among them
 
 
@@ -57,7 +62,8 @@ def limits_of(workdir: Path, cluster: str, partition: str) -> Limits:
     name = asked or next((name for name, limits in partitions.items() if limits["default"]), "")
     if name not in partitions:
         return Limits(name, day, others=tuple(sorted(partitions)) if asked else ())
-    return Limits(name, day, partitions[name]["seconds"], partitions[name]["nodes"])
+    found = partitions[name]
+    return Limits(name, day, found["seconds"], found["nodes"], found.get("gpus"))
 
 
 def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]:
@@ -82,6 +88,10 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
     if limits.nodes is not None and nodes > limits.nodes:
         seen = f"partition {name} gives a job at most {limits.nodes} nodes (seen by doctor on {day})"
         yield f"{seen}, not {nodes}: it would never start"
+    gpus = max((int(count) for text in sbatch for count in _ASKED.findall(text)), default=0)
+    if limits.gpus is not None and gpus > limits.gpus:
+        seen = f"no node of partition {name} has more than {limits.gpus} GPUs (seen by doctor on {day})"
+        yield f"{seen}, and the job asks for {gpus} on one: it would never start"
 
 
 def _seconds(text: str) -> int | None:

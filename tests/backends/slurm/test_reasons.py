@@ -15,7 +15,10 @@ from cloudtrain.events import REASON_CHARS, State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 
-SINFO = "main*|infinite|1-infinite\nshort|12:00:00|1-2\nweek|7-00:00:00|1\nnight|30:00|4-16\nbrief|9:00|1-4\n"
+SINFO = (
+    "main*|infinite|1-infinite|gpu:a100:4(S:0-1)\nmain*|infinite|1-infinite|gpu:a100:8(S:0-1),nvme:2\n"
+    "short|12:00:00|1-2|(null)\nweek|7-00:00:00|1|gpu:2\nnight|30:00|4-16|\nbrief|9:00|1-4|gpu:a30:1,gpu:a10:2\n"
+)
 NEVER, SOON = "it will not start by itself: ", "it starts by itself"
 
 
@@ -55,11 +58,11 @@ def test_a_reason_that_is_not_known_stays_as_it_is():
 
 def test_limits_of_partitions():
     assert partitions.parse(SINFO) == {
-        "main": {"seconds": None, "nodes": None, "default": True},
-        "short": {"seconds": 12 * 3600, "nodes": 2, "default": False},
-        "week": {"seconds": 7 * 86400, "nodes": 1, "default": False},
-        "night": {"seconds": 1800, "nodes": 16, "default": False},
-        "brief": {"seconds": 540, "nodes": 4, "default": False},
+        "main": {"seconds": None, "nodes": None, "gpus": 8, "default": True},
+        "short": {"seconds": 12 * 3600, "nodes": 2, "gpus": 0, "default": False},
+        "week": {"seconds": 7 * 86400, "nodes": 1, "gpus": 2, "default": False},
+        "night": {"seconds": 1800, "nodes": 16, "gpus": 0, "default": False},
+        "brief": {"seconds": 540, "nodes": 4, "gpus": 3, "default": False},
     }
 
 
@@ -86,6 +89,15 @@ def test_a_plan_compares_a_job_with_what_doctor_saw(tmp_path: Path, monkeypatch:
         "partition short gives a job at most 2 nodes (seen by doctor on 2026-11-23), not 3: it would never start",
     ]
     assert notes("short", limits={"max_runtime": "715m"}) == []
+    eight, nine = {"accelerators": "A100:8"}, {"accelerators": "A100:9"}
+    assert notes(resources=eight) == []
+    never = (
+        "no node of partition main has more than 8 GPUs (seen by doctor on 2026-11-23), and the job asks for 9 on one"
+    )
+    assert notes(resources=nine) == [f"{never}: it would never start"]
+    server = {"run": "serve", "resources": {"accelerators": "A100:2"}, "colocate": "trainer"}
+    together = {"trainer": {"resources": {"accelerators": "A100:7"}}, "server": server}
+    assert notes(roles=together) == [f"{never}: it would never start"], "the GPUs of both"
     assert notes("brief") == [
         "partition brief allows 9m (seen by doctor on 2026-11-23) and the job asks for 24h 05m: it would never start; "
         "lower limits.max_runtime to 4m"
