@@ -100,7 +100,10 @@ class Plan:
 
     @property
     def requested_gpus(self) -> int | None:
-        """The GPUs that the job asks for on all nodes, None where its ranks use all those of the machines."""
+        """The GPUs that the job names for all nodes, None where no role names any.
+
+        On a machine of its own a main role that names none takes all beside them: `Backend.facts` says None then.
+        """
         roles = self.manifest.get("roles") or [self.manifest]
         own = (self.job.get("resources") or {}).get("accelerators") is not None
         if not own and not any("gpus_per_node" in role for role in roles[1:]):

@@ -173,6 +173,22 @@ def find_shared_ports(job: JobModel, host: str = "") -> Iterator[Problem]:
             users[port] = name
 
 
+def find_taken_gpus(job: JobModel) -> Iterator[Problem]:
+    """Yield the services that ask for GPUs where one machine has all nodes, and the main role takes all GPUs."""
+    if job.resources.accelerators is None:
+        for name in services(job):
+            own = job.roles[name].resources
+            if own and own.gpus:
+                yield _takes_all(job, job.main_role, name)
+
+
+def _takes_all(job: JobModel, host: str, name: str) -> Problem:
+    own = job.roles[name].resources
+    hint = f"write how many {host} has, such as accelerators: {own.accelerator if own else ''}:6"
+    message = f"asks for GPUs of nodes of which {host} takes all: it has no resources.accelerators"
+    return Problem(message, f"roles.{name}.resources.accelerators", hint)
+
+
 def find_role_problems(job: JobModel) -> Iterator[Problem]:
     """Yield what is wrong with the roles of a job, each of them right by itself."""
     roles, main = job.roles, job.main_role
@@ -249,10 +265,8 @@ def _colocated(name: str, job: JobModel) -> Iterator[Problem]:
         message = f"is that of the nodes of {role.colocate}, which it shares"
         yield Problem(message, f"{path}.resources.{given[0]}", "remove it")
     if own and own.gpus:
-        hint = f"write how many {role.colocate} has, such as accelerators: {own.accelerator}:6"
         if theirs.accelerators is None:
-            message = f"asks for GPUs of nodes of which {role.colocate} takes all: it has no resources.accelerators"
-            yield Problem(message, f"{path}.resources.accelerators", hint)
+            yield _takes_all(job, role.colocate or "", name)
         elif theirs.accelerator not in (None, own.accelerator):
             message = (
                 f"is {own.accelerator}, and the nodes of {role.colocate}, which it shares, have {theirs.accelerator}"

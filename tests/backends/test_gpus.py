@@ -178,6 +178,10 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     ) in {(problem.path, problem.hint) for problem in refused.value.problems}
     roles["trainer"] = {}
     del roles["server"]["colocate"]
+    with pytest.raises(BadJob) as refused:
+        Submitter(target="local", home=home).plan({**job, "resources": {}})
+    assert [problem.path for problem in refused.value.problems] == ["roles.server.resources.accelerators"]
+    assert "of which trainer takes all" in refused.value.problems[0].message
     roles["server"]["resources"] = {"instance_type": "a2"}
     with pytest.raises(BadJob) as refused:
         Submitter(target="local", home=home).plan(job)

@@ -80,7 +80,7 @@ class LocalBackend(FolderBackend):
             about = provenance.about(self.name, job, bundle)
         manifest = manifests.Manifest.of(job, run_id, attempt, about)
         output: str | None = None
-        problems = list(roles.find_shared_ports(job)) if job.roles else []
+        problems = [*roles.find_shared_ports(job), *roles.find_taken_gpus(job)] if job.roles else []
         if job.output or job.inputs:
             from cloudtrain.nodes import paths
 

@@ -237,7 +237,7 @@ class Kubelet(threading.Thread):
                 ]
         inits = pod["spec"].get("initContainers") or []
         done = sum("terminated" in each["state"] for each in status.get("initContainerStatuses", ()))
-        for container in inits[done : done + 1] or pod["spec"]["containers"]:
+        for container in inits[done : done + 1] or _container_groups(pod)[-1][1]:
             self._start_container(pod, container)
 
     def _start_container(self, pod: Object, container: Object) -> None:
@@ -289,10 +289,10 @@ class Kubelet(threading.Thread):
 
 
 def _container_groups(pod: Object) -> list[tuple[str, list[Object]]]:
-    """Return (status field, containers): init containers first."""
+    """Return (status field, containers): init containers first. One without a command, of a hook, does not run."""
     init_containers = pod["spec"].get("initContainers") or []
     init_group = [("initContainerStatuses", init_containers)] if init_containers else []
-    return [*init_group, ("containerStatuses", pod["spec"]["containers"])]
+    return [*init_group, ("containerStatuses", [each for each in pod["spec"]["containers"] if each.get("command")])]
 
 
 def _status_of(pod: Object, name: str) -> tuple[Object, bool]:
