@@ -15,7 +15,7 @@ from cloudtrain.job.units import format_duration, now
 # Name, longest time, sizes of a job in nodes, generic resources of nodes: a line for each kind of node (man sinfo, 22.05)
 SINFO = ("sinfo", "--noheader", "--format=%P|%l|%s|%G")
 _GPUS = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")  # of a node: gpu:2, gpu:a100:8(S:0-1)
-_ASKED = re.compile(r"--(?:gpus-per-node=(?:[^:,]+:)?|gres=gpu:(?:[^:,]+:)?)(\d+)")
+_ASKED = re.compile(r"--(?:gpus-per-node=|gres=gpu:)(?:[^:,=]+:)?(\d+)")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # days-hours:minutes:seconds
 
 
@@ -88,7 +88,7 @@ def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]
     if limits.nodes is not None and nodes > limits.nodes:
         seen = f"partition {name} gives a job at most {limits.nodes} nodes (seen by doctor on {day})"
         yield f"{seen}, not {nodes}: it would never start"
-    gpus = max((int(count) for text in sbatch for count in _ASKED.findall(text)), default=0)
+    gpus = max((int(found[1]) for text in sbatch if (found := _ASKED.match(text))), default=0)
     if limits.gpus is not None and gpus > limits.gpus:
         seen = f"no node of partition {name} has more than {limits.gpus} GPUs (seen by doctor on {day})"
         yield f"{seen}, and the job asks for {gpus} on one: it would never start"
