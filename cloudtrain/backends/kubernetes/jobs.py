@@ -248,7 +248,9 @@ class KubeJobs:
 
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
         """Keep what a status was made of, for `known`."""
-        kept = [{key: pod[key] for key in ("metadata", "status", "container") if key in pod} for pod in pods]
+        kept: list[Object] = [
+            {key: pod[key] for key in ("metadata", "status", "container") if key in pod} for pod in pods
+        ]
         self._known[handle] = self._api.clock.monotonic(), job, kept
 
     def known(self, handle: str) -> tuple[Object, list[Object]] | None:
