@@ -94,7 +94,11 @@ TABLE = {
     ),
     "cloudtrain/simulators/azureml/": ("backends/azureml/test_ml_client.py",),
     "cloudtrain/simulators/blob": ("backends/azureml/test_ml_client.py",),
-    "cloudtrain/backends/azureml/": ("backends/azureml/test_backend.py", "backends/azureml/test_ml_client.py"),
+    "cloudtrain/backends/azureml/": (
+        "backends/azureml/test_backend.py",
+        "backends/azureml/test_ml_client.py",
+        "backends/azureml/test_trainer.py",
+    ),
     "cloudtrain/backends/vertex/": (
         "laws/test_law3_outcomes.py::test_lost_answers_make_one_job[vertex-sdk]",
         "backends/vertex/test_evaluation.py",

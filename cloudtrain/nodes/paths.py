@@ -38,14 +38,14 @@ def output_path(output: str | None) -> tuple[str | None, list[Problem]]:
     return text, []
 
 
-def check_inputs(job: Job) -> list[Problem]:
-    """Return the problems with inputs that a plain machine cannot read."""
+def check_inputs(job: Job, where: str = "this machine") -> list[Problem]:
+    """Return the problems with inputs that a plain machine, or a pod, cannot read."""
     problems = []
     for name, item in job.inputs.items():
         if "://" not in item.uri or item.uri.startswith("file://") or item.mode == "stream":
             continue
         if item.mode == "mount":
-            message = "nothing mounts an object store on this machine"
+            message = f"nothing mounts an object store on {where}"
             problems.append(Problem(message, f"inputs.{name}.mode", "write copy or stream"))
         elif not OBJECT_STORE.match(item.uri):
             message = f"{item.uri!r} is not a bucket that cloudtrain can copy from"

@@ -197,7 +197,9 @@ def test_a_body_that_is_shorter_than_its_header_says_is_asked_for_again(clock: V
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["TLS", "refused"])
-def test_a_proxy_and_its_certificates_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool):
+def test_a_proxy_and_its_certificates_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, answers: bool
+):
     """A proxy of a company ends TLS itself, with a certificate of its own; another one takes nobody."""
     from tests.backends.credentials import unknown_certificate  # it imports this module
 
@@ -228,6 +230,12 @@ def test_a_proxy_and_its_certificates_are_named(tmp_path: Path, monkeypatch: pyt
         )
         with pytest.raises(Unreachable, match="https://cloud.example cannot be reached") as refused:
             cloud.call("GET", "x", "it failed", tries=1)
+        api = KubeApi(None, None, clock=clock)
+        api._access = ClusterAccess("https://cloud.example", {"token": "secret"}, {})
+        with pytest.raises(Unreachable) as no_cluster:
+            api.get("/x", "it failed")
+    of_cluster = f"the kubeconfig's certificate authority is not the server's, or the proxy {proxy} ends TLS itself"
+    assert no_cluster.value.hint == (of_cluster if answers else f"check the proxy {proxy} (HTTPS_PROXY, NO_PROXY)")
     hint = f"export SSL_CERT_FILE=FILE REQUESTS_CA_BUNDLE=FILE, with the certificates of the proxy http://{proxy}"
     hint += "; SSL_CERT_FILE is /nowhere/ca.pem, which does not exist"
     refusal = f"check the proxy http://{proxy} (HTTPS_PROXY), or name the host in NO_PROXY"

@@ -171,7 +171,8 @@ class KubeApi:
                 return "the certificate is for another name: set tls-server-name of the kubeconfig's cluster to one of its names"
             if "expired" in reason.verify_message or "not yet valid" in reason.verify_message:
                 return "the server's certificate has ended or begins later: check the date here, and renew it"
-            return "the kubeconfig's certificate authority is not the server's"
+            ends = f", or the proxy {proxy.hostname}:{proxy.port or ''} ends TLS itself" if proxy else ""
+            return f"the kubeconfig's certificate authority is not the server's{ends}"
         if proxy:
             where = "proxy-url of the kubeconfig" if self.access.cluster.get("proxy-url") else "HTTPS_PROXY, NO_PROXY"
             return f"check the proxy {proxy.hostname}:{proxy.port or ''} ({where})"

@@ -299,8 +299,7 @@ class Request:
         for name, item in self._job.inputs.items():
             if "://" not in item.uri or item.uri.startswith("file://"):
                 local_paths[f"inputs.{name}.uri"] = item.uri.removeprefix("file://")
-            elif item.mode == "mount":
-                yield Problem("pods cannot mount an object store", f"inputs.{name}.mode", "write copy or stream")
+        yield from paths.check_inputs(self._job, "a pod")
         for path, text in local_paths.items():
             if not any(PurePosixPath(text).is_relative_to(folder) for folder in mount_paths):
                 hint = "options.kubernetes.volumes: [{claim: NAME, path: /data}], or an object store"

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.azureml import request
 from cloudtrain.backends.azureml.options import AzuremlOptions
 from cloudtrain.backends.manifest import Manifest, sent_record
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
+from cloudtrain.runs.planning.plan import Planner
 from cloudtrain.source.bundle import Bundle
 from tests.backends.azureml.shapes import IMAGE, OPTIONS, SHAPES
 
@@ -79,6 +81,38 @@ def test_the_launcher_finds_what_azure_brings_from_datastores(tmp_path: Path):
     made = sent_record(plan.request["job"]["properties"]["environmentVariables"])["manifest"]
     assert made["output"] is None and made["inputs"]["train-set"]["variable"] == "CLOUDTRAIN_AZUREML_INPUT_TRAIN_SET"
     assert {item["mode"] for item in made["inputs"].values()} == {"given"}
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "akash": {"store": "s3://b/x", "max_usd_per_hour": 1},
+    "kubernetes": {},
+    "local": {},
+    "sagemaker": {"role": "arn:aws:iam::123456789012:role/t", "bucket": "bucket", "region": "us-east-1"},
+    "sagemaker-local": {},
+    "slurm": {"folder": "/shared"},
+    "ssh": {"hosts": [{"address": "10.0.0.1"}]},
+    "vertex": {"project": "project", "bucket": "bucket", "region": "us-central1"},
+    "vertex-local": {},
+}
+
+
+@pytest.mark.parametrize("backend", sorted(ELSEWHERE))
+def test_datastores_are_refused_elsewhere(backend: str, tmp_path: Path, home: Path):
+    assert {*ELSEWHERE, request.NAME} == set(registry.names())
+    (tmp_path / "train.py").write_text("print(1)")
+    place, options = "azureml://datastores/a/paths/b", {backend: ELSEWHERE[backend]}
+    image = (
+        {"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/t:1"}
+        if "image" in registry.traits(backend).keys
+        else {}
+    )
+    job = {"name": "a", "source": str(tmp_path), "entrypoint": "train.py", "options": options, **image}
+    for path, keys in (("inputs.d.uri", {"inputs": {"d": place}}), ("output", {"output": place})):
+        with pytest.raises(BadJob) as refused:
+            Planner(backend, home=home).plan({**job, **keys})
+        assert [
+            problem.message for problem in refused.value.problems if problem.path == path and place in problem.message
+        ]
 
 
 def test_an_output_of_the_job_is_used(tmp_path: Path):
