@@ -165,6 +165,7 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2,3", "4", "5"]
     plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "ab"]).plan(job)
     assert (plan.request["gpus"], plan.request["machines"]) == ([2, 2, 1, 1], [0, 1, 0, 1])
+    assert [note for note in plan.notes if note.startswith("roles share 2 machines, which need 3 GPUs each")]
     priced = {**job, "resources": {"accelerators": "A100:2", "usd_per_hour": 3}}
     plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "ab"]).plan(priced)
     assert (plan.machines, plan.price["usd_per_hour"]) == (2, 6), "a machine is paid once"

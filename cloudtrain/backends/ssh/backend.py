@@ -30,6 +30,7 @@ from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable, raise_first
 from cloudtrain.events import Status
 from cloudtrain.job import roles, rules
+from cloudtrain.job.units import format_count
 from cloudtrain.nodes import common_folder, directory, paths
 from cloudtrain.nodes.agents import Agent, Node, call_all
 from cloudtrain.nodes.ssh_command import client_argv, python_line
@@ -107,6 +108,12 @@ class SshBackend(FolderBackend):
         if problems:
             raise BadJob(problems)
         notes = gpu_notes(job, "its machine, of those that no other run holds")
+        for own, machines, sharing in roles.on_own_machines(job) if job.roles else ():
+            if sharing > 1 and own.resources.gpus:
+                notes.append(
+                    f"roles share {format_count(machines, 'machine')}, which need {own.resources.gpus} GPUs each: submit asks"
+                    " nvidia-smi there before anything starts"
+                )
         if len(self.machines) > count:
             notes.append(
                 f"the first {count} of {len(self.machines)} machines in options.ssh.hosts that can be reached are used"
