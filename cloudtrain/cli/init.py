@@ -39,8 +39,8 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     "call",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="Convert a batch script of sbatch, the SageMaker estimator or ModelTrainer call in a script or notebook, or the "
-    "YAML of a command job.",
+    help="Convert a batch script of sbatch, the SageMaker estimator, ModelTrainer or Azure ML command call in a script or "
+    "notebook, or the YAML of a command job.",
 )
 @click.option("--trainer", is_flag=True, help="Use the shared trainer even when there is a script.")
 @click.option(

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cloudtrain.errors import BadRequest
 
 _SAME = ("abspath", "realpath", "normpath", "expanduser", "fspath", "relpath", "str", "resolve", "absolute", "as_posix")
 _PATHS = ("Path", "PurePath", "PosixPath", "join", "joinpath")
 _FOLDERS = {"pardir": "..", "curdir": "."}
 _DEEPEST = 20  # names that are looked up for one value
+
+
+def read_code(path: Path) -> str:
+    """Return a script's text, or the code cells of a notebook; raises BadRequest."""
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix != ".ipynb":
+            return text
+        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadRequest(
+            f"{path} cannot be read: {error}", "correct the line; the file must be a Python script or a notebook"
+        ) from None
+    lines = "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells).splitlines()
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
 def name_of(node: ast.AST | None) -> str:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.azureml.request import is_datastore
 from cloudtrain.errors import BadJob, BadRequest, page
 from cloudtrain.job.document import read_yaml, written
 from cloudtrain.job.placeholders import variable
 from cloudtrain.job.problems import fit_name
+from cloudtrain.source.literals import read_code
 
 _BINDING = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)\s*\}\}")
 _OPTIONAL = re.compile(r"\$\[\[([^\[]*?)\]\]")  # left out where an input in it has no value
@@ -52,7 +54,19 @@ _SILENT = ("$schema", "type")
 
 
 def convert_file(path: Path) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the job and the notes of a command job's YAML, None for another file; raises BadRequest, BadJob."""
+    """Return the job and the notes of a command job's YAML, or of a call of `command(...)`, None for another file.
+
+    Raises BadRequest, BadJob.
+    """
+    if path.suffix in (".py", ".ipynb"):
+        from cloudtrain.backends.azureml import command_call
+
+        found = command_call.read(read_code(path), path)
+        if found is None:
+            return None
+        given, computed = found
+        job, notes = convert({"command": "exit 1  # write the command here", **given})
+        return job, [*computed, *notes]
     if path.suffix not in (".yaml", ".yml"):
         return None
     document = read_yaml(path.read_bytes(), str(path))
@@ -198,13 +212,14 @@ class _Conversion:
                     self._bound["inputs", name] = str(value) if isinstance(value, bool) else written(value)
                 continue
             uri, mode = _blob(str(fields["path"])), str(fields.get("mode") or "ro_mount")
-            inputs[name] = {"uri": uri, "mode": "stream"} if mode == "direct" else uri
+            ours = "stream" if mode == "direct" else "mount" if is_datastore(uri) and mode == "ro_mount" else ""
+            inputs[name] = {"uri": uri, "mode": ours} if ours else uri
             self._bound["inputs", name] = f"{{input:{name}}}"
-            if not uri.startswith("az://"):
+            if not uri.startswith("az://") and not is_datastore(uri):
                 self._note(f"inputs.{name}", f"write where it is, az://CONTAINER@ACCOUNT/PATH, instead of {uri}")
             if fields.get("type") not in (None, "uri_file", "uri_folder"):
                 self._note(f"inputs.{name}.type", f"{fields['type']} is files like others here")
-            mounted += [name] if mode not in ("direct", "download") else []
+            mounted += [name] if not ours and mode != "download" else []
             for key in fields.keys() - {"type", "path", "mode"}:
                 self._note(f"inputs.{name}.{key}", f"has no counterpart in a job file: {fields[key]}")
         if mounted:

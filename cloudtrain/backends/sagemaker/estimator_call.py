@@ -6,7 +6,6 @@ The call is one of an estimator (SDK 2) or of ModelTrainer (SDK 3), whose argume
 from __future__ import annotations
 
 import ast
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from cloudtrain.backends.sagemaker import hyperparameters
 from cloudtrain.backends.sagemaker.estimator_channels import convert_channels
 from cloudtrain.errors import BadRequest, page
 from cloudtrain.job import launchers
+from cloudtrain.source.literals import read_code
 
 CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator", "ModelTrainer")
 # Arguments of ModelTrainer that are objects: sagemaker-train 1.27.0, model_trainer.py and configs.py (2026-11-23).
@@ -142,21 +142,6 @@ NOTHING = (
 VERSIONS = ("transformers_version", "pytorch_version", "tensorflow_version", "framework_version")
 CHECKPOINTS = "/opt/ml/checkpoints"  # on SageMaker only
 COMPUTED_NOTE = "{}: write this value yourself, because the script computes it: {}"
-
-
-def read_code(path: Path) -> str:
-    """Return a script's text, or the code cells of a notebook; raises BadRequest."""
-    try:
-        text = path.read_text("utf-8")
-        if path.suffix != ".ipynb":
-            return text
-        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadRequest(
-            f"{path} cannot be read: {error}", "correct the line; the file must be a Python script or a notebook"
-        ) from None
-    lines = "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells).splitlines()
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
 def convert_file(path: Path, *, asks: bool) -> tuple[dict[str, Any], list[str]]:

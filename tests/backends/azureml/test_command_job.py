@@ -84,6 +84,65 @@ def test_ranks_start_as_there() -> None:
     assert [note.partition(":")[0] for note in notes] == ["outputs.model", "outputs.tables", "description", "target"]
 
 
+def test_the_call_of_a_script_is_the_job_of_its_yaml(tmp_path: Path, home: Path) -> None:
+    """jobs/ranks.py; with_the_sdk.py checks that azure-ai-ml renders both alike."""
+    assert convert_file(JOBS / "ranks.py") == convert_file(JOBS / "ranks.yml")
+    cell = {"cell_type": "code", "source": ["%pip install x\n", (JOBS / "ranks.py").read_text()]}
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert main(["init", "--from", str(tmp_path / "book.ipynb"), "-o", str(tmp_path / "job.yaml")]) == 0
+    assert yaml.safe_load((tmp_path / "job.yaml").read_text())["processes_per_node"] == 8
+
+
+CALL = "from azure.ai.ml import command\nimport os\nrate = 0.1\njob = command(code='.', command='python a.py', {})\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        (CALL.format("timeout=60") + "job.set_resources(instance_count=3)\n", "num_nodes", 3),
+        (CALL.format("timeout=60, environment_variables={'RATE': rate}"), "env", {"RATE": "0.1"}),
+        (
+            CALL.format("timeout=60, display_name=os.environ['N']"),
+            "",
+            "display_name: write this value yourself, because",
+        ),
+        (CALL.format("timeout=60, **more"), "", "**: write this value yourself, because the script computes it: more"),
+        (
+            "import azure.ai.ml as m\njob = m.command(code='.', command=f'{x}')\n",
+            "run",
+            "exit 1  # write the command here\n",
+        ),
+    ],
+)
+def test_what_a_script_computes_is_said(tmp_path: Path, text: str, key: str, value: Any) -> None:
+    (tmp_path / "a.py").write_text(text)
+    job, notes = convert_file(tmp_path / "a.py") or ({}, [])
+    assert job[key] == value if key else notes[0].startswith(value)
+
+
+def test_other_scripts_and_several_calls(tmp_path: Path, home: Path) -> None:
+    script = tmp_path / "a.py"
+    for text in ("command(command='x')\n", "import azure.ai.ml\ncommand(1)\n"):
+        script.write_text(text)
+        assert convert_file(script) is None
+    for text, words in ((CALL.format("timeout=60") * 2, "several calls of command.*in lines 4, 8"),
+                        ("import azure.ai.ml\nif", "not valid Python in line 2")):  # fmt: skip
+        script.write_text(text)
+        with pytest.raises(BadRequest, match=words):
+            convert_file(script)
+
+
+def test_a_datastore_stays_one() -> None:
+    place = "azureml://datastores/a/paths/b"
+    for mode, item in (
+        (None, {"uri": place, "mode": "mount"}),
+        ("download", place),
+        ("direct", {"uri": place, "mode": "stream"}),
+    ):
+        job, notes = convert({**BASE, "inputs": {"d": {"path": place, **({"mode": mode} if mode else {})}}})
+        assert job["inputs"] == {"d": item} and [note for note in notes if "inputs" in note] == []
+
+
 def test_several_commands_are_a_text() -> None:
     job, notes = convert_file(JOBS / "cluster.yml") or ({}, [])
     assert job["run"].splitlines() == [
@@ -192,4 +251,6 @@ def test_a_file_of_another_kind_is_no_command_job(tmp_path: Path) -> None:
     for text in ("a: 1\n", "- a\n", "type: task\ncommands: [a]\n"):
         path.write_text(text)
         assert convert_file(path) is None
+    assert convert_file(tmp_path / "x.sh") is None
+    (tmp_path / "x.py").touch()
     assert convert_file(tmp_path / "x.py") is None

@@ -65,6 +65,15 @@ def rendering_of_file(path: Path) -> dict:
     return {"properties": body["properties"]}
 
 
+def rendering_of_call() -> dict:
+    """Return the body of the PUT for the call in jobs/ranks.py, as `rendering_of_file` does."""
+    from jobs.ranks import job as built
+
+    job = built._to_job()
+    job.code, job.environment = None, ENVIRONMENT
+    return {"properties": json.loads(json.dumps(job._to_rest_object(), cls=SdkJSONEncoder))["properties"]}
+
+
 if __name__ == "__main__":
     assert version("azure-ai-ml") == "1.35.2", version("azure-ai-ml")
     GOLDEN.mkdir(exist_ok=True)
@@ -73,4 +82,6 @@ if __name__ == "__main__":
         (GOLDEN / f"{name}.json").write_text(text)
     for path in (Path(__file__).parent / "jobs").glob("*.yml"):
         path.with_suffix(".json").write_text(json.dumps(rendering_of_file(path), indent=1, sort_keys=True) + "\n")
+    alike = json.loads((Path(__file__).parent / "jobs" / "ranks.json").read_text())
+    assert rendering_of_call() == alike, "the call of ranks.py is not the job of ranks.yml"
     print(f"{len(SHAPES)} renderings of azure-ai-ml {version('azure-ai-ml')} are in {GOLDEN}")

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from cloudtrain.backends.sagemaker import estimator_call
-from cloudtrain.backends.sagemaker.estimator_call import convert, read_code
+from cloudtrain.backends.sagemaker.estimator_call import convert
 from cloudtrain.backends.sagemaker.options import SagemakerOptions
 from cloudtrain.cli import main
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.job import Job
+from cloudtrain.source.literals import read_code
 from tests.backends.sagemaker import test_request
 from tests.backends.sagemaker.notebooks import CALLS, HEAD
 
