@@ -2,10 +2,11 @@
 
     python benchmarks/call_faults.py --work FOLDER [--tier N] [--tests PATH ...] [--minutes N]
 
-Each call of `Backend` is broken on the backends of the contract suite that run here (memory, local, ssh, and their base);
-one that none of them has, and each trait, on the first backend that has it. Tests run as for other faults
-(seeded_faults.py): --work keeps those that caught one. Of the calls that are not idempotent only those that yield are done
-twice: another one only asks. A call that is given no attempt is not done for another.
+Each call of `Backend` is broken on the backends of the contract suite that run here (memory, local, ssh, and their base), and
+on azureml, whose simulator answers here too, where each trait is left out as well; a call that none of them has, and each
+trait, on the first backend that has it. Tests run as for other faults (seeded_faults.py): --work keeps those that caught one.
+Of the calls that are not idempotent only those that yield are done twice: another one only asks. A call that is given no
+attempt is not done for another.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cloudtrain.backends.traits import Traits
 BACKENDS = ROOT / "cloudtrain" / "backends"
 FIRST = [ROOT / "cloudtrain" / "testing" / "memory.py", BACKENDS / "folder.py"]
 FIRST += [BACKENDS / name / "backend.py" for name in ("local", "ssh")]
+SIMULATED = BACKENDS / "azureml" / "backend.py"
 NAMES = ("slurm", "kubernetes", "sagemaker", "vertex", "akash", "azureml", "attached")
 REST = [BACKENDS / name / "backend.py" for name in NAMES]
 KINDS = ("nothing", "twice", "another")
@@ -72,18 +74,21 @@ def faults() -> Iterator[Fault]:
     classes = {file: class_of(file) for file in (*FIRST, *REST)}
     for name in methods(class_of(BACKENDS / "api.py")):
         have = [file for file in classes if name in methods(classes[file])]
-        for file in [file for file in have if file in FIRST] or have[:1]:
+        whole = [file for file in have if file in FIRST] or have[:1]
+        for file in dict.fromkeys([*whole, *({SIMULATED} & {*have})]):
             yield from faults_of(file, methods(classes[file])[name])
     for at, trait in enumerate(fields(Traits)):
-        for file, of in classes.items():
-            made = next(
-                (node for node in ast.walk(of) if isinstance(node, ast.Call) and name_of(node) == "Traits"), None
-            )
-            values = dict(enumerate(made.args)) | {each.arg: each.value for each in made.keywords} if made else {}
-            if value := values.get(at) or values.get(trait.name):
-                default = repr(getattr(Traits(), trait.name)) if trait.name != "paths" else "Paths.NONE"
-                yield changed(file, value, default, ("trait", trait.name))
-                break
+        default = repr(getattr(Traits(), trait.name)) if trait.name != "paths" else "Paths.NONE"
+        values = {file: value for file, of in classes.items() if (value := value_of(of, at, trait.name))}
+        for file in dict.fromkeys([*list(values)[:1], *({SIMULATED} & {*values})]):
+            yield changed(file, values[file], default, ("trait", trait.name))
+
+
+def value_of(of: ast.ClassDef, at: int, name: str) -> ast.expr | None:
+    """Return what a backend sets a trait to."""
+    made = next((node for node in ast.walk(of) if isinstance(node, ast.Call) and name_of(node) == "Traits"), None)
+    values = dict(enumerate(made.args)) | {each.arg: each.value for each in made.keywords} if made else {}
+    return values.get(at) or values.get(name)
 
 
 def name_of(call: ast.Call) -> str:

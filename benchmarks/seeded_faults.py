@@ -10,6 +10,9 @@ that caught a fault: a further run with the same folder makes only the faults th
 --minutes bounds how long faults are tried; the rest is `not run`, with 0 all that --work does not know. Given places have a
 report each in results/.
 
+With --listed the faults are those of `listed_faults.toml`, which people made in the code of a promise, each with the tests that
+are to find it; the places are then the first words of `what`.
+
 A fault that survives is for a person to judge. `equal_faults.txt` lists those that change nothing that anybody promises.
 """
 
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -60,6 +64,7 @@ DECLARED = ("tests/test_reference.py", "tests/test_traits.py")  # they read what
 NOT_RUN = "not run"
 SENTENCES = "tests/test_messages.py::test_every_sentence_was_reviewed"
 EQUAL = HERE / "equal_faults.txt"
+LISTED = HERE / "listed_faults.toml"
 MARKS = """
 import os
 _seen = set()
@@ -201,6 +206,29 @@ def catch(tree: Path, fault: Fault, tests: Sequence[tuple[str, float]]) -> str:
     return ""
 
 
+def try_listed(tree: Path, places: Sequence[str]) -> int:
+    """Try the faults of LISTED in a copy of the tree, write which test finds each, and return 1 where one survives."""
+    rows = []
+    copy_tree(tree)
+    for each in tomllib.loads(LISTED.read_text())["fault"]:
+        if not str(each["what"]).startswith(tuple(places)):
+            continue
+        file, source = ROOT / each["file"], (tree / each["file"]).read_text()
+        if source.count(each["old"]) != 1:
+            sys.exit(f"{each['what']}: {each['file']} has {source.count(each['old'])} times {each['old']!r}")
+        at = source.index(each["old"])
+        fault = Fault("", file, source[:at].count("\n") + 1, "", source, source.replace(each["old"], each["new"]))
+        found = catch(tree, fault, [(test, 0.0) for test in each["tests"]]) or "**survives**"
+        rows.append((each["what"], f"`{each['file']}:{fault.line}`", found.removeprefix("tests/")))
+        print(*rows[-1], flush=True)
+    caught = sum("**" not in row[2] for row in rows)
+    title = f"Faults made by hand: {caught} of {len(rows)} caught"
+    if not places[0]:
+        report("listed_faults", title, table(rows, ("promise: fault", "place", "caught by")), [])
+    print(title)
+    return int(caught < len(rows))
+
+
 def copy_tree(to: Path) -> None:
     """Copy the files of this tree that git knows."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -223,6 +251,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="only these tests")
     parser.add_argument("--minutes", type=float, default=1e6, help="try faults for so long, after the run with marks")
     parser.add_argument("--work", type=Path, help="a folder that keeps which test caught a fault")
+    parser.add_argument("--listed", action="store_true", help=f"the faults of {LISTED.name}")
     parser.add_argument(
         "places", nargs="*", default=PLACES, metavar="PLACE", help=f"such as {PLACES[0]}; FOLDER+FILE is one place"
     )
@@ -232,6 +261,8 @@ def main() -> int:
         work = (given.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         work.chmod(0o755)  # a test reads it as another user
+        if given.listed:
+            return try_listed(work / "tree-0", given.places if given.places != PLACES else [""])
         faults = chosen(given.places, given.seed, given.count, work / "chosen.json")
         found = outcomes(faults, work, given)
     rows, counts = [], defaultdict[str, Counter[str]](Counter)

@@ -31,6 +31,12 @@ MAX_BACKOFF_S = 8.0
 MAX_PAUSE_S = 30.0  # upper limit for a server's Retry-After
 RETRYABLE = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same call may succeed later
 CHUNK_BYTES = 1 << 20  # read at a time
+NO_SECRETS = {
+    "Accept",
+    "Content-type",
+    "Range",
+    "User-agent",
+}  # headers that another host gets too, as urllib names them
 # HeaderAuditID in k8s.io/apiserver/pkg/apis/audit/types.go; Cloud Storage's name for it; the common one (2026-11-23)
 REQUEST_IDS = ("audit-id", "x-guploader-uploadid", "x-request-id")
 
@@ -275,12 +281,12 @@ def _read_error(error: urllib.error.HTTPError) -> Answer:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, without the access token when the host changes; urllib itself would send it there."""
+    """Follows redirects, without tokens and keys when the host changes; urllib itself would send them there."""
 
     def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
         redirected = super().redirect_request(req, *rest)
         if redirected is not None and urlsplit(redirected.full_url)[:2] != urlsplit(req.full_url)[:2]:
-            redirected.remove_header("Authorization")
+            redirected.headers = {name: redirected.headers[name] for name in NO_SECRETS & {*redirected.headers}}
         return redirected
 
 

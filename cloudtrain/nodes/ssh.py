@@ -153,10 +153,9 @@ class Remote:
             return self._connection
 
     async def _open(self) -> SSHClientConnection:
-        try:
-            import asyncssh
-        except ModuleNotFoundError:
-            raise MissingExtra("SSH", "ssh") from None
+        check_installed()
+        import asyncssh
+
         host = self.host
         config = await asyncio.to_thread(ssh_config.read, host.address, host.port, host.user, host.known_hosts)
         given = config.options() if config else ssh_config.plain_options(host)
@@ -250,6 +249,14 @@ class Remote:
                 return NoService(text, "start sshd there, or correct the address and port")
             return Unreachable(text)
         return None
+
+
+def check_installed() -> None:
+    """Raise MissingExtra without the library that connects."""
+    from importlib.util import find_spec
+
+    if find_spec("asyncssh") is None:
+        raise MissingExtra("SSH", "ssh")
 
 
 def connect(host: Host) -> Remote:

@@ -12,7 +12,8 @@ from cloudtrain.policy.files import BadPolicy, Policy, Rule
 
 # An account of AWS: https://docs.aws.amazon.com/accounts/latest/reference/manage-acct-identifiers.html (2026-11-29). A project:
 # https://cloud.google.com/resource-manager/docs/creating-managing-projects (2026-11-29), before it the domain of an old one.
-ACCOUNT = r"\d{12}|([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
+# Last a subscription of Azure, which is a UUID.
+ACCOUNT = r"\d{12}|([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 
 
 def check(policies: Sequence[Policy], targets: Collection[str]) -> list[str]:
@@ -41,7 +42,8 @@ def check(policies: Sequence[Policy], targets: Collection[str]) -> list[str]:
         for account in rule.requires.get("accounts", ()):
             if not re.fullmatch(ACCOUNT, account) and not set(account) & set("*?["):
                 notes.append(
-                    f'accounts of {rule.place("accounts")}: "{account}" is no AWS account (12 digits) and no Google project'
+                    f'accounts of {rule.place("accounts")}: "{account}" is no AWS account (12 digits), no Google project'
+                    " and no Azure subscription"
                 )
     return notes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import http
+from cloudtrain.backends.akash.client import Console
 from cloudtrain.backends.http import Answer, Http, HttpError
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
@@ -112,6 +113,17 @@ def test_a_cluster_that_redirects_to_another_host_gets_no_token_there() -> None:
             api._access = ClusterAccess(url, {"token": "secret"}, {})
             assert api.get("/x", "it failed") == {}
     assert first[0]["authorization"] == "Bearer secret" and "authorization" not in received[0]
+
+
+def test_an_api_that_redirects_to_another_host_gets_no_key_there(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AKASH_API_KEY", "secret")
+    with serving(lambda handler: send(handler, 200, b"[]")) as (other, received):
+        with serving(lambda handler: send(handler, 302, Location=f"{other}/y")) as (url, first):
+            assert Console(url, "env:AKASH_API_KEY", clock).providers(["akash1"]) == {}
+    assert first[0]["x-api-key"] == "secret" and "secret" not in received[0].values()
+    assert received[0]["accept"] == "application/json"
 
 
 @pytest.mark.parametrize("knows_range", [True, False])

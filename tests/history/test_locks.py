@@ -81,7 +81,9 @@ def test_who_holds_the_lock_is_named(home, monkeypatch):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match="history.lock is locked") as caught:
             Store(home).names()
-    assert f"process {os.getpid()} (" in caught.value.hint and ", since 20" in caught.value.hint
+    words = Path("/proc/self/cmdline").read_bytes().decode().split("\0")
+    command = " ".join(Path(word).name for word in words[:3] if word)
+    assert f"process {os.getpid()} ({command}, since 20" in caught.value.hint
 
 
 def test_who_writes_is_named(home, monkeypatch):
@@ -105,14 +107,17 @@ def test_the_rest_of_a_command_may_hold_a_secret(home, monkeypatch):
 
 
 def test_a_lock_that_no_process_holds_is_waited_for_only_shortly(home, monkeypatch):
+    assert database.UNHELD_S <= 10 and database.BUSY_S > 50
+    looks: list[tuple[Path, ...]] = []
     monkeypatch.setattr(database, "UNHELD_S", 0.02)
-    monkeypatch.setattr(database, "find_holders", lambda *paths: [])
-    assert database.BUSY_S > 50
+    monkeypatch.setattr(database, "BUSY_S", 5.0)
+    monkeypatch.setattr(database, "find_holders", lambda *paths: looks.append(paths) or [])
     Store(home).names()
     with closing(sqlite3.connect(home / "history.sqlite3", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="database is locked"):
             Store(home).offer("run")
+    assert len(looks) == database.LOOKS
 
 
 def test_a_holder_that_most_looks_do_not_see_is_waited_for(home, monkeypatch):

@@ -364,14 +364,15 @@ def test_a_name_that_only_narrows_a_rule_is_a_note(project: Path, cli):
     (project / "policy.toml").write_text(
         '[rules.one]\ntargets = ["prod", "prd"]\nbackends = ["memory", "sagmaker"]\n'
         'instance_types = ["ml.g5.*", "ml.g5.xlrge", "*"]\n'
-        'accounts = ["12345678901", "123456789012", "my-project", "1*"]\n'
+        'accounts = ["12345678901", "123456789012", "my-project", "1*", '
+        '"8f1a0c6e-52b3-4d7e-9a0b-3c4d5e6f7a8b"]\n'
     )
     (project / "job.yaml").write_text("entrypoint: train.py\nresources: {instance_type: x1}\n")
     notes = " ".join(Planner().plan("job.yaml").notes)
     for name in ("prd", "sagmaker", "ml.g5.xlrge"):
         assert f'"{name}" matches no ' in notes
     assert '"12345678901" is no AWS account' in notes
-    for known in ("prod", "ml.g5.*", "123456789012", "my-project", "1*"):
+    for known in ("prod", "ml.g5.*", "123456789012", "my-project", "1*", "8f1a0c6e-52b3-4d7e-9a0b-3c4d5e6f7a8b"):
         assert f'"{known}"' not in notes
     code, out, err = cli("doctor", "local")
     assert code != 0 and '"ml.g5.xlrge" matches no ' in out + err

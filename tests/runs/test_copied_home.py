@@ -52,6 +52,7 @@ def test_rm_leaves_what_the_original_has_alone(copied, cli, monkeypatch, home):
     watch(Run.find(copied.run_id))
     code, _, said = cli("rm", "-y", copied.run_id)
     assert code == 2 and "is a copy" in said and Run.find(copied.run_id)
+    assert cli("rm", "-y", "--dry-run", "--take-over", copied.run_id)[0] == 0
     assert cli("rm", "-y", "--here", copied.run_id)[0] == 0, "what is on this machine alone"
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
     assert cli("rm", "-y", copied.run_id)[0] == 0, "the original's own"

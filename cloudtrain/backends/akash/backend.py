@@ -140,6 +140,7 @@ class AkashBackend(Attempts, Backend):
         )
 
     def preflight(self, plan: Plan) -> None:
+        self._console.check_credentials()
         self._aws.check_credentials()
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:

@@ -60,6 +60,10 @@ class Console:
         """Return the Console's time in seconds since 1970, as of its last answer; this machine's clock before the first."""
         return self.clock.now() + self._clock_s
 
+    def check_credentials(self) -> None:
+        """Raise BackendError where there is no API key."""
+        read_key(self._key_source)
+
     def create(self, sdl: str, deposit_usd: float | None = None) -> dict[str, Any]:
         """Create a deployment and return `dseq` and `manifest`; tried once, for a second try would be a second one."""
         data = {"sdl": sdl, **({"deposit": deposit_usd} if deposit_usd else {})}

@@ -29,7 +29,10 @@ class AkashOptions(BaseModel):
         description="S3 or S3-compatible bucket for source, log and results: s3://bucket/prefix",
     )
     store_endpoint: str | None = Field(
-        None, description="endpoint URL of an S3-compatible store, for this machine and the nodes; default: AWS"
+        None,
+        pattern=SAFE_ADDRESS,
+        description="endpoint URL of an S3-compatible store, for this machine and the nodes, which gets secrets: https; "
+        "default: AWS",
     )
     store_region: str = Field("us-east-1", min_length=1, description="region of the bucket")
     profile: str | None = Field(None, description="AWS profile that this machine uses for the bucket of store")

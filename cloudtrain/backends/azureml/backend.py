@@ -29,9 +29,11 @@ from cloudtrain.events import LogLine, Status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.azureml.client import Workspace
     from cloudtrain.backends.azureml.jobs import Jobs
     from cloudtrain.backends.price_lists import Downloads, Offer
     from cloudtrain.backends.shell import Shell
+    from cloudtrain.backends.store.blob import Blob
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -81,11 +83,22 @@ class AzuremlBackend(Backend):
         return self._options.get("experiment") or request.EXPERIMENT
 
     @cached_property
-    def _jobs(self) -> Jobs:
+    def _workspace(self) -> Workspace:
         from cloudtrain.backends.azureml.client import Workspace
+
+        return Workspace(self._options, self._clock)
+
+    @cached_property
+    def _jobs(self) -> Jobs:
         from cloudtrain.backends.azureml.jobs import Jobs
 
-        return Jobs(Workspace(self._options, self._clock), self.follow_s or FOLLOW_S, self._clock)
+        return Jobs(self._workspace, self.follow_s or FOLLOW_S, self._clock)
+
+    @cached_property
+    def _bundles(self) -> Blob:
+        from cloudtrain.backends.store.blob import Blob
+
+        return Blob(request.bundles(self._options), clock=self._clock)
 
     @classmethod
     def convert(cls, path: Path, backend: str) -> tuple[dict[str, Any], list[str]] | None:
@@ -125,12 +138,15 @@ class AzuremlBackend(Backend):
         account, region = self._options["subscription"], self._options.get("region", "")
         return Facts(account, region, kinds, images, gpus=plan.requested_gpus)
 
+    def preflight(self, plan: Plan) -> None:
+        self._workspace.check_credentials()
+        self._bundles.check_credentials()
+
     def submit(self, plan: Plan, bundle: Bundle) -> str:
-        from cloudtrain.backends.store.blob import Blob
         from cloudtrain.errors import before_sending
 
         with before_sending():
-            Blob(plan.request["source"], clock=self._clock).add("", bundle.path)
+            self._bundles.add(request.bundle_name(bundle), bundle.path)
         return self._jobs.create(plan)
 
     def find(self, attempt_id: str) -> str | None:

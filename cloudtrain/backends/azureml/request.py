@@ -56,7 +56,7 @@ def build(job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[
     output = None if is_datastore(job.output) else job.output or f"{options['store'].rstrip('/')}/runs"
     inputs = {name: {**item, **_given(name, item["uri"])} for name, item in manifest.inputs.items()}
     manifest = replace(manifest, output=output, inputs=inputs)
-    source = f"{options['store'].rstrip('/')}/bundles/{bundle.sha256}.tar.gz"
+    source = f"{bundles(options)}/{bundle_name(bundle)}"
     request = {
         "source": source,
         "environment": _environment(job.image) if job.image and not options.get("environment") else None,
@@ -230,6 +230,15 @@ def _environment(image: str) -> dict[str, Any]:
     """Return the version of our environment that is an image: its name follows from the image, so it is made once."""
     version = hashlib.sha256(image.encode()).hexdigest()[:32]
     return {"version": version, "body": {"properties": {"image": image, "osType": "Linux", "isAnonymous": False}}}
+
+
+def bundles(options: Mapping[str, Any]) -> str:
+    """Return the address below which the bundles are."""
+    return f"{options['store'].rstrip('/')}/bundles"
+
+
+def bundle_name(bundle: Bundle) -> str:
+    return f"{bundle.sha256}.tar.gz"
 
 
 def https(uri: str) -> str:

@@ -83,7 +83,7 @@ class KubernetesBackend(KubeJobs, Backend):
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         api = KubeApi(*connection_options, clock=clock)
         super().__init__(api, self.poll_s, str(options.get("kind") or "job"), str(self._options["namespace"]))
-        self._stores = Clients(Aws("kubernetes", None, None, s3_endpoint()))
+        self._stores = Clients(Aws("kubernetes", None, None, s3_endpoint(), clock), clock)
         self._list = KubeList(api, self)
         self._doctor = KubeDoctor(api, self._options)
         self._volumes = KubeVolumes(api, self, self.poll_s)
@@ -157,6 +157,8 @@ class KubernetesBackend(KubeJobs, Backend):
 
     def preflight(self, plan: Plan) -> None:
         self._api.access  # noqa: B018 - raises BackendError without a kubeconfig
+        if plan.request["source"]:
+            self._stores.bucket(str(plan.request["source"])).check_credentials()
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         bundle_base64 = ""

@@ -137,6 +137,12 @@ class SlurmBackend(FolderBackend):
     def time_limit(self, plan: Plan) -> TimeLimit:
         return request.time_limit(plan)
 
+    def preflight(self, plan: Plan) -> None:
+        if self.site_options.get("login"):
+            from cloudtrain.nodes.ssh import check_installed
+
+            check_installed()
+
     def most_together(self, plan: Plan) -> int:
         return arrays.MOST if arrays.may_hold(plan) else 1
 

@@ -33,6 +33,7 @@ from cloudtrain.job import roles, rules
 from cloudtrain.job.units import format_count
 from cloudtrain.nodes import common_folder, directory, paths
 from cloudtrain.nodes.agents import Agent, Node, call_all
+from cloudtrain.nodes.ssh import check_installed
 from cloudtrain.nodes.ssh_command import client_argv, python_line
 from cloudtrain.source import provenance
 
@@ -124,6 +125,9 @@ class SshBackend(FolderBackend):
             )
         request = self._request(job, manifest, bundle.sha256, output)
         return Plan.of(self.name, job, bundle, manifest.to_dict(), request, notes)
+
+    def preflight(self, plan: Plan) -> None:
+        check_installed()
 
     def _request(self, job: Job, manifest: Manifest, sha256: str, output: str | None) -> dict[str, Any]:
         """Return the machines, and what supervisors get: folder, command and environment; a node fills in its own part."""

@@ -45,6 +45,9 @@ class Blob(Objects):
             self._address, _error, lambda it: http.network_hint(str(it)), renew=self._access.renew, clock=clock
         )
 
+    def check_credentials(self) -> None:
+        self._access.request("")
+
     def folders(self) -> Iterator[str]:
         prefix = self._prefix("")
         for _, folders in self._pages(prefix, "/"):

@@ -105,6 +105,10 @@ class Objects(Files):
         """Yield all objects whose keys begin so, each with its whole key as its name."""
 
     @abstractmethod
+    def check_credentials(self) -> None:
+        """Raise MissingExtra, or BackendError without credentials; blocking. No answer is no error."""
+
+    @abstractmethod
     def look_up(self, name: str) -> StoredObject | None:
         """Return an object, None where there is none."""
 

@@ -30,6 +30,9 @@ class Gcs(Objects):
         super().__init__(uri)
         self._api = api
 
+    def check_credentials(self) -> None:
+        self._api.check_credentials()
+
     def folders(self) -> Iterator[str]:
         prefix = self._prefix("")
         for page in self._pages(prefix, "prefixes", delimiter="/"):

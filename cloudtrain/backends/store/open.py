@@ -12,6 +12,7 @@ from cloudtrain.backends.store.files import Files, Objects
 from cloudtrain.backends.store.folder import Folder
 from cloudtrain.backends.store.gcs import Gcs
 from cloudtrain.backends.store.s3 import S3
+from cloudtrain.clock import SYSTEM, Clock
 from cloudtrain.errors import BadRequest
 
 STORES = "s3://bucket/..., gs://bucket/... or az://container@account/..."
@@ -24,12 +25,12 @@ class Clients:
         aws: reads s3://; without it the variables of the environment say which credentials and endpoint do.
     """
 
-    def __init__(self, aws: Aws | None = None) -> None:
+    def __init__(self, aws: Aws | None = None, clock: Clock = SYSTEM) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        self._aws = aws or Aws("", region, None, s3_endpoint())
+        self._aws = aws or Aws("", region, None, s3_endpoint(), clock)
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
-        self._google = GoogleApi("", (lambda: emulator) if emulator else None)
-        self._azure = Tokens()
+        self._google = GoogleApi("", (lambda: emulator) if emulator else None, clock)
+        self._azure, self._clock = Tokens(clock), clock
 
     def bucket(self, uri: str) -> Objects:
         """Return the objects of a bucket, or below a prefix in it; nothing is asked yet. Raises BadRequest."""
@@ -41,7 +42,7 @@ class Clients:
         if scheme == "az" and rest.partition("/")[0]:
             from cloudtrain.backends.store.blob import Blob
 
-            return Blob(uri, self._azure)
+            return Blob(uri, self._azure, self._clock)
         raise BadRequest(f"{uri} is not a folder, {STORES}")
 
 

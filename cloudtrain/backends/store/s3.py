@@ -40,6 +40,9 @@ class S3(Objects):
         super().__init__(uri)
         self._aws, self._encryption, self._pause_s = aws, encryption or {}, pause_s
 
+    def check_credentials(self) -> None:
+        self._aws.check_credentials()
+
     def folders(self) -> Iterator[str]:
         prefix = self._prefix("")
         for page in self._pages(prefix, Delimiter="/"):

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import JobLogs, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
 from cloudtrain.backends.vertex.status import STATES, has_ended, job_status
-from cloudtrain.errors import BackendError, Unreachable, before_sending
+from cloudtrain.errors import BackendError, Unreachable, before_sending, first_request
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import unix_time
 
@@ -78,7 +79,10 @@ class CustomJobs:
         lost = False
         for turn in range(CREATES):
             try:
-                return self._create_by_sdk(request["parent"], job) if by_sdk else self._create(request["parent"], job)
+                with nullcontext() if lost else first_request():
+                    return (
+                        self._create_by_sdk(request["parent"], job) if by_sdk else self._create(request["parent"], job)
+                    )
             except BackendError as error:
                 lost = lost or isinstance(error, Unreachable) or getattr(error, "status", 0) >= 500
                 if not lost:
