@@ -64,6 +64,14 @@ def test_doctor_pins_it_and_plan_shows_age_and_digest(project: Path, repository:
     assert json.loads(about.read_text())["as_of"].startswith("2026-01"), "the copy stays"
 
 
+def test_doctor_looks_at_the_names_of_a_policy_that_it_fetches(project: Path, repository: Path, cli):
+    (repository / "policy.toml").write_text(RULES + 'on = ["locl"]\n')
+    commit(repository)
+    configure(project, f"git+file://{repository}")
+    code, out, err = cli("doctor", "local")
+    assert code == 1 and '"locl" matches no target or backend' in out + err
+
+
 def test_a_copy_that_was_edited_is_refused(project: Path, repository: Path, home: Path):
     url = f"git+file://{repository}"
     configure(project, url)

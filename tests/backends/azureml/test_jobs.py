@@ -13,7 +13,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 import pytest
 
 from cloudtrain.backends.azure import Tokens
-from cloudtrain.backends.azureml import client, jobs
+from cloudtrain.backends.azureml import client, doctor, jobs
 from cloudtrain.backends.azureml.backend import AzuremlBackend
 from cloudtrain.backends.azureml.client import Workspace
 from cloudtrain.backends.azureml.options import AzuremlOptions
@@ -278,6 +278,28 @@ def test_facts_and_the_machine_are_those_of_the_request(paper: Paper):
     assert (known.instance_types, known.images, known.gpus) == ((machine,), ("any:1",), 4)
     assert paper.backend(region="eastus").machine(plan) == f"azureml/eastus/{machine}"
     assert paper.backend().facts(plan).region == "" == paper.backend().machine(plan)
+
+
+def test_the_platforms_limit_is_that_of_the_job_its_grace_and_the_setup(paper: Paper):
+    for spot in (False, True):
+        plan = paper.plan(limits={"max_runtime": "2h", "grace": "1m"}, resources={"use_spot": spot})
+        limit = paper.backend().time_limit(plan)
+        assert limit.seconds == 7200 + 60 + 900 and "900 s" in limit.parts and bool(limit.note) is spot
+        assert plan.request["job"]["properties"]["limits"]["timeout"] == "PT2H16M"
+
+
+def test_what_init_finds_is_what_the_azure_cli_has(monkeypatch: pytest.MonkeyPatch):
+    told = {"config": [{"name": "group", "value": "g"}, {"name": "workspace", "value": "w"}], "account": "s"}
+
+    def run(words: tuple[str, ...], **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(stdout=json.dumps(told[words[1]]).encode())
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    found = {"subscription": "s", "resource_group": "g", "workspace": "w"}
+    assert AzuremlBackend.discover() == found
+    assert AzuremlBackend.ci_values({**found, "store": "az://jobs@account"}) == found
+    told.update(config=[], account=None)
+    assert AzuremlBackend.discover() == {}
 
 
 @pytest.mark.parametrize("status", [400, 403])
