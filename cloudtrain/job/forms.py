@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from cloudtrain.job.document import Document
-from cloudtrain.job.providers import JOB_FILES
+from cloudtrain.job.providers import JOB_FILES, installed
 
 GROUP = "cloudtrain.job_files"
 
@@ -35,9 +35,7 @@ def of_text(text: str) -> Form | None:
     """Return the form of a file's text, None where it is in none."""
     if not text.startswith("#!"):
         return None
-    from importlib.metadata import entry_points
-
-    modules = [*JOB_FILES.values(), *(point.value for point in entry_points(group=GROUP))]
+    modules = [*JOB_FILES.values(), *(point.value for point in installed(GROUP))]
     return next((form for form in map(_load, modules) if form.is_job_file(text)), None)
 
 
