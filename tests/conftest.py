@@ -87,7 +87,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in chosen]
         items[:] = [item for item in items if item in chosen]
         config.hook.pytest_deselected(items=left_out)
-    settle_draws(items, {"0": 0.3, "3": 10.0}.get(wanted, 1.0))
+    if wanted in ("0", "1", "2"):
+        settle_choices()
+    settle_draws(items, {"0": 0.3, "1": 0.3, "3": 10.0}.get(wanted, 1.0))
     yield
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1:
@@ -117,6 +119,21 @@ def settle_draws(items: list[pytest.Item], factor: float) -> None:
             )
             if drawn := os.environ.get("CLOUDTRAIN_SEED"):
                 seed(int(drawn))(function)
+
+
+def settle_choices() -> None:
+    """Let hypothesis draw the same whichever modules this process has loaded: it takes numbers and words from their source.
+
+    Each worker of a fresh clone would parse that source, and try each character in UTF-8: ten seconds.
+    """
+    from hypothesis.internal import charmap
+    from hypothesis.internal.conjecture import providers
+    from hypothesis.internal.intervalsets import IntervalSet
+
+    utf_8 = IntervalSet([(0, 0xD7FF), (0xE000, sys.maxunicode)]), IntervalSet([])  # all but surrogates; all come back
+    found = charmap.intervals_from_codec
+    charmap.intervals_from_codec = lambda codec: utf_8 if codec == "utf-8" else found(codec)
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:

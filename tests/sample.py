@@ -55,7 +55,10 @@ TABLE = {
         "backends/kubernetes/test_restarts.py::test_a_queue_takes_its_pods_back_and_gives_new_ones",
         "laws/test_law3_outcomes_clusters.py::test_kubernetes_loses_answers",
     ),
-    "cloudtrain/backends/local/": (f"{THIRD_PARTY}[ddp_tutorial-nodes]",),
+    "cloudtrain/backends/local/": (
+        f"{THIRD_PARTY}[ddp_tutorial-nodes]",
+        "backends/local/test_backend.py::TestLocal::test_a_collective_over_two_nodes",
+    ),
     "cloudtrain/backends/sagemaker/": (
         "backends/sagemaker/test_evaluation.py",
         "backends/sagemaker/test_followed.py",

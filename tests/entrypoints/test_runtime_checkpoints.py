@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from trainer.checkpoints import files
 
 from tests.conftest import WAIT_S
+from tests.entrypoints.training import Warm
 
 # Both tools write their own folders; nothing of ours is imported.
 WRITER = """
@@ -48,10 +47,10 @@ for _ in range(3):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written")
-    command = [sys.executable, "-c", WRITER, str(folder / "trainer"), str(folder / "accelerate")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=2 * WAIT_S)
-    assert done.returncode == 0, done.stderr
+    (folder / "write.py").write_text(WRITER)
+    command = [str(folder / name) for name in ("write.py", "trainer", "accelerate")]
+    log = folder / "log"
+    assert Warm(command, {**os.environ, "HF_HUB_OFFLINE": "1"}, log, folder).wait(2 * WAIT_S) == 0, log.read_text()
     return folder
 
 

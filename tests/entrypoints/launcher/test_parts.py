@@ -221,7 +221,7 @@ def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(
 ):
     (tmp_path / "bin").mkdir()
     smi(tmp_path / "bin", monkeypatch, 2)
-    files = {"fsdp.yaml": ACCELERATE.format(kind="FSDP"), "wrong.yaml": "distributed_type: [nonsense\n"}
+    files = {"fsdp.yaml": ACCELERATE.format(kind="FSDP")}
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     with Attempt(
         tmp_path / "a", script, processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"},
@@ -235,8 +235,13 @@ def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(
             "2",
         )
         assert (env["FSDP_AUTO_WRAP_POLICY"], env["WORLD_SIZE"], env["RANK"]) == ("TRANSFORMER_BASED_WRAP", "2", "1")
+
+
+@pytest.mark.train
+def test_an_accelerate_configuration_that_cannot_be_used_is_refused(tmp_path: Path):
+    files = {"fsdp.yaml": ACCELERATE.format(kind="FSDP"), "wrong.yaml": "distributed_type: [nonsense\n"}
     with Attempt(
-        tmp_path / "b", script, processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"}
+        tmp_path / "b", "", processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"}
     ) as attempt:
         assert attempt.run() == [78]
         assert (
