@@ -7,6 +7,7 @@ Blob Storage, or where the job's `output` says.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,8 +140,12 @@ class AzuremlBackend(Backend):
         return Facts(account, region, kinds, images, gpus=plan.requested_gpus)
 
     def preflight(self, plan: Plan) -> None:
+        from cloudtrain.errors import Unreachable
+
         self._workspace.check_credentials()
         self._bundles.check_credentials()
+        with suppress(Unreachable):  # then the submit finds out
+            self._jobs.check_place(str(plan.request["job"]["properties"].get("computeId") or "").rpartition("/")[2])
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         from cloudtrain.errors import before_sending

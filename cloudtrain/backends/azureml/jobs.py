@@ -42,6 +42,13 @@ class Jobs:
         self._starts: dict[str, str] = {}
         self._ends: dict[str, Status] = {}  # of ended jobs, whose logs need not be read again
 
+    def check_place(self, compute: str) -> None:
+        """Raise BackendError where there is no workspace, or no such cluster in it; blocking."""
+        if compute:
+            self._workspace.call("GET", f"/computes/{compute}", f"the cluster {compute} cannot be read")
+        else:
+            self._workspace.call("GET", "", "the workspace cannot be read")
+
     def create(self, plan: Plan) -> str:
         """Create the job of a plan under its attempt's name, which is its handle; one that is there already is the same."""
         environment = plan.request["environment"]

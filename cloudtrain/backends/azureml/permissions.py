@@ -30,6 +30,7 @@ def role(options: Mapping[str, Any]) -> dict[str, Any]:
             f"{_WORKSPACE}/environments/versions/read",
             f"{_WORKSPACE}/environments/versions/write",
             f"{_WORKSPACE}/computes/read",
+            f"{_WORKSPACE}/datastores/read",
         ],
         "DataActions": [f"{_BLOBS}/read", f"{_BLOBS}/write", f"{_BLOBS}/add/action", f"{_BLOBS}/delete"],
         "AssignableScopes": [group],

@@ -219,6 +219,31 @@ def test_exec_and_forward_name_what_azure_offers(paper: Paper, home: Path, monke
         assert code == 2 and "runs on azureml, where cloudtrain cannot forward ports" in text and word in text
 
 
+@pytest.mark.parametrize(
+    ("change", "words", "hint"),
+    [
+        (
+            {"compute": "none"},
+            "the cluster none cannot be read: Compute none does not exist",
+            "options.azureml.compute",
+        ),
+        ({"workspace": "absent"}, "the workspace cannot be read: The Resource .*absent. was not found", "workspace"),
+    ],
+)
+def test_a_place_that_is_not_there_is_said_before_anything_is_made(
+    paper: Paper, home: Path, change: dict[str, str], words: str, hint: str
+):
+    submitter = Submitter("azureml", home=home, watch=False)
+    job = {"name": "a", "source": str(paper.folder / "source"), "entrypoint": "script.py", "image": "any:1"}
+    with pytest.raises(BackendError, match=words) as refused:
+        submitter.submit({**job, "options": {"azureml": {**paper.simulator.options, **change}}})
+    assert hint in refused.value.hint and submitter.store.runs() == []
+    assert not paper.simulator.environments and not paper.simulator.blobs.objects("jobs")
+    paper.simulator.server.faults.append(Fault("GET", "/workspaces/local.api", 503, times=99))
+    run = submitter.submit({**job, "options": {"azureml": paper.simulator.options}})
+    assert run.run_id, "what does not answer is no reason to refuse"
+
+
 def test_an_evicted_machine_is_a_preemption(paper: Paper):
     backend = paper.backend()
     handle = backend.submit(paper.plan(), paper.bundle)
