@@ -124,6 +124,7 @@ class Request:
         if job.resources.gpus and not options.get("node_selector"):
             message = f"pods may run on any GPU: no node_selector says which nodes have {job.resources.accelerator}"
             self.notes.append(f"{message} (options.kubernetes.node_selector)")
+        self.problems = list(dict.fromkeys(self.problems))  # the containers of several roles have the same
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan's request: the manifests in the order of creation, and the patch that starts the Job."""

@@ -153,7 +153,8 @@ def test_roles_that_share_nodes_are_containers_of_one_pod():
     assert problems(SHARED, {}) == ["roles"], "pods of two kinds"
     trainjob = {"kind": "trainjob", "runtime": "torch-distributed"}
     assert problems(SHARED, trainjob) == ["roles.server.colocate"]
-    assert problems(SHARED, {"kind": "jobset", "cpu_limits": True}) == ["options.kubernetes.cpu_limits"] * 4
+    assert problems(SHARED, {"kind": "jobset", "cpu_limits": True}) == ["options.kubernetes.cpu_limits"] * 3
+    assert problems({**SHARED, "image": None, "roles": {**SHARED["roles"]}}, {"kind": "jobset"}) == ["image"]
 
 
 def test_one_pod_of_all_roles_needs_no_service():
