@@ -387,19 +387,30 @@ def test_an_attempt_elsewhere_finds_checkpoints_as_the_platform_before_it_names_
     assert carry_checkpoints({"required": False}, new, before, saved=True)["folder"] == folder
 
 
-@pytest.mark.parametrize(("name", "client"), [("ssh", "asyncssh"), ("sagemaker", "boto3")])
+CLIENTS = {
+    "akash": "boto3",
+    "azureml": "azure-identity>=1.25",
+    "sagemaker": "boto3",
+    "slurm": "asyncssh",
+    "ssh": "asyncssh",
+}
+
+
+@pytest.mark.parametrize(("name", "client"), CLIENTS.items())
 def test_a_ci_file_installs_what_a_submission_needs(name: str, client: str):
-    assert f" {client}\n" in ci.Place(name, wheel="cloudtrain==1").build("github", "job.yaml")
+    assert f" {client}\n" in ci.Place(name, wheel="cloudtrain==1").build("github", "job.yaml").replace('"', "")
 
 
 def test_a_ci_file_logs_in_to_a_cluster():
     made = ci.Place("kubernetes", {"server": "https://1.2.3.4", "context": "prod"}).build("github", "job.yaml")
     assert "https://1.2.3.4" in made and "id-token: write" in made
+    assert "id-token: write" in ci.Place("azureml").build("github", "job.yaml")
 
 
 def test_machines_of_the_provider_that_a_platform_rents_from_have_the_facts_of_its_table():
     own, rented = (offers.machines_of(provider) for provider in ("sagemaker", "aws"))
     assert own["ml.g5.12xlarge"] == rented["g5.12xlarge"] and "ml.g5.12xlarge" not in rented
+    assert offers.machines_of("azureml")["Standard_NC48ads_A100_v4"].accelerators == 2
 
 
 def test_the_calls_for_a_job_on_this_machine_read_no_credentials():

@@ -24,6 +24,7 @@ from tests.policy.conftest import Cloud
 from tests.runs.steps import newest, watch
 
 TEAM = '[rules.team]\nwhy = "costs are split by team"\nlabels = {team = ["nlp", "vision"]}\n'
+UUID = "8f1a0c6e-52b3-4d7e-9a0b-3c4d5e6f7a8b"
 
 
 def refusal(job: object, **changes) -> list[str]:
@@ -364,15 +365,14 @@ def test_a_name_that_only_narrows_a_rule_is_a_note(project: Path, cli):
     (project / "policy.toml").write_text(
         '[rules.one]\ntargets = ["prod", "prd"]\nbackends = ["memory", "sagmaker"]\n'
         'instance_types = ["ml.g5.*", "ml.g5.xlrge", "*"]\n'
-        'accounts = ["12345678901", "123456789012", "my-project", "1*", '
-        '"8f1a0c6e-52b3-4d7e-9a0b-3c4d5e6f7a8b"]\n'
+        f'accounts = ["12345678901", "123456789012", "my-project", "1*", "{UUID}"]\n'
     )
     (project / "job.yaml").write_text("entrypoint: train.py\nresources: {instance_type: x1}\n")
     notes = " ".join(Planner().plan("job.yaml").notes)
     for name in ("prd", "sagmaker", "ml.g5.xlrge"):
         assert f'"{name}" matches no ' in notes
     assert '"12345678901" is no AWS account' in notes
-    for known in ("prod", "ml.g5.*", "123456789012", "my-project", "1*", "8f1a0c6e-52b3-4d7e-9a0b-3c4d5e6f7a8b"):
+    for known in ("prod", "ml.g5.*", "123456789012", "my-project", "1*", UUID):
         assert f'"{known}"' not in notes
     code, out, err = cli("doctor", "local")
     assert code != 0 and '"ml.g5.xlrge" matches no ' in out + err
@@ -447,3 +447,7 @@ def test_a_refused_account_is_that_of_the_option_that_says_who_pays(project: Pat
     vertex = ["target=vertex", "image=r/n:1", "options.vertex.project=acme", "options.vertex.bucket=results"]
     (text,) = refusal("job.yaml", sets=vertex)
     assert "options.vertex.project: is acme" in text
+    azure = ["target=azureml", "image=r/n:1", f"options.azureml.subscription={UUID}", "options.azureml.workspace=place"]
+    azure += ["options.azureml.resource_group=group", "options.azureml.store=az://jobs@account"]
+    (text,) = refusal("job.yaml", sets=azure)
+    assert f"options.azureml.subscription: is {UUID}" in text

@@ -45,7 +45,7 @@ class AkashBackend(Attempts, Backend):
     poll_s = follow_s = POLL_S
     logs_per_s = 2.0
     variables = ("AKASH_*", "AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
-    traits = Traits(keys=KEYS)
+    traits = Traits(keys=KEYS, client="boto3")
 
     def __init__(self, options: Mapping[str, Any], workdir: Path, clock: Clock = SYSTEM) -> None:
         self._options = dict(options)
