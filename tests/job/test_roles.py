@@ -179,7 +179,7 @@ SHARED = FILE.replace("    num_nodes: 3\n", "    colocate: trainer\n")
 
 
 def test_a_role_on_the_nodes_of_another_follows_it_and_has_the_gpus_that_it_names():
-    gpus = "    num_nodes: 2\n    resources: {accelerators: A100:6, cpus: 16}"
+    gpus = "    num_nodes: 2\n    resources: {accelerators: A100:6, cpus: 16, memory: 16GiB}"
     own = "    colocate: trainer\n    resources: {accelerators: A100:2, cpus: 4, memory: 8GiB}"
     job = Job.load(
         SHARED.replace("    num_nodes: 2", gpus)
@@ -190,7 +190,7 @@ def test_a_role_on_the_nodes_of_another_follows_it_and_has_the_gpus_that_it_name
     assert (machines(job), gpus_of_nodes(job)) == ([0, 1, 0, 1, 2], [6, 6, 2, 2, 0])
     parts = [(one.resources, nodes, roles) for one, nodes, roles in on_own_machines(job)]
     assert [(each.gpus, each.cpus, each.memory_bytes, nodes, roles) for each, nodes, roles in parts] == [
-        (8, 20, 8 << 30, 2, 2),
+        (8, 20, 24 << 30, 2, 2),
         (0, None, None, 1, 1),
     ]
     made = [(role["name"], role.get("colocate")) for role in Manifest.of(job, "r", 1).to_dict()["roles"]]

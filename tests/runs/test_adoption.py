@@ -17,7 +17,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs.planning import keys
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.sending import exactly_once, outcomes, retry, send
+from cloudtrain.runs.sending import exactly_once, handover, outcomes, retry, send
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S
@@ -94,6 +94,16 @@ def test_an_interrupted_submit_says_so_and_is_looked_after(submitter, job, platf
     assert not outcomes.needs_watcher(submitter.store.find(other), submitter.store.attempts(other)[0]), (
         "its sender lives"
     )
+
+
+def test_who_looks_at_an_interrupted_submit_starts_a_watcher_for_it(submitter, job, monkeypatch):
+    started: list[str] = []
+    monkeypatch.setattr(handover, "start", lambda store, plan, instead: started.append(plan.run_id))
+    name = interrupted(submitter, job)
+    Run(name, submitter.store, watch=False).refresh()
+    assert not started
+    Run(name, submitter.store).refresh()
+    assert started == [name]
 
 
 def test_an_intent_elsewhere_never_blocks_a_submit(submitter, job, platform, cli):

@@ -241,6 +241,11 @@ def test_roles_that_share_nodes_are_tasks_of_one_allocation_with_the_sum_of_thei
     assert "export CLOUDTRAIN_LAUNCHERS=2,1\n" in script and "2 components" in " ".join(plan.notes)
     assert re.findall(r"--nodes=(\d) --ntasks=(\d)", script) == [("2", "4"), ("1", "1")]
     assert plan.request["machines"] == [0, 1, 0, 1, 2]
+    job["roles"]["critic"] = {"run": "critic", "colocate": "judge"}
+    last = " ".join(planned({"folder": "/s"}, job).request["sbatch"]).split(" : ")[1]
+    assert last.startswith("--nodes=1 --ntasks-per-node=2 ")
+    alike = {"roles": {"trainer": {"num_nodes": 2}, "server": {"run": "serve", "colocate": "trainer"}}}
+    assert "--ntasks-per-node=2" in planned({"folder": "/s"}, alike).request["sbatch"]
 
 
 def test_the_option_gres_counts_the_gpus_of_each_component(planned) -> None:

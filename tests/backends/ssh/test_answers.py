@@ -469,6 +469,20 @@ def test_a_submit_brings_the_source_the_plan_and_the_request_to_each_machine_and
     assert fleet["two"].calls("token") == [{"folder": folder}] and not fleet["one"].calls("token")
 
 
+def test_roles_that_share_machines_are_started_on_the_same_one(backend, fleet, plan, tmp_path):
+    roles = {"trainer": {"num_nodes": 2}, "server": {"run": "serve", "colocate": "trainer"}}
+    made = plan(1, roles=roles)
+    (bundle,) = (Bundle.stored(tmp_path / "bundles", str(made.bundle["sha256"])),)
+    answers_of_a_submit(fleet)
+    backend.submit(made, bundle)
+    started = {name: [call["node"].rpartition("/")[2] for call in fleet[name].calls("launch")] for name in NAMES}
+    assert {name: sorted(nodes) for name, nodes in started.items()} == {
+        "one": ["node-0", "node-2"],
+        "two": ["node-1", "node-3"],
+        "three": [],
+    }
+
+
 def test_a_submit_of_one_node_has_a_token_of_its_own_and_node_0_that_has_ended_starts_no_other(
     backend, fleet, plan, tmp_path
 ):
