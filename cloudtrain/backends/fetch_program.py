@@ -17,7 +17,10 @@ import contextlib, gzip, hashlib, json, os, shutil, sys, tarfile, tempfile, time
 import urllib.error, urllib.parse, urllib.request
 E = os.environ
 def get(url, **headers):
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
+    request = urllib.request.Request(url)
+    for name, value in headers.items():
+        request.add_unredirected_header(name, value)
+    return urllib.request.urlopen(request, timeout=60)
 def open_bundle(place):
     kind, _, rest = place.partition(":")
     if kind in ("http", "https", "data"):

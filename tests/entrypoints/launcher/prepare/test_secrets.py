@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import types
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launcher.errors import Refused
@@ -14,7 +16,7 @@ from launcher.output import blob
 from launcher.prepare import secrets
 from launcher.prepare.secrets import resolve
 
-from cloudtrain.backends import http
+from cloudtrain.backends import fetch_program, http
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.http import Request, Response, Server
@@ -186,7 +188,10 @@ def test_a_token_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch):
             with pytest.raises(PermissionError, match="no token for Blob Storage: 302"):
                 blob.node_token({**os.environ})
             answer = http.ask("GET", f"{server.url}/x", None, {"Authorization": "Bearer abc"}, 60.0)
-    assert answer.status == 200 and [request.headers.get("authorization") for request in asked] == [None]
+            own: dict[str, Any] = {}
+            exec(fetch_program.FETCH, own)  # of a container's first program
+            assert json.load(own["get"](f"{server.url}/x", Authorization="Bearer abc")) == {"value": "stolen"}
+    assert answer.status == 200 and [request.headers.get("authorization") for request in asked] == [None, None]
 
 
 @pytest.mark.parametrize(
