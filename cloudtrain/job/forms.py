@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from cloudtrain.job.document import Document
-from cloudtrain.job.providers import JOB_FILES, installed
+from cloudtrain.job.providers import JOB_FILES
 
 GROUP = "cloudtrain.job_files"
 
@@ -35,7 +35,9 @@ def of_text(text: str) -> Form | None:
     """Return the form of a file's text, None where it is in none."""
     if not text.startswith("#!"):
         return None
-    modules = [*JOB_FILES.values(), *(point.value for point in installed(GROUP))]
+    from importlib.metadata import entry_points
+
+    modules = [*JOB_FILES.values(), *(point.value for point in entry_points(group=GROUP))]
     return next((form for form in map(_load, modules) if form.is_job_file(text)), None)
 
 

@@ -5,7 +5,6 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend
 from cloudtrain.errors import MissingExtra, UnknownBackend
-from cloudtrain.job import providers
 
 
 def test_the_table_is_sorted_and_importable(tmp_path):
@@ -21,11 +20,11 @@ def test_unknown_backend_names_the_nearest_and_all():
 
 
 def test_installed_packages_are_read_once_in_a_process():
-    providers._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
     for _ in range(3):
         assert set(registry.names()) >= set(registry.BUILT_IN)
         registry.traits("no-such-backend")
-    assert providers._entry_points.cache_info().misses == 1
+    assert registry._entry_points.cache_info().misses == 1
 
 
 def test_a_missing_extra_is_the_pip_line(monkeypatch):

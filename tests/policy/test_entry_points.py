@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
-from cloudtrain.job import providers
 from cloudtrain.policy.checks import Refused
 from cloudtrain.runs.planning.plan import Planner
 
@@ -44,7 +44,7 @@ def install(tmp_path: Path, monkeypatch):
 
     def policy(function: str) -> None:
         (info / "entry_points.txt").write_text(f"[cloudtrain.policies]\nacme = acme_rules:{function}\n")
-        providers._entry_points.cache_clear()  # as in a new process
+        registry._entry_points.cache_clear()  # as in a new process
 
     yield policy
     sys.modules.pop("acme_rules", None)
