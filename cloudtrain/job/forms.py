@@ -5,7 +5,9 @@ An installed package adds a form of its own by an entry point of the group `clou
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -35,16 +37,21 @@ def of_text(text: str) -> Form | None:
     """Return the form of a file's text, None where it is in none."""
     if not text.startswith("#!"):
         return None
-    from importlib.metadata import entry_points
-
-    modules = [*JOB_FILES.values(), *(point.value for point in entry_points(group=GROUP))]
-    return next((form for form in map(_load, modules) if form.is_job_file(text)), None)
+    return next((form for form in map(_load, _modules(tuple(sys.path))) if form.is_job_file(text)), None)
 
 
 def of_compat(compat: object) -> Form | None:
     """Return the form whose jobs have a value of `compat`, None where it is no form's."""
     module = JOB_FILES.get(compat) if isinstance(compat, str) else None
     return _load(module) if module else None
+
+
+@cache
+def _modules(folders: tuple[str, ...]) -> list[str]:
+    """Return the module of each form; the metadata of every package in these folders of sys.path is read once in a process."""
+    from importlib.metadata import entry_points
+
+    return [*JOB_FILES.values(), *(point.value for point in entry_points(group=GROUP))]
 
 
 def _load(module: str) -> Form:
