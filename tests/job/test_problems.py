@@ -278,6 +278,13 @@ def test_values_that_may_be_secret_are_never_repeated():
         assert "hunter2" not in str(caught.value), text
 
 
+def test_a_value_that_looks_like_a_credential_is_not_repeated():
+    key = "hf_" + "aB3" * 12
+    with pytest.raises(BadJob, match="what looks like a credential") as caught:
+        Job.load(f"num_nodes: {key}")
+    assert key not in str(caught.value)
+
+
 def test_long_values_are_cut():
     with pytest.raises(BadJob) as caught:
         Job.load("num_nodes: " + "x" * 5000)

@@ -96,6 +96,16 @@ def test_an_interrupted_submit_says_so_and_is_looked_after(submitter, job, platf
     )
 
 
+def test_what_an_interrupted_submission_of_several_steps_left_is_discarded_at_its_end(submitter, job, monkeypatch):
+    discarded: list[str] = []
+    monkeypatch.setattr(Platform, "discard", lambda self, attempt_id: discarded.append(attempt_id), raising=False)
+    young = interrupted(submitter, job)
+    old = interrupted(submitter, job.replace(name="old"), age=timedelta(hours=1))
+    look(Run(young, submitter.store))
+    look(Run(old, submitter.store))
+    assert discarded == [f"{old}-a1"] and submitter.store.find(old).status.state is State.FAILED
+
+
 def test_who_looks_at_an_interrupted_submit_starts_a_watcher_for_it(submitter, job, monkeypatch):
     started: list[str] = []
     monkeypatch.setattr(handover, "start", lambda store, plan, instead: started.append(plan.run_id))
