@@ -16,6 +16,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job import targets
 from cloudtrain.runs.planning import attempts, candidates
+from cloudtrain.runs.sending.resume import plan_next
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
 from tests.runs.platform import dead
@@ -218,6 +219,15 @@ def test_an_interrupted_submit_of_candidates_is_taken_up(project):
     run = submitter.submit(file)
     assert (run.run_id, run.adopted, run.record.target) == (plan.run_id, True, "gke")
     assert [attempt.handle for attempt in run.attempts] == [f"{plan.run_id}-a1"]
+
+
+def test_a_resume_on_one_target_says_that_the_others_are_not_tried(project):
+    submitter = Submitter(watch=False)
+    run = submitter.submit(write_job(project, "target: [prod, gke]\n"))
+    for target, sets in (("prod", []), (None, ["limits.max_runtime=3h"])):
+        _, _, notes = plan_next(submitter.store, run.attempts, sets, target)
+        assert [note for note in notes if note.startswith(f"only {target or 'gke'} is tried: ")]
+    assert not any("is tried" in note for note in plan_next(submitter.store, run.attempts)[2])
 
 
 @pytest.mark.parametrize("cap", [None, "max_cost=50USD"])
