@@ -13,6 +13,7 @@ import pytest
 
 from cloudtrain.backends.http import ask
 from cloudtrain.backends.store.blob import Blob
+from cloudtrain.backends.store.files import NotRead
 from cloudtrain.backends.store.open import opened
 from cloudtrain.clock import Clock
 from cloudtrain.errors import BackendError, BadRequest, MissingExtra, Unreachable
@@ -194,6 +195,13 @@ def test_what_one_client_writes_the_other_reads(az: AZ, tmp_path: Path, monkeypa
     assert files.info(f"bucket/run/{odd}")["size"] == 5
     with pytest.raises(FileNotFoundError):
         files.info("bucket/run/large")
+
+
+def test_what_is_read_whole_has_a_bound(az: AZ):
+    here().add("long", b"0123456789")
+    assert here().read("long", 10) == b"0123456789"
+    with pytest.raises(NotRead, match="has more than 9 bytes"):
+        here().read("long", 9)
 
 
 def test_folders_and_long_listings(monkeypatch: pytest.MonkeyPatch):
