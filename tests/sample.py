@@ -27,6 +27,11 @@ ENGINE = "entrypoints/test_trainer_resume.py::test_a_key_of_the_job_does_the_sam
 INDEX = "runs/test_attach_all.py::test_concurrent_writers_of_the_index_lose_nothing[S3]"
 FRAMEWORKS = "thirdparty/test_frameworks.py::test_two_nodes_train_as_the_framework_itself_does"
 THIRD_PARTY = "thirdparty/test_scripts.py::test_it_ends_well_comes_home_and_resumes"
+CHARTS = (
+    "console/test_compare.py::test_200_runs_are_compared",
+    "console/test_workspace.py::test_the_loss_is_first_and_charts_are_closed_pinned_moved_and_hidden",
+    "console/test_run.py::test_curves_of_ranks_and_attempts_and_what_a_script_has_logged",
+)
 
 # What a changed path begins with: its tests of tier 3, as tests/tiers.txt names them.
 TABLE = {
@@ -143,6 +148,7 @@ TABLE = {
         "console/test_workspace.py::test_the_rows_of_a_comparison_are_searched",
         "console/test_workspace.py::test_a_chart_that_is_removed_while_plotly_loads_is_left_alone",
         "console/test_workspace.py::test_a_live_run_shows_what_its_nodes_use_now",
+        *CHARTS,
     ),
     "cloudtrain/forecast/": (
         "forecast/test_oracle.py::test_real_allocations_are_within_5_percent",
@@ -316,6 +322,7 @@ TABLE = {
     "tests/lab/": LAB,
     "cloudtrain/functions/": ("functions/test_function.py::test_a_group_continues_after_its_processes_were_killed",),
     "cloudtrain/report/": (
+        *CHARTS,
         "report/test_importance.py::test_runs_without_a_value_do_not_count_and_few_runs_say_nothing",
     ),
     "examples/": (
