@@ -199,6 +199,7 @@ def test_a_shell_is_a_command_of_azures_where_the_job_has_a_key(paper: Paper):
 
 def test_exec_and_forward_name_what_azure_offers(paper: Paper, home: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(paper.folder)
+    monkeypatch.setattr("cloudtrain.runs.sending.handover.start", lambda *_, **__: None)  # no watcher is left behind
     job = {"name": "a", "source": str(paper.folder / "source"), "entrypoint": "script.py", "image": "any:1"}
     printed = {}
     for kind, more in {
