@@ -93,15 +93,14 @@ def on_own_machines(job: J) -> Iterator[tuple[J, int, int]]:
 
 
 def _together(parts: Sequence[Resources]) -> Resources:
-    """Return what roles ask for together of a machine."""
+    """Return what roles ask for together of a machine; no CPUs or memory where one of them leaves its own to the platform."""
     changes: dict[str, Any] = {}
     if gpus := sum(each.gpus for each in parts):
         kind = next(each.accelerator for each in parts if each.gpus)
         changes["accelerators"] = f"{kind}:{gpus}"
-    if cpus := sum(each.cpus or 0 for each in parts):
-        changes["cpus"] = cpus
-    if memory := sum(each.memory_bytes or 0 for each in parts):
-        changes["memory"] = f"{-(-memory >> 20)}MiB"
+    cpus, memory = [each.cpus for each in parts], [each.memory_bytes for each in parts]
+    changes["cpus"] = sum(each or 0 for each in cpus) if all(cpus) else None
+    changes["memory"] = f"{-(-sum(each or 0 for each in memory) >> 20)}MiB" if all(memory) else None
     return parts[0].model_copy(update=changes)
 
 

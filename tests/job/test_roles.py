@@ -193,6 +193,8 @@ def test_a_role_on_the_nodes_of_another_follows_it_and_has_the_gpus_that_it_name
         (8, 20, 24 << 30, 2, 2),
         (0, None, None, 1, 1),
     ]
+    part = job.replace(resources={"accelerators": "A100:6"})
+    assert [(one.resources.cpus, one.resources.memory) for one, *_ in on_own_machines(part)][0] == (None, None)
     made = [(role["name"], role.get("colocate")) for role in Manifest.of(job, "r", 1).to_dict()["roles"]]
     assert made == [("trainer", None), ("server", "trainer"), ("judge", None)]
     assert Job.from_dict(job.to_dict()) == Job.from_dict(job.to_dict(given=True)) == job.replace() == job

@@ -224,10 +224,11 @@ def test_roles_that_share_nodes_are_tasks_of_one_allocation_with_the_sum_of_thei
         "colocate": "trainer",
         "resources": {"accelerators": "H100:2", "cpus": 7, "memory": "1GiB"},
     }
-    job = {"resources": {"accelerators": "H100:6", "cpus": 8}, "roles": {"trainer": {"num_nodes": 2}, "server": server}}
+    hardware = {"accelerators": "H100:6", "cpus": 8, "memory": "3GiB"}
+    job = {"resources": hardware, "roles": {"trainer": {"num_nodes": 2}, "server": server}}
     plan = planned({"folder": "/s"}, job)
     argv = [*plan.request["sbatch"]]
-    wanted = {"--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=8", "--cpus-per-task=8", "--mem=1024M"}
+    wanted = {"--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=8", "--cpus-per-task=8", "--mem=4096M"}
     assert wanted <= {*argv} and ":" not in argv and plan.request["machines"] == [0, 1, 0, 1]
     script = str(plan.request["script"])
     assert "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --distribution=cyclic" in script
