@@ -77,7 +77,7 @@ def full_disk(folder: Path) -> str:
     with suppress(OSError):
         about = os.statvfs(folder)
         if about.f_bavail * about.f_frsize < MOST_SHARED or (about.f_files and not about.f_favail):
-            return str(next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.ismount(each)))  # noqa: PTH
+            return str(next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.ismount(each)))
     return ""
 
 
