@@ -111,8 +111,7 @@ def test_gpus_of_akash_and_of_machines_of_your_own(facts, tmp_path: Path):
             Job(entrypoint="train.py", source=".", resources={"accelerators": accelerators} if accelerators else {})
         )
         assert registry.create_for(plan, tmp_path).facts(plan).gpus == gpus
-    server = {"run": "serve", "resources": {"accelerators": "A100"}}
-    found = facts("local", {}, roles={"trainer": {}, "server": server})
+    found = facts("local", {}, roles={"trainer": {}, "server": {"run": "serve"}})
     assert found.gpus is None, "the trainer takes all GPUs of this machine"
 
 
