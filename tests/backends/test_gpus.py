@@ -160,6 +160,7 @@ def test_roles_on_this_machine_share_its_gpus(project, home):  # noqa: F811
     assert plan.requested_gpus == 4
     plan = Submitter(target="ssh", home=home, hosts=[{"address": name} for name in "abc"]).plan(job)
     assert (plan.request["gpus"], plan.request["env"]["CLOUDTRAIN_GPUS"]) == ([2, 1, 1], "${node.gpus}")
+    assert not any(note.startswith("roles share") for note in plan.notes)
     roles["trainer"], roles["server"]["colocate"] = {"num_nodes": 2}, "trainer"
     plan = Submitter(target="local", home=home).plan(job)
     assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2,3", "4", "5"]
