@@ -1,18 +1,22 @@
-"""Whether 60 popular models fit on one GPU: trained whole, with LoRA, with QLoRA.
+"""Whether 60 popular models fit on one GPU, and how many published trainings take as long as forecast.
 
     python benchmarks/fits.py
 
-Nothing is measured: it prints what `cloudtrain fit` says of a script (batch 1, 2048 tokens, bf16, checkpointing, AdamW).
+Nothing is measured: it prints what `cloudtrain fit` says of a script (batch 1, 2048 tokens, bf16, checkpointing, AdamW),
+trained whole, with LoRA and with QLoRA, and compares forecasts with the trainings of docs/published.csv.
 """
 
 from __future__ import annotations
 
 import sys
 
-from measure import report, table
+from measure import ROOT, report, table
 
 from cloudtrain.forecast import fit, training
 from cloudtrain.job.job import Job
+
+sys.path.insert(0, str(ROOT / "docs"))
+from published import compared
 
 GPU, LEAST = "A100-80GB", 55
 WAYS = {"full": {}, "LoRA": {"lora": 16}, "QLoRA": {"lora": 16, "quantized": "4bit"}}
@@ -48,10 +52,25 @@ def said(name: str, way: str) -> str:
 def main() -> int:
     rows = [(name, *(said(name, way) for way in WAYS)) for name in NAMES]
     known = sum("unknown" not in row for row in rows)
-    body = table(rows, ["model", *WAYS]) + f"\n\n{known} of {len(rows)} have an answer for each, on one {GPU}."
-    return report(
-        "fits", "Popular models on one GPU", body, [("models without an answer", len(rows) - known, len(rows) - LEAST)]
-    )
+    body = table(rows, ["model", *WAYS]) + f"\n\n{known} of {len(rows)} have an answer for each, on one {GPU}.\n\n"
+    gates = [("models without an answer", float(len(rows) - known), float(len(rows) - LEAST))]
+    trained = []
+    for apart, name in ((False, "published trainings"), (True, "those kept apart")):
+        found = [each for each in compared() if each.apart == apart]
+        outside = sum(not each.inside for each in found)
+        faster = sum(each.over.middle < 1 for each in found)
+        trained.append((name, str(len(found)), str(len(found) - outside), str(faster), str(len(found) - faster)))
+        gates.append((f"{name}, share outside p10 to p90", outside / len(found), 0.2))
+        if not apart:
+            gates.append(
+                (
+                    f"{name}, the more frequent of faster and slower to the other",
+                    max(len(found) / faster - 1, faster / (len(found) - faster)),
+                    2.0,
+                )
+            )
+    body += table(trained, ["trainings", "all", "inside p10 to p90", "faster than the middle", "slower"])
+    return report("fits", "Popular models on one GPU, and published trainings", body, gates)
 
 
 if __name__ == "__main__":
